@@ -21,7 +21,7 @@ from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.throttle import Ceilings, ThrottleSettings
-from policies.orders.contract import Selection
+from policies.orders.order import Selection
 from policies.request import CALM, Claim, Flow, Pressure, Request, ServiceTokens
 
 ROUNDS = 5

@@ -30,7 +30,7 @@ from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow, Request, ServiceTokens
 

@@ -30,9 +30,9 @@ from policies.admission.policy import Policy
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.orders.contract import Selection
-from policies.orders.registry import POLICIES
-from policies.placements.contract import EngineLoad
+from policies.orders.order import Selection
+from policies.orders.policy_entries import POLICIES
+from policies.placements.placement import EngineLoad
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow, Request, ServiceTokens
 

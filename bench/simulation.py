@@ -19,7 +19,7 @@ from backends.simulated.engine_profiles import EngineProfile, profile
 from bench import report
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow
 from simulation.driver import simulate

@@ -1,13 +1,13 @@
 """Which interactions are open, how far has each come, and how many tokens were spent in interactions that were cut?
 
 An interaction is the calls behind one answer (FairServe, section 2). It is found by what its calls claim and show: the
-id that they claim, a raw prompt that extends an earlier one, or a witness that one of its answers gave out. Several may
+id that they claim, a raw prompt that extends an earlier one, or a correlation key of one of its answers. Several may
 say something. The strongest one counts:
 
     a name         the client named the interaction: nothing else is looked at
-    a proof        an id that an answer gave out is brought back, so the call is inside, whatever its content has become
+    a strong key   an id that an answer gave out is brought back, so the call is inside, whatever its content has become
     the question   a tool's result goes on with the answer to the same question
-    a hint         a session, or a turn of the model, is known: the call goes on if it follows at an agent's pace
+    a weak key     a session, or a turn of the model, is known: the call goes on if it follows at an agent's pace
 
 It is looked for within one flow only: a client that claims the id of another client names an interaction of its own. It
 opens when its first call is admitted, not when a request claims it. A new question opens another one, even if the same
@@ -29,17 +29,17 @@ from typing import Final, Literal
 
 from policies.app_paces import PACE_S_MAX, AppPaces
 from policies.capacity.output_lengths import APPS_MAX
+from policies.correlation_table import KEYS_MAX, CorrelationTable
 from policies.limits.fullness import given_up
-from policies.request import NO_CLAIM, NO_WITNESSES, Flow, Interaction, Key, Request, ServiceTokens, Witnesses
+from policies.request import NO_CLAIM, NO_KEYS, CorrelationKeys, Flow, Interaction, Key, Request, ServiceTokens
 from policies.settings import COUNT_MAX, setting
-from policies.witness_table import GIVEN_MAX, WitnessTable
 
 EXTENDED_MAX: Final = 256
 """Number of hashes of a raw prompt that are looked up, the longest beginning first."""
 LOOKED_AT: Final = 8
 """Interactions checked for idleness at each admission: several times as many as an admission can open."""
-WITNESSES_EACH: Final = 2
-"""Witnesses over `open_max`."""
+KEYS_EACH: Final = 2
+"""Correlation keys over `open_max`."""
 TENANTS_MAX: Final = 1000
 IDLE_S: Final = 300.0
 IDLE_S_AWAITED: Final = 12 * IDLE_S
@@ -92,7 +92,7 @@ class Interactions:
         """By tenant. Empty as long as no interaction was cut."""
         settings = settings or InteractionSettings()
         self.paces = AppPaces(settings.apps_max)
-        self._witnesses = WitnessTable()
+        self._by_key = CorrelationTable()
         self.set(settings)
         self._open: dict[str, dict[Key, Interaction]] = {}
         self._count = 0
@@ -112,7 +112,7 @@ class Interactions:
     def set(self, settings: InteractionSettings) -> None:
         """From now on these are the rules, for what is open too."""
         self.settings = settings
-        self._witnesses.set(WITNESSES_EACH * settings.open_max)
+        self._by_key.set(KEYS_EACH * settings.open_max)
         self.paces.apps_max = settings.apps_max
         self._look_s = IDLE_S if settings.idle_s == "auto" else settings.idle_s
         """The shortest silence that may end one, and how often one is looked at."""
@@ -155,9 +155,9 @@ class Interactions:
             if claim.extends and not claim.id:
                 self._rename(interaction, claim.extends[-1])
         if claim.session:
-            self._give(interaction, claim.session, is_proof=False, alone=True)
+            self._add_key(interaction, claim.session, is_strong=False, alone=True)
         if claim.id and interaction.key[2] != claim.id:
-            self._give(interaction, claim.id, is_proof=claim.begins is not True)
+            self._add_key(interaction, claim.id, is_strong=claim.begins is not True)
         interaction.calls += 1
         interaction.under_way += 1
         interaction.seen_s = now
@@ -169,16 +169,16 @@ class Interactions:
         interaction = request.progress.interaction
         if interaction is None:
             return
-        claim, gives = request.claim, request.progress.gives
+        claim, answer_keys = request.claim, request.progress.answer_keys
         if claim.ends or (awaits_more is False and not claim.explicit):
             interaction.over = True
         elif awaits_more:
             interaction.over = False
         interaction.awaited = awaits_more is True
         if claim.ends:
-            self._witnesses.forget(interaction)
-        elif gives is not NO_WITNESSES and not claim.explicit:
-            self._give_all(interaction, gives)
+            self._by_key.forget(interaction)
+        elif answer_keys is not NO_KEYS and not claim.explicit:
+            self._add_keys(interaction, answer_keys)
         self._left(interaction, service, now)
 
     def broke_off(self, request: Request, service: ServiceTokens, now: float) -> None:
@@ -218,8 +218,8 @@ class Interactions:
                 if found is not None and found not in self._resting:
                     return found if self._is_there(found, now) else None
             return None
-        for proof in claim.shows.proofs:
-            known = self._known_by(flow, proof)
+        for key in claim.keys.strong:
+            known = self._known_by(flow, key)
             if len(known) > 1 and claim.id:  # some models number their calls of tools anew in each answer
                 asked = self._known_by(flow, claim.id)
                 known = [one for one in known if one in asked] or known
@@ -232,14 +232,14 @@ class Interactions:
                 found = known[0] if len(known) == 1 and self._is_there(known[0], now) else self._of_several(known, now)
                 if found is not None:
                     return found
-        shows = claim.shows
-        if shows.hints or (shows.lines and self._witnesses.has_any(flow, shows.lines)):
-            return self._hinted(request, now)
+        keys = claim.keys
+        if keys.weak or (keys.text and self._by_key.has_any(flow, keys.text)):
+            return self._by_weak_keys(request, now)
         return None
 
     def _known_by(self, flow: Flow, key: str | int) -> Sequence[Interaction]:
-        """The interactions of this flow that have this name or witness."""
-        holders = self._witnesses.of(flow.tenant, flow.app, flow.user, key)
+        """The interactions of this flow that have this name or key."""
+        holders = self._by_key.of(flow.tenant, flow.app, flow.user, key)
         own = self._open.get(flow.tenant)
         named = own.get((flow.app, flow.user, key)) if own is not None else None
         if named is None:
@@ -251,16 +251,16 @@ class Interactions:
         there = [one for one in tuple(known) if self._is_there(one, now)]
         return min(there, key=lambda one: (one.under_way > 0, one.seen_s)) if there else None
 
-    def _hinted(self, request: Request, now: float) -> Interaction | None:
-        """The interaction that hints speak for, if the call follows at an agent's pace.
+    def _by_weak_keys(self, request: Request, now: float) -> Interaction | None:
+        """The interaction that weak keys are of, if the call follows at an agent's pace.
 
-        Where a hint is that of several, those are looked for that weaker ones speak for as well.
+        Where a key is of several interactions, the keys after it choose among them.
         """
         flow = request.flow
         pace_s = self.paces.pace_s(flow.tenant, flow.app)
         found: list[Interaction] = []
-        for hint in request.claim.shows.hints:
-            known = [one for one in tuple(self._known_by(flow, hint)) if self._is_there(one, now)]
+        for key in request.claim.keys.weak:
+            known = [one for one in tuple(self._known_by(flow, key)) if self._is_there(one, now)]
             in_time = [one for one in known if _is_in_time(one, now, pace_s)]
             if known and not found:
                 last = max(known, key=lambda one: one.seen_s)
@@ -271,18 +271,18 @@ class Interactions:
             found = [one for one in in_time if one in found] or found or in_time
             if len(found) == 1:
                 return found[0]
-        return self._of_several(self._with_lines(request, found, now, pace_s) or found, now)
+        return self._of_several(self._by_text(request, found, now, pace_s) or found, now)
 
-    def _with_lines(self, request: Request, among: list[Interaction], now: float, pace_s: float) -> list[Interaction]:
-        """The interactions that share the most lines with the request: among `among`, unless that is empty."""
+    def _by_text(self, request: Request, among: list[Interaction], now: float, pace_s: float) -> list[Interaction]:
+        """The interactions that share the most keys of text with the request: among `among`, unless that is empty."""
         counts: dict[Interaction, int] = {}
         tenant, app, user = request.flow
-        for line in request.claim.shows.lines:
-            for one in self._witnesses.of(tenant, app, user, line):
+        for key in request.claim.keys.text:
+            for one in self._by_key.of(tenant, app, user, key):
                 if _is_in_time(one, now, pace_s) and (not among or one in among):
                     counts[one] = counts.get(one, 0) + 1
         most = max(counts.values(), default=0)
-        if not among and most < request.claim.shows.lines_min:
+        if not among and most < request.claim.keys.text_min:
             return []
         return [one for one, count in counts.items() if count == most]
 
@@ -317,24 +317,24 @@ class Interactions:
         self._to_look_at.append(interaction)
         return interaction
 
-    def _give_all(self, interaction: Interaction, gives: Witnesses) -> None:
+    def _add_keys(self, interaction: Interaction, keys: CorrelationKeys) -> None:
         if self.changed is None:
-            self._witnesses.give_all(interaction, (*gives.proofs, *gives.hints, *gives.lines))
+            self._by_key.add_all(interaction, (*keys.strong, *keys.weak, *keys.text))
             return
-        for proof in gives.proofs:
-            self._give(interaction, proof, is_proof=True)
-        for hint in gives.hints:
-            self._give(interaction, hint, is_proof=False)
-        self._witnesses.give_all(interaction, gives.lines)
+        for key in keys.strong:
+            self._add_key(interaction, key, is_strong=True)
+        for key in keys.weak:
+            self._add_key(interaction, key, is_strong=False)
+        self._by_key.add_all(interaction, keys.text)
 
-    def _give(self, interaction: Interaction, witness: str, *, is_proof: bool, alone: bool = False) -> None:
-        is_new = self._witnesses.give(interaction, witness, alone=alone)
+    def _add_key(self, interaction: Interaction, key: str, *, is_strong: bool, alone: bool = False) -> None:
+        is_new = self._by_key.add(interaction, key, alone=alone)
         if self.changed is not None:
             unreported = interaction.unreported
             if unreported is None:
                 unreported = interaction.unreported = {}
-            unreported[witness] = (is_proof, is_new or unreported.pop(witness, (False, False))[1])
-            if len(unreported) > GIVEN_MAX:
+            unreported[key] = (is_strong, is_new or unreported.pop(key, (False, False))[1])
+            if len(unreported) > KEYS_MAX:
                 del unreported[next(iter(unreported))]
 
     def _rename(self, interaction: Interaction, last: int) -> None:
@@ -364,7 +364,7 @@ class Interactions:
         own = self._open.get(interaction.tenant)
         if own is None or own.get(interaction.key) is not interaction:
             return
-        if rests and interaction.given:
+        if rests and interaction.key_hashes:
             self._resting[interaction] = None
             return
         self._resting.pop(interaction, None)
@@ -372,7 +372,7 @@ class Interactions:
         self._count -= 1
         if not own:
             del self._open[interaction.tenant]
-        self._witnesses.forget(interaction)
+        self._by_key.forget(interaction)
 
     def _collect(self, now: float) -> None:
         """Close the idle interactions at the head of the list, and drop the closed ones."""

@@ -33,27 +33,27 @@ class Flow(NamedTuple):
     user: str = ""
 
 
-class Witnesses(NamedTuple):
-    """By what is an interaction known again? A request shows some, an answer gives some out. The strongest come first.
+class CorrelationKeys(NamedTuple):
+    """By what is a call matched to its interaction? Requests carry keys, and answers give keys out.
 
-    Proofs and hints are the same at every gateway, lines are known only to the one that gave them out.
+    Strong and weak keys are the same at every gateway. Keys of text are known only where the answer passed.
     """
 
-    proofs: tuple[str, ...] = ()
-    """Nobody else has them: an id that an answer gave out to be brought back."""
-    hints: tuple[str, ...] = ()
+    strong: tuple[str, ...] = ()
+    """Ids that one answer gave out to be brought back: they prove that the call is inside."""
+    weak: tuple[str, ...] = ()
     """They hold only for a call that follows at an agent's pace: a session, a turn of the model."""
-    lines: tuple[int, ...] = ()
-    """Lines of text, which hold as hints do where there is no better one."""
-    lines_min: int = 1
-    """So many of the lines that a request shows must be of one interaction."""
+    text: tuple[int, ...] = ()
+    """Hashes of lines of text, which hold as weak keys do, where these do not decide."""
+    text_min: int = 1
+    """So many of a request's keys of text must be of one interaction."""
 
 
-NO_WITNESSES: Final = Witnesses()
+NO_KEYS: Final = CorrelationKeys()
 
 
 class Claim(NamedTuple):
-    """What does a request say, or show, of the interaction it belongs to?"""
+    """What does a request say of the interaction it belongs to, or carry from an earlier answer of it?"""
 
     id: str = ""
     """Name of the interaction, given by the client or derived from the question it answers; "" if there is none."""
@@ -68,10 +68,10 @@ class Claim(NamedTuple):
     """Chained hashes of a raw prompt, the whole prompt last. An earlier prompt of the same flow belongs to the same
     interaction if its last hash is among these."""
     explicit: bool = False
-    """The client named the interaction explicitly. Then only `ends` or silence ends it, and what the content shows is
-    ignored."""
-    shows: Witnesses = NO_WITNESSES
-    """What else it brings, by which an interaction of the same flow is known again."""
+    """The client named the interaction explicitly. Then only `ends` or silence ends it, and its correlation keys
+    are ignored."""
+    keys: CorrelationKeys = NO_KEYS
+    """By which an interaction of the same flow is known again."""
     session: str = ""
     """Name of the session that it is part of; "" if there is none. A session is no interaction, but an interaction is
     of one session."""
@@ -91,8 +91,8 @@ class Interaction:
     """One open interaction: its calls so far, those under way, and the tokens it took."""
 
     __slots__ = (
-        "awaited", "began_s", "calls", "given", "key", "look_s", "over", "reported", "seen_s", "tenant",
-        "tokens", "uncut_tokens", "under_way", "unreported",
+        "awaited", "began_s", "calls", "key", "key_hashes", "look_s", "over", "reported", "seen_s", "tenant", "tokens",
+        "uncut_tokens", "under_way", "unreported",
     )  # fmt: skip
 
     def __init__(self, tenant: str, key: Key, now: float) -> None:
@@ -110,13 +110,13 @@ class Interaction:
         """When it is looked at for idleness."""
         self.awaited = False
         """Its last answer asked for more, such as a tool's result: it may stay silent for longer."""
-        self.given: list[int] | None = None
-        """Places in `policies.witness_table` of what it is known by, the oldest first; None: it has none."""
+        self.key_hashes: list[int] | None = None
+        """Of its correlation keys in `policies.correlation_table`, the oldest first; None: it has none."""
         self.reported: Any = None
         """What other gateways know of it. Written by the code that reports to them."""
         self.unreported: dict[str, tuple[bool, bool]] | None = None
-        """Witnesses that are still to be reported to other gateways: is each a proof, and is it new? Bounded as `given`
-        is. None: no witness is to be reported."""
+        """Correlation keys that are still to be reported to other gateways: is each strong, and is it new? Bounded as
+        `key_hashes` is. None: no key is to be reported."""
 
 
 class State(StrEnum):
@@ -185,6 +185,8 @@ class Progress:
     Attributes:
         state: where it is on its way (`admission.lifecycle`).
         deadline_s: when the request expires if it still waits.
+        answer_keys: keys that its answer gives out to later calls of its interaction. The gateway reads them from the
+            answer.
         attempts: dispatches that ended in a failed connection.
         refusals: dispatches that an engine refused, though it took a request that it was sent later.
         output_tokens_expected: mean output of similar requests; what a predicting policy charges ahead. 0: too few
@@ -203,7 +205,6 @@ class Progress:
         inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
         came_back: it is a start whose place in the line was kept (`queue.start_waits`), so it goes first.
         in_line: it is a start that waits.
-        gives: by what its answer lets later calls of its interaction be known. The gateway reads it from the answer.
         wasted_tokens: what its interaction had taken for nothing, since this call of it was rejected.
         wait: what held it back; None: nothing did.
         context: what it counts as in the working set of its pool; None: it does not count yet. `admission.working_set`
@@ -213,9 +214,10 @@ class Progress:
     """
 
     __slots__ = (
-        "attempts", "cached_blocks", "cached_tokens", "came_back", "charged", "context", "counted", "deadline_s",
-        "engine", "gives", "in_line", "inside", "interaction", "norm", "normalised", "order", "output_tokens_expected",
-        "output_tokens_reserved", "parked", "placed", "refusals", "stage", "state", "wait", "wasted_tokens",
+        "answer_keys", "attempts", "cached_blocks", "cached_tokens", "came_back", "charged", "context", "counted",
+        "deadline_s", "engine", "in_line", "inside", "interaction", "norm", "normalised", "order",
+        "output_tokens_expected", "output_tokens_reserved", "parked", "placed", "refusals", "stage", "state", "wait",
+        "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -238,7 +240,7 @@ class Progress:
         self.interaction: Interaction | None = None
         self.stage = 1
         self.inside = False
-        self.gives = NO_WITNESSES
+        self.answer_keys = NO_KEYS
         self.wasted_tokens = 0
         self.wait: Wait | None = None
         self.context: Any = None

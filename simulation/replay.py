@@ -16,7 +16,7 @@ from backends.simulated.engine_profiles import EngineProfile
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.cost import LinearCost
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.request import ServiceTokens
 from simulation.driver import simulate
 from simulation.run import IMPOSSIBLE, Arrival, Record
@@ -121,7 +121,7 @@ def replay_under(
     engine: AdmissionEngine | None = None,
     ended: Callable[[], None] = lambda: None,
 ) -> ReplayResult:
-    """Run the trace under a policy of the registry, in front of an engine of each profile. Raises TraceError.
+    """Run the trace under one of `POLICIES`, in front of an engine of each profile. Raises TraceError.
 
     `engine`: an admission engine of that policy that has no backend yet; None: one with the defaults. `ended` is called
     at the end of every request, be it served or refused.

@@ -16,10 +16,10 @@ from policies.admission.takeover import Setup
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.overload import OverloadSettings
 from policies.limits.throttle import ThrottleSettings
-from policies.orders.registry import POLICIES
-from policies.placements.contract import Assignment
+from policies.orders.policy_entries import POLICIES
+from policies.placements.placement import Assignment
+from policies.placements.placement_entries import PLACEMENTS, USUAL_PLACEMENT
 from policies.placements.prefix_index import PrefixIndex
-from policies.placements.registry import PLACEMENTS, USUAL_PLACEMENT
 from policies.queue.bounds import QueueLimits
 
 

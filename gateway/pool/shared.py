@@ -9,7 +9,7 @@ from gateway.config.section import filled
 from gateway.request.interaction_claim import ClaimReader
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.quotas import Quota, Quotas
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, 
 from gateway.proxy.refusals import failure_error, refusal_error
 from gateway.proxy.renamed import Renamed
 from gateway.proxy.request_context import RequestContext
-from gateway.request.interaction_claim import given
+from gateway.request.interaction_claim import answer_keys
 from gateway.telemetry.record import NO_SERVICE, Outcome
 from policies.admission.decisions import Failure, Reject
 from policies.request import Request, ServiceTokens
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 SEARCHED_BYTES_MIN: Final = 1 << 20
 """The usage of a longer answer is looked for while it comes, so that its end is no long work."""
 NOT_STREAMED: Final = "the engine answered in one piece where a stream was asked for, and had been begun"
-NO_KEYS: Final = AnswerKeys()
+NO_ANSWER_KEYS: Final = AnswerKeys()
 RETRYABLE_IN_STREAM: Final = frozenset({429, 503})
 
 
@@ -324,7 +324,7 @@ class Exchange:
             self.context.responder.end()
             assert self._finder is not None
             usage = usage_found(self._finder)
-            self._settle(usage, self._made_tokens(usage, self._answer_bytes), None, "", NO_KEYS)
+            self._settle(usage, self._made_tokens(usage, self._answer_bytes), None, "", NO_ANSWER_KEYS)
             return
         body = self._joined()
         backend = self._backend
@@ -387,7 +387,7 @@ class Exchange:
             awaits_more = None  # a demanded tool is called with the reason "stop", and a raw text ends with no other
         if self._pool.claims is not None and not request.claim.explicit:
             goes_on_by = name if self.context.route.dialect is Dialect.RESPONSES else ""
-            request.progress.gives = given(request.claim, keys.tool_ids, keys.text, goes_on_by, keys.arguments)
+            request.progress.answer_keys = answer_keys(request.claim, keys, goes_on_by)
         self._pool.dispatcher.finished(request.id, service, awaits_more)
         self._end(Outcome.COMPLETED, "", service)
 

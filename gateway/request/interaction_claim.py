@@ -1,7 +1,7 @@
 """Which interaction does a request belong to? Read from what clients send anyway, so that no client needs to change.
 
 In this order: what the client says in so many words (`x-fairgate-*` headers, `fairgate_*` in the body's metadata); the
-trace it is part of, where the operator says that traces are interactions; what its content shows (a tool's result goes
+trace it is part of, where the operator says that traces are interactions; what its content says (a tool's result goes
 on with an answer, a turn of the user asks for a new one). A session of an agent is not an interaction, so a session
 header only keeps apart what else looks alike. All of it is a claim: it groups calls within one flow, nothing more.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from typing import Final
 from zlib import crc32
@@ -20,6 +20,7 @@ from zlib import crc32
 import msgspec
 from msgspec import Raw
 
+from backends.answers.answer_keys import AnswerKeys
 from gateway.config.sections.interaction_rules import InteractionRules
 from gateway.http.errors import ApiError, Reason
 from gateway.request.body.payload import Payload
@@ -27,7 +28,7 @@ from gateway.request.conversation.turn_keys import IDS_MAX, json_text, lines_in,
 from gateway.request.conversation.turns import NO_TURNS, QUOTE, Turns, hashed
 from gateway.request.fields import Fields, decode_claimed
 from gateway.telemetry.trace import TRACEPARENT
-from policies.request import NO_CLAIM, NO_WITNESSES, Claim, Flow, Witnesses
+from policies.request import NO_CLAIM, NO_KEYS, Claim, CorrelationKeys, Flow
 
 Value = str | int | bool
 Said = tuple[str, Value]
@@ -133,19 +134,18 @@ class ClaimReader:
         return tuple(hashes)
 
 
-def given(claim: Claim, tool_ids: Iterable[bytes], text: bytes, answer_id: str, arguments: bytes = b"") -> Witnesses:
-    """By what later calls of its interaction are known, once a call with this claim has been answered.
+def answer_keys(claim: Claim, answer: AnswerKeys, answer_id: str) -> CorrelationKeys:
+    """By which keys are later calls matched to the interaction, once a call with this claim has been answered?
 
-    `text` and `arguments`: the beginning of what the answer says, and of what it hands to tools, as they stand in a
-    string of JSON. `answer_id`: by which a later call may go on from it.
+    `answer_id`: by which a later call may go on from the answer; "" if it cannot.
     """
-    proofs = [_of_call(id_) for id_ in islice(tool_ids, IDS_MAX)] if tool_ids else []
+    strong = [_of_call(id_) for id_ in islice(answer.tool_ids, IDS_MAX)] if answer.tool_ids else []
     if answer_id:
-        proofs.append(_of_answer(answer_id.encode()))
-    session, echoed = claim.session, claim.shows.lines
-    said = json_text(text)
+        strong.append(_of_answer(answer_id.encode()))
+    session, echoed = claim.session, claim.keys.text
+    said = json_text(answer.text)
     turn = turn_of(claim.last_turn, said)
-    hints = (hashed(session.encode(), b"turn", turn),) if turn else ()
+    weak = (hashed(session.encode(), b"turn", turn),) if turn else ()
     lines: list[int] = []
     for each in lines_of(said):
         line = hash((session, each))
@@ -153,39 +153,41 @@ def given(claim: Claim, tool_ids: Iterable[bytes], text: bytes, answer_id: str, 
             lines.append(line)
             if len(lines) == LINES_GIVEN:
                 break
-    if arguments:
-        tasks = [task for each in lines_in(json_text(arguments)) if (task := hash((session, each))) not in echoed]
+    if answer.arguments:
+        tasks = [
+            task for each in lines_in(json_text(answer.arguments)) if (task := hash((session, each))) not in echoed
+        ]
         for task in tasks[:LINES_GIVEN]:
             lines += [task, task ^ _TASK]
-    return Witnesses(tuple(proofs), hints, tuple(lines))
+    return CorrelationKeys(tuple(strong), weak, tuple(lines))
 
 
 def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
     """The claim of a conversation, in a session or none (b""), that goes on from an earlier answer or from none."""
     keys, begins = turns.keys, turns.begins
     name = hashed(b"session", session) if session else ""
-    proofs = [_of_call(id_) for id_ in keys.tool_ids]
-    hints: list[str] = []
+    strong = [_of_call(id_) for id_ in keys.tool_ids]
+    weak: list[str] = []
     known = [_of_answer(previous)] if previous else []
     if name:
         known.append(name)
     if begins is False:
-        proofs += known
+        strong += known
     else:
-        hints += known
+        weak += known
     if turns.has_answers and not known and begins:
-        hints.append(turns.named_before(b"asked", b""))
+        weak.append(turns.named_before(b"asked", b""))
     if keys.turn:
-        hints.append(hashed(name.encode(), b"turn", keys.turn))
+        weak.append(hashed(name.encode(), b"turn", keys.turn))
     is_new = not keys.turn and not turns.has_answers
     lines = [hash((name, line)) for line in keys.lines]
     if is_new:
         lines += [line ^ _TASK for line in lines]
-    id_ = _named(turns, session, previous, proofs)
-    if not id_ and not hints and not lines:
+    id_ = _named(turns, session, previous, strong)
+    if not id_ and not weak and not lines:
         return Claim(begins=begins)
-    shows = Witnesses(tuple(proofs), tuple(hints), tuple(lines), LINES_OF_A_NEW_TALK if is_new else 1)
-    return Claim(id_, turns.stage, begins, shows=shows, session=name, last_turn=keys.last_turn)
+    carried = CorrelationKeys(tuple(strong), tuple(weak), tuple(lines), LINES_OF_A_NEW_TALK if is_new else 1)
+    return Claim(id_, turns.stage, begins, keys=carried, session=name, last_turn=keys.last_turn)
 
 
 def _of_question(turns: Turns) -> Claim:
@@ -194,11 +196,11 @@ def _of_question(turns: Turns) -> Claim:
     for text in turns.keys.lines:
         line = hash(("", text))
         lines += (line, line ^ _TASK)
-    shows = Witnesses((), (), tuple(lines), LINES_OF_A_NEW_TALK) if lines else NO_WITNESSES
-    return Claim(turns.named(b"asked", b""), 1, True, False, (), False, shows, "", turns.keys.last_turn)
+    carried = CorrelationKeys((), (), tuple(lines), LINES_OF_A_NEW_TALK) if lines else NO_KEYS
+    return Claim(turns.named(b"asked", b""), 1, True, False, (), False, carried, "", turns.keys.last_turn)
 
 
-def _named(turns: Turns, session: bytes, previous: bytes, proofs: list[str]) -> str:
+def _named(turns: Turns, session: bytes, previous: bytes, strong: list[str]) -> str:
     """The name of its interaction, if it is a new one."""
     if turns.asks and previous:
         return turns.named(b"after", previous, last_only=True)
@@ -207,7 +209,7 @@ def _named(turns: Turns, session: bytes, previous: bytes, proofs: list[str]) -> 
         return turns.named(b"asked", session, last_only=bool(session))
     if previous:
         return hashed(b"after", previous)
-    return hashed(b"amid", proofs[0].encode()) if proofs else ""
+    return hashed(b"amid", strong[0].encode()) if strong else ""
 
 
 def _of_call(id: bytes) -> str:

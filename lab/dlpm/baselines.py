@@ -9,7 +9,7 @@ from policies.admission.assigned import AssignedPolicy
 from policies.admission.policy import Policy
 from policies.orders.dlpm import Dlpm, DlpmParams
 from policies.orders.vtc import Vtc, VtcParams
-from policies.placements.contract import Assignment
+from policies.placements.placement import Assignment
 from policies.placements.prefix import ByPrefix
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Request

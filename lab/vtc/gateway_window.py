@@ -21,8 +21,8 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.output_lengths import OutputPredictor
-from policies.orders.contract import Order
 from policies.orders.fcfs import Fcfs
+from policies.orders.order import Order
 from policies.orders.vtc import Vtc
 from policies.queue.bounds import QueueLimits
 from simulation.driver import simulate

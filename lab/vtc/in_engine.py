@@ -14,7 +14,7 @@ from math import ceil
 
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.output_lengths import OutputPredictor
-from policies.orders.contract import Order, Selection
+from policies.orders.order import Order, Selection
 from policies.request import Pressure, Request, ServiceTokens
 from simulation.run import IMPOSSIBLE, Arrival, Record, Run
 

@@ -13,10 +13,10 @@ from lab.vtc.fairness import Discrepancy, Served, discrepancy, served, tokens_pe
 from lab.vtc.in_engine import A10G_LLAMA2_7B, EngineLoop, serve_in_engine
 from lab.vtc.known_lengths import KnownLengths
 from policies.capacity.output_lengths import OutputLengths, OutputPredictor
-from policies.orders.contract import Order
 from policies.orders.cost import Cost, LinearCost, ProfiledCost
 from policies.orders.fcfs import Fcfs
 from policies.orders.lcf import Lcf
+from policies.orders.order import Order
 from policies.orders.rpm import Rpm, RpmParams
 from policies.orders.vtc import CounterParams, Vtc, VtcParams
 from simulation.run import Arrival, Run

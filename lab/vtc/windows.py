@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from backends.simulated.engine_model import EngineModel, EngineRequest, RequestRefusedError
 from backends.simulated.engine_profiles import EngineProfile
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.orders.contract import Order, Selection
+from policies.orders.order import Order, Selection
 from policies.request import Pressure, Request, ServiceTokens
 from simulation.run import IMPOSSIBLE, Arrival, Record, Run
 

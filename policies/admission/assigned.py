@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from policies.admission.policy import Engines, Policy, QueueRoom
 from policies.capacity.obstacle import Blocked
-from policies.orders.contract import Order, Selection
-from policies.placements.contract import Assignment
+from policies.orders.order import Order, Selection
+from policies.placements.placement import Assignment
 from policies.placements.prefix_index import PrefixIndex
 from policies.placements.siblings import Siblings
 from policies.request import Flow, Placed, Request, ServiceTokens

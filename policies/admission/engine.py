@@ -29,7 +29,7 @@ from policies.capacity.output_lengths import APPS_MAX, OutputLengths, OutputPred
 from policies.capacity.overload import Overload, Overloaded, OverloadSettings
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
-from policies.orders.contract import Selection
+from policies.orders.order import Selection
 from policies.queue.bounds import QueueLimits
 from policies.request import CALM, RETRY_S_MAX, Pressure, Refusal, Refused, Request, ServiceTokens, State
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from policies.admission.assigned import AssignedPolicy
 from policies.admission.policy import Policy
-from policies.orders.contract import Order
-from policies.orders.registry import POLICIES
-from policies.placements.contract import Assignment
+from policies.orders.order import Order
+from policies.orders.policy_entries import POLICIES
+from policies.placements.placement import Assignment
+from policies.placements.placement_entries import PLACEMENTS, USUAL_PLACEMENT
 from policies.placements.prefix_index import ALL_BLOCKS_MAX, PrefixIndex
-from policies.placements.registry import PLACEMENTS, USUAL_PLACEMENT
 
 
 def named_policy(

@@ -12,10 +12,10 @@ from typing import Final, Protocol
 
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.orders.contract import Order, Selection
-from policies.placements.contract import EngineLoad, Placement
+from policies.orders.order import Order, Selection
 from policies.placements.homes import Homes, is_local
 from policies.placements.least_loaded import LeastLoaded
+from policies.placements.placement import EngineLoad, Placement
 from policies.placements.prefix_index import Prefix, PrefixIndex, blocks_of_tokens, tokens_of_blocks
 from policies.request import Flow, Placed, Request, ServiceTokens
 

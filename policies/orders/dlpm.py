@@ -38,7 +38,6 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from policies.capacity.obstacle import Blocked
-from policies.orders.contract import Room, Selection
 from policies.orders.cost import (
     LONG_PROMPT,
     LinearCost,
@@ -46,6 +45,7 @@ from policies.orders.cost import (
     input_weight_setting,
     output_weight_setting,
 )
+from policies.orders.order import Room, Selection
 from policies.orders.vtc import CounterOrder
 from policies.placements.prefix_index import Prefix, PrefixIndex, tokens_of_blocks
 from policies.placements.siblings import Siblings

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from policies.limits.throttle import Throttle, ThrottleSettings
-from policies.orders.contract import Order
+from policies.orders.order import Order
 from policies.orders.vtc import CounterOrder
 from policies.orders.wsc import Wsc, WscParams
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from policies.capacity.obstacle import Blocked
-from policies.orders.contract import Order, Room, Selection
+from policies.orders.order import Order, Room, Selection
 from policies.request import Flow, Request, ServiceTokens
 
 

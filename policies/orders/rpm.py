@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from policies.orders.contract import Order
 from policies.orders.fcfs import Fcfs
+from policies.orders.order import Order
 from policies.request import Limit, Pressure, Refusal, Refused, Request
 from policies.settings import setting
 

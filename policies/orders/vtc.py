@@ -40,8 +40,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.orders.contract import Order, Room, Selection
 from policies.orders.cost import LONG_PROMPT, Cost, CostParams
+from policies.orders.order import Order, Room, Selection
 from policies.queue.backlog import Backlog
 from policies.request import Flow, Request, ServiceTokens
 from policies.settings import setting

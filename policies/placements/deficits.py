@@ -23,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from policies.placements.contract import Assignment
+from policies.placements.placement import Assignment
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Request, ServiceTokens
 from policies.settings import setting

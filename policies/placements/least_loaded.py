@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.placements.contract import Choice, EngineLoad, Placement
+from policies.placements.placement import Choice, EngineLoad, Placement
 from policies.request import Placed, Request
 
 

@@ -29,8 +29,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
 
-from policies.placements.contract import Choice, EngineLoad, Placement
 from policies.placements.least_loaded import least_loaded, loads
+from policies.placements.placement import Choice, EngineLoad, Placement
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Placed, Request
 

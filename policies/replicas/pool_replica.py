@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.obstacle import Obstacle
-from policies.replicas.counters import AHEAD_S, SharedCounters
 from policies.replicas.grants import GrantedEngines
 from policies.replicas.messages import REPORTED_MAX, Charge, Left, ReplicaReport, ReplicaView, Standing
 from policies.replicas.schedule import WAITS_S
+from policies.replicas.shared_counters import AHEAD_S, SharedCounters
 from policies.replicas.tallies import SharedCounts
 from policies.request import Request
 

@@ -19,7 +19,7 @@ from collections.abc import Container
 from typing import Final
 
 from policies.admission.policy import Policy
-from policies.placements.contract import Assignment
+from policies.placements.placement import Assignment
 from policies.placements.prefix_index import Prefix
 from policies.replicas.messages import REPORTED_MAX, News, is_countable
 

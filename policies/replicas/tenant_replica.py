@@ -17,8 +17,8 @@ from policies.admission.room import Asker
 from policies.capacity.fair_shares import Activity
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
-from policies.replicas.interactions import SharedInteractions
 from policies.replicas.messages import REPORTED_MAX, CallDelta, ReplicaReport, ReplicaView
+from policies.replicas.shared_interactions import SharedInteractions
 from policies.replicas.tallies import SharedQuotas
 from policies.request import Refused, Request
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.load import load_config
 from gateway.config.sections.policy_choice import PolicyConfig, PolicyName, policy_settings
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.settings import Setting
 from tests.config.faults import GOOD, faults
 

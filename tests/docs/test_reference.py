@@ -20,7 +20,7 @@ from gateway.proxy.refusals import REASONS
 from gateway.telemetry.log_line import Line
 from gateway.telemetry.record import Outcome
 from policies.capacity.obstacle import Obstacle
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.request import Placed
 from tests.certificates import Authority
 from tests.gateway.live import Starter, chat

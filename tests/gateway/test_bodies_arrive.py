@@ -10,8 +10,8 @@ import pytest
 
 from gateway.config.sections.keys import hash_key
 from gateway.request.prefix_hashes import salt_of
-from policies.orders.registry import POLICIES
-from policies.placements.registry import PLACEMENTS
+from policies.orders.policy_entries import POLICIES
+from policies.placements.placement_entries import PLACEMENTS
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import Starter, until
 from tests.gateway.test_hostile_bodies import AUDIO, CHAT, COMPLETIONS, END, FORM, MESSAGES, part

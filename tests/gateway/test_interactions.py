@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from backends.answers.answer_keys import AnswerKeys
 from gateway.config.sections.interaction_rules import InteractionRules
 from gateway.http.errors import ApiError
 from gateway.request.apis import CHAT, COMPLETIONS, RESPONSES
 from gateway.request.body.large_body import read_large_json
 from gateway.request.body.payload import Payload, read_json
 from gateway.request.body.slices import at_once
-from gateway.request.interaction_claim import LENGTHS_MAX, PROMPTED_FLOWS_MAX, ClaimReader, given
+from gateway.request.interaction_claim import LENGTHS_MAX, PROMPTED_FLOWS_MAX, ClaimReader, answer_keys
 from policies.request import NO_CLAIM, Claim, Flow
 from tests.claims import claim_of
 
@@ -211,18 +212,26 @@ def test_every_rule_can_be_switched_off_for_an_app() -> None:
     assert claim(chat(USER), no_sessions, session_id="s") == claim(chat(USER))
 
 
+def answered(*tool_ids: str, text: str = "", arguments: str = "") -> AnswerKeys:
+    """What is kept of an answer that says this and calls these tools."""
+    keys = AnswerKeys()
+    keys.tool_ids = {id_.encode(): None for id_ in tool_ids}
+    keys.text, keys.arguments = (json.dumps(said)[1:-1].encode() for said in (text, arguments))
+    return keys
+
+
 def test_a_response_that_is_gone_on_from_is_found_by_its_id() -> None:
     asked = claim({"input": "Which files?"})
     assert (asked.stage, asked.begins) == (1, True)
-    [gone_on_by] = given(asked, [], b"", "resp_1").proofs
+    [gone_on_by] = answer_keys(asked, AnswerKeys(), "resp_1").strong
     second = claim({"previous_response_id": "resp_1", "input": [OUTPUT]})
     assert second.begins is False
-    assert gone_on_by in second.shows.proofs
+    assert gone_on_by in second.keys.strong
     new = claim({"previous_response_id": "resp_1", "input": "And now?"})
     assert (new.stage, new.begins) == (1, True)
     assert new.id != asked.id
-    assert gone_on_by in new.shows.hints, "a person may go on as well, but not at an agent's pace"
-    assert gone_on_by not in new.shows.proofs
+    assert gone_on_by in new.keys.weak, "a person may go on as well, but not at an agent's pace"
+    assert gone_on_by not in new.keys.strong
 
 
 @pytest.mark.parametrize(
@@ -249,7 +258,7 @@ def test_a_response_that_is_gone_on_from_is_found_by_its_id() -> None:
     ],
 )
 def test_whoever_brings_the_id_of_a_call_back_proves_that_it_was_answered(body: dict[str, Any], id: str) -> None:
-    assert claim(body).shows.proofs == given(NO_CLAIM, [id.encode()], b"", "").proofs
+    assert claim(body).keys.strong == answer_keys(NO_CLAIM, answered(id), "").strong
 
 
 def test_what_the_user_says_beside_a_result_is_no_question() -> None:
@@ -266,32 +275,32 @@ def test_the_turn_of_a_model_that_calls_its_tools_in_text_is_known_again(session
     headers = {"x_session_id": session} if session else {}
     thought = "THOUGHT: I look at the files first.\n\nls -la"
     asked = claim(chat(SYSTEM, USER), **headers)
-    gives = given(asked, [], json.dumps(thought)[1:-1].encode(), "")
+    own_keys = answer_keys(asked, answered(text=thought), "")
     seen = {"role": "user", "content": "Observation: a.py"}
     step = chat(SYSTEM, USER, {"role": "assistant", "content": thought}, seen)
-    shown = claim(step, **headers).shows
-    assert (asked.session or asked.id) in shown.hints
-    assert set(gives.hints) <= set(shown.hints)
-    assert gives.lines
-    assert set(gives.lines) <= set(shown.lines)
+    shown = claim(step, **headers).keys
+    assert (asked.session or asked.id) in shown.weak
+    assert set(own_keys.weak) <= set(shown.weak)
+    assert own_keys.text
+    assert set(own_keys.text) <= set(shown.text)
     cut = claim(chat({"role": "assistant", "content": [{"type": "text", "text": thought + "\nmore"}]}, seen), **headers)
-    assert set(gives.lines) <= set(cut.shows.lines), "in another form, without what came before"
-    other = claim(step, x_session_id="other").shows
-    assert not set(gives.hints) & set(other.hints)
-    assert not set(gives.lines) & set(other.lines)
+    assert set(own_keys.text) <= set(cut.keys.text), "in another form, without what came before"
+    other = claim(step, x_session_id="other").keys
+    assert not set(own_keys.weak) & set(other.weak)
+    assert not set(own_keys.text) & set(other.text)
 
 
 def test_what_was_handed_to_a_tool_may_be_the_task_of_another_agent() -> None:
     task = "Look up who changed the parser last."
     asked = claim(chat(SYSTEM, USER))
-    arguments = json.dumps(json.dumps({"input": task})).encode()[1:-1]
-    gives = given(asked, [b"c"], b"", "", arguments)
+    handed_over = answered("c", arguments=json.dumps({"input": task}))
+    own_keys = answer_keys(asked, handed_over, "")
     template = {"role": "user", "content": f"You have been given a task by your manager:\n{task}\nBegin now."}
     for own in ({"role": "user", "content": task}, template):
-        shows = claim(chat(SYSTEM, own)).shows
-        assert len(set(gives.lines) & set(shows.lines)) >= shows.lines_min
+        keys = claim(chat(SYSTEM, own)).keys
+        assert len(set(own_keys.text) & set(keys.text)) >= keys.text_min
     same = claim(chat(SYSTEM, {"role": "user", "content": task}))
-    assert not given(same, [b"c"], b"", "", arguments).lines, "the question itself is no task"
+    assert not answer_keys(same, handed_over, "").text, "the question itself is no task"
 
 
 LONG = {"role": "user", "content": "word " * 20_000}
@@ -324,8 +333,8 @@ def test_a_large_body_claims_what_a_small_one_does(body: dict[str, Any], session
 def test_a_line_that_was_in_the_prompt_is_not_given_out() -> None:
     rule = "Answer with exactly one command in a block."
     asked = claim(chat({"role": "user", "content": rule}))
-    assert not given(asked, [], rule.encode(), "").lines
-    assert given(asked, [], b"I list the files that are there now.", "").lines
+    assert not answer_keys(asked, answered(text=rule), "").text
+    assert answer_keys(asked, answered(text="I list the files that are there now."), "").text
 
 
 @pytest.mark.parametrize(
@@ -345,8 +354,8 @@ def test_a_line_that_was_in_the_prompt_is_not_given_out() -> None:
 def test_a_session_may_stand_in_the_body(fields: dict[str, Any], is_one: bool) -> None:
     found = claim(chat(USER, **fields))
     assert bool(found.session) == is_one
-    assert (found.session in found.shows.hints) == is_one
-    assert (found.session in claim(chat(USER, *CALLED, **fields)).shows.proofs) == is_one
+    assert (found.session in found.keys.weak) == is_one
+    assert (found.session in claim(chat(USER, *CALLED, **fields)).keys.strong) == is_one
     assert not claim(chat(USER, **fields), reader(sessions=False)).session
 
 

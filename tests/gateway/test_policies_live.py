@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.sections.policy_choice import PolicyConfig, PolicyName, policy_settings
 from policies.admission.named import named_policy
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from tests.gateway.live import Starter, chat, simulated, until
 
 PATH = "/v1/chat/completions"

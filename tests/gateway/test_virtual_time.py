@@ -21,7 +21,7 @@ from gateway.pool.dispatcher import TIMER_S_MAX, Dispatcher
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow, Request, ServiceTokens
 from simulation.driver import TIMER_RESOLUTION_S, simulate

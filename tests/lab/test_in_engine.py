@@ -20,7 +20,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.orders.fcfs import Fcfs
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.orders.vtc import Vtc, VtcParams
 from policies.request import Flow
 from simulation.driver import simulate

@@ -26,7 +26,7 @@ from policies.limits.leaky_counts import LeakyCounts
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.placements.prefix_index import PrefixIndex
-from policies.request import NO_CLAIM, Claim, Flow, Pressure, Request, ServiceTokens, Wait, Witnesses
+from policies.request import NO_CLAIM, Claim, CorrelationKeys, Flow, Pressure, Request, ServiceTokens, Wait
 from tests.records import record_of
 
 WIDE = "\U0001f600"
@@ -119,7 +119,7 @@ def interactions(most: int) -> Any:
         asked = request(number, Claim(f"{number:016x}"))
         made.arrived(asked, 0.0)
         made.admitted(asked, 0.0)
-        asked.progress.gives = Witnesses((f"p{number:015x}", f"q{number:015x}"))
+        asked.progress.answer_keys = CorrelationKeys((f"p{number:015x}", f"q{number:015x}"))
         made.served(asked, SERVICE, number * 1e-6, number % 3 > 0)
     return made
 

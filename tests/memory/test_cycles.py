@@ -8,7 +8,7 @@ import pytest
 
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.request import ServiceTokens
 from tests.policies.making import make_request
 

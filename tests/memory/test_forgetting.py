@@ -12,7 +12,7 @@ from policies.limits.throttle import Ceilings, Throttle, ThrottleSettings
 from policies.placements.prefix_index import PrefixIndex
 from policies.queue.backlog import Backlog
 from policies.queue.bounds import BoundedQueue, QueueLimits
-from policies.request import Claim, Flow, Pressure, Refusal, Request, ServiceTokens, Witnesses
+from policies.request import Claim, CorrelationKeys, Flow, Pressure, Refusal, Request, ServiceTokens
 
 SERVICE = ServiceTokens(100, 100)
 OVERLOADED = Pressure(True, "kv", 60.0)
@@ -59,7 +59,7 @@ def opened(table: Interactions, tenant: str, id: str, *, ends: bool, now: float)
     call = asked(tenant, "u", now=now, claim=Claim(id))
     table.arrived(call, now)
     table.admitted(call, now)
-    call.progress.gives = Witnesses((f"proof of {tenant} {id}",))
+    call.progress.answer_keys = CorrelationKeys((f"key of {tenant} {id}",))
     table.served(call, SERVICE, now, not ends)
     return call
 
@@ -72,10 +72,10 @@ def test_inventing_interactions_closes_none_of_another_tenant(ends: bool) -> Non
         opened(table, "flood", f"invented {number}", ends=ends, now=0.01 * number)
         assert len(table) + len(table._resting) <= 80
         assert len(table._to_look_at) <= 101
-    again = asked("steady", "u", now=10.0, claim=Claim("mine", shows=Witnesses(("proof of steady mine",))))
+    again = asked("steady", "u", now=10.0, claim=Claim("mine", keys=CorrelationKeys(("key of steady mine",))))
     table.arrived(again, 10.0)
     assert again.progress.interaction is not None
-    lost = asked("flood", "u", now=10.0, claim=Claim("other", shows=Witnesses(("proof of flood invented 0",))))
+    lost = asked("flood", "u", now=10.0, claim=Claim("other", keys=CorrelationKeys(("key of flood invented 0",))))
     table.arrived(lost, 10.0)
     assert not lost.progress.inside, "a flood loses its own"
 

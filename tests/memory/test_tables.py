@@ -14,7 +14,7 @@ from gateway.config.memory_bounds import (
     TABLES,
     bounds_of,
 )
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from tests.memory.tables import ONE_FILL, blocks, entry_bytes, flows
 
 ENTRIES = 3000

@@ -9,8 +9,8 @@ from random import Random
 
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.orders.contract import Selection
-from policies.placements.contract import EngineLoad
+from policies.orders.order import Selection
+from policies.placements.placement import EngineLoad
 from policies.request import Request, ServiceTokens
 from tests.policies.making import Load, make_request
 

@@ -14,9 +14,9 @@ from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.pace import Pace, UsualLoad
 from policies.capacity.slots import Slots
-from policies.orders.registry import POLICIES
-from policies.placements.contract import EngineLoad
-from policies.placements.registry import PLACEMENTS
+from policies.orders.policy_entries import POLICIES
+from policies.placements.placement import EngineLoad
+from policies.placements.placement_entries import PLACEMENTS
 from policies.queue.bounds import QueueLimits
 from policies.request import NO_CLAIM, Claim, Flow, Progress, Request
 

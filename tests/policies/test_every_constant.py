@@ -30,7 +30,7 @@ DECIDE = """
     placements.prefix.SEQUENCE_TOKENS placements.prefix.MOVED placements.prefix.ADAPTER_TOKENS
     placements.prefix.IMBALANCE placements.prefix.CHANCE placements.prefix.SPARE placements.prefix.SLOWER
     placements.prefix_index.CAUTION
-    replicas.counters.AHEAD
+    replicas.shared_counters.AHEAD
     replicas.schedule.INTERVAL_S
     replicas.tallies.RESERVED
 """
@@ -41,17 +41,17 @@ BOUNDS = """
     admission.explanation.AHEAD_SHOWN
     capacity.kv_cache.ENDED_MAX capacity.output_lengths.APPS_MAX capacity.output_lengths.WINDOW
     capacity.pace.PREFILL_TOKENS_MAX
-    interactions.EXTENDED_MAX interactions.LOOKED_AT interactions.WITNESSES_EACH
+    interactions.EXTENDED_MAX interactions.LOOKED_AT interactions.KEYS_EACH
     interactions.TENANTS_MAX
     limits.fullness.PART limits.leaky_counts.MEMBERS_MAX
     orders.profiles.STAGES_MAX
     placements.prefix_index.BLOCKS_MAX placements.prefix_index.BLOCKS_MIN placements.siblings.LOOKED_UP
     plain_data.ROWS_MAX plain_data.NUMBER_MAX settings.COUNT_MAX
     queue.start_waits.PLACES_MAX
-    replicas.interactions.ASKED_MAX replicas.messages.NUMBER_MAX replicas.messages.REPORTED_MAX
+    replicas.shared_interactions.ASKED_MAX replicas.messages.NUMBER_MAX replicas.messages.REPORTED_MAX
     replicas.messages.SECONDS_MAX replicas.prefixes.BLOCKS_MAX
     replicas.reference_store.NUMBERS_MS replicas.reference_store.COUNTERS_MS replicas.reference_store.SWEEP_MS
-    witness_table.GIVEN_MAX witness_table.HOLDERS_MAX
+    correlation_table.KEYS_MAX correlation_table.HOLDERS_MAX
 """
 """How much is remembered, sent or looked at: more of it costs more."""
 

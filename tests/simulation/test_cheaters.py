@@ -21,7 +21,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.cost import Cost, LinearCost
-from policies.request import Claim, Flow, Witnesses
+from policies.request import Claim, CorrelationKeys, Flow
 from simulation.driver import simulate
 from simulation.run import Arrival, Record
 from tests.policies.making import policy_with
@@ -121,7 +121,7 @@ class OneSession(Caller):
 
     def claim(self) -> Claim:
         name = f"{self.tenant}-{self.number}-{self.sent}"
-        return Claim(name, 1, begins=True, shows=Witnesses(hints=("session",)), session="session")
+        return Claim(name, 1, begins=True, keys=CorrelationKeys(weak=("session",)), session="session")
 
 
 class Longest(Caller):

@@ -10,7 +10,7 @@ from lab.service import service, service_per_weight, throughput, ttft_s
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.lifecycle import UnknownRequest
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow
 from simulation.driver import replay, simulate

@@ -14,7 +14,7 @@ from backends.simulated.engine_profiles import EngineProfile, profile
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.cost import LinearCost
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.request import Flow, ServiceTokens
 from simulation.driver import simulate
 from simulation.replay import OTHERS, ReplayResult, UnknownPolicyError, policy_names, replay_under

@@ -14,9 +14,6 @@ from tests.tidy.test_tidy import OURS, name_of, tree_of
 
 RIDDLES = re.compile(r"\b(whoever|of which|those that|told|heard)\b", re.IGNORECASE)
 """Words that stand where a sentence should name who or what it is about."""
-MODULES_OF_ONE_NAME = {"contract", "counters", "interactions", "registry"}
-"""Each is one subject on several floors, as the settings and the rule of `limits` are: its folder says which.
-No other name joins them."""
 
 
 def classes() -> Iterator[tuple[str, str]]:
@@ -50,14 +47,12 @@ def test_no_docstring_is_a_riddle() -> None:
     assert found == []
 
 
-def test_no_more_modules_share_a_name() -> None:
-    places = defaultdict(list)
+def test_no_two_modules_have_one_name() -> None:
+    defined = defaultdict(list)
     for path in OURS:
         if path.stem != "__init__":
-            places[path.stem].append(name_of(path))
-    shared = {name: where for name, where in places.items() if len(where) > 1}
-    assert {name: where for name, where in shared.items() if name not in MODULES_OF_ONE_NAME} == {}
-    assert shared.keys() == MODULES_OF_ONE_NAME, "a name that only one module has needs no exception"
+            defined[path.stem].append(name_of(path))
+    assert {name: where for name, where in defined.items() if len(where) > 1} == {}
 
 
 @pytest.mark.parametrize("text", ["Whoever asks.", "Turns of which few are kept.", "Those that wait.", "It is told."])

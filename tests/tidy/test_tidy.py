@@ -22,7 +22,7 @@ LINES_MAX, FUNCTION_LINES_MAX, FOLDER_FILES_MAX = 450, 60, 12
 METHODS_MAX = {
     "policies/admission/engine.py:AdmissionEngine": 29,
     "policies/capacity/ledger.py:BackendLedger": 21,
-    "policies/orders/contract.py:Order": 11,  # with its constructor
+    "policies/orders/order.py:Order": 11,  # with its constructor
 }
 
 

@@ -1,4 +1,4 @@
-"""Which policy, and what is set for it? The section follows from the registry."""
+"""Which policy, and what is set for it? The section follows from `POLICIES`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pydantic import (
 
 from gateway.config.checks import fault
 from gateway.config.section import Section, field_of
-from policies.orders.registry import POLICIES
-from policies.placements.registry import PLACEMENTS
+from policies.orders.policy_entries import POLICIES
+from policies.placements.placement_entries import PLACEMENTS
 from policies.settings import Setting, settings_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.limits.throttle import Ceilings, ThrottleSettings
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.orders.vtc import CounterOrder
 from policies.request import NO_CLAIM, Claim, Refusal, Request, ServiceTokens, State
 from tests.policies.making import LIMITS, dispatched, make_request, policy_with

@@ -16,7 +16,7 @@ from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.limits.quotas import Quota, Quotas
-from policies.orders.contract import Selection
+from policies.orders.order import Selection
 from policies.request import Claim, Refusal, Request, ServiceTokens, State
 from tests.policies.making import make_request, policy_with
 

@@ -12,7 +12,7 @@ from policies.capacity.gauges import CapacitySettings
 from policies.capacity.obstacle import Obstacle
 from policies.interactions import Interactions
 from policies.limits.quotas import Quota, Quotas
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Request, ServiceTokens, State
 from tests.policies.making import make_request, policy_with

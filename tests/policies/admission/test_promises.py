@@ -16,7 +16,7 @@ from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.interactions import Interactions
 from policies.limits.quotas import MINUTE_S, Quota, Quotas
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import NO_CLAIM, Claim, Refusal, Request, ServiceTokens
 from tests.policies.making import make_request, policy_with

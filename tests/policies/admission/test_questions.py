@@ -16,7 +16,7 @@ from policies.capacity.obstacle import Obstacle
 from policies.capacity.overload import OverloadSettings
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Refusal, ServiceTokens
 from tests.policies.making import make_request, policy_with

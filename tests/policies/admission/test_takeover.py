@@ -17,7 +17,7 @@ from policies.admission.takeover import Setup, remove_backend, reweigh, take_ove
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.overload import OverloadSettings
 from policies.limits.quotas import Quota, Quotas
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, ServiceTokens
 from tests.policies.making import make_request

@@ -12,7 +12,7 @@ from policies.admission.explanation import waited_in_words
 from policies.admission.waits import seconds_of
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.request import Refusal, Refused, Request, ServiceTokens, State
 from tests.policies.admission.test_questions import BACKENDS, STEPS, Play, Step, engine_of
 from tests.policies.making import make_request, policy_with

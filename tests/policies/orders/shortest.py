@@ -6,8 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from policies.capacity.obstacle import Blocked
-from policies.orders.contract import Order, Room, Selection
-from policies.orders.registry import PolicyEntry
+from policies.orders.order import Order, Room, Selection
+from policies.orders.policy_entries import PolicyEntry
 from policies.request import Flow, Request, ServiceTokens
 from policies.settings import setting
 

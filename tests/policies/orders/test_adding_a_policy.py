@@ -13,7 +13,7 @@ import pytest
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from policies.request import ServiceTokens
 from tests.policies.making import make_request
 from tests.policies.orders.shortest import ENTRY
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 FILE = "open_access: true\npools: [{name: p, backends: [{url: 'sim:'}]}]\npolicy: {name: shortest, patience: %s}\n"
 LOADS = """
 import json, sys
-from policies.orders.registry import POLICIES
+from policies.orders.policy_entries import POLICIES
 from tests.policies.orders.shortest import ENTRY
 POLICIES["shortest"] = ENTRY
 from gateway.config.load import ConfigError, load_config
@@ -35,7 +35,7 @@ except ConfigError as error:
 
 
 def loaded(tmp_path: Path, patience: str) -> Any:
-    """What a gateway with one entry more in its registry makes of a config."""
+    """What a gateway with one more policy makes of a config."""
     file = tmp_path / "c.yaml"
     file.write_text(FILE % patience)
     done = subprocess.run([sys.executable, "-c", LOADS, file], cwd=ROOT, capture_output=True, text=True, check=True)

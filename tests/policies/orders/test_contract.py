@@ -1,4 +1,4 @@
-"""Every policy keeps the contract of `orders.contract`, clause by clause; what each promises is in `claims`.
+"""Every policy keeps the contract of `orders.order`, clause by clause; what each promises is in `claims`.
 
 P9, the bound that a policy claims, has a file of its own: `test_bounds`.
 """
@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked
-from policies.orders.contract import Selection
-from policies.orders.registry import POLICIES
+from policies.orders.order import Selection
+from policies.orders.policy_entries import POLICIES
 from policies.request import Flow, ServiceTokens
 from tests.policies.making import NoRoom, Room, make_request
 from tests.policies.orders.claims import CLAIMS, Action, Trace, actions, every_policy, fair_policy, make, pop

@@ -18,11 +18,11 @@ from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.output_lengths import ENOUGH
 from policies.limits.throttle import Ceilings, ThrottleSettings
-from policies.orders.contract import Selection
 from policies.orders.fairserve import FairServe, FairServeParams
+from policies.orders.order import Selection
 from policies.orders.profiles import CLAMP, NEUTRAL, Profiles
 from policies.orders.wsc import WscParams
-from policies.placements.registry import PLACEMENTS
+from policies.placements.placement_entries import PLACEMENTS
 from policies.request import Flow, Pressure, Request, ServiceTokens
 from tests.policies.making import Room, make_request
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from policies.admission.policy import Policy
-from policies.orders.contract import Selection
+from policies.orders.order import Selection
 from policies.orders.vtc import CounterOrder
 from policies.request import Request, ServiceTokens
 from tests.policies.making import Room, make_request, policy_with

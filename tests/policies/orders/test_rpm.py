@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
-from policies.orders.contract import Selection
+from policies.orders.order import Selection
 from policies.orders.rpm import WINDOW_S
 from policies.request import CALM, Limit, Refusal, Refused, ServiceTokens
 from tests.policies.making import Room, make_request

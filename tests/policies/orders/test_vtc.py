@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
-from policies.orders.contract import Selection
 from policies.orders.cost import ProfiledCost
+from policies.orders.order import Selection
 from policies.request import Request, ServiceTokens
 from tests.policies.making import Room, make_request
 from tests.reference.naive_vtc import NaiveVtc

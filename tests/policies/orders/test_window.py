@@ -10,7 +10,7 @@ import pytest
 
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
-from policies.orders.contract import Selection
+from policies.orders.order import Selection
 from policies.queue.backlog import CALLS_PASSED
 from policies.request import Request, ServiceTokens
 from tests.policies.caching import BLOCK, CachingServers, Questions, document

@@ -6,8 +6,8 @@ import pytest
 
 from policies.capacity.output_lengths import ENOUGH
 from policies.limits.throttle import Ceilings, ThrottleSettings
-from policies.orders.contract import Selection
 from policies.orders.fairserve import FairServe, FairServeParams
+from policies.orders.order import Selection
 from policies.orders.profiles import Profiles
 from policies.orders.wsc import Wsc, WscParams
 from policies.request import Request, ServiceTokens

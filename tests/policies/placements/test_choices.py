@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from policies.admission.named import named_policy
 from policies.capacity.obstacle import Blocked
-from policies.orders.contract import Selection
-from policies.placements.contract import EngineLoad
+from policies.orders.order import Selection
 from policies.placements.least_loaded import LeastLoaded
+from policies.placements.placement import EngineLoad
 from policies.placements.prefix import ByPrefix
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Placed, Request

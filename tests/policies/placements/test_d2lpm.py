@@ -15,9 +15,9 @@ from lab.dlpm.baselines import round_robin_lpm
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.orders.contract import Selection
-from policies.placements.contract import EngineLoad
+from policies.orders.order import Selection
 from policies.placements.deficits import ByDeficits, DeficitParams
+from policies.placements.placement import EngineLoad
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Flow, Placed, Request, ServiceTokens
 from tests.policies.caching import BLOCK, CachingServers, Questions, document

@@ -7,8 +7,8 @@ from __future__ import annotations
 from math import inf
 
 from policies.queue.backlog import Backlog
-from policies.replicas.counters import SharedCounters
 from policies.replicas.messages import Standing
+from policies.replicas.shared_counters import SharedCounters
 from tests.policies.making import make_request
 
 SERVICE = 1000.0

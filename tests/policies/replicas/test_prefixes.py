@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.orders.contract import Selection
-from policies.placements.contract import EngineLoad
+from policies.orders.order import Selection
+from policies.placements.placement import EngineLoad
 from policies.placements.prefix_index import PrefixIndex
 from policies.replicas.messages import News
 from policies.replicas.prefixes import VERSION, SharedPrefixes

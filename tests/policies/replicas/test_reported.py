@@ -10,9 +10,9 @@ from policies.capacity.fair_shares import Activity
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.sliding_counts import SlidingCounts
 from policies.queue.backlog import Backlog
-from policies.replicas.counters import SharedCounters
 from policies.replicas.messages import Charge, Holding, ReplicaReport, ReplicaView, is_answer
 from policies.replicas.reference_store import ReferenceStore
+from policies.replicas.shared_counters import SharedCounters
 from policies.replicas.tallies import SharedCounts, SharedQuotas
 from tests.policies.making import make_request
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from policies.placements.contract import Placement
 from policies.placements.deficits import ByDeficits, DeficitParams
 from policies.placements.least_loaded import LeastLoaded
+from policies.placements.placement import Placement
 from policies.placements.prefix import ByPrefix
 
 

@@ -12,7 +12,7 @@ from policies.replicas.messages import CallDelta, Opened
 from policies.request import Claim, Flow, Interaction, Request
 
 ASKED_MAX: Final = 8
-"""Witnesses of one request, or hashes of a raw prompt, that are looked up at other gateways."""
+"""Correlation keys of one request, or hashes of a raw prompt, that are looked up at other gateways."""
 
 
 class SharedInteractions:
@@ -22,7 +22,7 @@ class SharedInteractions:
         interactions.changed = {}
         self.interactions = interactions
         self._reported: list[Interaction | None] = []
-        """The interactions of the last report. None: an entry with only a witness of one."""
+        """The interactions of the last report. None: an entry with only a key of one."""
 
     def is_unknown(self, request: Request) -> bool:
         """May this request be a call of an interaction that was opened at another gateway?"""
@@ -31,12 +31,12 @@ class SharedInteractions:
     def ask(self, request: Request) -> list[CallDelta]:
         """Ask whether an interaction that this request may continue is open elsewhere.
 
-        The strongest witness is asked first; of a raw prompt, the longest known beginning.
+        The strongest key is asked first; of a raw prompt, the longest known beginning.
         """
         claim, idle_s = request.claim, self.interactions.settings.idle_s
-        hints, asked_s = claim.shows.hints, IDLE_S_AWAITED if idle_s == "auto" else idle_s
+        weak, asked_s = claim.keys.weak, IDLE_S_AWAITED if idle_s == "auto" else idle_s
         return [
-            CallDelta(_name(request.flow, key), 0, 0, 0.0, PACE_S_MAX if key in hints else asked_s, False)
+            CallDelta(_name(request.flow, key), 0, 0, 0.0, PACE_S_MAX if key in weak else asked_s, False)
             for key in _keys(claim)
         ]
 
@@ -54,7 +54,7 @@ class SharedInteractions:
             return
 
     def report(self, most: int, now: float) -> list[CallDelta]:
-        """What was added since the last exchange, for about `most` interactions and witnesses."""
+        """What was added since the last exchange, for about `most` interactions and keys."""
         changed = self.interactions.changed or {}
         self._reported = []
         calls: list[CallDelta] = []
@@ -66,16 +66,16 @@ class SharedInteractions:
             idle_s, is_over = self.interactions.idle_s(interaction), interaction.over and not interaction.under_way
             new, new_tokens = interaction.calls - calls_reported, interaction.tokens - tokens_reported
             age_s = now - interaction.began_s
-            app, user, key = interaction.key
+            app, user, id_ = interaction.key
             flow = Flow(interaction.tenant, app, user)
-            calls.append(CallDelta(_name(flow, key), new, new_tokens, age_s, idle_s, is_over))
+            calls.append(CallDelta(_name(flow, id_), new, new_tokens, age_s, idle_s, is_over))
             self._reported.append(interaction)
             interaction.reported = interaction.calls, interaction.tokens
-            for witness, (is_proof, is_new) in (interaction.unreported or {}).items():
-                # A witness that is new reports all that the interaction had before it.
+            for key, (is_strong, is_new) in (interaction.unreported or {}).items():
+                # A key that is new reports all that the interaction had before it.
                 count, tokens = (interaction.calls, interaction.tokens) if is_new else (new, new_tokens)
-                kept_s = idle_s if is_proof else PACE_S_MAX
-                calls.append(CallDelta(_name(flow, witness), count, tokens, age_s, kept_s, False))
+                kept_s = idle_s if is_strong else PACE_S_MAX
+                calls.append(CallDelta(_name(flow, key), count, tokens, age_s, kept_s, False))
                 self._reported.append(None)
             interaction.unreported = None
         return calls
@@ -98,7 +98,7 @@ def _keys(claim: Claim) -> Sequence[str | int]:
     if claim.extends and not claim.id:
         return tuple(islice(reversed(claim.extends), ASKED_MAX))
     question = (claim.id,) if claim.id and not claim.begins else ()
-    return (*claim.shows.proofs, *question, *claim.shows.hints)[:ASKED_MAX]
+    return (*claim.keys.strong, *question, *claim.keys.weak)[:ASKED_MAX]
 
 
 def _name(flow: Flow, key: str | int) -> str:

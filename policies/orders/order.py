@@ -1,7 +1,7 @@
 """WHO goes next? The contract of an order, and the values that pass through it.
 
 An order knows no capacity, time, socket or randomness. The admission engine asks it for the next request, and informs
-it of the known cost of each request. A placement decides WHERE a request goes (`placements.contract`). The order offers
+it of the known cost of each request. A placement decides WHERE a request goes (`policies.placements`). The order offers
 requests to a `Room`, which names an engine, or the obstacle at each engine.
 
 The clauses (tests/policies/orders/test_contract.py checks each of them for every policy):

@@ -1,4 +1,4 @@
-"""By what an interaction is known again, what each witness proves, and that what is remembered of them is bounded."""
+"""By what an interaction is known again, what each key proves, and that what is remembered of them is bounded."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.capacity.fair_shares import Activity
+from policies.correlation_table import HOLDERS_MAX, KEYS_MAX, CorrelationTable
 from policies.interactions import Interactions, InteractionSettings
-from policies.replicas.interactions import SharedInteractions
 from policies.replicas.messages import ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
-from policies.request import Claim, Interaction, Request, ServiceTokens, Witnesses
-from policies.witness_table import GIVEN_MAX, HOLDERS_MAX, WitnessTable
+from policies.replicas.shared_interactions import SharedInteractions
+from policies.request import Claim, CorrelationKeys, Interaction, Request, ServiceTokens
 from tests.policies.making import make_request
 
 _serial = count()
@@ -29,20 +29,20 @@ def question(name: str | None = None, **fields: object) -> Claim:
     return Claim(name or f"q{next(_serial)}", 1, begins=True)._replace(**fields)  # type: ignore[arg-type]
 
 
-def shown(**witnesses: object) -> Claim:
+def shown(**keys: object) -> Claim:
     """The claim of a call whose question nobody has heard of."""
-    claim = question(shows=Witnesses()._replace(**witnesses))  # type: ignore[arg-type]
-    return claim._replace(begins=not claim.shows.proofs)
+    claim = question(keys=CorrelationKeys()._replace(**keys))  # type: ignore[arg-type]
+    return claim._replace(begins=not claim.keys.strong)
 
 
 def serve(
     table: Interactions, claim: Claim, now: float = 0.0, *, awaits_more: bool | None = True,
-    gives: Witnesses | None = None, user: str = "", takes_s: float = 0.0,
+    answer_keys: CorrelationKeys | None = None, user: str = "", takes_s: float = 0.0,
 ) -> Request:  # fmt: skip
     request = call(claim, user)
     table.arrived(request, now)
     table.admitted(request, now)
-    request.progress.gives = gives or Witnesses()
+    request.progress.answer_keys = answer_keys or CorrelationKeys()
     table.served(request, SOME, now + takes_s, awaits_more)
     return request
 
@@ -54,43 +54,43 @@ def is_of(request: Request, first: Request) -> bool:
 # --- what each of them proves ---
 
 
-def test_a_proof_is_enough_whatever_has_become_of_the_question() -> None:
+def test_a_strong_key_is_enough_whatever_has_become_of_the_question() -> None:
     table = Interactions()
-    first = serve(table, question(), gives=Witnesses(proofs=("id",)))
-    assert is_of(serve(table, shown(proofs=("unheard", "id"))), first)
-    assert not serve(table, shown(proofs=("unheard",))).progress.inside
-    assert not serve(table, shown(proofs=("id",)), user="thief").progress.inside
+    first = serve(table, question(), answer_keys=CorrelationKeys(strong=("id",)))
+    assert is_of(serve(table, shown(strong=("unheard", "id"))), first)
+    assert not serve(table, shown(strong=("unheard",))).progress.inside
+    assert not serve(table, shown(strong=("id",)), user="thief").progress.inside
 
 
-def test_a_proof_counts_for_more_than_the_question() -> None:
+def test_a_strong_key_counts_for_more_than_the_question() -> None:
     table = Interactions()
-    first, second = (serve(table, question(name), gives=Witnesses(proofs=(f"id-{name}",))) for name in "qr")
-    back = Claim("q", begins=False, shows=Witnesses(("id-r",)))
+    first, second = (serve(table, question(name), answer_keys=CorrelationKeys(strong=(f"id-{name}",))) for name in "qr")
+    back = Claim("q", begins=False, keys=CorrelationKeys(("id-r",)))
     assert is_of(serve(table, back), second)
     assert is_of(serve(table, Claim("q", begins=False)), first)
 
 
 def test_an_id_that_several_answers_gave_out_is_of_the_one_with_the_same_question() -> None:
     table = Interactions()
-    calls = [serve(table, question(name), gives=Witnesses(proofs=("call:0",))) for name in "pqr"]
-    back = Claim("q", begins=False, shows=Witnesses(("call:0",)))
+    calls = [serve(table, question(name), answer_keys=CorrelationKeys(strong=("call:0",))) for name in "pqr"]
+    back = Claim("q", begins=False, keys=CorrelationKeys(("call:0",)))
     assert is_of(serve(table, back), calls[1])
 
 
 def test_the_same_question_side_by_side_is_told_apart_by_what_the_answers_gave_out() -> None:
     table = Interactions()
-    first, second = (serve(table, question("q"), gives=Witnesses(proofs=(id_,))) for id_ in ("one", "two"))
+    first, second = (serve(table, question("q"), answer_keys=CorrelationKeys(strong=(id_,))) for id_ in ("one", "two"))
     assert first.progress.interaction is not second.progress.interaction
     for id_, begun in (("two", second), ("one", first), ("two", second)):
-        assert is_of(serve(table, Claim("q", begins=False, shows=Witnesses((id_,)))), begun)
+        assert is_of(serve(table, Claim("q", begins=False, keys=CorrelationKeys((id_,)))), begun)
 
 
-def test_a_hint_holds_at_an_agents_pace_only() -> None:
+def test_a_weak_key_holds_at_an_agents_pace_only() -> None:
     for pause_s, is_inside in ((20.0, True), (20.1, False)):
         table = Interactions()
-        first = serve(table, question(), awaits_more=False, gives=Witnesses(hints=("turn",)))
+        first = serve(table, question(), awaits_more=False, answer_keys=CorrelationKeys(weak=("turn",)))
         assert len(table) == 0
-        assert is_of(serve(table, shown(hints=("turn",)), pause_s), first) == is_inside
+        assert is_of(serve(table, shown(weak=("turn",)), pause_s), first) == is_inside
 
 
 def test_a_call_while_another_is_under_way_follows_at_any_pace() -> None:
@@ -98,54 +98,54 @@ def test_a_call_while_another_is_under_way_follows_at_any_pace() -> None:
     first = call(question(session="s"))
     table.arrived(first, 0.0)
     table.admitted(first, 0.0)
-    assert is_of(serve(table, shown(hints=("s",)), 500.0), first)
+    assert is_of(serve(table, shown(weak=("s",)), 500.0), first)
 
 
-def test_a_hint_of_several_is_of_the_one_that_weaker_hints_speak_for() -> None:
+def test_a_weak_key_of_several_is_of_the_one_that_weaker_keys_speak_for() -> None:
     table = Interactions()
     first, second = (
-        serve(table, question(), awaits_more=False, gives=Witnesses(hints=("all", turn), lines=(line, 7)))
+        serve(table, question(), awaits_more=False, answer_keys=CorrelationKeys(weak=("all", turn), text=(line, 7)))
         for turn, line in (("one", 1), ("two", 2))
     )
-    assert is_of(serve(table, shown(hints=("all", "two")), gives=Witnesses(hints=("all",))), second)
-    assert is_of(serve(table, shown(hints=("all",), lines=(7, 1))), first)
+    assert is_of(serve(table, shown(weak=("all", "two")), answer_keys=CorrelationKeys(weak=("all",))), second)
+    assert is_of(serve(table, shown(weak=("all",), text=(7, 1))), first)
 
 
-def test_whoever_was_silent_for_too_long_is_gone_however_many_have_the_same_hint() -> None:
+def test_whoever_was_silent_for_too_long_is_gone_however_many_have_the_same_weak_key() -> None:
     table = Interactions()
     for _ in range(10):
-        serve(table, question(), awaits_more=None, gives=Witnesses(hints=("turn",)))
+        serve(table, question(), awaits_more=None, answer_keys=CorrelationKeys(weak=("turn",)))
     assert len(table) == 10
-    assert not serve(table, shown(hints=("turn",)), 301.0).progress.inside
+    assert not serve(table, shown(weak=("turn",)), 301.0).progress.inside
     assert len(table) == 1
 
 
 def test_lines_count_where_nothing_better_is_known_and_only_if_they_are_enough() -> None:
     table = Interactions()
-    first = serve(table, question(), gives=Witnesses(lines=(1, 2)))
-    serve(table, question(), gives=Witnesses(lines=(2, 3)))
-    assert is_of(serve(table, shown(lines=(1, 2, 9), lines_min=2)), first)
-    assert not serve(table, shown(lines=(1, 9), lines_min=2)).progress.inside
-    assert not serve(table, shown(lines=(9,))).progress.inside
+    first = serve(table, question(), answer_keys=CorrelationKeys(text=(1, 2)))
+    serve(table, question(), answer_keys=CorrelationKeys(text=(2, 3)))
+    assert is_of(serve(table, shown(text=(1, 2, 9), text_min=2)), first)
+    assert not serve(table, shown(text=(1, 9), text_min=2)).progress.inside
+    assert not serve(table, shown(text=(9,))).progress.inside
 
 
 def test_a_session_goes_on_with_its_latest_interaction() -> None:
     table = Interactions()
-    session = Witnesses(hints=("s",))
+    session = CorrelationKeys(weak=("s",))
     serve(table, question(session="s"))
     second = serve(table, question(session="s"), 100.0, awaits_more=False)
-    assert is_of(serve(table, question(session="s", shows=session), 105.0, awaits_more=False), second)
-    later = serve(table, question(session="s", shows=session), 205.0)
+    assert is_of(serve(table, question(session="s", keys=session), 105.0, awaits_more=False), second)
+    later = serve(table, question(session="s", keys=session), 205.0)
     assert not later.progress.inside, "a person asks something new"
-    compacted = question(session="s", begins=False, shows=Witnesses(proofs=("unheard", "s")))
+    compacted = question(session="s", begins=False, keys=CorrelationKeys(strong=("unheard", "s")))
     assert is_of(serve(table, compacted, 400.0), later), "a tool's result asks nothing"
 
 
 def test_what_a_client_ended_is_not_gone_on_with() -> None:
     table = Interactions()
-    serve(table, question(ends=True), awaits_more=True, gives=Witnesses(("id",), ("turn",)))
-    assert not serve(table, shown(proofs=("id",))).progress.inside
-    assert not serve(table, shown(hints=("turn",))).progress.inside
+    serve(table, question(ends=True), awaits_more=True, answer_keys=CorrelationKeys(("id",), ("turn",)))
+    assert not serve(table, shown(strong=("id",))).progress.inside
+    assert not serve(table, shown(weak=("turn",))).progress.inside
 
 
 # --- how long it may be silent, and how soon it goes on ---
@@ -154,8 +154,8 @@ def test_what_a_client_ended_is_not_gone_on_with() -> None:
 def goes_on(after_s: float, *, awaits_more: bool | None, idle_s: float | Literal["auto"] = "auto") -> bool:
     """Is an interaction gone on with that was silent for so long?"""
     table = Interactions(InteractionSettings(idle_s=idle_s))
-    serve(table, question("q"), awaits_more=awaits_more, gives=Witnesses(("id",)))
-    return serve(table, shown(proofs=("id",)), after_s).progress.inside
+    serve(table, question("q"), awaits_more=awaits_more, answer_keys=CorrelationKeys(("id",)))
+    return serve(table, shown(strong=("id",)), after_s).progress.inside
 
 
 def test_silence_is_an_hour_before_a_tools_result_and_else_five_minutes() -> None:
@@ -172,7 +172,12 @@ def replied(pause_s: float, times: int = 20) -> float:
     table = Interactions()
     for number in range(times):
         serve(table, question(session="s"), 1000.0 * number, awaits_more=False)
-        serve(table, question(session="s", shows=Witnesses(hints=("s",))), 1000.0 * number + pause_s, awaits_more=False)
+        serve(
+            table,
+            question(session="s", keys=CorrelationKeys(weak=("s",))),
+            1000.0 * number + pause_s,
+            awaits_more=False,
+        )
     return table.paces.pace_s("a", "")
 
 
@@ -188,12 +193,12 @@ def test_agents_have_more_time_than_people() -> None:
 
 def test_of_one_interaction_the_latest_witnesses_are_remembered_and_those_in_use() -> None:
     table = Interactions()
-    for number in range(3 * GIVEN_MAX):
-        gives = Witnesses((f"id{number}",), (f"turn{number}",), (number,))
-        last = serve(table, question(session="s", begins=False, shows=Witnesses(("s",))), gives=gives)
+    for number in range(3 * KEYS_MAX):
+        answer_keys = CorrelationKeys((f"id{number}",), (f"turn{number}",), (number,))
+        last = serve(table, question(session="s", begins=False, keys=CorrelationKeys(("s",))), answer_keys=answer_keys)
         assert last.progress.stage == number + 1
-    assert not serve(table, shown(proofs=("id1",))).progress.inside
-    assert is_of(serve(table, shown(proofs=(f"id{number}",))), last)
+    assert not serve(table, shown(strong=("id1",))).progress.inside
+    assert is_of(serve(table, shown(strong=(f"id{number}",))), last)
 
 
 def made(tenant: str, name: str) -> Interaction:
@@ -201,12 +206,12 @@ def made(tenant: str, name: str) -> Interaction:
 
 
 def test_the_tenant_with_most_witnesses_loses_its_oldest() -> None:
-    table = WitnessTable(witnesses_max=100)
+    table = CorrelationTable(keys_max=100)
     small = made("small", "i")
     for number in range(5):
-        table.give(small, number)
+        table.add(small, number)
     for number in range(10_000):
-        table.give(made("flood", "i"), number)
+        table.add(made("flood", "i"), number)
         assert len(table) <= 100
     assert all(table.of("small", "", "", number) == (small,) for number in range(5))
     assert table.of("flood", "", "", 9_999)
@@ -216,26 +221,26 @@ def test_the_tenant_with_most_witnesses_loses_its_oldest() -> None:
 @settings(max_examples=100)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["give", "alone", "forget"]), st.integers(0, 30), st.integers(0, 40)), max_size=300
+        st.tuples(st.sampled_from(["add", "alone", "forget"]), st.integers(0, 30), st.integers(0, 40)), max_size=300
     )
 )
 def test_the_table_and_its_interactions_agree_after_anything(trace: list[tuple[str, int, int]]) -> None:
-    table = WitnessTable(witnesses_max=60)
+    table = CorrelationTable(keys_max=60)
     interactions = [made(f"t{number % 3}", f"i{number}") for number in range(31)]
     known: dict[int, int] = {}
-    for what, number, witness in trace:
+    for what, number, key in trace:
         interaction = interactions[number]
         if what == "forget":
             table.forget(interaction)
         else:
-            table.give(interaction, witness, alone=what == "alone")
-            known[hash(("", "", witness))] = witness
-        assert len(table) == sum(len(one.given or ()) for one in interactions) <= 60
+            table.add(interaction, key, alone=what == "alone")
+            known[hash(("", "", key))] = key
+        assert len(table) == sum(len(one.key_hashes or ()) for one in interactions) <= 60
         for one in interactions:
-            given_out = one.given or []
-            assert len(given_out) == len(set(given_out)) <= GIVEN_MAX
-            for place in given_out:
-                holders = table.of(one.tenant, "", "", known[place])
+            hashes = one.key_hashes or []
+            assert len(hashes) == len(set(hashes)) <= KEYS_MAX
+            for key_hash in hashes:
+                holders = table.of(one.tenant, "", "", known[key_hash])
                 assert one in holders
                 assert len(holders) <= HOLDERS_MAX
 
@@ -281,30 +286,30 @@ def test_witnesses_hold_at_every_gateway() -> None:
     pair = Pair()
     pair.report(1, 0.0)
     for _ in range(3):
-        first = serve(pair.tables[0], question("q", session="s"), gives=Witnesses(("id",), ("turn",), (1,)))
-        serve(pair.tables[0], Claim("q", begins=False), gives=Witnesses(("id2",)))
+        first = serve(pair.tables[0], question("q", session="s"), answer_keys=CorrelationKeys(("id",), ("turn",), (1,)))
+        serve(pair.tables[0], Claim("q", begins=False), answer_keys=CorrelationKeys(("id2",)))
     assert first.progress.stage == 1
     pair.report(0, 1.0)
-    for number, claim in enumerate([shown(proofs=("id2",)), shown(hints=("unheard", "turn")), shown(proofs=("s",))]):
+    for number, claim in enumerate([shown(strong=("id2",)), shown(weak=("unheard", "turn")), shown(strong=("s",))]):
         found = pair.arrives(1, claim, 2.0 + number)
         assert found.progress.inside, claim
         assert found.progress.stage > 1
-    assert not pair.arrives(1, shown(proofs=("unheard",)), 6.0).progress.inside
-    assert not pair.arrives(1, shown(lines=(1,)), 6.0).progress.inside
+    assert not pair.arrives(1, shown(strong=("unheard",)), 6.0).progress.inside
+    assert not pair.arrives(1, shown(text=(1,)), 6.0).progress.inside
 
 
-def test_a_hint_of_another_gateway_holds_no_longer_than_one_of_its_own() -> None:
+def test_a_weak_key_of_another_gateway_holds_no_longer_than_one_of_its_own() -> None:
     pair = Pair()
     pair.report(1, 0.0)
-    serve(pair.tables[0], question(), gives=Witnesses(("id",), ("turn",)))
+    serve(pair.tables[0], question(), answer_keys=CorrelationKeys(("id",), ("turn",)))
     pair.report(0, 1.0)
-    assert not pair.arrives(1, shown(hints=("turn",)), 62.0).progress.inside
-    assert pair.arrives(1, shown(proofs=("id",)), 62.0).progress.inside
+    assert not pair.arrives(1, shown(weak=("turn",)), 62.0).progress.inside
+    assert pair.arrives(1, shown(strong=("id",)), 62.0).progress.inside
 
 
 def test_each_witness_is_reported_once() -> None:
     pair = Pair()
-    serve(pair.tables[0], question("q"), gives=Witnesses(("id",)))
+    serve(pair.tables[0], question("q"), answer_keys=CorrelationKeys(("id",)))
     assert len(pair.shared[0].report(100, 0.0)) == 2, "the question and the id"
     serve(pair.tables[0], Claim("q", begins=False))
     assert len(pair.shared[0].report(100, 1.0)) == 1
@@ -315,19 +320,19 @@ def test_a_call_beside_another_one_says_nothing_of_how_soon_an_app_replies() -> 
         table = Interactions()
         serve(table, question(session="s"))
         if under_way:
-            other = call(Claim(shows=Witnesses(hints=("s",))))
+            other = call(Claim(keys=CorrelationKeys(weak=("s",))))
             table.arrived(other, 3.0)
             table.admitted(other, 3.0)
         before = table.paces.snapshot()
-        table.arrived(call(shown(hints=("s",))), 5.0)
+        table.arrived(call(shown(weak=("s",))), 5.0)
         assert (table.paces.snapshot() == before) is under_way
 
 
 def test_an_interaction_is_as_old_at_every_gateway() -> None:
     pair = Pair()
-    serve(pair.tables[0], question(), gives=Witnesses(("id",)))
+    serve(pair.tables[0], question(), answer_keys=CorrelationKeys(("id",)))
     pair.report(0, 100.0)
-    found = pair.arrives(1, shown(proofs=("id",)), 150.0).progress.interaction
+    found = pair.arrives(1, shown(strong=("id",)), 150.0).progress.interaction
     assert found is not None
     assert found.began_s == 0.0
 
