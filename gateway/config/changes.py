@@ -21,9 +21,9 @@ from gateway.config.section import Section
 CHARACTERS_MAX = 60
 LIVE = frozenset(
     {
-        "access_log", "admin_token", "aliases", "apps", "cors_origins", "debug_headers", "drain_s", "interactions",
-        "limits", "log_level", "open_access", "overload", "policy", "pools", "quota", "routes", "tenants", "throttle",
-        "tls", "trusted_proxies",
+        "access_log", "admin_token", "aliases", "apps", "batch_guaranteed_share", "cors_origins", "debug_headers",
+        "drain_s", "groups", "interactions", "limits", "log_level", "open_access", "overload", "policy", "pools",
+        "quota", "routes", "tenants", "throttle", "tls", "trusted_proxies",
     }
 )  # fmt: skip
 """What `Gateway.take_over` takes over. All else is bound, shared or opened once, when the gateway starts."""

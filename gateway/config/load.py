@@ -19,7 +19,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.checks import split_address
-from gateway.config.model import FAULTS_FOUND_MAX, Config, path_of
+from gateway.config.contradictions import path_of
+from gateway.config.model import FAULTS_FOUND_MAX, Config
 from gateway.config.provenance import Loc, Provenances, Written
 
 FILE_BYTES_MAX = 4 * 1024 * 1024

@@ -6,13 +6,11 @@ Values are strict: text is never read as a number, nor a number as text. Times a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     Field,
     ModelWrapValidatorHandler,
@@ -25,24 +23,24 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from gateway.config.checks import (
     Name,
-    backend_name,
     bare_text_is,
     checked_address,
     checked_api_key,
     checked_tokenizer,
-    checked_url,
     fault,
     is_loopback,
     not_empty,
     split_address,
     unique,
 )
+from gateway.config.contradictions import ADMIN, LISTEN, contradictions
 from gateway.config.machine import WORKERS_MAX, auto_by_default, no_text, or_auto, with_auto
 from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds, bounds_of
-from gateway.config.provenance import UNKNOWN, Loc, Provenances
+from gateway.config.provenance import UNKNOWN, Provenances
 from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig
 from gateway.config.sections.backends import BackendConfig
+from gateway.config.sections.groups import GroupConfig, Grouped, tree_of
 from gateway.config.sections.interaction_rules import InteractionsConfig
 from gateway.config.sections.keys import IssuerConfig, KeyConfig
 from gateway.config.sections.limits import Limits
@@ -53,6 +51,7 @@ from gateway.config.sections.throttling import OverloadConfig, QuotaConfig, Thro
 from gateway.config.sections.tls import ListenerTlsConfig
 from gateway.config.sections.tracing import TracingConfig
 from gateway.config.sections.usage import UsageConfig
+from policies.capacity.entitlements import BATCH_SHARE, GroupSettings, Tree
 from policies.capacity.gauges import CapacitySettings
 
 FAULTS_FOUND_MAX: Final = 1000
@@ -97,13 +96,12 @@ class PoolConfig(Section):
         return sum([limits.upstream_addresses_max if backend.each_address else 1 for backend in self.backends])
 
 
-class TenantConfig(Section):
+@settings_from(GroupSettings)
+class TenantConfig(Grouped):
     """Who shares the engines."""
 
     name: Name
     """What metrics and logs call the tenant; unique."""
-    weight: float = Field(default=1.0, gt=0, le=1000)
-    """Share relative to the other tenants that have requests waiting."""
     keys: tuple[Annotated[KeyConfig, bare_text_is("hash", str | KeyConfig)], ...] = Field(default=(), strict=False)
     """Hashes of its keys. Empty: a key is minted and printed at every start."""
     quota: QuotaConfig | None = None
@@ -113,7 +111,7 @@ class TenantConfig(Section):
 class Config(Section):
     """The configuration of one fairgate gateway."""
 
-    listen: Address = "127.0.0.1:8080"
+    listen: Address = LISTEN
     """host:port for clients; port 0 takes a free one."""
     tls: ListenerTlsConfig | None = None
     """TLS for clients, in the place of plain HTTP. Default: none, for loopback or behind a proxy that speaks TLS."""
@@ -124,7 +122,7 @@ class Config(Section):
     """Pages in browsers that may call, such as https://chat.example.com; * for any. None by default."""
     routes: tuple[RouteConfig, ...] = Field(default=(), strict=False)
     """What else clients may ask, beyond the inference routes that are known."""
-    admin: Address = "127.0.0.1:8190"
+    admin: Address = ADMIN
     """host:port for /health, /ready, /metrics, /explain, /queue, /tenants, /backends, /config, /usage and /keys. Not
     for clients."""
     admin_token: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
@@ -140,6 +138,10 @@ class Config(Section):
     """Engines by the models they serve; a model belongs to one pool."""
     aliases: dict[Name, Name] = Field(default={})
     """Other names of models: what clients ask for, and what the engines are asked for. Answers have the former."""
+    groups: tuple[GroupConfig, ...] = Field(default=(), strict=False)
+    """Tenants that share a part of each pool, and groups of such groups; none by default."""
+    batch_guaranteed_share: float = Field(default=BATCH_SHARE, gt=0, le=0.5)
+    """Part of each pool that work that can wait (class batch) gets beside other work. It has what others leave."""
     tenants: tuple[TenantConfig, ...] = Field(default=(), strict=False)
     """Who shares the engines; may be empty with open_access only."""
     jwt: tuple[IssuerConfig, ...] = Field(default=(), strict=False, max_length=100)
@@ -199,6 +201,11 @@ class Config(Section):
         return copy
 
     @property
+    def tree(self) -> Tree:
+        """What each group and tenant is entitled to."""
+        return tree_of(self.groups, self.tenants, self.batch_guaranteed_share)
+
+    @property
     def bounds(self) -> Bounds:
         """What each part of a process may hold."""
         return bounds_of(self.memory_max, len(self.pools))
@@ -241,7 +248,7 @@ class Config(Section):
     def _consistent(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Report what contradicts itself together with what is wrong by itself, not after it is mended."""
         data = with_auto(data)
-        found = islice(_contradictions(data), FAULTS_FOUND_MAX)
+        found = islice(contradictions(data), FAULTS_FOUND_MAX)
         faults = [InitErrorDetails(type=fault(text), loc=loc, input=None) for loc, text in found]
         try:
             config = handler(data)
@@ -257,154 +264,6 @@ class Config(Section):
 
 def _as_found(error: ErrorDetails) -> PydanticCustomError:
     return PydanticCustomError(error["type"], "{message}", {**error.get("ctx", {}), "message": error["msg"]})
-
-
-def _get(section: Any, field: str) -> Any:
-    """A field of a section that may be raw and may be wrong: None when it is not there."""
-    if isinstance(section, Mapping):
-        return section.get(field)
-    return getattr(section, field, None) if isinstance(section, BaseModel) else None
-
-
-def _items(section: Any, field: str) -> Iterator[tuple[int, Any]]:
-    found = _get(section, field)
-    return enumerate(found if isinstance(found, list | tuple) else ())
-
-
-class _Once:
-    """Which names were seen, and where first?"""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.first: dict[str, Loc] = {}
-
-    def again(self, name: Any, loc: Loc, advice: str = "") -> Iterator[tuple[Loc, str]]:
-        if isinstance(name, str) and name:
-            first = self.first.setdefault(name, loc)
-            if first != loc:
-                yield loc, f"the same {self.what} as {path_of(first)}{advice}"
-
-
-def path_of(loc: Loc) -> str:
-    """How a place in the configuration is written: pools[0].backends[1].url."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
-
-
-def _contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
-    """What cannot be true together. Takes raw data, which may be wrong elsewhere, or models."""
-    paths = _Once("path")
-    for r, route in _items(config, "routes"):
-        yield from paths.again(_get(route, "path"), ("routes", r, "path"))
-    yield from _address_contradictions(config)
-    yield from _pool_contradictions(config)
-    yield from _name_contradictions(config)
-    tenants, hashes = _Once("name"), _Once("key")
-    for t, tenant in _items(config, "tenants"):
-        yield from tenants.again(_get(tenant, "name"), ("tenants", t, "name"))
-        for k, key in _items(tenant, "keys"):
-            loc: Loc = ("tenants", t, "keys", k)
-            text, loc = (key, loc) if isinstance(key, str) else (_get(key, "hash"), (*loc, "hash"))
-            yield from hashes.again(text.lower() if isinstance(text, str) else None, loc)
-    issuers = _Once("issuer")
-    for i, one in _items(config, "jwt"):
-        yield from issuers.again(_get(one, "issuer"), ("jwt", i, "issuer"))
-    apps = _Once("name")
-    for a, app in _items(config, "apps"):
-        yield from apps.again(_get(app, "name"), ("apps", a, "name"))
-    nobody = _get(config, "tenants") in (None, (), []) and _get(config, "open_access") is not True
-    if nobody and _get(config, "usage") is None and _state_url(config) == "memory":
-        yield ("tenants",), "is empty: nobody could call; add a tenant, or set open_access: true"
-    yield from _limit_contradictions(config)
-
-
-def _limit_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
-    memory_max, pools, workers = _get(config, "memory_max"), _get(config, "pools"), _get(config, "workers")
-    if not isinstance(memory_max, int) or memory_max < MEMORY_MAX_LEAST:
-        return
-    bounds = bounds_of(memory_max, max(1, len(pools) if isinstance(pools, list | tuple) else 1))
-    connections = bounds.connections * (workers if isinstance(workers, int) and workers > 0 else 1)
-    for field, most in (("body_bytes_max", bounds.body_bytes_most), ("connections_max", connections)):
-        value = _get(_get(config, "limits"), field)
-        if isinstance(value, int) and value > most:
-            yield ("limits", field), f"is more than memory_max ({memory_max}) has room for: {most}"
-
-
-def _address_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
-    addresses = [_get(config, field) or Config.model_fields[field].default for field in ("listen", "admin")]
-    (host, port), (admin_host, admin_port) = (
-        split_address(text) if isinstance(text, str) else ("", -1) for text in addresses
-    )
-    workers = _get(config, "workers")
-    workers = workers if isinstance(workers, int) else 1
-    hosts = {host, admin_host}
-    is_same_host = len(hosts) == 1 or bool(hosts & {"0.0.0.0", "::"})
-    is_same_host = is_same_host or ("localhost" in hosts and hosts <= {"localhost", "127.0.0.1", "::1"})
-    if admin_port > 0 and admin_port == port and is_same_host:
-        yield ("admin",), f"takes the port of listen ({addresses[0]}); give it another one"
-    backends = [backend for _, pool in _items(config, "pools") for _, backend in _items(pool, "backends")]
-    simulated = any(str(_get(backend, "url")).startswith("sim:") for backend in backends)
-    field = "workers" if workers > 1 else "state" if _state_url(config) != "memory" else None
-    if simulated and field is not None:
-        yield (
-            (field,),
-            "several cannot share an engine inside a process (sim:); run `fairgate sim` and give its url",
-        )
-
-
-def _state_url(config: Any) -> Any:
-    state = _get(config, "state")
-    url = state if isinstance(state, str) else _get(state, "url")
-    return url.get_secret_value() if isinstance(url, SecretStr) else url or "memory"
-
-
-def _pool_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
-    pools, models, urls, names = _Once("name"), _Once("model"), _Once("url"), _Once("backend name")
-    of_many: set[str] = set()
-    for p, pool in _items(config, "pools"):
-        yield from pools.again(_get(pool, "name"), ("pools", p, "name"))
-        for m, model in _items(pool, "models"):
-            yield from models.again(model, ("pools", p, "models", m), ": a model belongs to one pool")
-        for b, backend in _items(pool, "backends"):
-            loc: Loc = ("pools", p, "backends", b)
-            try:
-                url = checked_url(_get(backend, "url") or "")
-            except (PydanticCustomError, TypeError):
-                url = ""
-            repeated = list(urls.again(url, (*loc, "url")))
-            yield from repeated
-            name = _get(backend, "name")
-            if name or not repeated:
-                yield from names.again(
-                    name or backend_name(url), (*loc, "name" if name else "url"), ": give one of them another name"
-                )
-            if _get(backend, "each_address") is True:
-                of_many.add(str(name or backend_name(url)))
-    for name, loc in names.first.items():
-        if (first := name.rpartition("@")[0]) in of_many:
-            yield loc, f"is the name of an engine of {first} (each_address); give it another name"
-
-
-def _name_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
-    """Of names that stand for models of the pools."""
-    pools = [
-        (p, _get(pool, "fallback"), [model for _, model in _items(pool, "models")])
-        for p, pool in _items(config, "pools")
-    ]
-    served = {model for _, _, models in pools for model in models if isinstance(model, str)}
-    are_all_known = all(models for _, _, models in pools)
-    found = _get(config, "aliases")
-    aliases = found if isinstance(found, Mapping) else {}
-    for alias, model in aliases.items():
-        loc: Loc = ("aliases", alias)
-        if alias in served:
-            yield loc, "is the name of a model that a pool serves; leave it out, or give the alias another name"
-        if isinstance(model, str) and model in aliases:
-            yield loc, "stands for another alias; give the model itself"
-        elif isinstance(model, str) and are_all_known and model not in served:
-            yield loc, f"stands for a model that no pool serves; these do: {', '.join(sorted(served)[:20])}"
-    for p, fallback, models in pools:
-        if isinstance(fallback, str) and (fallback in models or (are_all_known and fallback not in served)):
-            yield ("pools", p, "fallback"), "should be a model that another pool serves"
 
 
 def json_schema() -> str:

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, SecretStr
 
-from gateway.config.model import Config, path_of
+from gateway.config.contradictions import path_of
+from gateway.config.model import Config
 from gateway.config.provenance import Loc, Provenance
 from gateway.config.sections.policy_choice import PolicyConfig, policy_settings
 

@@ -36,6 +36,7 @@ def setup_of(
         overload=filled(OverloadSettings, gateway.overload),
         interactions=shared.interactions,
         quotas=shared.quotas,
+        tree=shared.tree,
         remembered=Remembered(*[gateway.bounds.of(table) for table in ("decisions", "lengths", "tenants")]),
     )
 
@@ -50,6 +51,7 @@ def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> Admis
         overload=setup.overload,
         interactions=setup.interactions,
         quotas=setup.quotas,
+        tree=setup.tree,
         remembered=setup.remembered,
     )
 

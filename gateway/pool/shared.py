@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gateway.config.model import Config
 from gateway.config.section import filled
 from gateway.request.interaction_claim import ClaimReader
+from policies.capacity.entitlements import Tree
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.quotas import Quota, Quotas
 from policies.orders.policy_entries import POLICIES
@@ -19,6 +20,8 @@ class Shared:
     interactions: Interactions | None
     claims: ClaimReader | None
     quotas: Quotas | None
+    tree: Tree
+    """What groups and tenants are entitled to in each pool."""
 
     @classmethod
     def of(cls, config: Config) -> Shared:
@@ -29,6 +32,7 @@ class Shared:
             Interactions(_settings(config)) if knows_interactions else None,
             _claims(config) if knows_interactions else None,
             None if quotas.is_off else quotas,
+            config.tree,
         )
 
     def read(self, before: Config, config: Config) -> Shared:
@@ -37,7 +41,7 @@ class Shared:
         if (before.interactions, before.apps) != (config.interactions, config.apps):
             return fresh
         claims = fresh.claims if self.claims is None or fresh.claims is None else self.claims
-        return Shared(fresh.interactions, claims, fresh.quotas)
+        return Shared(fresh.interactions, claims, fresh.quotas, fresh.tree)
 
     def taken_over(self, fresh: Shared, config: Config) -> Shared:
         """The tables under another configuration. What was counted and is open stays in them; none is ever taken away,
@@ -50,6 +54,7 @@ class Shared:
             fresh.interactions if self.interactions is None else self.interactions,
             fresh.claims,
             fresh.quotas if self.quotas is None else self.quotas,
+            fresh.tree,
         )
 
 

@@ -26,7 +26,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         generates=generates,
     )
     if before is not None:
-        flow, weight, claim, progress = before.flow, before.weight, before.claim, before.progress
+        flow, weight, claim, progress = before.flow, context.principal.weight, before.claim, before.progress
         system_tokens = before.system_tokens * prompt_tokens // max(1, before.prompt_tokens)
     else:
         principal = context.principal

@@ -37,6 +37,8 @@ from typing import Final
 from policies.request import Request, is_batch, payer
 from policies.settings import Contradiction, check_bounds, setting
 
+ROOT: Final = ""
+"""No group: the pool itself."""
 BATCH_SHARE: Final = 0.05
 """What work that can wait gets of a pool that others could use alone, so that the work ends."""
 PRESENT: Final = "\x1c"
@@ -94,7 +96,7 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where does a group or tenant stand, and on what terms? `group`: the group it is in; "" is the root."""
+    """Where does a group or tenant stand, and on what terms? `group`: the group it is in, or `ROOT`."""
 
     group: str
     settings: GroupSettings

@@ -105,6 +105,11 @@ class TenantMember(Member):
         self.capped: str | None = None
         """The ceiling that nothing of this tenant may pass for now."""
 
+    def next(self) -> Request | None:
+        """Its next request, or the start that is held."""
+        flow = self.flows.least()
+        return flow.next() if flow is not None else self.held
+
 
 class Backlog:
     """Every queued request, ordered by the service per weight of its tenant and flow.
@@ -203,8 +208,10 @@ class Backlog:
         """Of each ceiling that has room again, the tenant that has received least may go."""
         for tenants in [*self.capped.values()]:
             tenant = min(tenants, key=_counter)
-            request = tenant.flows.first(1)[0].next()
+            request = tenant.next()
             if request is not None and may_begin(request):
+                # To have all that it may have banks no credit, but for the request that follows the one that ended.
+                self.tenants.raise_to(self.tenants.floor() - self.usual, tenant, tenants)
                 self._uncap(tenant)
                 self.tenants.wake(tenant)
 
@@ -219,8 +226,7 @@ class Backlog:
     def next_capped(self) -> Request | None:
         """The next request of the tenant that has received least of those at a ceiling."""
         tenants = [tenant for each in self.capped.values() for tenant in each]
-        flow = min(tenants, key=_counter).flows.least() if tenants else None
-        return flow.next() if flow is not None else None
+        return min(tenants, key=_counter).next() if tenants else None
 
     def _release(self, tenant: TenantMember) -> None:
         del self.holding[tenant]

@@ -28,6 +28,7 @@ the present round. So every member of the round may use all of it, early or late
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -170,7 +171,12 @@ class Counters(Generic[M]):
         if self._lifts:
             # Raised to the floor, it banks no credit. With rounds, it is raised to the beginning of that round.
             member.is_sole = not self._waiting and not self._asleep
-            self._lift(member)
+            floor = self._floor = self.floor()
+            if self._quantum:
+                floor -= floor % self._quantum
+            if floor > member.counter:
+                member.lifted += floor - member.counter
+                member.counter = floor
         if self._quantum:
             self._turn += 1
             member.turn = self._turn
@@ -179,14 +185,6 @@ class Counters(Generic[M]):
         self._waiting += 1
         member.preferred = preferred
         self._enter(member)
-
-    def _lift(self, member: M) -> None:
-        floor = self._floor = self.floor()
-        if self._quantum:
-            floor -= floor % self._quantum
-        if floor > member.counter:
-            member.lifted += floor - member.counter
-            member.counter = floor
 
     def left(self, member: M, *, is_served: bool) -> None:
         """One of its waiting requests goes to a backend (`is_served`), or leaves without service."""
@@ -213,7 +211,7 @@ class Counters(Generic[M]):
 
     def sleep(self, member: M, *, is_absent: bool = False) -> None:
         """Nothing of this waiting member may go for now, so it is not next. It keeps its counter, and is not raised
-        when it wakes: it has waited all the time. `is_absent`: it is raised, since it has all that it may have.
+        when it wakes: it has waited all the time. `is_absent`: others are not measured by it meanwhile (`raise_to`).
         """
         member.is_asleep = True
         if not is_absent:
@@ -221,14 +219,21 @@ class Counters(Generic[M]):
         member.entry = None
         self._waiting -= 1
 
+    def raise_to(self, counter: float, least: M, members: Iterable[M]) -> None:
+        """Raise these members, which are absent, so far that the least of them has this counter. Among one another they
+        stay as they are.
+        """
+        by = counter - least.counter
+        if by > 0.0:
+            for member in members:
+                member.counter += by
+                member.lifted += by
+
     def wake(self, member: M) -> None:
         """Something of it may go again."""
         if member.is_asleep:
             member.is_asleep = False
-            if member in self._asleep:
-                del self._asleep[member]
-            else:
-                self._lift(member)
+            self._asleep.pop(member, None)
             self._waiting += 1
             self._enter(member)
 

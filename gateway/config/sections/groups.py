@@ -1,0 +1,53 @@
+"""What is a group of tenants entitled to? Groups stand in groups: each group and tenant names the one that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from gateway.config.checks import Name
+from gateway.config.section import Section, filled, settings_from
+from gateway.config.sections.throttling import QuotaConfig
+from policies.capacity.entitlements import ROOT, GroupSettings, Place, Tree
+
+_USUAL: Final = frozenset({"name", "weight", "keys", "quota"})
+"""What may be set of a tenant that stands in no group and has no other terms."""
+DEPTH_MAX: Final = 8
+"""Groups within each other, and the tenant."""
+
+
+class Grouped(Section):
+    """What a group and a tenant have in common: a place in the tree."""
+
+    name: Name
+    group: Name | None = None
+    """The group that it is in. Default: none, so that it shares each pool with all others that are in none."""
+    quota: QuotaConfig | None = None
+    if TYPE_CHECKING:
+        weight: float = 1.0
+        """A setting of `GroupSettings`, as all others here."""
+
+
+@settings_from(GroupSettings)
+class GroupConfig(Grouped):
+    """Tenants, or other groups, that share a part of each pool."""
+
+    name: Name
+    """What `group` names; unique among groups."""
+    quota: QuotaConfig | None = None
+    """Limits of all tenants in it together."""
+
+
+def tree_of(groups: Sequence[Grouped], tenants: Sequence[Grouped], batch_share: float) -> Tree:
+    """The tree that these sections describe, which are free of contradictions."""
+    by_name = {group.name: group for group in groups}
+    placed: dict[str, Place] = {}
+    while len(placed) < len(by_name):
+        for name, group in by_name.items():
+            if name not in placed and (group.group is None or group.group in placed):
+                placed[name] = _place(group)
+    return Tree(placed, {one.name: _place(one) for one in tenants if not one.model_fields_set <= _USUAL}, batch_share)
+
+
+def _place(section: Grouped) -> Place:
+    return Place(section.group or ROOT, filled(GroupSettings, section))
