@@ -301,7 +301,7 @@ class Entitlements:
         if self.is_flat:
             return []
         found = [
-            (PRESENT + leaf, 1)
+            (f"{PRESENT}{leaf}{PRESENT}{node.weight}", 1)
             for leaf, node in self._leaves.items()
             if leaf not in self._elsewhere or node.present > 1
         ]
@@ -351,15 +351,15 @@ class Entitlements:
 
     def set_elsewhere(self, reported: Mapping[str, int]) -> None:
         """Other gateways together report this (`report`)."""
-        new = {name[1:] for name in reported if name[:1] == PRESENT}
-        for leaf in new - self._elsewhere:
+        present = dict(name[1:].split(PRESENT) for name in reported if name[:1] == PRESENT)
+        for leaf in present.keys() - self._elsewhere:
             node = self._leaves.get(leaf)
             if node is None:
-                node = self._leaves[leaf] = self._new(leaf, 1.0)
+                node = self._leaves[leaf] = self._new(leaf, float(present[leaf]))
             node.add()
-        for leaf in self._elsewhere - new:
+        for leaf in self._elsewhere - present.keys():
             self._remove(leaf)
-        self._elsewhere = new
+        self._elsewhere = set(present)
         for name, ceiling in self._ceilings.items():
             ceiling.elsewhere = reported.get(SEQUENCES + name, 0), reported.get(TOKENS + name, 0)
 

@@ -62,7 +62,7 @@ class Member:
         self.lifted = 0.0
         """How much of the counter came from lifts, and not from service."""
         self.is_sole = False
-        """Nobody else waited here when it last began to wait."""
+        """It was raised by what is known here alone when it last began to wait, which is still to be reported."""
         self.is_asleep = False
         """Something of it waits, and none of that may go now, so the member is not in the heap."""
         self.preferred = False
@@ -109,6 +109,9 @@ class Counters(Generic[M]):
         self.reported: Any = None
         """What other gateways know of the last departure: how many there were, and when it was. Written by the code
         that reports it."""
+        self.unconfirmed: dict[M, None] = {}
+        """Members whose lift is not known to count at other gateways yet: one that began to wait while nobody else
+        waited here, and the ones that were raised to it. Without other gateways it stays so."""
         self._turn = 0
         self._waiting = 0
         self.least_elsewhere: float | None = None
@@ -170,7 +173,9 @@ class Counters(Generic[M]):
             return
         if self._lifts:
             # Raised to the floor, it banks no credit. With rounds, it is raised to the beginning of that round.
-            member.is_sole = not self._waiting and not self._asleep
+            if self.unconfirmed or (not self._waiting and not self._asleep):
+                member.is_sole = True
+                self.unconfirmed[member] = None
             floor = self._floor = self.floor()
             if self._quantum:
                 floor -= floor % self._quantum
@@ -202,6 +207,7 @@ class Counters(Generic[M]):
         else:
             self._waiting -= 1
         member.entry = None
+        self.unconfirmed.pop(member, None)
         self.last_left = member
         self.times_left += 1
         if not self._waiting:

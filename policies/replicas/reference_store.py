@@ -117,7 +117,8 @@ class ReferenceStore:
                 self._lefts[left.among] = _Kept(left, now_ms + COUNTERS_MS)
         sums = [self._tallied(one, now_ms, is_repeated, before is not None) for one in report.tallies]
         opened = [self._called(one, now_ms, is_repeated) for one in report.calls]
-        standing, counters = _as_of_now(report, totals)
+        standings, counters = _as_of_now(report, totals)
+        standing = standings[0] if standings else None
         seen = [self._seen(record, now_ms) for record in others]
         next_elsewhere: Standing | None = None
         for other in seen:
@@ -129,7 +130,7 @@ class ReferenceStore:
                     next_elsewhere = first
         mine = [_divided(holding, standing, seen) for holding in report.holdings]
         record = _Record(max(number, before.number if before is not None else 0), now_ms, report)
-        record.standings = [standing, *report.standings[1:]] if standing is not None else []
+        record.standings = standings
         record.counters = counters
         record.holdings = {one.holding.backend: one for one, _ in mine}
         self._records[me] = record
@@ -283,17 +284,20 @@ class ReferenceStore:
         return Opened(known[0], known[1], (now_ms - known[2]) / 1000)
 
 
-def _as_of_now(report: ReplicaReport, totals: list[float]) -> tuple[Standing | None, tuple[float, float] | None]:
-    """The first standing plus what others charged to it, and the sums of its two counters if the report has them."""
-    standing = report.standings[0] if report.standings else None
-    if standing is None or not standing.flow:
-        return standing, None
+def _as_of_now(report: ReplicaReport, totals: list[float]) -> tuple[list[Standing], tuple[float, float] | None]:
+    """The standings plus what others charged to them, and the sums of the two counters of the first one if the report
+    has them."""
     at = {one.name: (one.base + one.service, total) for one, total in zip(report.charges, totals, strict=True)}
-    tenant, flow = at.get(standing.tenant), at.get(standing.flow)
-    if tenant is None or flow is None:
-        return standing, None
-    served = standing.served + tenant[1] - tenant[0]
-    return standing._replace(served=served, flow_served=standing.flow_served + flow[1] - flow[0]), (tenant[1], flow[1])
+    standings, counters = [], None
+    for place, one in enumerate(report.standings):
+        tenant, flow = at.get(one.tenant), at.get(one.flow)
+        if one.flow and tenant is not None and flow is not None:
+            served, flow_served = one.served + tenant[1] - tenant[0], one.flow_served + flow[1] - flow[0]
+            one = one._replace(served=served, flow_served=flow_served)
+            if place == 0:
+                counters = tenant[1], flow[1]
+        standings.append(one)
+    return standings, counters
 
 
 def _divided(own: Holding, standing: Standing | None, others: list[_Other]) -> tuple[_Held, Grant]:

@@ -151,8 +151,10 @@ class SharedCounters:
             member.reported = total, lifted
             if isinstance(member, FlowMember):
                 member.tenant.flows.charged(member, correction)
+                _confirmed(member.tenant.flows, member)
             elif isinstance(member, TenantMember):
                 self._backlog.tenants.charged(member, correction)
+                _confirmed(self._backlog.tenants, member)
         self._reported = []
         self._growth.end(since_s)
         self._growth_of_flows.end(since_s)
@@ -220,6 +222,12 @@ def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Le
         left_s = now_s
         counters.reported = counters.times_left, left_s
     return Left(among, _name(last), last.counter, left_s)
+
+
+def _confirmed(counters: Counters[M], member: M) -> None:
+    """Its lift counts at all gateways now, unless it has begun to wait anew since it was reported."""
+    if not member.is_sole:
+        counters.unconfirmed.pop(member, None)
 
 
 def _charge(member: Member) -> Charge:

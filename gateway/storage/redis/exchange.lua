@@ -303,18 +303,20 @@ local function part(most, granted_elsewhere, held, wanted_before, wanted_elsewhe
   return math.max(0, math.floor(free / live))
 end
 
-local counters = false
-if standing and standing[2] ~= '' then
-  local at = {}
-  for i, charge in ipairs(charges) do
-    at[charge[1]] = { reported = charge[2] + charge[3], total = totals[i] }
-  end
-  local tenant, flow = at[standing[1]], at[standing[2]]
-  if tenant and flow then
-    standing = with_served(standing, tenant.total - tenant.reported, flow.total - flow.reported)
-    counters = { tenant.total, flow.total }
+local counters, at = false, {}
+for i, charge in ipairs(charges) do
+  at[charge[1]] = { reported = charge[2] + charge[3], total = totals[i] }
+end
+for place, one in ipairs(standings) do
+  local tenant, flow = at[one[1]], at[one[2]]
+  if one[2] ~= '' and tenant and flow then
+    standings[place] = with_served(one, tenant.total - tenant.reported, flow.total - flow.reported)
+    if place == 1 then
+      counters = { tenant.total, flow.total }
+    end
   end
 end
+standing = standings[1]
 for _, other in ipairs(others) do
   other.standing = other.counters and as_of_now(other.standing, other.counters) or other.standing
 end
@@ -383,7 +385,6 @@ if left then
   left[3] = number_in(KEYS[2] .. 'c:' .. left[2]) or left[3]
 end
 
-standings[1] = standing
 local all, elsewhere = { 0, 0, 0, 0 }, {}
 for _, other in ipairs(others) do
   for i = 1, #all do

@@ -263,6 +263,7 @@ def test_beside_one_that_sleeps_nobody_waits_alone() -> None:
     held, new = Member(("held",)), Member(("new",))
     counters.queued(held)
     assert held.is_sole
+    counters.unconfirmed.clear()  # other gateways have answered
     counters.sleep(held)
     counters.queued(new)
     assert not new.is_sole
@@ -289,3 +290,14 @@ def test_after_one_that_slept_has_left_a_newcomer_waits_alone() -> None:
         assert new.is_sole
         assert line.least() is new
         line.left(new, is_served=False)
+
+
+def test_what_is_raised_to_one_whose_lift_is_unconfirmed_is_so_too() -> None:
+    counters: Counters[Member] = Counters()
+    first, second, third = Member(("first",)), Member(("second",)), Member(("third",))
+    counters.queued(first)
+    counters.queued(second)
+    assert second.is_sole
+    counters.unconfirmed.clear()  # other gateways have answered
+    counters.queued(third)
+    assert not third.is_sole

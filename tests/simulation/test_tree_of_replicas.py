@@ -1,0 +1,108 @@
+"""A tree of groups before several gateways: each tenant and group has its part in every round, wherever it comes in."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from backends.simulated.engine_model import EngineModel
+from lab.several_gateways import simulate_together
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.capacity.entitlements import ROOT, GroupSettings, Place, Tree
+from policies.request import BATCH, Flow, payer
+from simulation.run import Run
+from tests.policies.trees import parts, random_tree
+from tests.simulation.replicas import BACKEND, ENGINE, RAMP_S, SLOTS, Rounds, TwinStore, refused
+
+GATEWAYS = 3
+LENGTH_S = 30.0
+
+
+def play_tree(tree: Tree, rounds: Rounds, policy: str) -> Run:
+    engines = [AdmissionEngine(named_policy(policy), tree=tree) for _ in range(GATEWAYS)]
+    for engine in engines:
+        engine.add_backend(BACKEND, max_num_seqs=SLOTS)
+    found = simulate_together(
+        rounds.first(), engines=engines, backends={BACKEND: EngineModel(ENGINE)}, next_arrival=rounds.next,
+        arrives_at=rounds.at, store=TwinStore(),
+    )  # fmt: skip
+    assert refused(found) == set()
+    return found
+
+
+def received(found: Run, tree: Tree, from_s: float, until_s: float) -> dict[str, float]:
+    """The part of the service of each leaf and group in this time."""
+    service: dict[str, float] = {}
+    for record in found.records.values():
+        if not record.token_s:
+            continue
+        prompt = record.arrival.prompt_tokens if from_s <= record.token_s[0] < until_s else 0
+        got = prompt + 2 * sum(from_s <= token_s < until_s for token_s in record.token_s)
+        leaf = record.arrival.flow.tenant
+        service[leaf] = service.get(leaf, 0.0) + got
+        place = tree.tenants.get(payer(leaf))
+        while place is not None and place.group:
+            service[place.group] = service.get(place.group, 0.0) + got
+            place = tree.groups[place.group]
+    whole = sum(got for name, got in service.items() if name not in tree.groups)
+    return {name: got / whole for name, got in service.items()}
+
+
+def rounds_of(leaves: list[str], weights: dict[str, float], rng: Random, rounds: int = 3) -> Rounds:
+    return Rounds(
+        rounds, 8.0, {leaf: rng.randint(20, 30) for leaf in leaves}, length_s=LENGTH_S,
+        flows={leaf: Flow(leaf, "app", "user") for leaf in leaves}, weights=weights,
+        home={leaf: rng.randrange(GATEWAYS) for leaf in leaves},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "seed"), [("vtc", 6), ("fairserve", 5)])
+def test_random_trees_with_floors_in_every_round(policy: str, seed: int) -> None:
+    rng = Random(seed)
+    tree = random_tree(rng)
+    leaves = [*tree.tenants]
+    rounds = rounds_of(leaves, {leaf: tree.tenants[leaf].settings.weight for leaf in leaves}, rng)
+    found = play_tree(tree, rounds, policy)
+    expected = parts(tree, set(leaves))
+    for begins_s in rounds.begins_s:
+        got = received(found, tree, begins_s + RAMP_S, begins_s + LENGTH_S)
+        for name, part in got.items():
+            assert part == pytest.approx(expected[name], rel=0.12, abs=0.006), name
+
+
+def test_a_ceiling_counts_what_runs_at_all_gateways() -> None:
+    tree = Tree({"g": Place(ROOT, GroupSettings(max_running=4))}, {
+        name: Place("g", GroupSettings()) for name in "abc"
+    })  # fmt: skip
+    rounds = Rounds(
+        1, 0.0, dict.fromkeys("abcd", 20), flows={name: Flow(name, "app", "user") for name in "abcd"},
+        weights=dict.fromkeys("abcd", 1.0), home={"a": 0, "b": 1, "c": 2, "d": 0},
+    )  # fmt: skip
+    found = play_tree(tree, rounds, "vtc")
+    times = [
+        (at_s, change)
+        for record in found.records.values()
+        if record.arrival.flow.tenant != "d" and record.token_s
+        for at_s, change in ((record.token_s[0], 1), (record.token_s[-1], -1))
+    ]
+    running = 0
+    most = 0
+    for at_s, change in sorted(times):
+        running += change
+        if RAMP_S < at_s < 12.0:
+            most = max(most, running)
+    assert 4 <= most <= 4 + GATEWAYS
+
+
+def test_work_that_can_wait_has_its_floor_beside_others_at_other_gateways() -> None:
+    leaves = ["a" + BATCH, "b" + BATCH, "c"]
+    rounds = rounds_of(leaves, dict.fromkeys(leaves, 1.0), Random(3), rounds=2)
+    rounds.home = {"a" + BATCH: 0, "b" + BATCH: 1, "c": 2}
+    tree = Tree(batch_share=0.2)
+    found = play_tree(tree, rounds, "vtc")
+    for begins_s in rounds.begins_s:
+        got = received(found, tree, begins_s + RAMP_S, begins_s + LENGTH_S)
+        assert got["c"] == pytest.approx(0.8, rel=0.05)
+        assert got["a" + BATCH] == pytest.approx(0.1, rel=0.1)
