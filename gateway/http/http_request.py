@@ -36,13 +36,13 @@ class HttpRequest:
         "query", "target", "tenant", "version",
     )  # fmt: skip
 
-    def __init__(self, peer: str, path: str) -> None:
-        """All that is known before a head was read."""
+    def __init__(self, peer: str, path: str, headers: list[Header]) -> None:
+        """The reader fills in the rest; of a head that cannot be read nothing more is known."""
         self.method = ""
         self.target = b""
         self.path = path
         self.query = b""
-        self.headers: list[Header] = []
+        self.headers = headers
         self.body = b""
         self.version = "1.1"
         self.peer = peer
@@ -226,10 +226,13 @@ class RequestReader:
             count = self._limits.headers_count_max
             raise ApiError(Reason.HEADERS_TOO_LARGE, f"The request has more than {count} header fields.")
         self._read_framing(headers, minor == b"1")
-        request = self._kind(self._peer, self.path)
-        request.method, request.target, request.query, request.headers = method.decode("ascii"), target, query, headers
+        request = self._kind(self._peer, self.path, headers)
+        request.method = method.decode("ascii")
+        request.target = target
+        request.query = query
         request.version = "1.1" if minor == b"1" else "1.0"
-        request.client_id, request.body_follows = self._client_id, not self.complete
+        request.client_id = self._client_id
+        request.body_follows = not self.complete
         return request
 
     @staticmethod

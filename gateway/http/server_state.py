@@ -108,7 +108,7 @@ class ServerState:
 
     def unread_request(self, peer: str, path: str = "") -> HttpRequest:
         """Stands for a request that was not read: only its sender is known, and perhaps its path."""
-        request = self.kind(peer, path)
+        request = self.kind(peer, path, [])
         request.id = self.next_request_id()
         return request
 

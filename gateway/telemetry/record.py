@@ -56,8 +56,8 @@ class RequestRecord(HttpRequest):
         "queue_s", "reason", "request", "service", "stream", "total_s", "trace", "tries", "waited_s", "was_dispatched",
     )  # fmt: skip
 
-    def __init__(self, peer: str, path: str) -> None:
-        super().__init__(peer, path)
+    def __init__(self, peer: str, path: str, headers: list[Header]) -> None:
+        super().__init__(peer, path, headers)
         self.app = ""
         self.model = ""
         self.stream = False
