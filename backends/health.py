@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from backends.base import BackendSnapshot
 from backends.tls_contexts import what_failed
 from backends.upstream_errors import ConnectFailed, ProtocolViolation, UpstreamError
+from policies.capacity.gauges import Gauges
 
 _BODY_BYTES_MAX = 4 * 1024 * 1024
 _MODEL_LEN_MAX = 1 << 40
@@ -96,11 +96,11 @@ class Standstill:
     def __init__(self, limit_s: float) -> None:
         """`limit_s`: no step takes so long."""
         self.limit_s = limit_s
-        self._page: BackendSnapshot | None = None
+        self._page: Gauges | None = None
         self._signs: tuple[float | None, ...] = ()
         self._since_s = 0.0
 
-    def read(self, page: BackendSnapshot) -> None:
+    def read(self, page: Gauges) -> None:
         """The next page."""
         totals = (page.prompt_tokens_total, page.output_tokens_total, page.preemptions_total)
         signs = (page.running, page.kv_usage, *totals)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.base import BackendSnapshot
+from policies.capacity.gauges import Gauges
 
 
 class OpenAiAdapter:
@@ -14,7 +14,7 @@ class OpenAiAdapter:
     takes_cache_salt = False
     health_path = "/v1/models"
 
-    def snapshot(self, text: str, taken_s: float) -> BackendSnapshot | None:
+    def snapshot(self, text: str, taken_s: float) -> Gauges | None:
         return None
 
     def is_refusal(self, status: int, body: bytes) -> bool:

@@ -9,9 +9,10 @@ from math import inf
 
 import aiohttp
 
-from backends.base import Adapter, BackendSnapshot
+from backends.base import Adapter
 from backends.health import Standstill
 from backends.step_feed import StepFeed
+from policies.capacity.gauges import Gauges
 
 _PAGE_BYTES_MAX = 8 * 1024 * 1024
 CHECK_INTERVAL_S = 0.8
@@ -32,7 +33,7 @@ class Scraper:
         url: str,
         session: aiohttp.ClientSession,
         interval_s: float,
-        on_snapshot: Callable[[BackendSnapshot], None],
+        on_snapshot: Callable[[Gauges], None],
         on_failure: Callable[[str], None],
         *,
         timeout_s: float = 2.0,

@@ -14,8 +14,8 @@ from typing import Annotated, Final
 import aiohttp
 import msgspec
 
-from backends.base import BackendSnapshot
 from backends.vllm_plugin.steps import CONTENT_TYPE, VERSION
+from policies.capacity.gauges import Gauges
 
 SILENCE_S: Final = 0.75
 """Nothing new for so long: the feed is lost. The engine's heart beats three times as often."""
@@ -137,14 +137,14 @@ class _Believed:
         if self._page is None:
             self._lowest = self._highest = self._last or []
 
-    def read(self, page: BackendSnapshot, now: float) -> None:
+    def read(self, page: Gauges, now: float) -> None:
         """A page came; it is compared when a step arrives that was made later."""
         if self._page is None and self._lowest:
             requests = None if page.running is None or page.waiting is None else page.running + page.waiting
             self._page = [requests, page.kv_usage, page.preemptions_total, page.prompt_tokens_total]
             self._page_came_s = now
 
-    def receive(self, snapshot: BackendSnapshot, made_s: float) -> None:
+    def receive(self, snapshot: Gauges, made_s: float) -> None:
         """Raises _Wrong."""
         requests = (snapshot.running or 0) + (snapshot.waiting or 0)
         last = [requests, snapshot.kv_usage or 0.0, snapshot.preemptions_total or 0, snapshot.prompt_tokens_total or 0]
@@ -183,7 +183,7 @@ class StepFeed:
         self,
         url: str,
         session: aiohttp.ClientSession,
-        on_snapshot: Callable[[BackendSnapshot], None],
+        on_snapshot: Callable[[Gauges], None],
         on_turn: Callable[[bool, str], None],
         *,
         api_key: str | None = None,
@@ -228,7 +228,7 @@ class StepFeed:
         """Its page is asked for now."""
         self._believed.ask()
 
-    def read(self, page: BackendSnapshot) -> bool:
+    def read(self, page: Gauges) -> bool:
         """Its page came. Is it only for comparison?"""
         self._believed.read(page, asyncio.get_running_loop().time())
         return not self.silent.is_set()
@@ -255,7 +255,7 @@ class StepFeed:
                         self._take(snapshot, stream.made_s)
         raise _Lost("the engine closed it")
 
-    def _take(self, snapshot: BackendSnapshot, made_s: float) -> None:
+    def _take(self, snapshot: Gauges, made_s: float) -> None:
         """Raises _Wrong."""
         believed = self._believed
         believed.receive(snapshot, made_s)
@@ -288,7 +288,7 @@ class _StepStream:
         self.made_s = 0.0
         """When the last message was made that counted."""
 
-    def feed(self, data: bytes, now: float) -> BackendSnapshot | None:
+    def feed(self, data: bytes, now: float) -> Gauges | None:
         """What the newest message in it says, if that is new. Raises _Wrong, _Lost."""
         data = self._rest + data if self._rest else data
         end = data.rfind(b"\n")
@@ -334,13 +334,13 @@ class _StepStream:
                 raise _Wrong("a total is less than before")
 
 
-def _snapshot(message: _Message, made_s: float) -> BackendSnapshot:
+def _snapshot(message: _Message, made_s: float) -> Gauges:
     """Several ranks have a sum, as a page has; what is free in sum fits nobody for certain."""
     ranks = message.ranks
     is_recent = message.age_s <= STEP_AGE_S
     one = ranks[0] if is_recent and len(ranks) == 1 else None
     free, blocks = sum(rank.free_blocks for rank in ranks), sum(rank.total_blocks for rank in ranks)
-    return BackendSnapshot(
+    return Gauges(
         taken_s=made_s - message.age_s if is_recent else made_s,
         running=sum(rank.running for rank in ranks),
         waiting=sum(rank.waiting for rank in ranks),

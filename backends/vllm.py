@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from backends.answers.answer_usage import is_drained
-from backends.base import BackendSnapshot
 from backends.promtext import Sample, lines_of, samples
 from backends.vllm_plugin.steps import PATH as STEPS_PATH
+from policies.capacity.gauges import Gauges
 
 _RUNNING: Final = ("vllm_num_requests_running",)
 _WAITING: Final = ("vllm_num_requests_waiting",)
@@ -36,7 +36,7 @@ class VllmAdapter:
     takes_cache_salt = True
     health_path = "/health"
 
-    def snapshot(self, text: str, taken_s: float) -> BackendSnapshot | None:
+    def snapshot(self, text: str, taken_s: float) -> Gauges | None:
         page = samples(text, _LINES)
         if not page:
             return None
@@ -45,7 +45,7 @@ class VllmAdapter:
         prompt_tokens, output_tokens = _per_engine(page, _PROMPT_TOKENS), _per_engine(page, _OUTPUT_TOKENS)
         deferred = _per_engine(page, _BY_REASON, reason="deferred")
         capacity, block_size = _capacity(page.get(_CONFIG[0], []))
-        return BackendSnapshot(
+        return Gauges(
             taken_s=taken_s,
             running=int(sum(running)) if running else None,
             waiting=int(sum(waiting)) if waiting else None,

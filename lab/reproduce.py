@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -10,9 +11,10 @@ from pathlib import Path
 
 from lab.all_experiments import EXPERIMENTS
 from lab.experiment import Experiment, Findings, Inputs, SkippedError
-from lab.reproduction import as_csv, as_markdown, counted, details, draw
+from lab.reproduction import as_csv, as_markdown, details, draw
 from lab.vtc.recorded import RunMeasures
 
+MET = re.compile(r"^`fairgate reproduce [a-z0-9-]+`: (\d+) of (\d+)$", re.MULTILINE)
 INTRODUCTION = """\
 # Reproduction
 
@@ -99,25 +101,23 @@ def write_docs(by_experiment: Mapping[Experiment, Findings], directory: Path) ->
     path = directory / "reproduction.md"
     parts = _parts(path.read_text(encoding="utf-8")) if path.exists() else {}
     for one, findings in by_experiment.items():
-        parts[one.reproduces] = f"| {one.reproduces} | {counted(findings.rows)} |", as_markdown(one, findings)
+        parts[one.reproduces] = as_markdown(one, findings)
         if details(findings):
             (directory / "reproduction").mkdir(exist_ok=True)
             (directory / "reproduction" / f"{one.name}.csv").write_text(as_csv(findings), encoding="utf-8")
         for figure in findings.figures:
             draw(figure, figures)
     shown = [parts[one.reproduces] for one in EXPERIMENTS.values() if one.reproduces in parts]
-    lines = ["| experiment | requirements met |", "| --- | ---: |", *(line for line, _ in shown)]
-    sections = [section for _, section in shown]
-    path.write_text(INTRODUCTION + "\n".join(lines) + "\n\n" + METHOD + "\n".join(sections), encoding="utf-8")
+    met = [tuple(map(int, counts)) for counts in MET.findall("".join(shown))]
+    summary = f"{sum(count for count, _ in met)} of {sum(of for _, of in met)} requirements are met.\n\n"
+    path.write_text(INTRODUCTION + summary + METHOD + "\n".join(shown), encoding="utf-8")
     return path
 
 
-def _parts(page: str) -> dict[str, tuple[str, str]]:
-    """What a page says of each experiment, by its title: the line of the first table, and the section."""
-    head, *sections = page.split("\n## ")
-    lines = {line.split(" | ")[0].removeprefix("| "): line for line in head.splitlines() if line.startswith("| ")}
-    titles = [(section.partition("\n")[0], section) for section in sections]
-    return {title: (lines[title], f"## {section.rstrip()}\n") for title, section in titles if title in lines}
+def _parts(page: str) -> dict[str, str]:
+    """What a page says of each experiment, by its title."""
+    _, *sections = page.split("\n## ")
+    return {section.partition("\n")[0]: f"## {section.rstrip()}\n" for section in sections}
 
 
 def measures_text(runs: Sequence[RunMeasures]) -> str:

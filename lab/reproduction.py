@@ -59,7 +59,8 @@ def as_csv(findings: Findings) -> str:
 def as_markdown(experiment: Experiment, findings: Findings) -> str:
     """A section with the table, the figures (in `figures/`) and the notes."""
     left_out = details(findings)
-    lines = [f"## {experiment.reproduces}", "", f"`fairgate reproduce {experiment.name}`", ""]
+    met = f": {counted(findings.rows)}" if counted(findings.rows) else ""
+    lines = [f"## {experiment.reproduces}", "", f"`fairgate reproduce {experiment.name}`{met}", ""]
     shown = [row for row in findings.rows if row not in left_out]
     if shown:
         lines += [f"| {' | '.join(HEADS[:4])} |", "| --- | ---: | ---: | --- |"]
@@ -69,10 +70,7 @@ def as_markdown(experiment: Experiment, findings: Findings) -> str:
             cells[-1] = f"{cells[-1]}: **missed**"
         lines.append(f"| {' | '.join(cells)} |")
     if left_out:
-        lines += [
-            "",
-            f"{len(left_out)} numbers to compare: [`{experiment.name}.csv`](reproduction/{experiment.name}.csv).",
-        ]
+        lines += ["", f"[More numbers](reproduction/{experiment.name}.csv): {len(left_out)}."]
     for figure in findings.figures:
         lines += ["", f"![{figure.title}](figures/{figure.name}.svg)"]
     for note in findings.notes:

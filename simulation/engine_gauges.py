@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from backends.simulated.engine_model import EngineModel, Step
 from policies.capacity.gauges import Gauges
@@ -26,16 +27,12 @@ def read_gauges(name: str, model: EngineModel, now: float) -> Gauges:
 
 def read_step(name: str, model: EngineModel, step: Step, now: float) -> Gauges:
     """What this backend says right after a step."""
-    gauges, profile = model.gauges(), model.profile
+    profile = model.profile
     return replace(
-        read_gauges(name, model, now),
-        running=gauges.running,
-        waiting=gauges.waiting,
-        kv_usage=gauges.kv_usage,
-        preemptions_total=gauges.preemptions_total,
-        prompt_tokens_total=gauges.prompt_tokens_total,
+        read_gauges(name, model, inf),  # after the step
+        taken_s=now,
         is_step=True,
-        free_blocks=profile.usable_blocks - gauges.kv_blocks,
+        free_blocks=profile.usable_blocks - model.gauges().kv_blocks,
         total_blocks=profile.usable_blocks,
         scheduled_tokens=step.scheduled_tokens,
         scheduled_tokens_max=profile.max_num_batched_tokens,

@@ -62,23 +62,17 @@ class Replayed:
     def notes(self) -> list[str]:
         """What to know before one reads the numbers."""
         trace, notes = self.trace, list(self.remarks)
-        if trace.foreign:
-            notes.append(f"{_count(trace.foreign, 'line')} left out: no whole lines of an access log.")
-        if trace.elsewhere:
-            notes.append(f"{_count(trace.elsewhere, 'line')} left out: requests for models that another pool serves.")
-        if trace.skipped:
-            notes.append(f"{_count(trace.skipped, 'line')} skipped: requests that never asked an engine for anything.")
-        if trace.assumed:
-            notes.append(
-                f"{_count(trace.assumed, 'request')} had no answer in the trace; its length is taken to be the mean of "
-                "the same tenant and app."
-            )
         impossible = max((each.refused.get(IMPOSSIBLE, 0) for each in self.results), default=0)
-        if impossible:
-            notes.append(
-                f"{_count(impossible, 'request')} refused as longer than the context of {self.profile.name} "
-                f"({self.profile.max_model_len:,} tokens), as the gateway refuses them."
-            )
+        context = f"{self.profile.name} ({self.profile.max_model_len:,} tokens)"
+        passed = (
+            (trace.foreign, "line", "left out: no whole lines of an access log."),
+            (trace.elsewhere, "line", "left out: requests for models that another pool serves."),
+            (trace.skipped, "line", "skipped: requests that never asked an engine for anything."),
+            (trace.assumed, "request", "had no answer in the trace; its length is taken to be the mean of the same "
+             "tenant and app."),
+            (impossible, "request", f"refused as longer than the context of {context}, as the gateway refuses them."),
+        )  # fmt: skip
+        notes += [f"{_count(number, what)} {text}" for number, what, text in passed if number]
         if len(trace.demand) == 1:
             notes.append("The trace has one tenant: there is nobody to share with, and policies differ within it only.")
         elif not any(each.gap_max for each in self.results) and not self.warning():

@@ -34,15 +34,7 @@ class UpstreamCall:
     """One request in flight."""
 
     __slots__ = (
-        "_is_paused",
-        "body",
-        "connecting",
-        "connection",
-        "head",
-        "is_over",
-        "limit",
-        "receiver",
-        "sends",
+        "_is_paused", "body", "connecting", "connection", "head", "is_over", "limit", "receiver", "sends",
     )  # fmt: skip
 
     def __init__(self, head: bytes, body: bytes | memoryview, receiver: Receiver) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import click
 import yaml
 
 from docs.generate import memory
-from docs.generate.config_fields import fields
+from docs.generate.config_fields import ConfigField, fields
+from gateway.commands.admin import asks_admin
 from gateway.commands.main import main as fairgate
 from gateway.http.errors import ApiError, Reason
 from gateway.metric_families import FAMILIES, family
@@ -71,19 +71,44 @@ def _config() -> Iterator[str]:
         "seconds and sizes in bytes, unless the unit says otherwise. A `[]` stands for each member of a list, a `*`",
         "for each name. [config.example.yaml](../../config.example.yaml) is a file to start from.",
     )
-    for section, members in groupby(sorted(fields(), key=lambda one: one.section), key=lambda one: one.section):
-        yield from ("", f"## {code(section) if section else 'The file itself'}")
-        rows = [
-            [
-                code(one.path.rpartition(".")[2]),
-                _in_markdown(one.meaning),
-                one.default if one.default == "required" else code(one.default),
-                f"{one.unit}, {one.bounds}" if one.unit and one.bounds else one.unit or one.bounds,
-                "" if one.example.endswith(f": {one.default}") else code(one.example),
-            ]
-            for one in members
+    sections: dict[str, list[list[str]]] = {}
+    for one in sorted(fields(), key=lambda one: one.section):
+        row = [
+            code(one.path.rpartition(".")[2]),
+            _in_markdown(one.meaning),
+            _default_and_bounds(one),
+            "" if one.example.endswith(f": {one.default}") else code(one.example),
         ]
-        yield from table(["field", "what it says", "default", "unit and bounds", "example"], rows)
+        sections.setdefault(code(one.section) or "The file itself", []).append(row)
+    alike: dict[str, list[str]] = {}
+    """Sections with the same fields stand together."""
+    for section, rows in sections.items():
+        alike.setdefault(str([row[:3] for row in rows]), []).append(section)
+    for together in alike.values():
+        rows = sections[together[-1]]
+        whole = next((name for name, more in sections.items() if len(rows) < len(more) and _says_all(more, rows)), "")
+        yield from ("", f"## {', '.join(together)}")
+        if whole:
+            yield from ("", f"As in {whole}: {', '.join(row[0] for row in rows)}.")
+        else:
+            yield from table(["field", "what it says", "default, unit and bounds", "example"], rows)
+
+
+def _default_and_bounds(field: ConfigField) -> str:
+    default = field.default if field.default == "required" else code(field.default)
+    if field.default in ("true", "false"):
+        return default
+    bounds = f"{field.unit}, {field.bounds}" if field.unit and field.bounds else field.unit or field.bounds
+    return (
+        f"{default} {bounds}"
+        if field.unit and field.default[:1].isdecimal()
+        else "; ".join(filter(None, (default, bounds)))
+    )
+
+
+def _says_all(more: list[list[str]], rows: list[list[str]]) -> bool:
+    """Are these fields among those, with the same meaning?"""
+    return all(row[:3] in [other[:3] for other in more] for row in rows)
 
 
 def _in_markdown(text: str) -> str:
@@ -103,10 +128,15 @@ def _cli() -> Iterator[str]:
             ["130", "ended by Ctrl-C before it served"],
         ],
     )
-    yield from _commands(fairgate, "fairgate")
+    context = click.Context(asks_admin(click.command()(lambda: None)))
+    asks = [_option(one, context) for one in context.command.params if isinstance(one, click.Option)]
+    yield from ("", "Commands that ask a running gateway find it by these options:")
+    yield from table(["option", "what it does", "default"], asks)
+    yield from _commands(fairgate, "fairgate", asks)
 
 
-def _commands(command: click.Command, name: str) -> Iterator[str]:
+def _commands(command: click.Command, name: str, common: list[list[str]]) -> Iterator[str]:
+    """`common`: options that are described already."""
     context = click.Context(command, info_name=name)
     if isinstance(command, click.Group):
         if name != "fairgate":
@@ -114,13 +144,19 @@ def _commands(command: click.Command, name: str) -> Iterator[str]:
         for sub in command.list_commands(context):
             found = command.get_command(context, sub)
             assert found is not None
-            yield from _commands(found, f"{name} {sub}")
+            yield from _commands(found, f"{name} {sub}", common)
         return
-    usage = " ".join(command.collect_usage_pieces(context))
-    yield from ("", f"## `{name}`", "", *_help(command), "", "```text", f"{name} {usage}", "```")
+    usage = " ".join(command.collect_usage_pieces(context)).removeprefix("[OPTIONS]").strip()
+    yield from ("", f"## `{name}`", "", *_help(command))
+    if usage:
+        yield from ("", "```text", f"{name} [OPTIONS] {usage}", "```")
     options = [one for one in command.get_params(context) if isinstance(one, click.Option) and "--help" not in one.opts]
-    if options:
-        yield from table(["option", "what it does", "default"], [_option(one, context) for one in options])
+    rows = [_option(one, context) for one in options]
+    if all(row in rows for row in common):
+        rows = [row for row in rows if row not in common]
+        yield from ("", "Asks a running gateway.")
+    if rows:
+        yield from table(["option", "what it does", "default"], rows)
 
 
 def _help(command: click.Command) -> Iterator[str]:
@@ -250,7 +286,8 @@ def _reasons() -> Iterator[str]:
     yield from (
         "",
         "These words stand in answers, in the access log, in metrics and in `fairgate explain`. For each: what",
-        "happened, whether it is bad, and what to do.",
+        "happened, whether it is bad, and what to do. Where only the first is said, it is not bad, and there is",
+        "nothing to do.",
         "",
         "## Reasons",
         "",
@@ -280,8 +317,9 @@ def _reasons() -> Iterator[str]:
 
 def _entry(word: str, said: dict[str, str] | None, before: str = "") -> Iterator[str]:
     if said is not None:
-        yield from ("", f"### `{word}`", "", f"{before}{said['happened']}", "")
-        yield f"**Bad?** {said['bad']} **Do:** {said['do']}"
+        yield from ("", f"### `{word}`", "", f"{before}{said['happened']}")
+        if (said["bad"], said["do"]) != ("No.", "Nothing."):
+            yield from ("", f"**Bad?** {said['bad']} **Do:** {said['do']}")
 
 
 def log_messages() -> set[str]:

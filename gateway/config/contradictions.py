@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from policies.orders.policy_entries import POLICIES
 from pydantic import BaseModel, SecretStr
 from pydantic_core import PydanticCustomError
 
@@ -14,6 +13,7 @@ from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
 from gateway.config.provenance import Loc
 from gateway.config.sections.groups import DEPTH_MAX
 from policies.capacity.entitlements import BATCH_SHARE
+from policies.orders.policy_entries import POLICIES
 from policies.orders.vtc import CounterOrder
 
 LISTEN: Final = "127.0.0.1:8080"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
-Header = tuple[bytes, bytes]
+from gateway.http.headers import Header
 
 _HOPS_MAX: Final = 32
 _FOR: Final = re.compile(rb'(?:^|[;\s])for=(?:"([^"]*)"|([^;,\s"]*))', re.IGNORECASE)

@@ -38,30 +38,10 @@ class Connection(asyncio.Protocol):
     """The protocol of one accepted connection; `deadline` is when the server's sweep should call `expire`."""
 
     __slots__ = (
-        "_address",
-        "_body_began_at",
-        "_buffers",
-        "_drained_at",
-        "_head_began",
-        "_is_anonymous",
-        "_limits",
-        "_outlet",
-        "_peer",
-        "_peer_is_proxy",
-        "_pending",
-        "_reader",
-        "_reading_paused",
-        "_responder",
-        "_server",
-        "_since",
-        "_state",
-        "_tenant",
-        "_transport",
-        "_undrained_bytes",
-        "_writing_paused",
-        "deadline",
-        "tenant",
-    )
+        "_address", "_body_began_at", "_buffers", "_drained_at", "_head_began", "_is_anonymous", "_limits", "_outlet",
+        "_peer", "_peer_is_proxy", "_pending", "_reader", "_reading_paused", "_responder", "_server", "_since",
+        "_state", "_tenant", "_transport", "_undrained_bytes", "_writing_paused", "deadline", "tenant",
+    )  # fmt: skip
 
     def __init__(self, server: ServerState) -> None:
         self._server = server

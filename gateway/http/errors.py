@@ -13,9 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from backends.answers.sse import Dialect
-
-Header = tuple[bytes, bytes]
-
+from gateway.http.headers import Header
 
 _CALLER: Final = "invalid_request_error"
 _LIMIT: Final = "rate_limit_error"

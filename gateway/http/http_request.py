@@ -14,9 +14,8 @@ from typing import Final
 import httptools
 
 from gateway.http.errors import ApiError, Reason
+from gateway.http.headers import Header
 from gateway.http.server_limits import ServerLimits
-
-Header = tuple[bytes, bytes]
 
 
 class HttpRequest:
@@ -37,30 +36,20 @@ class HttpRequest:
         "query", "target", "tenant", "version",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        method: str,
-        target: bytes,
-        path: str,
-        query: bytes,
-        headers: list[Header],
-        version: str,
-        peer: str,
-        client_id: str,
-        body_follows: bool,
-    ) -> None:
-        self.method = method
-        self.target = target
+    def __init__(self, peer: str, path: str, headers: list[Header]) -> None:
+        """The reader fills in the rest; of a head that cannot be read nothing more is known."""
+        self.method = ""
+        self.target = b""
         self.path = path
-        self.query = query
+        self.query = b""
         self.headers = headers
         self.body = b""
-        self.version = version
+        self.version = "1.1"
         self.peer = peer
         self.id = ""
-        self.client_id = client_id
+        self.client_id = ""
         self.client = peer
-        self.body_follows = body_follows
+        self.body_follows = False
         self.tenant = ""
         self.answer_fields = b""
 
@@ -107,30 +96,10 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_announced_bytes",
-        "_body",
-        "_chunk_left",
-        "_chunked",
-        "_client_id",
-        "_ended",
-        "_headers",
-        "_host",
-        "_in_trailers",
-        "_kind",
-        "_left",
-        "_limits",
-        "_line",
-        "_parser",
-        "_peer",
-        "_wire_bytes",
-        "body_bytes",
-        "complete",
-        "expects_continue",
-        "keep_alive",
-        "partial",
-        "path",
-        "request",
-    )
+        "_announced_bytes", "_body", "_chunk_left", "_chunked", "_client_id", "_ended", "_headers", "_host",
+        "_in_trailers", "_kind", "_left", "_limits", "_line", "_parser", "_peer", "_wire_bytes", "body_bytes",
+        "complete", "expects_continue", "keep_alive", "partial", "path", "request",
+    )  # fmt: skip
 
     def __init__(self, limits: ServerLimits, peer: str, kind: type[HttpRequest] = HttpRequest) -> None:
         self._limits = limits
@@ -257,11 +226,14 @@ class RequestReader:
             count = self._limits.headers_count_max
             raise ApiError(Reason.HEADERS_TOO_LARGE, f"The request has more than {count} header fields.")
         self._read_framing(headers, minor == b"1")
-        version = "1.1" if minor == b"1" else "1.0"
-        return self._kind(
-            method.decode("ascii"), target, self.path, query, headers, version, self._peer, self._client_id,
-            not self.complete,
-        )  # fmt: skip
+        request = self._kind(self._peer, self.path, headers)
+        request.method = method.decode("ascii")
+        request.target = target
+        request.query = query
+        request.version = "1.1" if minor == b"1" else "1.0"
+        request.client_id = self._client_id
+        request.body_follows = not self.complete
+        return request
 
     @staticmethod
     def _other_form(method: bytes, target: bytes) -> bytes:

@@ -7,8 +7,7 @@ from http import HTTPStatus
 from typing import Final, Protocol
 
 from backends.client.outbox import Outlet
-
-Header = tuple[bytes, bytes]
+from gateway.http.headers import Header
 
 _STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode("ascii") for s in HTTPStatus}
 _NO_LENGTH: Final = -1
@@ -36,21 +35,9 @@ class Responder:
     """
 
     __slots__ = (
-        "_bodiless",
-        "_chunked",
-        "_connection",
-        "_is_head",
-        "_is_http10",
-        "_keep_alive",
-        "_left",
-        "_outlet",
-        "closed",
-        "more_fields",
-        "on_disconnect",
-        "on_pause",
-        "on_resume",
-        "started",
-    )
+        "_bodiless", "_chunked", "_connection", "_is_head", "_is_http10", "_keep_alive", "_left", "_outlet", "closed",
+        "more_fields", "on_disconnect", "on_pause", "on_resume", "started",
+    )  # fmt: skip
 
     def __init__(self, connection: _Owner, outlet: Outlet, method: str, is_http10: bool, keep_alive: bool) -> None:
         self._connection = connection

@@ -15,7 +15,8 @@ from backends.client.outbox import Outbox
 from gateway.http.accounts import Account, Accounts
 from gateway.http.addresses import TrustedProxies, household
 from gateway.http.errors import ApiError, Reason
-from gateway.http.http_request import Header, HttpRequest
+from gateway.http.headers import Header
+from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.http.server_limits import ServerLimits
 
@@ -107,7 +108,7 @@ class ServerState:
 
     def unread_request(self, peer: str, path: str = "") -> HttpRequest:
         """Stands for a request that was not read: only its sender is known, and perhaps its path."""
-        request = self.kind("", b"", path, b"", [], "1.1", peer, "", False)
+        request = self.kind(peer, path, [])
         request.id = self.next_request_id()
         return request
 

@@ -10,7 +10,6 @@ from math import inf
 
 import aiohttp
 
-from backends.base import BackendSnapshot
 from backends.health import ModelCard
 from backends.scraper import Scraper
 from backends.step_feed import StepFeed
@@ -28,7 +27,6 @@ from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.prefix_hashes import prefix_hashes, salt_of
 from gateway.telemetry.record import RequestRecord
 from policies.admission.takeover import remove_backend, reweigh, take_over
-from policies.capacity.gauges import Gauges
 from policies.placements.least_loaded import least_loaded
 
 logger = logging.getLogger("fairgate")
@@ -268,7 +266,7 @@ class Pool:
         watchers = self._watchers[backend] = [
             self._background.repeat(partial(self._check, backend, session), "health", of)
         ]
-        observe = partial(self._observed, backend.name)
+        observe = partial(self.dispatcher.backend_changed, backend.name)
         if backend.reads_steps and backend.adapter.steps_path is not None:
             backend.feed = StepFeed(
                 backend.url + backend.adapter.steps_path,
@@ -315,26 +313,6 @@ class Pool:
         await asyncio.sleep(PROBE_INTERVAL_S)
         leases = self.dispatcher.engine.backends[backend.name].leases.values()
         await backend.check(session, min([lease.dispatched_s for lease in leases], default=inf))
-
-    def _observed(self, name: str, snapshot: BackendSnapshot) -> None:
-        gauges = Gauges(
-            snapshot.taken_s,
-            snapshot.running,
-            snapshot.waiting,
-            snapshot.kv_usage,
-            snapshot.kv_capacity_tokens,
-            snapshot.block_size,
-            snapshot.preemptions_total,
-            snapshot.prompt_tokens_total,
-            snapshot.is_step,
-            snapshot.free_blocks,
-            snapshot.total_blocks,
-            snapshot.scheduled_tokens,
-            snapshot.scheduled_tokens_max,
-            snapshot.max_num_seqs,
-            snapshot.deferred,
-        )
-        self.dispatcher.backend_changed(name, gauges)
 
     def _log_health(self, backend: Backend) -> None:
         if backend.health.healthy:

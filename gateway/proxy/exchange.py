@@ -28,8 +28,7 @@ from backends.base import Usage
 from backends.client.call import UpstreamCall
 from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import ApiError, Reason
-from gateway.http.headers import content_type, is_json, is_text
-from gateway.http.http_request import Header
+from gateway.http.headers import Header, content_type, is_json, is_text
 from gateway.proxy.account import believed
 from gateway.proxy.ending import Ending
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, engine_error, outcome_of

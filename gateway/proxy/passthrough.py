@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from backends.client.call import UpstreamCall
 from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import Reason
-from gateway.http.headers import forward_response_headers
-from gateway.http.http_request import Header
+from gateway.http.headers import Header, forward_response_headers
 from gateway.pool.backend import Backend
 from gateway.pool.pool import Pool
 from gateway.proxy.ending import Ending

@@ -19,8 +19,8 @@ from backends.answers.sse import Dialect
 from backends.health import ModelCard
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
-from gateway.http.headers import bearer_key
-from gateway.http.http_request import Header, HttpRequest
+from gateway.http.headers import Header, bearer_key
+from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.keys.identity import Keyring, Principal
 from gateway.pool.dispatcher import Admitted

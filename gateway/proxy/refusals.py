@@ -8,10 +8,9 @@ from typing import Final
 from zlib import crc32
 
 from gateway.http.errors import ApiError, Reason
+from gateway.http.headers import Header
 from policies.admission.decisions import Reject
 from policies.request import Limit, Refusal
-
-Header = tuple[bytes, bytes]
 
 JITTER: Final = 0.1
 """Retry-After of clients that are refused together is spread over this part of the wait."""

@@ -10,8 +10,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from gateway.http.errors import ApiError
-from gateway.http.headers import forward_response_headers
-from gateway.http.http_request import Header
+from gateway.http.headers import Header, forward_response_headers
 from gateway.http.responder import Responder
 from gateway.keys.identity import Principal
 from gateway.proxy.refusals import rate_limit_headers

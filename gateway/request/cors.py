@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from gateway.http.headers import Header
 from gateway.http.http_request import HttpRequest
-
-Header = tuple[bytes, bytes]
 
 _MAX_AGE_S: Final = 600
 _READABLE: Final = (

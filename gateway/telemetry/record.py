@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.http.http_request import Header, HttpRequest
+from gateway.http.headers import Header
+from gateway.http.http_request import HttpRequest
 from gateway.telemetry.trace import TraceContext
 from policies.admission.waits import seconds_of
 from policies.request import Request, ServiceTokens
@@ -55,19 +56,8 @@ class RequestRecord(HttpRequest):
         "queue_s", "reason", "request", "service", "stream", "total_s", "trace", "tries", "waited_s", "was_dispatched",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        method: str,
-        target: bytes,
-        path: str,
-        query: bytes,
-        headers: list[Header],
-        version: str,
-        peer: str,
-        client_id: str,
-        body_follows: bool,
-    ) -> None:
-        super().__init__(method, target, path, query, headers, version, peer, client_id, body_follows)
+    def __init__(self, peer: str, path: str, headers: list[Header]) -> None:
+        super().__init__(peer, path, headers)
         self.app = ""
         self.model = ""
         self.stream = False

@@ -10,7 +10,7 @@ import re
 from random import getrandbits
 from typing import Final
 
-Header = tuple[bytes, bytes]
+from gateway.http.headers import Header
 
 TRACEPARENT: Final = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"

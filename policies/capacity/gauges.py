@@ -52,16 +52,21 @@ class CapacitySettings:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What an engine reported at `taken_s`; None: it did not report this."""
+    """What an engine reported; None: it did not report this, which is neither zero nor full.
+
+    `taken_s`: on the monotonic clock, when it was asked, so that nothing dispatched later is in it; of a step, its end.
+    """
 
     taken_s: float
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
+    """Fraction 0..1 of the KV blocks in use by live requests."""
     kv_capacity_tokens: int | None = None
     block_size: int | None = None
     preemptions_total: int | None = None
     prompt_tokens_total: int | None = None
+    """Prompt tokens processed since it started: less than before means that it has restarted."""
     is_step: bool = False
     """The engine said this itself, right after a step: nothing here is older than that step, and what follows are
     facts."""
@@ -73,7 +78,8 @@ class Gauges:
     """The most that one step computes."""
     max_num_seqs: int | None = None
     deferred: int | None = None
-    """Requests that wait in the engine for something else than room."""
+    """Requests that wait in the engine for something else than room, such as an adapter, a grammar or a transfer."""
+    output_tokens_total: int | None = None
 
     @property
     def waiting_for_room(self) -> int:

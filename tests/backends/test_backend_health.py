@@ -10,12 +10,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from backends.base import BackendSnapshot
 from backends.health import HealthState, ModelCard, fetch_models, probe
 from backends.scraper import Scraper
 from backends.upstream_errors import ConnectFailed, ProtocolViolation
 from backends.vllm import VllmAdapter
 from gateway.background import Background
+from policies.capacity.gauges import Gauges
 from tests.waiting import WAIT_S
 
 PAGE = (Path(__file__).parent / "fixtures" / "vllm-0.32-single.txt").read_text()
@@ -96,9 +96,9 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 async def scrape(
     engine: Engine, session: aiohttp.ClientSession, results: int, timeout_s: float = WAIT_S
-) -> list[BackendSnapshot | str]:
+) -> list[Gauges | str]:
     """What a scraper reports first."""
-    seen: asyncio.Queue[BackendSnapshot | str] = asyncio.Queue()
+    seen: asyncio.Queue[Gauges | str] = asyncio.Queue()
     scraper = Scraper(VllmAdapter(), engine.url, session, 0.001, seen.put_nowait, seen.put_nowait, timeout_s=timeout_s)
     background = Background()
     background.repeat(scraper.turn, "metrics")
@@ -112,7 +112,7 @@ async def test_the_filtered_page_is_enough(engine: Engine, session: aiohttp.Clie
     engine.pages = {"/metrics/": (200, PAGE.encode()), "/metrics": (500, b"")}
     before_s = asyncio.get_running_loop().time()
     (snapshot,) = await scrape(engine, session, 1)
-    assert isinstance(snapshot, BackendSnapshot)
+    assert isinstance(snapshot, Gauges)
     assert snapshot.kv_capacity_tokens == 4096
     assert before_s <= snapshot.taken_s <= asyncio.get_running_loop().time()
     assert engine.asked[0] == "/metrics/"
@@ -121,7 +121,7 @@ async def test_the_filtered_page_is_enough(engine: Engine, session: aiohttp.Clie
 
 async def test_an_empty_filtered_page_is_asked_for_once(engine: Engine, session: aiohttp.ClientSession) -> None:
     engine.pages = {"/metrics/": (200, b""), "/metrics": (200, PAGE.encode())}
-    assert all(isinstance(each, BackendSnapshot) for each in await scrape(engine, session, 3))
+    assert all(isinstance(each, Gauges) for each in await scrape(engine, session, 3))
     assert engine.asked[:4] == ["/metrics/", "/metrics", "/metrics", "/metrics"]
 
 

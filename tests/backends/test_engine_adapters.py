@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from backends.base import BackendSnapshot
 from backends.openai import OpenAiAdapter
 from backends.promtext import SAMPLES_MAX, lines_of, samples
 from backends.vllm import VllmAdapter
+from policies.capacity.gauges import Gauges
 
 FIXTURES = Path(__file__).parent / "fixtures"
 PAGES = {
-    "vllm-0.8.5.txt": BackendSnapshot(1.5, 3, 7, 0.25, 1000 * 16, 16, 11),
-    "vllm-0.11-pids.txt": BackendSnapshot(1.5, 7, 2, 0.3, 256 * 16, 16, 3),
-    "vllm-0.32-single.txt": BackendSnapshot(1.5, 0, 0, 0.0, 128 * 32, 32, 0, 0, deferred=0),
-    "vllm-0.32-openmetrics.txt": BackendSnapshot(1.5, 0, 0, 0.0, 128 * 32, 32, 0, deferred=0),
+    "vllm-0.8.5.txt": Gauges(1.5, 3, 7, 0.25, 1000 * 16, 16, 11),
+    "vllm-0.11-pids.txt": Gauges(1.5, 7, 2, 0.3, 256 * 16, 16, 3),
+    "vllm-0.32-single.txt": Gauges(1.5, 0, 0, 0.0, 128 * 32, 32, 0, 0, deferred=0),
+    "vllm-0.32-openmetrics.txt": Gauges(1.5, 0, 0, 0.0, 128 * 32, 32, 0, deferred=0),
     # Engines that never stepped say nothing of their load: absent is not zero.
-    "vllm-0.32-dp2.txt": BackendSnapshot(1.5, None, None, None, 2 * 128 * 32, 32, 0, 0),
+    "vllm-0.32-dp2.txt": Gauges(1.5, None, None, None, 2 * 128 * 32, 32, 0, 0),
 }
 
 
@@ -35,7 +35,7 @@ def test_what_waits_for_something_else_than_room_is_told_apart() -> None:
         f'vllm:generation_tokens_total{{engine="{engine}"}} 50\n'
         for engine, waiting, deferred in ((0, 9, 7), (1, 3, 0))
     )
-    assert VllmAdapter().snapshot(page, 1.5) == BackendSnapshot(1.5, waiting=12, deferred=7, output_tokens_total=100)
+    assert VllmAdapter().snapshot(page, 1.5) == Gauges(1.5, waiting=12, deferred=7, output_tokens_total=100)
     for name in ("num_requests_waiting_by_reason", "generation_tokens_total"):
         assert f"name[]=vllm:{name}" in VllmAdapter().metrics_paths[0]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from backends.base import BackendSnapshot
 from backends.step_feed import LATE_S, _Believed, _Clock, _Lost, _StepStream, _Wrong
 from backends.vllm_plugin.steps import LISTENERS_MAX, Rank, Steps
+from policies.capacity.gauges import Gauges
 
 RANK = {
     "rank": 0,
@@ -54,7 +54,7 @@ def test_a_step_is_facts_as_of_the_step() -> None:
     said = connection().feed(message(age_s=0.004), 50.01)
     assert said is not None
     assert said.taken_s == pytest.approx(49.996)
-    assert said == BackendSnapshot(
+    assert said == Gauges(
         taken_s=said.taken_s,
         running=3,
         waiting=1,
@@ -173,13 +173,13 @@ def test_another_start_amid_a_connection_ends_it() -> None:
         lines.feed(message(2, start="b", ranks=rank(prompt_tokens_total=0)), 50.1)
 
 
-def said(running: int = 3, kv_usage: float = 0.5, prompt_tokens: int = 500) -> BackendSnapshot:
-    return BackendSnapshot(
+def said(running: int = 3, kv_usage: float = 0.5, prompt_tokens: int = 500) -> Gauges:
+    return Gauges(
         0.0, running=running, waiting=0, kv_usage=kv_usage, preemptions_total=0, prompt_tokens_total=prompt_tokens
     )
 
 
-def compared(believed: _Believed, before: BackendSnapshot, page: BackendSnapshot, after: BackendSnapshot) -> int:
+def compared(believed: _Believed, before: Gauges, page: Gauges, after: Gauges) -> int:
     believed.receive(before, 1.0)
     believed.ask()
     believed.read(page, 2.0)
@@ -195,7 +195,7 @@ def test_a_feed_is_believed_once_a_page_agrees() -> None:
 
 
 @pytest.mark.parametrize("page", [said(30), said(kv_usage=0.9), said(kv_usage=0.1), said(prompt_tokens=499)])
-def test_a_feed_that_its_page_contradicts_is_not_believed(page: BackendSnapshot) -> None:
+def test_a_feed_that_its_page_contradicts_is_not_believed(page: Gauges) -> None:
     believed = _Believed()
     compared(believed, said(), said(), said())
     assert compared(believed, said(), page, said()) > 0

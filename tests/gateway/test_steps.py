@@ -14,7 +14,6 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from backends.base import BackendSnapshot
 from backends.scraper import CHECK_INTERVAL_S, Scraper
 from backends.step_feed import SILENCE_S, StepFeed
 from backends.vllm import VllmAdapter
@@ -22,6 +21,7 @@ from backends.vllm_plugin import steps
 from gateway import __version__
 from gateway.background import Background
 from gateway.commands.main import main
+from policies.capacity.gauges import Gauges
 from tests.gateway.live import SMALL, Live, Starter, chat, simulated, until
 
 CHAT = "/v1/chat/completions"
@@ -211,7 +211,7 @@ async def test_clients_do_not_reach_the_feed_through_the_gateway(start: Starter)
 
 
 async def test_while_it_is_heard_the_page_is_read_rarely_and_all_is_fact() -> None:
-    heard: list[BackendSnapshot] = []
+    heard: list[Gauges] = []
     async with simulated() as sim, aiohttp.ClientSession() as http:
         async with watched(sim.url, http, heard) as feed:
             await until(lambda: not feed.silent.is_set())
@@ -230,7 +230,7 @@ async def test_while_it_is_heard_the_page_is_read_rarely_and_all_is_fact() -> No
 
 
 async def test_a_feed_that_lies_is_not_delivered_after_its_page_has_shown_it() -> None:
-    heard: list[BackendSnapshot] = []
+    heard: list[Gauges] = []
     async with simulated() as sim, before(sim.url) as middleman, aiohttp.ClientSession() as http:
         async with watched(middleman.url, http, heard) as feed:
             await until(lambda: not feed.silent.is_set())
@@ -246,7 +246,7 @@ async def test_a_feed_that_lies_is_not_delivered_after_its_page_has_shown_it() -
 
 
 @asynccontextmanager
-async def watched(url: str, http: aiohttp.ClientSession, heard: list[BackendSnapshot]) -> AsyncIterator[StepFeed]:
+async def watched(url: str, http: aiohttp.ClientSession, heard: list[Gauges]) -> AsyncIterator[StepFeed]:
     feed = StepFeed(url + steps.PATH, http, heard.append, lambda is_heard, why: None)
     scraper = Scraper(VllmAdapter(), url, http, 0.05, heard.append, lambda why: None, feed=feed)
     background = Background()

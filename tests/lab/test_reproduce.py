@@ -125,7 +125,7 @@ def test_what_nothing_is_required_of_is_in_a_file_beside_the_page(tmp_path: Path
     assert "| tokens/s |" in page
     assert "as published" not in page
     assert "a, b" not in page
-    assert "3 numbers to compare: [`fig9.csv`](reproduction/fig9.csv)." in page
+    assert "[More numbers](reproduction/fig9.csv): 3." in page
     beside = (tmp_path / "reproduction" / "fig9.csv").read_text()
     assert beside.splitlines() == ["measure,published,ours", "as published,3,4", '"a, b",,0.5', "c,,7"]
 

@@ -30,17 +30,8 @@ class TlsProtocol(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_account",
-        "_arrived",
-        "_connection",
-        "_peer",
-        "_seal",
-        "_sealed",
-        "_server",
-        "_since",
-        "_wire",
-        "deadline",
-    )
+        "_account", "_arrived", "_connection", "_peer", "_seal", "_sealed", "_server", "_since", "_wire", "deadline",
+    )  # fmt: skip
 
     def __init__(self, server: ServerState, context: ssl.SSLContext) -> None:
         self._server = server
