@@ -12,7 +12,7 @@ from gateway.config.checks import backend_name, checked_url, split_address
 from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
 from gateway.config.provenance import Loc
 from gateway.config.sections.groups import DEPTH_MAX
-from policies.capacity.entitlements import BATCH_SHARE
+from policies.limits.entitlements import BATCH_SHARE
 from policies.orders.policy_entries import POLICIES
 from policies.orders.vtc import CounterOrder
 

@@ -51,8 +51,8 @@ from gateway.config.sections.throttling import OverloadConfig, QuotaConfig, Thro
 from gateway.config.sections.tls import ListenerTlsConfig
 from gateway.config.sections.tracing import TracingConfig
 from gateway.config.sections.usage import UsageConfig
-from policies.capacity.entitlements import BATCH_SHARE, GroupSettings, Tree
 from policies.capacity.gauges import CapacitySettings
+from policies.limits.entitlements import BATCH_SHARE, GroupSettings, Tree
 
 FAULTS_FOUND_MAX: Final = 1000
 """Faults that are looked for in one config: an operator with that many faults mends some of them first."""

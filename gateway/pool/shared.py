@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from gateway.config.model import Config
 from gateway.config.section import filled
 from gateway.request.interaction_claim import ClaimReader
-from policies.capacity.entitlements import Tree
 from policies.interactions import Interactions, InteractionSettings
+from policies.limits.entitlements import Tree
 from policies.limits.quotas import Quota, Quotas
 from policies.orders.policy_entries import POLICIES
 

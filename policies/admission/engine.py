@@ -20,7 +20,6 @@ from policies.admission.request_ledger import NO_SERVICE, RequestLedger
 from policies.admission.room import Elsewhere, PoolRoom
 from policies.admission.waits import NEVER_WAITED
 from policies.averages import USUAL
-from policies.capacity.entitlements import Entitlements, Tree
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.ledger import LOOK_AGAIN_S, BackendLedger
@@ -28,6 +27,7 @@ from policies.capacity.obstacle import Blocked
 from policies.capacity.output_lengths import APPS_MAX, OutputLengths, OutputPredictor
 from policies.capacity.overload import Overload, Overloaded, OverloadSettings
 from policies.interactions import Interactions
+from policies.limits.entitlements import Entitlements, Tree
 from policies.limits.quotas import Quotas
 from policies.orders.order import Selection
 from policies.queue.bounds import QueueLimits

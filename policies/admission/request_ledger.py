@@ -14,13 +14,13 @@ from policies.admission.lifecycle import Event, IllegalEvent, UnknownRequest
 from policies.admission.policy import Policy
 from policies.admission.room import DueTimes
 from policies.admission.waits import Waits
-from policies.capacity.entitlements import Entitlements
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import OutputPredictor
 from policies.capacity.working_set import WorkingSet
 from policies.interactions import Interactions
+from policies.limits.entitlements import Entitlements
 from policies.limits.quotas import Quotas
 from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.start_waits import StartWaits

@@ -10,11 +10,11 @@ from typing import Final, Protocol
 
 from policies.admission.decisions import Decision
 from policies.admission.policy import Policy
-from policies.capacity.entitlements import Entitlements
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.working_set import WorkingSet
+from policies.limits.entitlements import Entitlements
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Refused, Request
 

@@ -14,11 +14,11 @@ from typing import Final
 from policies.admission.decisions import Decision
 from policies.admission.engine import REMEMBERED, AdmissionEngine, Remembered
 from policies.admission.policy import Policy
-from policies.capacity.entitlements import Entitlements, Tree
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.output_lengths import OutputLengths
 from policies.capacity.overload import OverloadSettings
 from policies.interactions import Interactions
+from policies.limits.entitlements import Entitlements, Tree
 from policies.limits.quotas import Quotas
 from policies.queue.bounds import QueueLimits
 from policies.request import Request, ServiceTokens, State

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2] / "policies"
 
 DECIDE = """
-    capacity.entitlements.BATCH_SHARE
+    limits.entitlements.BATCH_SHARE
     averages.QUICK averages.USUAL averages.STEADY
     app_paces.AGENTS_REPLY_S app_paces.PACE_S_MAX
     interactions.IDLE_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from random import Random
 
-from policies.capacity.entitlements import ROOT, GroupSettings, Place, Tree
+from policies.limits.entitlements import ROOT, GroupSettings, Place, Tree
 
 
 def random_tree(rng: Random, *, depth: int = 4, floors: bool = True) -> Tree:

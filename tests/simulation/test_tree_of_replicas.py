@@ -10,7 +10,7 @@ from backends.simulated.engine_model import EngineModel
 from lab.several_gateways import simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.capacity.entitlements import ROOT, GroupSettings, Place, Tree
+from policies.limits.entitlements import ROOT, GroupSettings, Place, Tree
 from policies.request import BATCH, Flow, payer
 from simulation.run import Run
 from tests.policies.trees import parts, random_tree

@@ -10,13 +10,13 @@ from policies.admission.decisions import Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.room import PoolRoom
-from policies.capacity.entitlements import Entitlements
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.working_set import WorkingSet
+from policies.limits.entitlements import Entitlements
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, ServiceTokens
 from tests.policies.making import dispatched, make_request

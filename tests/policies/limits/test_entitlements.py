@@ -11,9 +11,9 @@ import pytest
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.takeover import Setup, take_over
-from policies.capacity.entitlements import ROOT, Entitlements, GroupSettings, Place, Tree
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
+from policies.limits.entitlements import ROOT, Entitlements, GroupSettings, Place, Tree
 from policies.request import BATCH, Request, ServiceTokens
 from policies.settings import Contradiction
 from tests.policies.making import make_request, policy_with
