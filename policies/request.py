@@ -19,6 +19,11 @@ def is_batch(leaf: str) -> bool:
     return leaf.endswith(BATCH)
 
 
+def of_batch(tenant: str) -> str:
+    """The leaf of this tenant's work that can wait."""
+    return tenant + BATCH
+
+
 def payer(leaf: str) -> str:
     """The tenant that pays for what this leaf receives."""
     return leaf.removesuffix(BATCH)

@@ -12,7 +12,7 @@ from gateway.config.checks import backend_name, checked_url, split_address
 from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
 from gateway.config.provenance import Loc
 from gateway.config.sections.groups import DEPTH_MAX
-from policies.limits.entitlements import BATCH_SHARE
+from policies.limits.entitlements import ROOT
 from policies.orders.policy_entries import POLICIES
 from policies.orders.vtc import CounterOrder
 
@@ -193,7 +193,7 @@ def _tree_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
         if depth == DEPTH_MAX:
             yield (*loc, "group"), f"it is in itself, or in more than {DEPTH_MAX - 2} others"
             return  # the sums below have no end
-    guaranteed: dict[str, float] = {"": float(_get(config, "batch_guaranteed_share") or BATCH_SHARE)}
+    guaranteed: dict[str, float] = {"": 0.0}
     # Deepest first: what a group is guaranteed is at least what is guaranteed in it.
     for loc, one in (*tenants, *sorted(groups, key=lambda each: -_depth(_get(each[1], "name"), above))):
         own, name = _get(one, "guaranteed_share"), str(_get(one, "name")) if loc[0] == "groups" else None
@@ -206,10 +206,7 @@ def _tree_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
         if not where and guaranteed[""] > 1.0 + ROUNDING:
             yield (
                 (*loc, "guaranteed_share"),
-                (
-                    "more than all is guaranteed: with this one "
-                    f"{guaranteed['']:g} of each pool, batch_guaranteed_share included"
-                ),
+                f"more than all is guaranteed: {guaranteed[ROOT]:g} of each pool with this one",
             )
             return
 

@@ -52,7 +52,7 @@ from gateway.config.sections.tls import ListenerTlsConfig
 from gateway.config.sections.tracing import TracingConfig
 from gateway.config.sections.usage import UsageConfig
 from policies.capacity.gauges import CapacitySettings
-from policies.limits.entitlements import BATCH_SHARE, GroupSettings, Tree
+from policies.limits.entitlements import GroupSettings, Tree
 
 FAULTS_FOUND_MAX: Final = 1000
 """Faults that are looked for in one config: an operator with that many faults mends some of them first."""
@@ -140,8 +140,6 @@ class Config(Section):
     """Other names of models: what clients ask for, and what the engines are asked for. Answers have the former."""
     groups: tuple[GroupConfig, ...] = Field(default=(), strict=False)
     """Tenants that share a part of each pool, and groups of such groups; none by default."""
-    batch_guaranteed_share: float = Field(default=BATCH_SHARE, gt=0, le=0.5)
-    """Part of each pool that work that can wait (class batch) gets beside other work. It has what others leave."""
     tenants: tuple[TenantConfig, ...] = Field(default=(), strict=False)
     """Who shares the engines; may be empty with open_access only."""
     jwt: tuple[IssuerConfig, ...] = Field(default=(), strict=False, max_length=100)
@@ -203,7 +201,7 @@ class Config(Section):
     @property
     def tree(self) -> Tree:
         """What each group and tenant is entitled to."""
-        return tree_of(self.groups, self.tenants, self.batch_guaranteed_share)
+        return tree_of(self.groups, self.tenants)
 
     @property
     def bounds(self) -> Bounds:

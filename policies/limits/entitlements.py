@@ -18,9 +18,8 @@ growth of V and the sum of these leads. The waiting leaf has a part of at least 
 path, and its counter keeps up with V. The same holds for a group with g the floor of the group, by summing over its
 leaves. A leaf that was not present is lifted to V, so absence banks no credit.
 
-Work that can wait (class batch) has leaves of its own below a child of the root without weight: that child has its
-floor while anybody else is present, and all of the pool while nobody is. Its groups are divided as those of the others,
-without floors.
+Work that can wait (class batch) has leaves of its own, in a tree of the same groups without floors. How much of the
+pool it gets beside other work is decided by the backlog (`queue.backlog`).
 
 Ceilings count what runs, of both classes together: the larger part of the pool's sequence slots and of its KV cache. A
 group or tenant at its ceiling is passed over until one of its requests ends. What a floor does not lend is kept free of
@@ -39,8 +38,6 @@ from policies.settings import Contradiction, check_bounds, setting
 
 ROOT: Final = ""
 """No group: the pool itself."""
-BATCH_SHARE: Final = 0.05
-"""What work that can wait gets of a pool that others could use alone, so that the work ends."""
 PRESENT: Final = "\x1c"
 SEQUENCES: Final = "\x1d"
 TOKENS: Final = "\x1e"
@@ -95,7 +92,7 @@ class GroupSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Placing:
     """Where does a group or tenant stand, and on what terms? `group`: the group it is in, or `ROOT`."""
 
     group: str
@@ -106,13 +103,12 @@ class Place:
 class Tree:
     """Groups by name, each after the group that it is in, and the tenants that are in one or have terms."""
 
-    groups: Mapping[str, Place] = field(default_factory=dict)
-    tenants: Mapping[str, Place] = field(default_factory=dict)
-    batch_share: float = BATCH_SHARE
+    groups: Mapping[str, Placing] = field(default_factory=dict)
+    tenants: Mapping[str, Placing] = field(default_factory=dict)
 
     def floors(self) -> dict[str, float]:
         """The floor of each group: its own, or what those in it are guaranteed together."""
-        inside = dict.fromkeys(self.groups, 0.0) | {"": self.batch_share}
+        inside = dict.fromkeys(self.groups, 0.0) | {ROOT: 0.0}
         for place in self.tenants.values():
             inside[place.group] += place.settings.guaranteed_share or 0.0
         for name, place in reversed([*self.groups.items()]):
@@ -201,16 +197,16 @@ class Node:
         # The child whose floor exceeds its part by weight the most is the first that its floor decides for.
         children = [*floored] if self.present or not self.floor else [*floored, self]
         for child in sorted(children, key=_floor_per_weight, reverse=True):
-            if weights > 0.0 and child.floor * weights <= child.weight * rest:
+            if child.floor * weights <= child.weight * rest:
                 break
             if child is self:
-                return min(child.floor, rest) if weights > 0.0 else rest  # nobody else is there: all of it
+                return min(child.floor, rest)
             rest, weights = max(0.0, rest - child.floor), weights - child.weight
-        return rest * self.weight / weights if weights > 0.0 else rest
+        return rest * self.weight / weights
 
 
 def _floor_per_weight(node: Node) -> float:
-    return node.floor / node.weight if node.weight else inf
+    return node.floor / node.weight
 
 
 class Entitlements:
@@ -218,10 +214,8 @@ class Entitlements:
 
     def __init__(self, tree: Tree | None = None) -> None:
         self.tree = tree if tree is not None else Tree()
-        self._root = Node(None, 1.0, 1.0)
-        self._batch = Node(self._root, 0.0, self.tree.batch_share)
-        self._groups: dict[str, Node] = {"": self._root}
-        self._batch_groups: dict[str, Node] = {"": self._batch}
+        self._groups: dict[str, Node] = {ROOT: Node(None, 1.0, 1.0)}
+        self._batch_groups: dict[str, Node] = {ROOT: Node(None, 1.0, 1.0)}
         self._leaves: dict[str, Node] = {}
         """Present leaves."""
         self._ceilings: dict[str, Ceiling] = {}
@@ -239,7 +233,7 @@ class Entitlements:
         for name, place in self.tree.tenants.items():
             self._limit(name, place)
 
-    def _limit(self, name: str, place: Place) -> None:
+    def _limit(self, name: str, place: Placing) -> None:
         ceiling = Ceiling(name, place.settings)
         if ceiling.kept_share:
             self._keeping[ceiling] = next((each for each in self._around(place) if each.kept_share), None)
@@ -251,16 +245,17 @@ class Entitlements:
     @property
     def is_flat(self) -> bool:
         """Is each tenant's weight what is configured?"""
-        return not self.tree.groups and not self.tree.tenants and not self._batch.present
+        return not self.tree.groups and not self.tree.tenants
 
     def weight(self, leaf: str, weight: float) -> float:
         """What does this leaf weigh now? `weight`: as configured for its key or tenant."""
-        if self.is_flat and not is_batch(leaf):
+        if self.is_flat:
             return weight
         node = self._leaves.get(leaf)
         if node is None:
             node = self._new(leaf, weight)
-        return node.share() * (self._root.weights or 1.0)
+        root = self._batch_groups[ROOT] if is_batch(leaf) else self._groups[ROOT]
+        return node.share() * (root.weights or 1.0)
 
     def configured_weight(self, leaf: str, weight: float) -> float:
         """The weight of its key or tenant, which a request with this weight has."""
@@ -387,7 +382,7 @@ class Entitlements:
         place = self.tree.tenants.get(tenant)
         return found if place is None else [*found, *self._around(place)]
 
-    def _around(self, place: Place) -> list[Ceiling]:
+    def _around(self, place: Placing) -> list[Ceiling]:
         """Those of the groups around this place, the innermost first."""
         found: list[Ceiling] = []
         while place.group:

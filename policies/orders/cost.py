@@ -10,6 +10,8 @@ from policies.settings import setting
 
 LONG_PROMPT: Final = 20_000.0
 """About the cost of computing one long document. A smaller window or quantum evicts prompts before they are used."""
+BATCH_SHARE: Final = 0.05
+"""Work that can wait ends, and other work does not feel that."""
 
 
 class Cost(Protocol):
@@ -72,6 +74,15 @@ def cached_weight_setting(default: float = 0.1) -> Any:
     )
 
 
+def batch_share_setting() -> Any:
+    return setting(
+        BATCH_SHARE,
+        "Part of the service that work that can wait (class batch) gets while other work waits; else it has the rest.",
+        above=0,
+        most=0.5,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class CostParams:
     """What is service?"""
@@ -84,6 +95,7 @@ class CostParams:
     input_weight: float = input_weight_setting()
     output_weight: float = output_weight_setting()
     cached_weight: float = cached_weight_setting()
+    batch_guaranteed_share: float = batch_share_setting()
 
     def charges(self) -> Cost:
         """The cost that these settings name."""

@@ -41,6 +41,7 @@ from policies.capacity.obstacle import Blocked
 from policies.orders.cost import (
     LONG_PROMPT,
     LinearCost,
+    batch_share_setting,
     cached_weight_setting,
     input_weight_setting,
     output_weight_setting,
@@ -191,6 +192,7 @@ class DlpmParams:
     input_weight: float = input_weight_setting()
     output_weight: float = output_weight_setting()
     cached_weight: float = cached_weight_setting(0.0)
+    batch_guaranteed_share: float = batch_share_setting()
     quantum: float = setting(
         LONG_PROMPT, "Service that a flow receives per turn and weight before the next one's turn.", least=1, most=1e9
     )

@@ -80,6 +80,7 @@ class CounterOrder(Order):
         super().__init__()
         self._params = params
         self._flows_max = flows_max
+        backlog.batch_share = params.batch_guaranteed_share
         self.passes = backlog.tenants.window > 0.0
         self._backlog = backlog
         self.backlog = backlog

@@ -3,6 +3,10 @@
 Both levels use the same `Counters`. A tenant that opens fifty flows still has one tenant's fair share, divided by
 fifty. The policy defines the unit of service; here it only accumulates.
 
+Work that can wait (class batch) has a line of its own, beside the tenants of other work: it goes when nothing else may.
+While both wait, it is owed its guaranteed part of the service, and goes first as long as something is owed. So what it
+receives over such an interval is at least that part of the whole, less what is dispatched at once.
+
 One window answers on each level who may go before whom. The candidates are the members whose counter is at most the
 window above the least one that waits. Of these, the ones with a call inside an interaction go first, and otherwise
 the least (`Counters`). Inside a flow the requests go in the order in which they came, but calls inside interactions
@@ -22,7 +26,7 @@ from typing import Final
 
 from policies.averages import USUAL
 from policies.queue.counters import Counters, Member
-from policies.request import Flow, Request
+from policies.request import Flow, Request, is_batch
 
 CALLS_PASSED: Final = 48
 """The window of the requests of one flow, in calls: about as many as run at once."""
@@ -91,10 +95,12 @@ class FlowMember(Member):
 class TenantMember(Member):
     """A tenant and its flows, and how many of its waiting requests are inside interactions."""
 
-    __slots__ = ("asleep", "capped", "flows", "going_first", "held", "inside")
+    __slots__ = ("asleep", "capped", "flows", "going_first", "held", "inside", "line")
 
-    def __init__(self, tenant: str, flows: Counters[FlowMember]) -> None:
+    def __init__(self, tenant: str, line: Counters[TenantMember], flows: Counters[FlowMember]) -> None:
         super().__init__((tenant,))
+        self.line = line
+        """Among which it waits: the others, or those of work that can wait."""
         self.flows = flows
         self.inside = 0
         self.going_first = 0
@@ -122,11 +128,19 @@ class Backlog:
     def __init__(
         self, *, flows_max: int, lift: bool = True, quantum: float = 0.0, windows: tuple[float, float] = (0.0, 0.0)
     ) -> None:
+        self.batch_share = 0.0
+        """The part of the service that work that can wait gets while other work waits."""
+        self._owed = 0.0
+        """Service that this work is owed by other work, at all gateways together."""
+        self.newly_owed = 0.0
+        """The part that is not reported to other gateways yet."""
         self._flows_max = flows_max
         self._lift = lift
         self._window_of_flows = windows[1]
         self.quantum = quantum
         self.tenants: Counters[TenantMember] = Counters(lift=lift, quantum=quantum, window=windows[0])
+        self.batch: Counters[TenantMember] = Counters(lift=lift, quantum=quantum, window=windows[0])
+        """The same of work that can wait: it goes when nothing else may, or when it is owed."""
         self._by_tenant: dict[str, TenantMember] = {}
         self._by_flow: dict[Flow, FlowMember] = {}
         self.queued = 0
@@ -154,7 +168,7 @@ class Backlog:
         tenant.inside += is_inside
         tenant.going_first += goes_first
         # First, so that making room for its flow does not forget the tenant.
-        self.tenants.queued(tenant, preferred=tenant.going_first > 0)
+        tenant.line.queued(tenant, preferred=tenant.going_first > 0)
         flow = self._by_flow.get(request.flow) or self._new_flow(request.flow, tenant)
         flow.add(request, is_inside=is_inside, front=front)
         if goes_first:
@@ -162,7 +176,7 @@ class Backlog:
         tenant.flows.queued(flow, preferred=len(flow.going_first) > 0)
         if is_inside:
             if tenant.capped is None:
-                self.tenants.wake(tenant)
+                tenant.line.wake(tenant)
             tenant.flows.wake(flow)
         self.queued += 1
         if self.changed is not None:
@@ -170,16 +184,36 @@ class Backlog:
 
     def head(self) -> Request | None:
         """The next request of the next flow of the next tenant, but for starts that are held."""
-        while (tenant := self.tenants.least()) is not None:
-            if tenant.held is not None and not tenant.inside:
-                self.tenants.sleep(tenant)
-                continue
-            while (flow := tenant.flows.least()) is not None:
-                if tenant.held is None or flow.inside:
-                    return flow.next()
-                tenant.flows.sleep(flow)
-                tenant.asleep.append(flow)
+        for line in self.lines():
+            while (tenant := line.least()) is not None:
+                if tenant.held is not None and not tenant.inside:
+                    line.sleep(tenant)
+                    continue
+                while (flow := tenant.flows.least()) is not None:
+                    if tenant.held is None or flow.inside:
+                        return flow.next()
+                    tenant.flows.sleep(flow)
+                    tenant.asleep.append(flow)
         return None
+
+    def lines(self) -> tuple[Counters[TenantMember], Counters[TenantMember]]:
+        """In the order in which they go."""
+        return (self.batch, self.tenants) if self.owes_batch else (self.tenants, self.batch)
+
+    def _owe(self, service: float) -> None:
+        """So much more. Work that can wait and may not start is owed one usual request, and no more."""
+        if self._owed + service <= self.usual or service < 0.0:
+            self._owed += service
+            self.newly_owed += service
+
+    def owe_in_all(self, owed: float) -> None:
+        """All gateways together owe so much, without what is `newly_owed` here."""
+        self._owed = owed + self.newly_owed
+
+    @property
+    def owes_batch(self) -> bool:
+        """Is it the turn of work that can wait?"""
+        return self._owed > 0.0
 
     def hold(self, start: Request) -> None:
         """The working set has no room for this start: no start of its tenant goes before it is released."""
@@ -202,7 +236,7 @@ class Backlog:
         tenant = self._by_flow[request.flow].tenant
         tenant.capped = ceiling
         self.capped.setdefault(ceiling, {})[tenant] = None
-        self.tenants.sleep(tenant, is_absent=True)
+        tenant.line.sleep(tenant, is_absent=True)
 
     def uncap(self, may_begin: Callable[[Request], bool]) -> None:
         """Of each ceiling that has room again, the tenant that has received least may go."""
@@ -211,9 +245,10 @@ class Backlog:
             request = tenant.next()
             if request is not None and may_begin(request):
                 # To have all that it may have banks no credit, but for the request that follows the one that ended.
-                self.tenants.raise_to(self.tenants.floor() - self.usual, tenant, tenants)
+                line = tenant.line
+                line.raise_to(line.floor() - self.usual, tenant, [each for each in tenants if each.line is line])
                 self._uncap(tenant)
-                self.tenants.wake(tenant)
+                line.wake(tenant)
 
     def _uncap(self, tenant: TenantMember) -> None:
         assert tenant.capped is not None
@@ -232,7 +267,7 @@ class Backlog:
         del self.holding[tenant]
         tenant.held = None
         if tenant.capped is None:
-            self.tenants.wake(tenant)
+            tenant.line.wake(tenant)
         for flow in tenant.asleep:
             tenant.flows.wake(flow)
         tenant.asleep.clear()
@@ -241,13 +276,15 @@ class Backlog:
         """Has this tenant received more than one with a start that is held, or that waits at another gateway, by more
         than the window?
         """
-        own, tenants = self._by_tenant.get(tenant), self.tenants
-        least = min([*map(_counter, self.holding), tenants.least_counter_elsewhere()])
-        return own is not None and own.counter - least > tenants.window
+        own = self._by_tenant.get(tenant)
+        if own is None:
+            return False
+        least = min([one.counter for one in self.holding if one.line is own.line], default=inf)
+        return own.counter - min(least, own.line.least_counter_elsewhere()) > own.line.window
 
     def others(self, head: Request) -> Iterator[Request]:
         """The requests to try where the head has no room: the next ones of some tenants and flows, in order."""
-        for tenant in self.tenants.first(TRIED // 2, within=inf):
+        for tenant in (*self.tenants.first(TRIED // 2, within=inf), *self.batch.first(TRIED // 2, within=inf)):
             for flow in tenant.flows.first(2, within=inf):
                 for request in islice(flow.requests.values(), 2):
                     if request is not head and flow.may_go(request):
@@ -262,11 +299,13 @@ class Backlog:
         """
         flow, next_flow = self._by_flow[request.flow], self._by_flow[head.flow]
         tenant, next_tenant = flow.tenant, next_flow.tenant
-        if head.id in next_flow.going_first and request.id not in flow.going_first:
+        if tenant.line is not next_tenant.line or (
+            head.id in next_flow.going_first and request.id not in flow.going_first
+        ):
             return False
         if tenant is not next_tenant:
             least = tenant.flows.least()
-            if least is None or not self.tenants.may_pass(tenant, next_tenant):
+            if least is None or not tenant.line.may_pass(tenant, next_tenant):
                 return False
             next_flow = least
         return tenant.flows.may_pass(flow, next_flow) and flow.may_go(request)
@@ -287,11 +326,11 @@ class Backlog:
         if flow.requests:
             tenant.flows.prefer(flow, len(flow.going_first) > 0)
         if tenant.queued > 1:
-            self.tenants.prefer(tenant, tenant.going_first > 0)
+            tenant.line.prefer(tenant, tenant.going_first > 0)
         if tenant.capped is not None and tenant.queued == 1:
             self._uncap(tenant)
         tenant.flows.left(flow, is_served=is_served)
-        self.tenants.left(tenant, is_served=is_served)
+        tenant.line.left(tenant, is_served=is_served)
         if not is_served:
             self._forget_beyond(self._flows_max, tenant.flows)
 
@@ -307,7 +346,10 @@ class Backlog:
             request.progress.normalised = normalised
         flow = self._by_flow[request.flow]
         flow.tenant.flows.charged(flow, of_flow)
-        self.tenants.charged(flow.tenant, new / request.weight)
+        tenant = flow.tenant
+        tenant.line.charged(tenant, new / request.weight)
+        if self.batch.waits_anywhere and self.tenants.waits_anywhere:
+            self._owe(self.batch_share * new if tenant.line is self.tenants else (self.batch_share - 1.0) * new)
         if self.changed is not None:
             self._note_change(flow)
 
@@ -315,7 +357,7 @@ class Backlog:
         """A dispatched request ended, or comes back to the queue by `push` with `front`."""
         flow = self._by_flow[request.flow]
         flow.tenant.flows.ended(flow)
-        self.tenants.ended(flow.tenant)
+        flow.tenant.line.ended(flow.tenant)
         charged = request.progress.charged
         self.usual += USUAL * (charged / request.weight - self.usual)
         self.usual_of_flow += USUAL * ((request.progress.normalised or charged) - self.usual_of_flow)
@@ -333,9 +375,10 @@ class Backlog:
         for name, known in before._by_tenant.items():
             tenant = self._by_tenant.get(name) or self._new_tenant(name)
             tenant.weight = known.weight
-            self.tenants.resume(tenant, known)
-        last = before.tenants.last_left
-        self.tenants.last_left = None if last is None else self._by_tenant.get(last.name[0])
+            tenant.line.resume(tenant, known)
+        for line, known_line in ((self.tenants, before.tenants), (self.batch, before.batch)):
+            last = known_line.last_left
+            line.last_left = None if last is None else self._by_tenant.get(last.name[0])
         self.usual = before.usual
         if not with_flows:
             return
@@ -354,7 +397,7 @@ class Backlog:
             return {"queued": 0.0, "running": 0.0}
         numbers = {
             "weight": tenant.weight,
-            "tenant_ahead": self.tenants.ahead(tenant),
+            "tenant_ahead": tenant.line.ahead(tenant),
             "tenant_queued": float(tenant.queued),
             "tenant_running": float(tenant.running),
         }
@@ -388,7 +431,8 @@ class Backlog:
 
     def _new_tenant(self, name: str) -> TenantMember:
         self._forget_beyond(self._flows_max - 2, None)
-        tenant = TenantMember(name, Counters(lift=self._lift, quantum=self.quantum, window=self._window_of_flows))
+        flows: Counters[FlowMember] = Counters(lift=self._lift, quantum=self.quantum, window=self._window_of_flows)
+        tenant = TenantMember(name, self.batch if is_batch(name) else self.tenants, flows)
         self._by_tenant[name] = tenant
         return tenant
 
@@ -405,7 +449,7 @@ class Backlog:
             if flow is not None:
                 del self._by_flow[flow.flow]
                 continue
-            tenant = self.tenants.forget_longest_idle()
+            tenant = self.batch.forget_longest_idle() or self.tenants.forget_longest_idle()
             if tenant is None:
                 return
             del self._by_tenant[tenant.name[0]]

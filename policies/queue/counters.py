@@ -118,6 +118,11 @@ class Counters(Generic[M]):
         """Rank of the next member that waits at another gateway; None: none is known."""
         self._is_preferred_elsewhere = False
 
+    @property
+    def waits_anywhere(self) -> bool:
+        """Does anything wait that may go, here or at another gateway?"""
+        return self._waiting > 0 or self.least_elsewhere is not None
+
     def floor(self) -> float:
         """Least rank of the members that wait here, asleep or not, or elsewhere. If nobody waits: that of the member
         that left last."""

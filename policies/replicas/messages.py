@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from policies.capacity.fair_shares import Activity
 from policies.capacity.gauges import Grant
+from policies.request import BATCH, is_batch
 
 NUMBER_MAX: Final = 1e18
 """More than any gateway counts, and sums of it have room in 64 bits."""
@@ -21,7 +22,7 @@ REPORTED_MAX: Final = 256
 SECONDS_MAX: Final = 1e12
 """The longest time that something is kept. Redis takes no longer one."""
 SHAPES: Final = (
-    ("standings", "--nnn-"),
+    ("standings", "--nnn--"),
     ("presence", "nccc"),
     ("holdings", "-cccccccccc"),
     ("charges", "-nn--"),
@@ -55,10 +56,18 @@ class Standing(NamedTuple):
     inside: bool
     """Is that request inside an open interaction, so that it goes before others of its flow?"""
 
+    is_owed: bool = False
+    """It can wait, and has received less than is guaranteed to such work, so that it goes before other work."""
+
+    def _line(self) -> int:
+        return 0 if self.is_owed else 1 + is_batch(self.tenant)
+
     def goes_first(self, other: Standing) -> bool:
         """Before this one, which waits at another gateway?"""
         if self.flow == other.flow:
             return self.is_earlier(other)
+        if self._line() != other._line():
+            return self._line() < other._line()
         if self.tenant == other.tenant and self.flow_served != other.flow_served:
             return self.flow_served < other.flow_served
         return self.served < other.served
@@ -111,12 +120,17 @@ class Left(NamedTuple):
     """Whose queue emptied last, among all tenants or among the flows of one tenant?"""
 
     among: str
-    """The tenant whose flows these are; "": these are tenants."""
+    """The tenant whose flows these are, or else `line_of` the tenants that these are."""
     name: str
     """Name of its counter."""
     counter: float
     left_s: float
     """By the clock that all gateways have in common."""
+
+
+def line_of(tenant: str) -> str:
+    """Among which tenants is this one compared, as `Left.among` names them?"""
+    return BATCH if is_batch(tenant) else ""
 
 
 class CountDelta(NamedTuple):

@@ -25,6 +25,7 @@ from policies.replicas.messages import (
     ReplicaView,
     Standing,
     check,
+    line_of,
 )
 from policies.replicas.schedule import ALONE_S, WAITS_S
 
@@ -238,12 +239,16 @@ class ReferenceStore:
         To the least counter that waits elsewhere. If nobody waits anywhere, to the counter of the member that left
         last. A member that waits elsewhere itself, or that left last itself, is not lifted.
         """
-        among, separator, _ = name.partition("\x1f")
-        if not separator:
-            among = ""
-        if any(name == (one.flow if among else one.tenant) for one in waiting):
+        among, is_flow, _ = name.partition("\x1f")
+        if not is_flow:
+            among = line_of(name)
+        if any(name == (one.flow if is_flow else one.tenant) for one in waiting):
             return None
-        served = [one.flow_served if among else one.served for one in waiting if not among or one.tenant == among]
+        served = [
+            one.flow_served if is_flow else one.served
+            for one in waiting
+            if (one.tenant if is_flow else line_of(one.tenant)) == among
+        ]
         if served:
             floor = min(served)
         else:

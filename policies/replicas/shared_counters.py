@@ -15,9 +15,9 @@ from typing import Final, TypeVar
 
 from policies.queue.backlog import TRIED, Backlog, FlowMember, TenantMember
 from policies.queue.counters import Counters, Member
-from policies.replicas.messages import REPORTED_MAX, Charge, Left, Standing
+from policies.replicas.messages import REPORTED_MAX, Charge, Left, Standing, line_of
 from policies.replicas.schedule import ALONE_S, IDLE_S, INTERVAL_S
-from policies.request import Flow
+from policies.request import BATCH, Flow, is_batch
 
 AHEAD: Final = 2.0
 """A request may go before one that waits elsewhere while its lead is at most this many usual requests: this tolerance
@@ -26,6 +26,8 @@ so many sync rounds: what is known of others is one round old, and with a narrow
 news. More than 1, so that the lead grows with the pace that it allows."""
 AHEAD_S: Final = IDLE_S
 """A request may go before one of its own flow that waits elsewhere and came earlier by at most this much."""
+OWED: Final = "\x1cowed"
+"""Under this name gateways add up what they owe work that can wait. No tenant has such a name."""
 GROWTH_S: Final = 10 * INTERVAL_S
 """What is received in an exchange is averaged over about this time."""
 
@@ -72,6 +74,8 @@ class SharedCounters:
         self._reported: list[tuple[Member, float | None]] = []
         """The members of the last report, each with its counter before. None: the member was reported for the first
         time, or may be lifted."""
+        self._owed = 0.0
+        """What all gateways owe work that can wait, as of the last reply."""
         self._growth = _Growth()
         self._growth_of_flows = _Growth()
         self._last_left: Left | None = None
@@ -86,7 +90,8 @@ class SharedCounters:
         """What rank have the tenants that are next, with the next flow of each? At the end comes the start that the
         working set has no room for.
         """
-        flows = [tenant.flows.least() for tenant in self._backlog.tenants.first(TRIED, within=inf)]
+        tenants = [tenant for line in self._backlog.lines() for tenant in line.first(TRIED, within=inf)]
+        flows = [tenant.flows.least() for tenant in tenants[:TRIED]]
         standings = [self._standing(flow, now) for flow in [*flows, self._held()] if flow is not None]
         return [standing for standing in standings if standing is not None]
 
@@ -103,6 +108,10 @@ class SharedCounters:
             return False
         if own.flow == elsewhere.flow:
             return elsewhere.is_earlier(own, by_s=AHEAD_S)
+        if is_batch(own.tenant) != is_batch(elsewhere.tenant):
+            # It goes before other work, but not before work of its kind that has received less.
+            least = backlog.batch.least_counter_elsewhere() if own.is_owed else inf
+            return elsewhere.goes_first(own) or own.served - least > self._tolerated(backlog.usual, self._growth)
         if own.tenant == elsewhere.tenant:
             tolerated = self._tolerated(backlog.usual_of_flow, self._growth_of_flows)
             return own.flow_served - elsewhere.flow_served > tolerated
@@ -122,10 +131,11 @@ class SharedCounters:
         asked = dict.fromkeys(islice(changed, REPORTED_MAX))
         for member in asked:
             del changed[member]
-        for place, tenant in enumerate(backlog.tenants.first(2 * TRIED, within=inf)):
-            asked[tenant] = None
-            if place < TRIED:
-                asked.update(dict.fromkeys(tenant.flows.first(TRIED, within=inf)))
+        for line in backlog.lines():
+            for place, tenant in enumerate(line.first(2 * TRIED, within=inf)):
+                asked[tenant] = None
+                if place < TRIED:
+                    asked.update(dict.fromkeys(tenant.flows.first(TRIED, within=inf)))
         held = self._held()
         if held is not None:
             asked[held.tenant] = asked[held] = None
@@ -136,6 +146,9 @@ class SharedCounters:
             charge = _charge(member)
             charges.append(charge)
             reported.append((member, charge.base if is_known else None))
+        if backlog.batch.waits_anywhere:
+            charges.append(Charge(OWED, self._owed, backlog.newly_owed, raises=False))
+            backlog.newly_owed = 0.0
         return charges, self._lefts(asked, now)
 
     def receive(self, totals: Sequence[float], left: Left | None, since_s: float, *, is_forgotten: bool) -> None:
@@ -143,7 +156,7 @@ class SharedCounters:
 
         `since_s`: the time between the last report and the one before it.
         """
-        for (member, before), total in zip(self._reported, totals, strict=True):
+        for (member, before), total in zip(self._reported, totals, strict=False):
             if before is not None and member.queued:
                 (self._growth_of_flows if isinstance(member, FlowMember) else self._growth).add(total - before)
             counter, lifted = member.reported
@@ -153,8 +166,11 @@ class SharedCounters:
                 member.tenant.flows.charged(member, correction)
                 _confirmed(member.tenant.flows, member)
             elif isinstance(member, TenantMember):
-                self._backlog.tenants.charged(member, correction)
-                _confirmed(self._backlog.tenants, member)
+                member.line.charged(member, correction)
+                _confirmed(member.line, member)
+        if len(totals) > len(self._reported):
+            self._owed = totals[-1]
+            self._backlog.owe_in_all(self._owed)
         self._reported = []
         self._growth.end(since_s)
         self._growth_of_flows.end(since_s)
@@ -167,8 +183,10 @@ class SharedCounters:
         for tenant in self._waiting_elsewhere:
             tenant.flows.wait_elsewhere(None)
         self._waiting_elsewhere = []
-        rank, is_preferred = min([(standing.served, standing.inside) for standing in standings], default=(None, False))
-        self._backlog.tenants.wait_elsewhere(rank, is_preferred=is_preferred)
+        for line, name in ((self._backlog.tenants, ""), (self._backlog.batch, BATCH)):
+            ranks = [(one.served, one.inside) for one in standings if line_of(one.tenant) == name]
+            rank, is_preferred = min(ranks, default=(None, False))
+            line.wait_elsewhere(rank, is_preferred=is_preferred)
         for standing in standings:
             tenant_here = self._backlog.tenant(standing.tenant)
             if tenant_here is not None:
@@ -186,10 +204,11 @@ class SharedCounters:
         request, tenant = flow.next(), flow.tenant
         if request is None:
             return None
-        served, flow_served = self._backlog.tenants.rank(tenant), tenant.flows.rank(flow)
+        served, flow_served = tenant.line.rank(tenant), tenant.flows.rank(flow)
         return Standing(
-            tenant.name[0], _name(flow), served, flow_served, now - request.arrived_s, request.id in flow.going_first
-        )
+            tenant.name[0], _name(flow), served, flow_served, now - request.arrived_s, request.id in flow.going_first,
+            tenant.line is self._backlog.batch and self._backlog.owes_batch,
+        )  # fmt: skip
 
     def _lefts(self, reported: dict[Member, None], now: float) -> list[Left]:
         """The tenant that left last at any gateway, as far as is known here, and which flows of the reported tenants
@@ -200,6 +219,9 @@ class SharedCounters:
         if own is not None:
             self._last_left = own
         lefts = [] if self._last_left is None else [self._last_left]
+        of_batch = _left(BATCH, self._backlog.batch, left_s, again=False)
+        if of_batch is not None:
+            lefts.append(of_batch)
         again = set(islice(self._to_report_again, REPORTED_MAX))
         names = {member.name[0]: None for member in reported if isinstance(member, TenantMember)}
         for name in [*names, *sorted(again - names.keys())]:

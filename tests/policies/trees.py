@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import count
 from random import Random
 
-from policies.limits.entitlements import ROOT, GroupSettings, Place, Tree
+from policies.limits.entitlements import ROOT, GroupSettings, Placing, Tree
 
 
 def random_tree(rng: Random, *, depth: int = 4, floors: bool = True) -> Tree:
-    groups: dict[str, Place] = {}
-    tenants: dict[str, Place] = {}
+    groups: dict[str, Placing] = {}
+    tenants: dict[str, Placing] = {}
     numbers = count()
 
     def grow(where: str, level: int, free: float) -> None:
@@ -23,10 +23,10 @@ def random_tree(rng: Random, *, depth: int = 4, floors: bool = True) -> Tree:
             settings = GroupSettings(weight=rng.choice([0.5, 1.0, 2.0, 4.0]), guaranteed_share=share)
             name = f"n{next(numbers)}"
             if level < depth and rng.random() < 0.6:
-                groups[name] = Place(where, settings)
+                groups[name] = Placing(where, settings)
                 grow(name, level + 1, share if share is not None else 0.0)
             else:
-                tenants[name] = Place(where, settings)
+                tenants[name] = Placing(where, settings)
 
     grow(ROOT, 1, 0.9)
     return Tree(groups, tenants)

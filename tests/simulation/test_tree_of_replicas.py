@@ -10,7 +10,7 @@ from backends.simulated.engine_model import EngineModel
 from lab.several_gateways import simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.limits.entitlements import ROOT, GroupSettings, Place, Tree
+from policies.limits.entitlements import ROOT, GroupSettings, Placing, Tree
 from policies.request import BATCH, Flow, payer
 from simulation.run import Run
 from tests.policies.trees import parts, random_tree
@@ -21,7 +21,7 @@ LENGTH_S = 30.0
 
 
 def play_tree(tree: Tree, rounds: Rounds, policy: str) -> Run:
-    engines = [AdmissionEngine(named_policy(policy), tree=tree) for _ in range(GATEWAYS)]
+    engines = [AdmissionEngine(named_policy(policy, batch_guaranteed_share=0.2), tree=tree) for _ in range(GATEWAYS)]
     for engine in engines:
         engine.add_backend(BACKEND, max_num_seqs=SLOTS)
     found = simulate_together(
@@ -73,8 +73,8 @@ def test_random_trees_with_floors_in_every_round(policy: str, seed: int) -> None
 
 
 def test_a_ceiling_counts_what_runs_at_all_gateways() -> None:
-    tree = Tree({"g": Place(ROOT, GroupSettings(max_running=4))}, {
-        name: Place("g", GroupSettings()) for name in "abc"
+    tree = Tree({"g": Placing(ROOT, GroupSettings(max_running=4))}, {
+        name: Placing("g", GroupSettings()) for name in "abc"
     })  # fmt: skip
     rounds = Rounds(
         1, 0.0, dict.fromkeys("abcd", 20), flows={name: Flow(name, "app", "user") for name in "abcd"},
@@ -100,7 +100,7 @@ def test_work_that_can_wait_has_its_floor_beside_others_at_other_gateways() -> N
     leaves = ["a" + BATCH, "b" + BATCH, "c"]
     rounds = rounds_of(leaves, dict.fromkeys(leaves, 1.0), Random(3), rounds=2)
     rounds.home = {"a" + BATCH: 0, "b" + BATCH: 1, "c": 2}
-    tree = Tree(batch_share=0.2)
+    tree = Tree()
     found = play_tree(tree, rounds, "vtc")
     for begins_s in rounds.begins_s:
         got = received(found, tree, begins_s + RAMP_S, begins_s + LENGTH_S)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.config.checks import Name
 from gateway.config.section import Section, filled, settings_from
 from gateway.config.sections.throttling import QuotaConfig
-from policies.limits.entitlements import ROOT, GroupSettings, Place, Tree
+from policies.limits.entitlements import ROOT, GroupSettings, Placing, Tree
 
 _USUAL: Final = frozenset({"name", "weight", "keys", "quota"})
 """What may be set of a tenant that stands in no group and has no other terms."""
@@ -38,16 +38,16 @@ class GroupConfig(Grouped):
     """Limits of all tenants in it together."""
 
 
-def tree_of(groups: Sequence[Grouped], tenants: Sequence[Grouped], batch_share: float) -> Tree:
+def tree_of(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> Tree:
     """The tree that these sections describe, which are free of contradictions."""
     by_name = {group.name: group for group in groups}
-    placed: dict[str, Place] = {}
+    placed: dict[str, Placing] = {}
     while len(placed) < len(by_name):
         for name, group in by_name.items():
             if name not in placed and (group.group is None or group.group in placed):
                 placed[name] = _place(group)
-    return Tree(placed, {one.name: _place(one) for one in tenants if not one.model_fields_set <= _USUAL}, batch_share)
+    return Tree(placed, {one.name: _place(one) for one in tenants if not one.model_fields_set <= _USUAL})
 
 
-def _place(section: Grouped) -> Place:
-    return Place(section.group or ROOT, filled(GroupSettings, section))
+def _place(section: Grouped) -> Placing:
+    return Placing(section.group or ROOT, filled(GroupSettings, section))

@@ -25,7 +25,7 @@ local report = cmsgpack.unpack(ARGV[3])
 local NUMBER_MAX, SECONDS_MAX = 1e18, 1e12
 -- What a report says, in this order, and a letter for each value: `SHAPES` in policies/replicas/messages.py says what they mean.
 local SHAPES = {
-  { 'standings', '--nnn-' }, { 'presence', 'nccc' }, { 'holdings', '-cccccccccc' }, { 'charges', '-nn--' },
+  { 'standings', '--nnn--' }, { 'presence', 'nccc' }, { 'holdings', '-cccccccccc' }, { 'charges', '-nn--' },
   { 'tallies', '-csnnnb-' }, { 'calls', '-nnns-' }, { 'under_way', '-c' }, { 'lefts', '--nn' },
 }
 
@@ -101,7 +101,7 @@ for i = 1, #fields, 2 do
     local first = record.standings[1]
     if first then
       -- As it was reported, and waiting since.
-      first = { first[1], first[2], first[3], first[4], first[5] + age_ms / 1000, first[6] }
+      first = { first[1], first[2], first[3], first[4], first[5] + age_ms / 1000, first[6], first[7] }
     end
     record.standing = first
     record.name = fields[i]
@@ -114,12 +114,30 @@ local live = #others + 1
 
 -- A standing: tenant, flow, what each has received, how long its next request has waited, and whether that one is inside
 -- an interaction.
+local BATCH = ' (batch)'
+local function is_batch(tenant)
+  return string.sub(tenant, -#BATCH) == BATCH
+end
+
+local function line_of(tenant)
+  return is_batch(tenant) and BATCH or ''
+end
+
+-- Work that can wait and is owed some goes first, other work next.
+local function line_number(one)
+  return one[7] and 0 or is_batch(one[1]) and 2 or 1
+end
+
 local function goes_first(one, other)
   if one[2] == other[2] then
     if one[6] ~= other[6] then
       return one[6]
     end
     return one[5] > other[5]
+  end
+  local line, other_line = line_number(one), line_number(other)
+  if line ~= other_line then
+    return line < other_line
   end
   if one[1] == other[1] and one[4] ~= other[4] then
     return one[4] < other[4]
@@ -128,7 +146,7 @@ local function goes_first(one, other)
 end
 
 local function with_served(one, tenant, flow)
-  return { one[1], one[2], one[3] + tenant, one[4] + flow, one[5], one[6] }
+  return { one[1], one[2], one[3] + tenant, one[4] + flow, one[5], one[6], one[7] }
 end
 
 -- What was charged ---------------------------------------------------------------------------------------------------
@@ -163,20 +181,18 @@ end
 -- counter that waits elsewhere. If nobody waits anywhere, to the counter of the member that left last. A member that
 -- waits elsewhere itself, or that left last itself, is not lifted.
 local function floor_of(name, waiting)
-  local among = string.match(name, '^(.-)\31') or ''
+  local tenant = string.match(name, '^(.-)\31')
+  local among = tenant or line_of(name)
   local floor = nil
   for _, one in ipairs(waiting) do
-    if one[among == '' and 1 or 2] == name then
+    if one[tenant and 2 or 1] == name then
       return nil
     end
-    local served = nil
-    if among == '' then
-      served = one[3]
-    elseif one[1] == among then
-      served = one[4]
-    end
-    if served and (not floor or served < floor) then
-      floor = served
+    if (tenant and one[1] or line_of(one[1])) == among then
+      local served = one[tenant and 4 or 3]
+      if not floor or served < floor then
+        floor = served
+      end
     end
   end
   if not floor then

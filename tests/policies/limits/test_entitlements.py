@@ -13,8 +13,8 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.takeover import Setup, take_over
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
-from policies.limits.entitlements import ROOT, Entitlements, GroupSettings, Place, Tree
-from policies.request import BATCH, Request, ServiceTokens
+from policies.limits.entitlements import ROOT, Entitlements, GroupSettings, Placing, Tree
+from policies.request import Request, ServiceTokens, of_batch
 from policies.settings import Contradiction
 from tests.policies.making import make_request, policy_with
 from tests.policies.trees import parts, random_tree
@@ -50,24 +50,16 @@ def test_without_groups_a_weight_is_the_configured_one() -> None:
         assert entitlements.weight(name, weight) == weight
 
 
-def test_work_that_can_wait_has_a_twentieth_by_default() -> None:
-    entitlements = Entitlements()
-    for name in ("a", "a" + BATCH):
+def test_work_that_can_wait_is_divided_by_the_same_groups_and_leaves_others_what_they_have() -> None:
+    tree = Tree(
+        {"g": Placing(ROOT, GroupSettings(weight=3.0, guaranteed_share=0.9))}, {"a": Placing("g", GroupSettings())}
+    )
+    entitlements = Entitlements(tree)
+    for name in ("a", "b", of_batch("a"), of_batch("b")):
         entitlements.arrived(make_request(name), 1.0)
-    assert entitlements.share("a" + BATCH) == pytest.approx(0.05)
-
-
-def test_work_that_can_wait_has_its_floor_beside_others_and_all_of_it_alone() -> None:
-    entitlements = Entitlements(Tree(batch_share=0.1))
-    entitlements.arrived(make_request("a" + BATCH), 1.0)
-    entitlements.arrived(make_request("b" + BATCH), 3.0)
-    assert entitlements.share("b" + BATCH) == pytest.approx(0.75)
-    entitlements.arrived(make_request("c"), 0.001)
-    assert entitlements.share("b" + BATCH) == pytest.approx(0.075)
-    assert entitlements.share("c") == pytest.approx(0.9)
-    for name in "de":
-        entitlements.arrived(make_request(name), 1.0)
-    assert entitlements.share("b" + BATCH) == pytest.approx(0.075)
+    assert entitlements.share("a") == pytest.approx(0.9)
+    assert entitlements.share(of_batch("a")) == pytest.approx(0.75)
+    assert entitlements.share(of_batch("b")) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +165,9 @@ def test_every_node_of_a_random_tree_receives_its_part(policy: str, seed: int) -
 
 
 def test_a_floor_beside_fifty_that_flood() -> None:
-    tree = Tree({"owner": Place(ROOT, GroupSettings(guaranteed_share=0.3))}, {"alice": Place("owner", GroupSettings())})
+    tree = Tree(
+        {"owner": Placing(ROOT, GroupSettings(guaranteed_share=0.3))}, {"alice": Placing("owner", GroupSettings())}
+    )
     pool = Pool(tree)
     others = [f"t{number}" for number in range(50)]
     pool.keep_busy(["alice", *others], 10_000)
@@ -193,10 +187,10 @@ def test_a_floor_beside_fifty_that_flood() -> None:
 
 
 def test_a_tenant_that_moves_to_another_group_while_it_waits() -> None:
-    apart = Tree({"g": Place(ROOT, GroupSettings()), "h": Place(ROOT, GroupSettings())}, {
-        "a": Place("g", GroupSettings()), "b": Place("g", GroupSettings()), "c": Place("h", GroupSettings()),
+    apart = Tree({"g": Placing(ROOT, GroupSettings()), "h": Placing(ROOT, GroupSettings())}, {
+        "a": Placing("g", GroupSettings()), "b": Placing("g", GroupSettings()), "c": Placing("h", GroupSettings()),
     })  # fmt: skip
-    moved = Tree(apart.groups, {**apart.tenants, "b": Place("h", GroupSettings())})
+    moved = Tree(apart.groups, {**apart.tenants, "b": Placing("h", GroupSettings())})
     pool = Pool(apart)
     for tree, expected in ((apart, (0.25, 0.25, 0.5)), (moved, (0.5, 0.25, 0.25)), (Tree(), (1 / 3, 1 / 3, 1 / 3))):
         engine = pool.engine
@@ -218,8 +212,8 @@ def running_of(pool: Pool, *tenants: str) -> int:
 
 @pytest.mark.parametrize("policy", ORDERS)
 def test_no_more_runs_than_max_running_allows_and_others_go_on(policy: str) -> None:
-    tree = Tree({"g": Place(ROOT, GroupSettings(max_running=5))}, {
-        "a": Place("g", GroupSettings(max_running=3)), "b": Place("g", GroupSettings()),
+    tree = Tree({"g": Placing(ROOT, GroupSettings(max_running=5))}, {
+        "a": Placing("g", GroupSettings(max_running=3)), "b": Placing("g", GroupSettings()),
     })  # fmt: skip
     pool = Pool(tree, policy)
     pool.send("a", 10)
@@ -240,7 +234,7 @@ def test_no_more_runs_than_max_running_allows_and_others_go_on(policy: str) -> N
 
 
 def test_what_is_at_its_ceiling_says_so() -> None:
-    tree = Tree(tenants={"a": Place(ROOT, GroupSettings(max_running=1))})
+    tree = Tree(tenants={"a": Placing(ROOT, GroupSettings(max_running=1))})
     pool = Pool(tree)
     pool.send("a", 2)
     blocked = pool.engine.blocked
@@ -256,13 +250,13 @@ def test_what_is_at_its_ceiling_says_so() -> None:
     (GroupSettings(max_share=0.01), 1),
 ])  # fmt: skip
 def test_a_share_that_is_not_exceeded_even_alone(settings: GroupSettings, most: int) -> None:
-    pool = Pool(Tree(tenants={"a": Place(ROOT, settings)}))
+    pool = Pool(Tree(tenants={"a": Placing(ROOT, settings)}))
     pool.send("a", 20, prompt=10, output_max=10)
     assert running_of(pool, "a") == most
 
 
 def test_a_share_counts_the_kv_cache_too() -> None:
-    pool = Pool(Tree(tenants={"a": Place(ROOT, GroupSettings(max_share=0.6))}))
+    pool = Pool(Tree(tenants={"a": Placing(ROOT, GroupSettings(max_share=0.6))}))
     pool.observe(10_000)
     for _ in range(8):
         pool.send("a", prompt=2000, output_max=10)
@@ -272,8 +266,8 @@ def test_a_share_counts_the_kv_cache_too() -> None:
 
 
 def test_what_is_not_lent_is_kept_free() -> None:
-    tree = Tree({"owner": Place(ROOT, GroupSettings(guaranteed_share=0.5, lending_limit=0.25))}, {
-        "alice": Place("owner", GroupSettings()),
+    tree = Tree({"owner": Placing(ROOT, GroupSettings(guaranteed_share=0.5, lending_limit=0.25))}, {
+        "alice": Placing("owner", GroupSettings()),
     })  # fmt: skip
     pool = Pool(tree)
     pool.send("b", 40, prompt=10, output_max=10)
@@ -286,7 +280,7 @@ def test_what_is_not_lent_is_kept_free() -> None:
 
 
 def test_a_ceiling_is_left_open_by_requests_that_are_cancelled() -> None:
-    pool = Pool(Tree(tenants={"a": Place(ROOT, GroupSettings(max_running=1))}))
+    pool = Pool(Tree(tenants={"a": Placing(ROOT, GroupSettings(max_running=1))}))
     pool.send("a", 3)
     waiting = [*pool.requests]
     for id in waiting:
