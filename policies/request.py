@@ -263,14 +263,15 @@ class Request:
         limit that the request itself sets, over all of its sequences. sequences: parallel sequences (`n`); each takes a
         slot of the engine. body_bytes: memory of the gateway that it takes while it waits. streamed: whether progress
         can be seen before the end. system_tokens: prompt tokens that are the app's own instructions. claim: what it
-        says of its interaction. prefix: chained hashes of the blocks of its prompt, the first one first; empty where
-        nothing reads them. adapter: name of the adapter (LoRA) that it asks for; "" if it asks for a model itself.
-        client_id: what its client calls it; "" if it does not. Not unique. progress: what the gateway notes of it.
+        says of its interaction. can_wait: it is of class batch. prefix: chained hashes of the blocks of its prompt, the
+        first one first; empty where nothing reads them. adapter: name of the adapter (LoRA) that it asks for; "" if it
+        asks for a model itself. client_id: what its client calls it; "" if it does not. Not unique. progress: what the
+        gateway notes of it.
     """
 
     __slots__ = (
-        "adapter", "arrived_s", "body_bytes", "claim", "client_id", "flow", "id", "output_tokens_max", "prefix",
-        "progress", "prompt_tokens", "sequences", "streamed", "system_tokens", "weight",
+        "adapter", "arrived_s", "body_bytes", "can_wait", "claim", "client_id", "flow", "id", "output_tokens_max",
+        "prefix", "progress", "prompt_tokens", "sequences", "streamed", "system_tokens", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -293,6 +294,7 @@ class Request:
     ) -> None:
         self.id: Final = id
         self.flow: Final = flow
+        self.can_wait: Final = is_batch(flow.tenant)
         self.weight = weight
         self.prompt_tokens: Final = prompt_tokens
         self.output_tokens_max: Final = output_tokens_max

@@ -13,7 +13,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from backends.simulated.engine_model import EngineGauges, EngineModel, EngineRequest, Step
-from policies.admission.decisions import Decision, Dispatch, Failure, Reject
+from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.request_ledger import NO_SERVICE
 from policies.capacity.gauges import Gauges
@@ -140,6 +140,8 @@ class Driver:
             if isinstance(decision, Dispatch):
                 self.result.records[decision.id].dispatched_s = now
                 self.at(now + self.network_s, partial(self._reached, decision))
+            elif isinstance(decision, GiveBack):
+                self._given_back(self.result.records[decision.id], now)
             else:
                 self._rejected(decision, now)
 
@@ -147,6 +149,18 @@ class Driver:
         record = self.result.records[decision.id]
         record.dispatched_s, record.retry_after_s = None, decision.retry_after_s
         self.end(record, decision.reason.value, now)
+
+    def _given_back(self, record: Record, now: float) -> None:
+        """The gateway stops it, unless its client has seen something. Backends learn that a network's way later."""
+        id = record.arrival.id
+        if record.arrival.streamed and record.token_s:
+            return
+        record.dispatched_s = None
+        record.token_s.clear()
+        for model in self.backends.values():
+            self.at(now + self.network_s, partial(model.abort, id))
+        gateway = self.gateways[record.gateway]
+        self.at(now, lambda at: self.call(gateway, "failed", at, id, Failure.GIVEN_BACK))
 
     def end(self, record: Record, outcome: str, now: float) -> None:
         record.finished_s, record.outcome = now, outcome
@@ -257,8 +271,8 @@ class Driver:
         records, gateways = self.result.records, self.gateways
         for request_id, tokens in step.tokens:  # the hottest loop of all: once for every token
             record = records[request_id]
-            if record.outcome:
-                continue  # on its way when the client hung up
+            if record.outcome or record.dispatched_s is None:
+                continue  # on its way when the client hung up, or when it was given back
             arrival = record.arrival
             if tokens == 1:
                 record.token_s.append(now)
@@ -274,7 +288,7 @@ class Driver:
                 self._hung_up(record, backend, now)
         for request_id in step.finished:
             record = self.result.records[request_id]
-            if record.outcome:
+            if record.outcome or record.dispatched_s is None:
                 continue
             self.end(record, "completed", now)
             service = ServiceTokens(record.arrival.prompt_tokens, len(record.token_s), record.cached_tokens)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from policies.admission.decisions import Decision, Dispatch, Failure, Reject
+from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.takeover import has_place, move, stranded
 from policies.capacity.gauges import Gauges
@@ -31,6 +31,8 @@ class Admitted(Protocol):
     def dispatched(self, backend: str) -> None: ...
 
     def refused(self, decision: Reject) -> None: ...
+
+    def give_back(self) -> None: ...
 
 
 class Dispatcher:
@@ -137,6 +139,10 @@ class Dispatcher:
             # Cancelled by an earlier decision of the same batch: the engine knows already.
             if exchange is not None:
                 exchange.dispatched(decision.backend)
+        elif isinstance(decision, GiveBack):
+            exchange = self._exchanges.get(decision.id)
+            if exchange is not None:
+                exchange.give_back()
         else:
             exchange = self._exchanges.pop(decision.id, None)
             if exchange is not None:

@@ -117,6 +117,12 @@ class Exchange:
         self._end(Outcome.REFUSED, decision.reason.value)
         self.context.error(refusal_error(decision, self._pool.again_s()))
 
+    def give_back(self) -> None:
+        """It can wait, and other work has no room: stop it, unless its client has seen something of its answer."""
+        if self._call is not None and not self.context.relays:
+            self._call.cancel()
+            self._again(Failure.GIVEN_BACK)
+
     def moved(self, request: Request, pool: Pool) -> None:
         """It waits in this pool from now on, as this request; its payload asks for that one's model."""
         self.request = self.context.request = request

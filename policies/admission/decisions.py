@@ -21,6 +21,8 @@ class Failure(StrEnum):
     """No answer began. The request may be tried elsewhere, a bounded number of times."""
     BROKEN = "broken"
     """The answer broke off. What was received stays charged."""
+    GIVEN_BACK = "given_back"
+    """It was stopped by a `GiveBack`. It goes back to the queue, and stays charged with what it received until then."""
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
@@ -41,7 +43,13 @@ class Reject(NamedTuple):
     """The limit that it is beyond, if that is the reason."""
 
 
-Decision = Dispatch | Reject
+class GiveBack(NamedTuple):
+    """This dispatched request can wait, and other work has no room: it is to be stopped (`queue.giving_back`)."""
+
+    id: str
+
+
+Decision = Dispatch | Reject | GiveBack
 
 
 class Decided(NamedTuple):
@@ -67,7 +75,7 @@ class Decided(NamedTuple):
     pressure: Pressure
 
     @property
-    def decision(self) -> Decision:
+    def decision(self) -> Dispatch | Reject:
         return self.rejected or Dispatch(self.id, self.backend)
 
     @property
@@ -89,7 +97,7 @@ class Recent:
         """From now on so many are remembered."""
         self._decided = deque(self._decided, maxlen=min(most, RECENT_MAX))
 
-    def note(self, decision: Decision, request: Request, now: float, pressure: Pressure) -> None:
+    def note(self, decision: Dispatch | Reject, request: Request, now: float, pressure: Pressure) -> None:
         progress = request.progress
         backend, rejected = (decision.backend, None) if isinstance(decision, Dispatch) else ("", decision)
         about = progress.wait, progress.stage, progress.inside, progress.placed, progress.cached_tokens

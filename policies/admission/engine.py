@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, Failure, Recent, Reject
+from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, Failure, GiveBack, Recent, Reject
 from policies.admission.explanation import Explanation, explain
 from policies.admission.policy import Policy
 from policies.admission.request_ledger import NO_SERVICE, RequestLedger
@@ -23,7 +23,7 @@ from policies.averages import USUAL
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.ledger import LOOK_AGAIN_S, BackendLedger
-from policies.capacity.obstacle import Blocked
+from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.output_lengths import APPS_MAX, OutputLengths, OutputPredictor
 from policies.capacity.overload import Overload, Overloaded, OverloadSettings
 from policies.interactions import Interactions
@@ -33,6 +33,8 @@ from policies.orders.order import Selection
 from policies.queue.bounds import QueueLimits
 from policies.request import CALM, RETRY_S_MAX, Pressure, Refusal, Refused, Request, ServiceTokens, State
 
+GIVES_ROOM: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
+"""Obstacles that are gone when another request is stopped."""
 NOTHING: Final[Sequence[Decision]] = ()
 
 
@@ -79,7 +81,7 @@ class AdmissionEngine:
         self.requests = RequestLedger(policy, self.limits, lengths, self.interactions, quotas, tenants, entitlements)
         self.backends = self.requests.backends
         self.working_set = self.requests.working_set
-        self.room = PoolRoom(self.backends, tenants, self.working_set, entitlements)
+        self.room = PoolRoom(self.backends, tenants, self.working_set, entitlements, self.requests.giving_back)
         self.room.follow(policy)
         self.elsewhere: Elsewhere | None = None
         """None: this gateway is the only one that counts."""
@@ -121,11 +123,7 @@ class AdmissionEngine:
 
     def received(self, request_id: str, now: float) -> ServiceTokens:
         """What is a dispatched request believed to have received? Counted if streamed, else estimated from its age."""
-        lease = self.requests.lease(request_id)
-        output_tokens = lease.output_tokens
-        if not lease.request.streamed:
-            output_tokens = self.backends[lease.backend].pace.output_tokens(lease, now + self.set_back_s)
-        return ServiceTokens(lease.request.prompt_tokens, output_tokens)
+        return self.requests.received(self.requests.lease(request_id), now + self.set_back_s)
 
     def pressure(self, now: float) -> Pressure:
         """Would a request that arrives now find the pool overloaded, why, and how long do the waiting requests take?"""
@@ -274,6 +272,12 @@ class AdmissionEngine:
         request = lease.request
         if failure is Failure.BROKEN:
             return self.cancelled(request_id, now, service)
+        if failure is Failure.GIVEN_BACK:
+            received = service or self.received(request_id, now)
+            now = self._time(now)
+            self._waits.returned(request, lease.dispatched_s, now)
+            self.requests.returned(request, now, received)
+            return self._room_changed(now, lease.backend)
         now = self._time(now)
         self.backends[lease.backend].refused(now, full_for=lease if failure is Failure.REFUSED else None)
         self._waits.returned(request, lease.dispatched_s, now)
@@ -409,8 +413,28 @@ class AdmissionEngine:
             if not isinstance(popped, Selection):
                 self.blocked = popped
                 self._waits.blocked(popped, now)
+                if popped is not None and popped.nearest() in GIVES_ROOM:
+                    full = [engine for engine, obstacle in popped.obstacles.items() if obstacle in GIVES_ROOM]
+                    self._give_back(popped.request, full, now, decisions)
                 return
             decisions.append(self._dispatch(popped.request, popped.backend, now))
+            if not self.backends[popped.backend].has_slots():  # it waits inside the engine
+                self._give_back(popped.request, [popped.backend], now, decisions)
+
+    def _give_back(self, request: Request, engines: Sequence[str], now: float, decisions: list[Decision]) -> None:
+        """If this request cannot wait, one that can is stopped at one of these engines, which are full."""
+        backlog = self.policy.order.backlog
+        if request.can_wait or backlog is None or not len(self.requests.giving_back):
+            return
+        id = self.requests.giving_back.choose(
+            engines,
+            sum([ledger.sequences for ledger in self.backends.values()]),
+            backlog.batch_share,
+            lambda id: self.requests.received(self._leases[id], now),
+            lambda id: self._leases[id].started_s is not None,
+        )
+        if id is not None:
+            decisions.append(GiveBack(id))
 
     def _dispatch(self, request: Request, backend: str, now: float) -> Dispatch:
         self.requests.dispatched(request, backend, now)

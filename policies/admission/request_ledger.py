@@ -23,6 +23,7 @@ from policies.interactions import Interactions
 from policies.limits.entitlements import Entitlements
 from policies.limits.quotas import Quotas
 from policies.queue.bounds import BoundedQueue, QueueLimits
+from policies.queue.giving_back import GivingBack
 from policies.queue.start_waits import StartWaits
 from policies.request import Refusal, Refused, Request, ServiceTokens, State
 
@@ -54,6 +55,7 @@ class RequestLedger:
         self.lengths = lengths
         self.interactions = interactions
         self.quotas = quotas
+        self.giving_back = GivingBack()
         self._streaming: list[Lease] = []
         """Leases with tokens that are not charged yet."""
         self.charged_s = -inf
@@ -146,6 +148,8 @@ class RequestLedger:
             self.waits.ended(request, now)
             self._expect(request)  # more is known than when it began to wait
         lease = self.leases[request.id] = Lease(request, backend, now)
+        if request.can_wait:
+            self.giving_back.dispatched(request, backend)
         self.touched[backend] = None
         self.backends[backend].add(lease, spare=self.tenants.is_below(request))
         self.tenants.dispatched(request, lease.held_tokens)
@@ -155,10 +159,13 @@ class RequestLedger:
         self.working_set.dispatched(request, now)
         self.policy.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
 
-    def returned(self, request: Request, now: float) -> None:
-        """Its engine refused it or was not reached. It is charged nothing, and waits at the head of its flow."""
+    def returned(self, request: Request, now: float, received: ServiceTokens = NO_SERVICE) -> None:
+        """Its engine refused it or was not reached. It is charged nothing, and waits at the head of its flow.
+
+        `received`: it was given back, and stays charged with that until it goes again. Else it would go at once.
+        """
         self._apply(lifecycle.RETURNED, request)
-        self._end_lease(request, NO_SERVICE, now)
+        self._end_lease(request, received, now, is_given_back=received is not NO_SERVICE)
         # It may have been changed while the request ran.
         request.weight = self.entitlements.weight(request.flow.tenant, self.tenants.weight(request))
         self._wait(request, front=True)
@@ -193,6 +200,13 @@ class RequestLedger:
             raise UnknownRequest(request_id)
         return lease
 
+    def received(self, lease: Lease, now: float) -> ServiceTokens:
+        """What is a dispatched request believed to have received? Counted if streamed, else estimated from its age."""
+        output_tokens = lease.output_tokens
+        if not lease.request.streamed:
+            output_tokens = self.backends[lease.backend].pace.output_tokens(lease, now)
+        return ServiceTokens(lease.request.prompt_tokens, output_tokens)
+
     def streamed(self, lease: Lease, output_tokens: int) -> None:
         """This many more tokens of its answer were seen. The next `charge_progress` charges them."""
         if lease.charged_tokens == lease.output_tokens:
@@ -213,6 +227,10 @@ class RequestLedger:
             ledger = self.backends.get(name)
             if ledger is not None:
                 self._due.note(name, ledger.estimate(now))
+        for request_id in self.giving_back:
+            lease = self.leases[request_id]
+            if not lease.request.streamed:  # what it receives decides how much such work is owed
+                self.policy.charge(lease.request, self.received(lease, now), now, final=False)
         for lease in streaming:
             request = lease.request
             if lease.charged_tokens == lease.output_tokens or self.leases.get(request.id) is not lease:
@@ -257,14 +275,17 @@ class RequestLedger:
 
     def _leave_line(self, request: Request, now: float) -> None:
         self.policy.remove(request, now)
+        self.giving_back.forget(request)
         self.tenants.withdrawn(request)
         self.entitlements.left(request)
         if request.progress.in_line:
             self.starts.left(request)
         self.working_set.left(request, NO_SERVICE, now)
 
-    def _end_lease(self, request: Request, charged: ServiceTokens, now: float) -> None:
+    def _end_lease(self, request: Request, charged: ServiceTokens, now: float, *, is_given_back: bool = False) -> None:
         lease = self.leases.pop(request.id)
+        if request.can_wait:
+            self.giving_back.ended(request, charged, is_given_back=is_given_back)
         self.backends[lease.backend].remove(lease, now)
         self.tenants.ended(request, lease.held_tokens)
         self.entitlements.ended(request, lease.held_tokens)

@@ -16,6 +16,7 @@ from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.working_set import WorkingSet
 from policies.limits.entitlements import Entitlements
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
+from policies.queue.giving_back import GivingBack
 from policies.request import Refused, Request
 
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
@@ -113,8 +114,10 @@ class PoolRoom:
         tenants: FairShares,
         working_set: WorkingSet,
         entitlements: Entitlements,
+        giving_back: GivingBack,
     ) -> None:
         self.entitlements = entitlements
+        self._giving_back: Final = giving_back
         self.rivals: Rivals | None = None
         """None: this gateway is the only one."""
         self.prefixes: PrefixIndex | None = None
@@ -266,7 +269,9 @@ class PoolRoom:
     def _standing(self, request: Request) -> Standing:
         tenants = self._tenants
         absent = tenants.someone_is_absent()
-        return absent and tenants.is_below(request), absent, tenants.is_flooding(request)
+        # Where work runs that gives its room back, it fills the gaps: starts of other work need not be spread.
+        is_paced = tenants.is_flooding(request) and (request.can_wait or not len(self._giving_back))
+        return absent and tenants.is_below(request), absent, is_paced
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: Standing) -> Obstacle | None:
         (spare, absent, paced), now = standing, self._now

@@ -114,22 +114,23 @@ class _MatchedBacklog(Backlog):
     def head(self) -> Request | None:
         """The best-matched request in the earliest round."""
         looks = TRIED
-        while (tenant := self.tenants.least()) is not None:
-            member = tenant.flows.least()
-            assert member is not None  # a tenant waits as long as one of its flows does
-            waiting = self._best(self._heaps[member.flow])
-            if waiting.version != self._prefixes.version and waiting.request.prefix and looks:
-                looks -= 1
-                self._match(waiting)
-            elif tenant.turn == member.turn:
-                return waiting.request
-            else:
-                tenant.turn = member.turn
+        for line in self.lines():
+            while (tenant := line.least()) is not None:
+                member = tenant.flows.least()
+                assert member is not None  # a tenant waits as long as one of its flows does
+                waiting = self._best(self._heaps[member.flow])
+                if waiting.version != self._prefixes.version and waiting.request.prefix and looks:
+                    looks -= 1
+                    self._match(waiting)
+                elif tenant.turn == member.turn:
+                    return waiting.request
+                else:
+                    tenant.turn = member.turn
         return None
 
     def others(self, head: Request) -> Iterator[Request]:
         """The requests to try if the head does not fit: the heads of some flows in this round and the next."""
-        for tenant in self.tenants.first(TRIED // 2):
+        for tenant in (*self.tenants.first(TRIED // 2), *self.batch.first(TRIED // 2)):
             for member in tenant.flows.first(2):
                 yield self._best(self._heaps[member.flow]).request
 
@@ -182,7 +183,7 @@ class _MatchedBacklog(Backlog):
         least = tenant.flows.least()
         if least is not None:
             tenant.turn = least.turn
-            self.tenants.moved(tenant)
+            tenant.line.moved(tenant)
 
 
 @dataclass(frozen=True, slots=True)

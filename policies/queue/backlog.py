@@ -201,8 +201,8 @@ class Backlog:
         return (self.batch, self.tenants) if self.owes_batch else (self.tenants, self.batch)
 
     def _owe(self, service: float) -> None:
-        """So much more. Work that can wait and may not start is owed one usual request, and no more."""
-        if self._owed + service <= self.usual or service < 0.0:
+        """So much more. Work that can wait and may not start is owed two usual requests, and no more."""
+        if self._owed + service <= 2.0 * self.usual or service < 0.0:
             self._owed += service
             self.newly_owed += service
 
@@ -212,8 +212,8 @@ class Backlog:
 
     @property
     def owes_batch(self) -> bool:
-        """Is it the turn of work that can wait?"""
-        return self._owed > 0.0
+        """Is it the turn of work that can wait? A whole request of it must be owed."""
+        return self._owed > self.usual
 
     def hold(self, start: Request) -> None:
         """The working set has no room for this start: no start of its tenant goes before it is released."""
@@ -349,7 +349,11 @@ class Backlog:
         tenant = flow.tenant
         tenant.line.charged(tenant, new / request.weight)
         if self.batch.waits_anywhere and self.tenants.waits_anywhere:
-            self._owe(self.batch_share * new if tenant.line is self.tenants else (self.batch_share - 1.0) * new)
+            if tenant.line is self.tenants:
+                self._owe(self.batch_share * new)
+            else:
+                # What was charged ahead while nothing else waited is taken back without being owed.
+                self._owe(min((self.batch_share - 1.0) * new, max(0.0, -self._owed)))
         if self.changed is not None:
             self._note_change(flow)
 

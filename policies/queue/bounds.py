@@ -29,13 +29,19 @@ class QueueLimits:
         120, "Longest time a request waits before it is refused.", kind=float, above=0, most=86_400
     )
     queue_wait_s_max_inside: float = setting(
-        600, "The same for a call inside an open interaction. fairserve only.", kind=float, above=0, most=86_400
+        600,
+        "The same for a call inside an open interaction (fairserve only), and for work that can wait (class batch).",
+        kind=float,
+        above=0,
+        most=86_400,
     )
     attempts_max: int = setting(3, "Backends tried for one request whose answer has not begun.", least=1, most=100)
 
     def wait_s(self, request: Request) -> float:
         """How long may this request wait?"""
-        return self.queue_wait_s_max_inside if request.progress.inside else self.queue_wait_s_max
+        if request.progress.inside or request.can_wait:
+            return self.queue_wait_s_max_inside
+        return self.queue_wait_s_max
 
     @property
     def spares_calls_inside(self) -> bool:

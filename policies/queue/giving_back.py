@@ -1,0 +1,105 @@
+"""Which running request is given back, so that other work need not wait?
+
+Work that can wait (class batch) takes what is free. When other work finds no room, a request of it is stopped at its
+engine and returns to the head of its flow. Its client has seen nothing of the answer, so nothing is lost but what the
+engine has computed. The request that has received least is chosen, counting what was wasted of it before: so the waste
+is small, and none is stopped again and again.
+
+Two bounds. At least the guaranteed part of the running sequences stays. And all that is wasted is at most that part of
+what such work has received, and once the most of it that was computed at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from policies.request import Request, ServiceTokens
+
+
+class GivingBack:
+    """The running requests of a pool that can wait, and what was wasted of them."""
+
+    def __init__(self) -> None:
+        self.wasted_tokens = 0
+        self.given_back = 0
+        """Requests, so far."""
+        self._running: dict[str, tuple[Request, str]] = {}
+        """By id, with the engine."""
+        self._asked: set[str] = set()
+        """Those that are to be stopped."""
+        self._wasted: dict[str, tuple[int, int]] = {}
+        """How often each request was given back that has not ended, and its tokens then."""
+        self.received_tokens = 0
+        """By work that can wait and has ended."""
+        self.at_once_tokens = 0
+        """The most that requests had received that ran at the same time."""
+        self._is_none = False
+        """None could be given back when that was asked last, and nothing has started or ended since."""
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[str]:
+        """The ids of the requests that run, and can wait."""
+        return iter(self._running)
+
+    def dispatched(self, request: Request, engine: str) -> None:
+        self._running[request.id] = request, engine
+        self._is_none = False
+
+    def ended(self, request: Request, service: ServiceTokens, *, is_given_back: bool) -> None:
+        """It runs no more. `is_given_back`: what it received is wasted."""
+        tokens = service.prompt + service.output
+        del self._running[request.id]
+        self._is_none = False
+        self._asked.discard(request.id)
+        times, before = self._wasted.pop(request.id, (0, 0))
+        if is_given_back:
+            self.given_back += 1
+            self.wasted_tokens += tokens
+            self._wasted[request.id] = times + 1, before + tokens
+        else:
+            self.received_tokens += tokens
+            # What the engine still had of its prompt was not computed again.
+            self.wasted_tokens -= min(before, times * (service.cached or 0))
+
+    def forget(self, request: Request) -> None:
+        """It has left the queue, and will not run."""
+        self._wasted.pop(request.id, None)
+
+    def choose(
+        self,
+        engines: Collection[str],
+        sequences: int,
+        share: float,
+        received: Callable[[str], ServiceTokens],
+        has_started: Callable[[str], bool],
+    ) -> str | None:
+        """Which request is to be stopped at one of these engines? None: none.
+
+        Args:
+            sequences: that run in the pool, of all work.
+            share: the part of the service that is guaranteed to work that can wait.
+            received: what a request has received so far.
+            has_started: has its first token been seen?
+        """
+        if self._asked or self._is_none:
+            return None
+        of_it = sum([request.sequences for request, _ in self._running.values()])
+        tokens = {id: service.prompt + service.output for id, service in ((id, received(id)) for id in self._running)}
+        self.at_once_tokens = max(self.at_once_tokens, sum(tokens.values()))
+        left = share * self.received_tokens + self.at_once_tokens - self.wasted_tokens
+        found = [
+            (tokens[id] + self._wasted.get(id, (0, 0))[1], id)
+            for id, (request, engine) in self._running.items()
+            if engine in engines
+            and tokens[id] <= left
+            and of_it - request.sequences >= share * sequences
+            and not (request.streamed and has_started(id))
+        ]
+        if not found:
+            self._is_none = True
+            return None
+        id = min(found)[1]
+        self._asked.add(id)
+        return id
