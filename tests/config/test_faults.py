@@ -133,6 +133,7 @@ def test_a_file_that_is_no_configuration_says_why(tmp_path: Path, text: bytes, e
     assert faults(tmp_path, text) == [expected]
 
 
+@pytest.mark.slow
 def test_an_alias_bomb_is_refused_before_it_expands(tmp_path: Path) -> None:
     names = "abcdefghi"
     bomb = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

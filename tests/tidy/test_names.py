@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.test_tidy import OURS, name_of, tree_of
+from tests.tidy.test_tidy import OURS, name_of, nodes_of
 
 RIDDLES = re.compile(r"\b(whoever|of which|those that|told|heard)\b", re.IGNORECASE)
 """Words that stand where a sentence should name who or what it is about."""
@@ -18,14 +18,14 @@ RIDDLES = re.compile(r"\b(whoever|of which|those that|told|heard)\b", re.IGNOREC
 
 def classes() -> Iterator[tuple[str, str]]:
     for path in OURS:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 yield node.name, name_of(path)
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
     """Of the module, its classes and functions, and the strings below attributes and constants, with their lines."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, " ".join(node.value.value.split())
 

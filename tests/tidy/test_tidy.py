@@ -35,8 +35,13 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
 def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -72,8 +77,8 @@ def test_the_large_classes_stay_as_small_as_they_are(where: str) -> None:
 def test_nobody_reaches_for_what_is_private_to_another_module() -> None:
     reached = []
     for path in FILES:
-        own = {node.attr for node in ast.walk(tree_of(path)) if is_of_self(node)} | names_in(path)
-        for node in ast.walk(tree_of(path)):
+        own = {node.attr for node in nodes_of(path) if is_of_self(node)} | names_in(path)
+        for node in nodes_of(path):
             if not isinstance(node, ast.Attribute) or is_of_self(node) or not is_private(node.attr):
                 continue
             if node.attr in LIBRARIES:
@@ -132,7 +137,7 @@ def is_of_self(node: ast.AST) -> bool:
 def names_in(path: Path) -> set[str]:
     """What the module itself defines: functions, names, and slots."""
     names = {one.name for one in functions_of(path)}
-    names |= {node.id for node in ast.walk(tree_of(path)) if isinstance(node, ast.Name)}
+    names |= {node.id for node in nodes_of(path) if isinstance(node, ast.Name)}
     return names | set(re.findall(r'"(_[a-z][a-z_]*)"', path.read_text(encoding="utf-8")))
 
 

@@ -254,6 +254,7 @@ def test_it_is_so_though_the_clock_jumps(policy: str) -> None:
         play(World(policy, seed, jumps=True), 350)
 
 
+@pytest.mark.slow
 def test_it_is_so_with_a_thousand_tenants_and_300_engines() -> None:
     world = World("fairserve", 1, slots=(1, 2, None) * 100, tenants=1000)
     for _ in range(1200):

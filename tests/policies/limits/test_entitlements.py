@@ -152,6 +152,7 @@ def shares(pool: Pool, tree: Tree) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ORDERS)
 @pytest.mark.parametrize("seed", range(3))
 def test_every_node_of_a_random_tree_receives_its_part(policy: str, seed: int) -> None:
@@ -164,6 +165,7 @@ def test_every_node_of_a_random_tree_receives_its_part(policy: str, seed: int) -
         assert received[name] == pytest.approx(expected[name], rel=0.05, abs=0.002), name
 
 
+@pytest.mark.slow
 def test_a_floor_beside_fifty_that_flood() -> None:
     tree = Tree(
         {"owner": Placing(ROOT, GroupSettings(guaranteed_share=0.3))}, {"alice": Placing("owner", GroupSettings())}
@@ -186,6 +188,7 @@ def test_a_floor_beside_fifty_that_flood() -> None:
     assert shares(pool, tree)["alice"] == pytest.approx(0.3, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_tenant_that_moves_to_another_group_while_it_waits() -> None:
     apart = Tree({"g": Placing(ROOT, GroupSettings()), "h": Placing(ROOT, GroupSettings())}, {
         "a": Placing("g", GroupSettings()), "b": Placing("g", GroupSettings()), "c": Placing("h", GroupSettings()),
