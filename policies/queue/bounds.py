@@ -35,7 +35,8 @@ class QueueLimits:
 
     def wait_s(self, request: Request) -> float:
         """How long may this request wait?"""
-        return self.queue_wait_s_max_inside if request.progress.inside else self.queue_wait_s_max
+        most_s = self.queue_wait_s_max_inside if request.progress.inside else self.queue_wait_s_max
+        return most_s if most_s <= request.wait_s_max else request.wait_s_max
 
     @property
     def spares_calls_inside(self) -> bool:
