@@ -6,12 +6,12 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from policies.orders.registry import POLICIES
 
 from bench.expected_waits import run
 from policies.admission.decisions import Decision, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
+from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.queue.expected_wait import Expected, ExpectedWaits
 from policies.request import WAIT_S_MAX, Refusal, Request, ServiceTokens
