@@ -3,7 +3,7 @@
     many      100 tenants of one to eight clients that ask again when they are answered, more than an engine can serve
     bursts    20 tenants that ask now and then, and every minute 100 to 400 requests of one of five others at once
     agents    those of `bench.working_sets` whose contexts are twice the KV cache, beside chat and a flood
-    full      as `many`, and the queue holds a quarter of them: who is refused comes back when `retry-after` says
+    full      as `many`, and the queue holds half of those who would wait: others come back when `retry-after` says
 
 A wait of over a second counts if it ended at an engine. What is expected while nothing is known yet counts too.
 """
@@ -128,7 +128,7 @@ def run(kind: str, seed: int, until_s: float) -> Found:
     else:
         arrivals, following = tenants.arrivals(), tenants.next_arrival
         if kind == "full":
-            limits = replace(limits, queue_requests_max=75)
+            limits = replace(limits, queue_requests_max=150)
     engine = AdmissionEngine(named_policy("fairserve"), limits=limits)
     engine.add_backend("engine", max_num_seqs=model.max_num_seqs)
     simulate(

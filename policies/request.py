@@ -211,6 +211,7 @@ class Progress:
         stage: its place among the calls of its interaction, from 1.
         inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
         came_back: it is a start whose place in the line was kept (`queue.start_waits`), so it goes first.
+        was_let_in: it was refused by a full queue, and came back when it might.
         in_line: it is a start that waits.
         wasted_tokens: what its interaction had taken for nothing, since this call of it was rejected.
         wait: what held it back; None: nothing did.
@@ -224,7 +225,7 @@ class Progress:
         "answer_keys", "attempts", "cached_blocks", "cached_tokens", "came_back", "charged", "context", "counted",
         "deadline_s", "engine", "in_line", "inside", "interaction", "norm", "normalised", "order",
         "output_tokens_expected", "output_tokens_reserved", "parked", "placed", "refusals", "stage", "state", "wait",
-        "wasted_tokens",
+        "was_let_in", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -233,6 +234,7 @@ class Progress:
         self.attempts = 0
         self.refusals = 0
         self.came_back = False
+        self.was_let_in = False
         self.in_line = False
         self.output_tokens_expected = output_tokens_expected
         self.output_tokens_reserved = output_tokens_reserved

@@ -30,6 +30,7 @@ from policies.limits.entitlements import Entitlements, Tree
 from policies.limits.quotas import Quotas
 from policies.orders.order import Selection
 from policies.queue.bounds import QueueLimits
+from policies.queue.places import place_of
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
 
 NOTHING: Final[Sequence[Decision]] = ()
@@ -351,12 +352,14 @@ class AdmissionEngine:
         self, request: Request, refused: Refused | None, now: float, pressure: Pressure, *, asks: bool = False
     ) -> Sequence[Decision]:
         """Let it wait, unless it is beyond a limit or has no right to room. `asks`: other gateways are asked first."""
-        victims = self._waiting.giving_way(request) if refused is None else None
+        victims = self._waiting.giving_way(request, now) if refused is None else None
         if victims is None:
             refused = refused or Refused(Refusal.QUEUE_FULL, 0.0)
             self.requests.refused(request, now)
             return (self._reject(request, refused, now, pressure),)
         decisions: list[Decision] = []
+        if self._waiting.places.due_s:
+            request.progress.was_let_in = self._waiting.places.due_s.pop(place_of(request), None) is not None
         for victim in victims:
             self._withdraw(victim, now)
             decisions.append(self._reject(victim, Refused(Refusal.QUEUE_FULL, 0.0), now, pressure))
@@ -406,6 +409,8 @@ class AdmissionEngine:
             self.requests.charge_progress(now)
         self.room.at(now)
         self.requests.starts.expire(now)
+        if self._waiting.places.due_s:
+            self._waiting.places.expired(now)
         while True:
             popped = self.policy.pop(now, self.room) if self._waiting.requests else None
             if not isinstance(popped, Selection):
@@ -433,6 +438,8 @@ class AdmissionEngine:
         again_s = max(1.0, refused.retry_after_s)
         if self._waiting.requests and (refused.limit is not None or not refused.retry_after_s):
             again_s = max(again_s, self.requests.expected(request, now, comes=True).wait_s)
+        if refused.reason is Refusal.QUEUE_FULL:
+            again_s = self._waiting.comes_back_in(request, again_s, now)
         rejected = Reject(request.id, refused.reason, again_s, refused.limit)
         self.recent.note(rejected, request, now, pressure)
         return rejected
