@@ -84,7 +84,8 @@ class RequestLedger:
         answer_s = fmean([ledger.pace.lifetime_s for ledger in self.backends.values()] or [0.0])
         running = len(self.leases) // max(1, len(queues))
         found = self.expected_waits.of(order.backlog, len(order), request, running, answer_s, now, comes=comes)
-        if progress.in_line and order.backlog is not None and order.backlog.holds(request.flow.tenant):
+        tenant = order.backlog.tenant(request.flow.tenant) if order.backlog is not None else None
+        if progress.in_line and tenant is not None and tenant.held is not None:
             held_s = self.starts.expected_s(request.flow, now)
             return found._replace(wait_s=min(WAIT_S_MAX, held_s)) if held_s else found
         return found

@@ -419,14 +419,9 @@ class Backlog:
         """This flow, if it is remembered."""
         return self._by_flow.get(flow)
 
-    def holds(self, tenant: str) -> bool:
-        """Has this tenant a start that is held?"""
-        own = self._by_tenant.get(tenant)
-        return own is not None and own.held is not None
-
     def active(self) -> int:
         """Tenants that have something waiting or running."""
-        return len(self._by_tenant) - self.tenants.idle()
+        return len(self._by_tenant) - self.tenants.idle() - self.batch.idle()
 
     def remembered(self) -> int:
         """Tenants and flows in memory, waiting or not."""

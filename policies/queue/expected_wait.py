@@ -93,7 +93,8 @@ class ExpectedWaits:
             place = _between(fewest, most, part)
         seconds = place * own_s
         usual = self._usual.usual or backlog.usual or float(request.prompt_tokens)
-        others = _others(backlog.tenants, tenant, request.weight, place, usual, answer_s, backlog.active())
+        line = tenant.line if tenant is not None else backlog.tenants
+        others = _others(line, tenant, request.weight, place, usual, answer_s, backlog.active())
         seconds += _between(others.fewest_s, others.most_s, part)
         return self._in_all(fewest + others.fewest, most + others.most, seconds, running, now)
 
