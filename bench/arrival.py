@@ -27,7 +27,7 @@ from policies.request import CALM, Claim, Flow, Pressure, Request, ServiceTokens
 ROUNDS = 5
 BATCH = 100
 LIMIT_US = 15.0
-OVERLOADED = Pressure(True, "benchmark", 5.0)
+OVERLOADED = Pressure(True, "benchmark")
 LIMITED = Ceilings(starts=20, requests=600, tokens=4_000_000)
 TENANTS = 100
 APPS = ("chat", "agent", "search", "code")

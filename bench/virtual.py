@@ -1,12 +1,13 @@
 """What is only told by simulation: clusters and GPUs in virtual time, by the production engine.
 
-    python -m bench.virtual [--rows local,replicas,lengths,working-sets,regimes] [--seeds 42] [--only 70B]
+    python -m bench.virtual [--rows local,replicas,lengths,working-sets,regimes,waits] [--seeds 42] [--only 70B]
         [--seconds 1200] [--policy fairserve]
 
     local       throughput of `fairserve` with placement `prefix` over that of `d2lpm`, on the DLPM paper's workloads
     replicas    eight gateways before 32 engines, all of a tenant's traffic at its own half, over one gateway
     lengths     an H100 and the lengths of 27 clients of Chatbot Arena, over sending all of it straight to vLLM
     working-sets    agents whose contexts overfill the KV cache, with starts that wait for the working set and without
+    waits       how many waits were as long as was told, and who gets in when `retry-after` says
     regimes     loads that once brought a fault to light, each over `vtc` or over no gateway, and what is required
 
 Nothing is drawn but from fixed seeds, so the numbers are the same every time. `lengths` needs the recorded traces.
@@ -21,7 +22,7 @@ from random import Random
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
-from bench import regimes, report, working_sets
+from bench import expected_waits, regimes, report, working_sets
 from lab.dlpm.experiments import A10G, A100, LOCAL_QUANTUM, Workload, average
 from lab.dlpm.programs import judge, long_context_qa, tree_of_thoughts
 from lab.experiment import Inputs, MissingTraceError
@@ -137,10 +138,14 @@ def faster(recorded: Sequence[Arrival], speed: int, copies: int) -> list[Arrival
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="clusters and GPUs in virtual time")
-    parser.add_argument("--rows", default="local,replicas,lengths,working-sets,regimes")
-    parser.add_argument("--seeds", default="42", help="of `local`, `working-sets` and `regimes`")
-    parser.add_argument("--only", default="", help="of `working-sets` and `regimes`: rows whose name has this in it")
-    parser.add_argument("--seconds", type=float, default=1200.0, help="of `working-sets`: how long each run is")
+    parser.add_argument("--rows", default="local,replicas,lengths,working-sets,regimes,waits")
+    parser.add_argument("--seeds", default="42", help="of all but `replicas` and `lengths`")
+    parser.add_argument(
+        "--only", default="", help="of `working-sets`, `regimes`, `waits`: rows with this in their name"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=1200.0, help="of `working-sets` and `waits`: how long each run is"
+    )
     parser.add_argument("--policy", default="fairserve", help="of `working-sets`")
     parser.add_argument("--traces", type=Path, default=TRACES)
     options = parser.parse_args()
@@ -155,6 +160,8 @@ def main() -> None:
             rows = working_sets.rows(options.only, seeds, options.seconds, options.policy)
         elif name == "regimes":
             heads, rows = regimes.HEADS, regimes.rows(options.only, seeds)
+        elif name == "waits":
+            heads, rows = expected_waits.HEADS, expected_waits.rows(options.only, seeds, options.seconds)
         elif name == "replicas":
             heads, rows = ["", "4:1, off", "throughput over one gateway"], replica_rows()
         elif name == "lengths":

@@ -46,6 +46,10 @@ FAMILIES: Final = {
     ),
     "fairgate_wasted_tokens_total": _counter("Tokens spent in interactions that were then cut.", "tenant"),
     "fairgate_queue_seconds": _histogram("Wait before dispatch.", "pool", "tenant", "outcome"),
+    "fairgate_expected_waits_total": _counter(
+        "Waits of over a second until an engine: right (off by at most a quarter), longer or shorter than expected.",
+        "pool", "outcome",
+    ),
     "fairgate_held_back_seconds": _histogram("Part of the wait, by its cause.", "pool", "obstacle"),
     "fairgate_first_token_seconds": _histogram("Arrival to first token.", "pool", "tenant", "model"),
     "fairgate_request_seconds": _histogram("Arrival to end.", "pool", "outcome"),

@@ -172,9 +172,10 @@ class Wait:
         closed_s: the pool's own clock of `Obstacle.CLOSED` as it was when the request was queued.
         rest: the obstacle for which all other time counts.
         ended_s: when the wait ended; less than 0: it has not.
+        expected: how long it was expected to be when it began (`queue.expected_wait`); None: it began in another pool.
     """
 
-    __slots__ = ("by", "closed_s", "ended_s", "rest", "since_s")
+    __slots__ = ("by", "closed_s", "ended_s", "expected", "rest", "since_s")
 
     def __init__(self, since_s: float, rest: str, closed_s: float) -> None:
         self.since_s = since_s
@@ -182,6 +183,7 @@ class Wait:
         self.closed_s = closed_s
         self.rest = rest
         self.ended_s = -1.0
+        self.expected: Any = None
 
 
 class Progress:
@@ -209,6 +211,7 @@ class Progress:
         stage: its place among the calls of its interaction, from 1.
         inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
         came_back: it is a start whose place in the line was kept (`queue.start_waits`), so it goes first.
+        was_let_in: it was refused by a full queue, and came back when it might.
         in_line: it is a start that waits.
         wasted_tokens: what its interaction had taken for nothing, since this call of it was rejected.
         wait: what held it back; None: nothing did.
@@ -222,7 +225,7 @@ class Progress:
         "answer_keys", "attempts", "cached_blocks", "cached_tokens", "came_back", "charged", "context", "counted",
         "deadline_s", "engine", "in_line", "inside", "interaction", "norm", "normalised", "order",
         "output_tokens_expected", "output_tokens_reserved", "parked", "placed", "refusals", "stage", "state", "wait",
-        "wasted_tokens",
+        "was_let_in", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -231,6 +234,7 @@ class Progress:
         self.attempts = 0
         self.refusals = 0
         self.came_back = False
+        self.was_let_in = False
         self.in_line = False
         self.output_tokens_expected = output_tokens_expected
         self.output_tokens_reserved = output_tokens_reserved
@@ -265,13 +269,13 @@ class Request:
         can be seen before the end. system_tokens: prompt tokens that are the app's own instructions. claim: what it
         says of its interaction. can_wait: it is of class batch. prefix: chained hashes of the blocks of its prompt, the
         first one first; empty where nothing reads them. adapter: name of the adapter (LoRA) that it asks for; "" if it
-        asks for a model itself. client_id: what its client calls it; "" if it does not. Not unique. progress: what the
-        gateway notes of it.
+        asks for a model itself. client_id: what its client calls it; "" if it does not. Not unique. wait_s_max: how
+        long its client is willing to wait. progress: what the gateway notes of it.
     """
 
     __slots__ = (
         "adapter", "arrived_s", "body_bytes", "can_wait", "claim", "client_id", "flow", "id", "output_tokens_max",
-        "prefix", "progress", "prompt_tokens", "sequences", "streamed", "system_tokens", "weight",
+        "prefix", "progress", "prompt_tokens", "sequences", "streamed", "system_tokens", "wait_s_max", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -290,6 +294,7 @@ class Request:
         prefix: tuple[int, ...] = (),
         adapter: str = "",
         client_id: str = "",
+        wait_s_max: float = inf,
         progress: Progress | None = None,
     ) -> None:
         self.id: Final = id
@@ -307,6 +312,7 @@ class Request:
         self.prefix: Final = prefix
         self.adapter: Final = adapter
         self.client_id: Final = client_id
+        self.wait_s_max: Final = wait_s_max
         self.progress: Final = progress if progress is not None else Progress()
 
     def __repr__(self) -> str:
@@ -345,6 +351,8 @@ class Refusal(StrEnum):
     """It would begin an interaction, those under way fill the KV cache, and there would be no room in time."""
     OVER_APP_LIMIT = "over_app_limit"
     """The KV cache is overloaded, and its app is beyond the app's limit."""
+    WAIT_TOO_LONG = "wait_too_long"
+    """It would wait for longer than its client is willing to."""
 
 
 class Limit(NamedTuple):
@@ -372,11 +380,11 @@ class Pressure(NamedTuple):
 
     overloaded: bool
     reason: str
-    drain_s: float
-    """How long the waiting requests take at the measured rate of dispatch."""
 
 
 RETRY_S_MAX: Final = 60.0
-"""No Retry-After is longer than a minute, so that clients do come back."""
-CALM: Final = Pressure(False, "", 1.0)
+"""A limit that holds under overload only is asked about again after a minute: the overload may be over."""
+WAIT_S_MAX: Final = 3600.0
+"""No wait is expected to be longer."""
+CALM: Final = Pressure(False, "")
 """Nothing waits."""

@@ -53,6 +53,7 @@ class Reason(StrEnum):
     OVER_USER_LIMIT = "over_user_limit", 429, _LIMIT
     OVER_APP_LIMIT = "over_app_limit", 429, _LIMIT
     WORKING_SET = "working_set", 429, _LIMIT
+    WAIT_TOO_LONG = "wait_too_long", 429, _LIMIT
     NO_BACKEND = "no_backend", 503, _SERVER
     DRAINING = "draining", 503, _SERVER
     BACKEND_FAILED = "backend_failed", 502, _SERVER
@@ -86,10 +87,16 @@ def dialect_of(path: str) -> Dialect:
     return Dialect.MESSAGES if path.startswith("/v1/messages") else Dialect.OPENAI
 
 
+def expected_wait(wait_s: float) -> Header:
+    """How long a client has to wait."""
+    return b"x-fairgate-expected-wait-s", b"%.3f" % wait_s
+
+
 class ApiError(Exception):
     """An error as the tenant sees it.
 
-    `retry_after_s` becomes `retry-after` (whole seconds, rounded up, at least 1) and `retry-after-ms`;
+    `retry_after_s` becomes `retry-after` (whole seconds, rounded up, at least 1), `retry-after-ms` and
+    `x-fairgate-expected-wait-s`;
     `should_retry` overrides the client library's own rule for the status, None leaves it alone; `fields` are further
     header fields of the answer.
     """
@@ -136,6 +143,7 @@ class ApiError(Exception):
         if self.retry_after_s is not None:
             fields.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
             fields.append((b"retry-after-ms", b"%d" % max(1, math.ceil(self.retry_after_s * 1000))))
+            fields.append(expected_wait(self.retry_after_s))
         if self.should_retry is not None:
             fields.append((b"x-should-retry", b"true" if self.should_retry else b"false"))
         return fields

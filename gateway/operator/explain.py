@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.telemetry.access_log import hidden
 from gateway.telemetry.recent_requests import RecentRequests
 from policies.admission.decisions import Reject
-from policies.admission.explanation import Explanation, sentence, waited_in_words
+from policies.admission.explanation import Explanation, in_seconds, sentence, waited_in_words
 
 if TYPE_CHECKING:
     from gateway.pool.pool import Pool
@@ -74,13 +74,16 @@ def _ids_of_client(pool: Pool, client_id: str) -> list[str]:
 
 def _plain(found: Explanation, ahead: dict[str, int], now: float) -> dict[str, Any]:
     flow = found.flow
-    waited = waited_in_words(found.waited_s, ahead, flow.tenant)
+    waited, told = waited_in_words(found.waited_s, ahead, flow.tenant), found.expected_s
     return {
-        "sentence": sentence(found.request_id, flow.tenant, found.reason, waited),
+        "sentence": sentence(
+            found.request_id, flow.tenant, found.reason, waited, f"was told {in_seconds(told)}" if told else ""
+        ),
         "state": found.state,
         "reason": found.reason,
         "waited": waited,
         "ahead": ahead,
+        "expected_wait_s": told,
         "waited_s": {str(obstacle): round(seconds, 6) for obstacle, seconds in found.waited_s.items()},
         "decision": _decision(found),
         "decided_s_ago": None if found.last is None else round(now - found.last.now, 3),

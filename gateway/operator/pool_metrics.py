@@ -72,6 +72,8 @@ class PoolGauges:
             for tenant, tokens in engine.working_set.tenants().items():
                 of = (pool.name, tenant if (pool.name, tenant) in queues else OTHERS)
                 contexts[of] = contexts.get(of, 0) + tokens
+            for outcome, count in engine.requests.expected_waits.counts().items():
+                rows["fairgate_expected_waits_total"].append(([pool.name, outcome], count))
             overloaded = engine.pressure(pool.dispatcher.clock()).overloaded
             rows["fairgate_overloaded"].append(([pool.name], overloaded))
             rows["fairgate_queued_bytes"].append(([pool.name], engine.queued_bytes))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from math import inf
+from typing import Final
+
+from gateway.http.errors import ApiError, Reason
 from gateway.pool.pool import Pool
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import USER_LENGTH_MAX
 from gateway.request.conversation.turns import NO_TURNS
 from gateway.request.within_context import within_context
 from policies.request import NO_CLAIM, Flow, Request
+
+SECONDS: Final = re.compile(rb"\d{1,9}(\.\d{1,9})?")
 
 
 def admission_request(context: RequestContext, pool: Pool) -> Request:
@@ -28,6 +35,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
     if before is not None:
         flow, weight, claim, progress = before.flow, context.principal.weight, before.claim, before.progress
         system_tokens = before.system_tokens * prompt_tokens // max(1, before.prompt_tokens)
+        wait_s_max = before.wait_s_max
     else:
         principal = context.principal
         fields = dict(reversed(context.headers))  # of a field that is given twice the first one counts
@@ -36,6 +44,8 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         named = principal.user or (user.decode("utf-8", "replace") if user else payload.user)
         flow, weight, progress = Flow(context.tenant, context.app, named[:USER_LENGTH_MAX]), principal.weight, None
         claim, system_tokens = NO_CLAIM, 0
+        willing = fields.get(b"x-fairgate-wait-s-max")
+        wait_s_max = inf if willing is None else _seconds(willing)
         if pool.claims is not None:
             turns = payload.turns() if generates else NO_TURNS
             claim = pool.claims.read(fields, payload, turns, flow)
@@ -57,5 +67,14 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         prefix=pool.prefix_of(payload, context.tenant) if generates else (),
         adapter=payload.model if pool.is_adapter(payload.model) else "",
         client_id=context.client_id,
+        wait_s_max=wait_s_max,
         progress=progress,
     )
+
+
+def _seconds(given: bytes) -> float:
+    """How long is the client willing to wait? Raises ApiError for what is no number of seconds."""
+    if not SECONDS.fullmatch(given):
+        message = "x-fairgate-wait-s-max is not a number of seconds, such as 30 or 2.5"
+        raise ApiError(Reason.INVALID_REQUEST, message, param="x-fairgate-wait-s-max")
+    return float(given)

@@ -28,6 +28,7 @@ REASONS: Final = {
         "interactions under way fill the engines' KV cache, and a new one would wait for longer than it may; come back "
         "later. Calls of interactions under way are still served",
     ),
+    Refusal.WAIT_TOO_LONG: (Reason.WAIT_TOO_LONG, "this request would wait for longer than x-fairgate-wait-s-max says"),
 }
 _WHO: Final = {"user": "this user", "app_user": "this user in this app", "app": "this app, over all its users,"}
 _WHAT: Final = {"starts": "interactions begun", "requests": "requests", "tokens": "tokens"}
@@ -45,7 +46,8 @@ def refusal_error(decision: Reject, again_s: float) -> ApiError:
     reason, message = REASONS[decision.reason]
     limit = decision.limit
     headers: list[Header] = []
-    should_retry = None
+    # A client library would wait, and its caller is not willing to.
+    should_retry = False if decision.reason is Refusal.WAIT_TOO_LONG else None
     if limit is not None:
         retry_after_s = min(retry_after_s, limit.window_s)
         headers = rate_limit_headers((limit,))

@@ -9,14 +9,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from gateway.http.errors import ApiError
+from gateway.http.errors import ApiError, expected_wait
 from gateway.http.headers import Header, forward_response_headers
 from gateway.http.responder import Responder
 from gateway.keys.identity import Principal
-from gateway.proxy.refusals import rate_limit_headers
+from gateway.proxy.refusals import in_words, rate_limit_headers
 from gateway.request.body.payload import Payload
 from gateway.request.routes import Route
 from gateway.telemetry.record import RequestRecord
+from policies.request import State
 
 if TYPE_CHECKING:
     from gateway.pool.pool import Pool
@@ -69,13 +70,19 @@ class RequestContext(RequestRecord):
 
     def say_waiting(self) -> None:
         """Nothing has gone to the client for long."""
-        responder = self.responder
+        responder, dispatcher = self.responder, self.serving_pool.dispatcher
+        comment, request = WAITING, self.request
+        if request is not None and request.progress.state is State.QUEUED:
+            expected = dispatcher.engine.requests.expected(request, dispatcher.clock(), comes=False)
+            ahead = max(0, round(expected.fewest) - 1)
+            text = f": waiting, about {in_words(expected.wait_s)}, behind {ahead} request{'' if ahead == 1 else 's'}"
+            comment = text.encode() + b"\n\n"
         if responder.started:
-            responder.write(WAITING)
+            responder.write(comment)
         else:
             fields = [*EVENT_STREAM]
             self._add_own_fields(fields)
-            responder.start(200, fields, first=WAITING)
+            responder.start(200, fields, first=comment)
 
     def leave_place(self) -> None:
         """It waits no longer, whatever has come of it."""
@@ -134,6 +141,9 @@ class RequestContext(RequestRecord):
     def _add_own_fields(self, fields: list[Header]) -> None:
         """What can be said whether or not an engine has the request."""
         fields.append((b"x-request-id", self.id.encode()))
+        wait = self.request.progress.wait if self.request is not None else None
+        if wait is not None and wait.expected is not None:
+            fields.append(expected_wait(wait.expected.wait_s))
         quotas = self.serving_pool.quotas
         if quotas is not None:
             fields += rate_limit_headers(quotas.standing(self.tenant, time.monotonic()))

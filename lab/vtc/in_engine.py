@@ -22,7 +22,7 @@ ADAPTER_TOKENS = 32
 """Memory that each client with a request in the batch takes for its adapter, in KV tokens: rank 8, four matrices."""
 IDLE_POLL_S = 0.01
 """An empty engine looks this often whether somebody has come."""
-_NO_PRESSURE = Pressure(False, "", 0.0)
+_NO_PRESSURE = Pressure(False, "")
 _BACKEND = "engine"
 
 

@@ -15,7 +15,7 @@ from policies.orders.order import Order, Selection
 from policies.request import Pressure, Request, ServiceTokens
 from simulation.run import IMPOSSIBLE, Arrival, Record, Run
 
-_NO_PRESSURE = Pressure(False, "", 0.0)
+_NO_PRESSURE = Pressure(False, "")
 _BACKEND = "engine"
 
 

@@ -19,19 +19,19 @@ from policies.admission.policy import Policy
 from policies.admission.request_ledger import NO_SERVICE, RequestLedger
 from policies.admission.room import Elsewhere, PoolRoom
 from policies.admission.waits import NEVER_WAITED
-from policies.averages import USUAL
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.ledger import LOOK_AGAIN_S, BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.output_lengths import APPS_MAX, OutputLengths, OutputPredictor
-from policies.capacity.overload import Overload, Overloaded, OverloadSettings
+from policies.capacity.overload import Overload, OverloadSettings
 from policies.interactions import Interactions
 from policies.limits.entitlements import Entitlements, Tree
 from policies.limits.quotas import Quotas
 from policies.orders.order import Selection
 from policies.queue.bounds import QueueLimits
-from policies.request import CALM, RETRY_S_MAX, Pressure, Refusal, Refused, Request, ServiceTokens, State
+from policies.queue.places import place_of
+from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
 
 GIVES_ROOM: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
 """Obstacles that are gone when another request is stopped."""
@@ -98,8 +98,6 @@ class AdmissionEngine:
         self.overload = Overload(overload or OverloadSettings())
         self.recent = Recent(remembered.decisions_max)
         self._now = 0.0
-        self._dispatch_interval_s = 0.0
-        self._dispatched_s = float("-inf")
         self._arrived_s = float("-inf")
 
     def __repr__(self) -> str:
@@ -126,10 +124,11 @@ class AdmissionEngine:
         return self.requests.received(self.requests.lease(request_id), now + self.set_back_s)
 
     def pressure(self, now: float) -> Pressure:
-        """Would a request that arrives now find the pool overloaded, why, and how long do the waiting requests take?"""
+        """Would a request that arrives now find the pool overloaded, and why?"""
         now = max(self._now, now + self.set_back_s)
         blocked = self.blocked if self.queued else None
-        return self._pressure(self.overload.seen(self.backends.values(), blocked, now))
+        seen = self.overload.seen(self.backends.values(), blocked, now)
+        return Pressure(seen.active, seen.reason)
 
     def explain(self, request_id: str, now: float) -> Explanation | None:
         """Why is a request where it is? None: it is neither here nor among the last decisions. O(queue of its
@@ -150,6 +149,7 @@ class AdmissionEngine:
             }
         if request is not None:
             numbers |= {"place_in_tenant": float(self._waiting.place_of(request)), "queue": float(self.queued)}
+            numbers["expected_wait_s"] = self.requests.expected(request, now, comes=False).wait_s
         return explain(
             request_id,
             request,
@@ -227,7 +227,8 @@ class AdmissionEngine:
         self.requests.admitted(request, now)
         decisions: list[Decision] = []
         self._decide(now, decisions)
-        self.requests.waits_on(request, now)
+        if request.progress.state is not State.DISPATCHED:
+            self._waits_on(request, now, pressure, decisions)
         return decisions
 
     def progressed(self, request_id: str, output_tokens: int, now: float) -> Sequence[Decision]:
@@ -348,25 +349,24 @@ class AdmissionEngine:
     def _observe(self, now: float) -> Pressure:
         """How is the pool at this event? Updates the state of overload."""
         blocked = self.blocked if self.queued else None
-        return self._pressure(self.overload.observe(self.backends.values(), blocked, now))
-
-    def _pressure(self, overloaded: Overloaded) -> Pressure:
-        drain_s = min(RETRY_S_MAX, max(1.0, self.queued * self._dispatch_interval_s))
-        return Pressure(overloaded.active, overloaded.reason, drain_s)
+        found = self.overload.observe(self.backends.values(), blocked, now)
+        return Pressure(found.active, found.reason)
 
     def _let_in(
         self, request: Request, refused: Refused | None, now: float, pressure: Pressure, *, asks: bool = False
     ) -> Sequence[Decision]:
         """Let it wait, unless it is beyond a limit or has no right to room. `asks`: other gateways are asked first."""
-        victims = self._waiting.giving_way(request) if refused is None else None
+        victims = self._waiting.giving_way(request, now) if refused is None else None
         if victims is None:
-            refused = refused or Refused(Refusal.QUEUE_FULL, pressure.drain_s)
+            refused = refused or Refused(Refusal.QUEUE_FULL, 0.0)
             self.requests.refused(request, now)
             return (self._reject(request, refused, now, pressure),)
         decisions: list[Decision] = []
+        if self._waiting.places.due_s:
+            request.progress.was_let_in = self._waiting.places.due_s.pop(place_of(request), None) is not None
         for victim in victims:
             self._withdraw(victim, now)
-            decisions.append(self._reject(victim, Refused(Refusal.QUEUE_FULL, pressure.drain_s), now, pressure))
+            decisions.append(self._reject(victim, Refused(Refusal.QUEUE_FULL, 0.0), now, pressure))
         request.progress.deadline_s = now + self.limits.wait_s(request)
         if asks:
             self.requests.undecided(request)
@@ -376,8 +376,14 @@ class AdmissionEngine:
         state = request.progress.state
         if state is not State.DISPATCHED:
             self._waits.began(request, now, asked=state is not State.QUEUED)
-            self.requests.waits_on(request, now)
+            self._waits_on(request, now, pressure, decisions)
         return decisions
+
+    def _waits_on(self, request: Request, now: float, pressure: Pressure, decisions: list[Decision]) -> None:
+        """It could not go at once. If its client is not willing to wait for as long as is expected, it is refused."""
+        if self.requests.waits_on(request, now).wait_s > request.wait_s_max:
+            self._withdraw(request, now)
+            decisions.append(self._reject(request, Refused(Refusal.WAIT_TOO_LONG, 0.0), now, pressure))
 
     def _room_changed(self, now: float, engine: str | None = None) -> Sequence[Decision]:
         """Something ended, started or became known at this engine, or time has passed: expire what is due, and dispatch
@@ -397,7 +403,6 @@ class AdmissionEngine:
             self._withdraw(request, now)
             pressure = self._observe(now)
             again_s = self.requests.starts.comes_back_in(request, 0.0, now) if is_held else 0.0
-            again_s = again_s or pressure.drain_s
             decisions.append(self._reject(request, Refused(Refusal.QUEUE_TIMEOUT, again_s), now, pressure))
         self._decide(now, decisions)
         return decisions
@@ -408,6 +413,8 @@ class AdmissionEngine:
             self.requests.charge_progress(now)
         self.room.at(now)
         self.requests.starts.expire(now)
+        if self._waiting.places.due_s:
+            self._waiting.places.expired(now)
         while True:
             popped = self.policy.pop(now, self.room) if self._waiting.requests else None
             if not isinstance(popped, Selection):
@@ -438,10 +445,6 @@ class AdmissionEngine:
 
     def _dispatch(self, request: Request, backend: str, now: float) -> Dispatch:
         self.requests.dispatched(request, backend, now)
-        if request.arrived_s < self._dispatched_s:
-            # It was waiting at the last dispatch, so the time since then is the time per place in the queue.
-            self._dispatch_interval_s += USUAL * (now - self._dispatched_s - self._dispatch_interval_s)
-        self._dispatched_s = now
         self.room.changed(backend)
         dispatch = Dispatch(request.id, backend)
         self.recent.note(dispatch, request, now, CALM)
@@ -454,8 +457,13 @@ class AdmissionEngine:
         self.requests.withdrawn(request, now)
 
     def _reject(self, request: Request, refused: Refused, now: float, pressure: Pressure) -> Reject:
-        """It is not served, or no longer."""
+        """It is not served, or no longer. It may come back when its limit has room and it would be served."""
         self.interactions.cut(request)
-        rejected = Reject(request.id, refused.reason, refused.retry_after_s, refused.limit)
+        again_s = max(1.0, refused.retry_after_s)
+        if self._waiting.requests and (refused.limit is not None or not refused.retry_after_s):
+            again_s = max(again_s, self.requests.expected(request, now, comes=True).wait_s)
+        if refused.reason is Refusal.QUEUE_FULL:
+            again_s = self._waiting.comes_back_in(request, again_s, now)
+        rejected = Reject(request.id, refused.reason, again_s, refused.limit)
         self.recent.note(rejected, request, now, pressure)
         return rejected

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from policies.admission.decisions import Decided, Reject
 from policies.admission.waits import seconds_of
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, State
+from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, State, Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class Explanation:
         blocked: if the request waits, the next request in order and its obstacle at each engine.
         reason: one sentence.
         waited_s: for what it waited, or has waited so far: seconds by obstacle.
+        expected_s: how long its wait was expected to be when it began; None: it did not wait.
         pressure: whether the pool was overloaded when it was decided; for a waiting request: whether it is now.
         limits: what its caller had left when it was refused, and has left now of the limits that hold at any time.
         numbers: what decides its flow's place: counters, weights, counts and limits by name.
@@ -36,6 +37,7 @@ class Explanation:
     blocked: Blocked | None
     reason: str
     waited_s: Mapping[str, float]
+    expected_s: float | None
     pressure: Pressure
     limits: list[Limit]
     numbers: dict[str, float]
@@ -94,6 +96,7 @@ OF_REFUSAL: Final = {
     Refusal.RATE_LIMITED: "its tenant is beyond a limit that always holds",
     Refusal.OVER_USER_LIMIT: "under overload, at the start of an interaction, its user was beyond a limit",
     Refusal.OVER_APP_LIMIT: "under overload, at the start of an interaction, its app was beyond a limit",
+    Refusal.WAIT_TOO_LONG: "it would have waited for longer than its client is willing to",
 }
 
 
@@ -126,15 +129,19 @@ def explain(
         reason = f"queued: {'it waits for its turn' if why is None else OF_OBSTACLE[why]}"
         return Explanation(
             request_id, "queued", request.flow, progress.stage, progress.inside, last, blocked, reason, waited_s,
-            pressure, limits, numbers, kv,
+            _expected_s(progress.wait), pressure, limits, numbers, kv,
         )  # fmt: skip
     assert last is not None
     if last.rejected is not None and last.rejected.limit is not None:
         limits = [last.rejected.limit, *limits]
     return Explanation(
         request_id, "dispatched" if last.rejected is None else "rejected", last.flow, last.stage, last.inside, last,
-        None, _reason(last), seconds_of(last.wait), last.pressure, limits, numbers, kv,
+        None, _reason(last), seconds_of(last.wait), _expected_s(last.wait), last.pressure, limits, numbers, kv,
     )  # fmt: skip
+
+
+def _expected_s(wait: Wait | None) -> float | None:
+    return None if wait is None or wait.expected is None else round(wait.expected.wait_s, 3)
 
 
 def dispatched_in_words(backend: str, placed: str | None, *, at_once: bool) -> str:

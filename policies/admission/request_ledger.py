@@ -7,6 +7,7 @@ ledger of its engine. Each event is a method here, which changes the state and m
 from __future__ import annotations
 
 from math import inf
+from statistics import fmean
 from typing import Final
 
 from policies.admission import lifecycle
@@ -23,9 +24,10 @@ from policies.interactions import Interactions
 from policies.limits.entitlements import Entitlements
 from policies.limits.quotas import Quotas
 from policies.queue.bounds import BoundedQueue, QueueLimits
+from policies.queue.expected_wait import Expected, ExpectedWaits
 from policies.queue.giving_back import GivingBack
 from policies.queue.start_waits import StartWaits
-from policies.request import Refusal, Refused, Request, ServiceTokens, State
+from policies.request import WAIT_S_MAX, Refusal, Refused, Request, ServiceTokens, State
 
 NO_SERVICE: Final = ServiceTokens(0, 0)
 
@@ -51,6 +53,7 @@ class RequestLedger:
         self.entitlements = entitlements
         self.working_set = WorkingSet(tenants)
         self.starts = StartWaits()
+        self.expected_waits = ExpectedWaits()
         self.policy = policy
         self.lengths = lengths
         self.interactions = interactions
@@ -76,6 +79,19 @@ class RequestLedger:
         wait_s = self.starts.comes_back_in(request, wait_s_max, now)
         return Refused(Refusal.WORKING_SET, wait_s) if wait_s else None
 
+    def expected(self, request: Request, now: float, *, comes: bool) -> Expected:
+        """How long is this request expected to wait? `comes`: it does not wait, and would come now. Changes nothing."""
+        progress, queues = request.progress, self.policy.queues()
+        order = queues.get(progress.engine, self.policy.order)
+        answer_s = fmean([ledger.pace.lifetime_s for ledger in self.backends.values()] or [0.0])
+        running = len(self.leases) // max(1, len(queues))
+        found = self.expected_waits.of(order.backlog, len(order), request, running, answer_s, now, comes=comes)
+        tenant = order.backlog.tenant(request.flow.tenant) if order.backlog is not None else None
+        if progress.in_line and tenant is not None and tenant.held is not None:
+            held_s = self.starts.expected_s(request.flow, now)
+            return found._replace(wait_s=min(WAIT_S_MAX, held_s)) if held_s else found
+        return found
+
     # --- events: one that is not possible in the request's state is an `IllegalEvent`, and changes nothing ---
 
     def undecided(self, request: Request) -> None:
@@ -100,10 +116,15 @@ class RequestLedger:
         self.working_set.queued(request, now)
         self.policy.push(request, now)
 
-    def waits_on(self, request: Request, now: float) -> None:
-        """It could not go at once. A start counts among those in line from now on."""
-        if request.progress.context is None and request.progress.state is State.QUEUED:
+    def waits_on(self, request: Request, now: float) -> Expected:
+        """It could not go at once. A start counts among those in line from now on. Returns how long it is to wait."""
+        progress = request.progress
+        if progress.context is None and progress.state is State.QUEUED:
             self.starts.queued(request, now)
+        assert progress.wait is not None
+        expected = self.expected(request, now, comes=progress.state is not State.QUEUED)
+        progress.wait.expected = expected
+        return expected
 
     def refused(self, request: Request, now: float) -> None:
         """It is beyond a limit, or there is no room for it. If other gateways were asked about it, it has waited."""
@@ -144,9 +165,13 @@ class RequestLedger:
         self._apply(lifecycle.DISPATCHED, request)
         self.waiting.remove(request)
         request.weight = self.entitlements.weight(request.flow.tenant, request.weight)
-        if request.progress.wait is not None:
+        wait = request.progress.wait
+        if wait is not None:
             self.waits.ended(request, now)
             self._expect(request)  # more is known than when it began to wait
+            if wait.expected is not None:
+                self.expected_waits.ended(wait.expected, now)
+        self.expected_waits.dispatches += 1
         lease = self.leases[request.id] = Lease(request, backend, now)
         if request.can_wait:
             self.giving_back.dispatched(request, backend)
@@ -178,7 +203,10 @@ class RequestLedger:
         `awaits_more`: the answer asks for another call; None: that is not known.
         """
         self._apply(lifecycle.FINISHED, request)
+        lease = self.leases[request.id] if request.progress.wait is not None else None
         self._end_lease(request, _charged(request, service), now)
+        if lease is not None:
+            self.expected_waits.answered(request.progress.order.backlog, request, now - lease.dispatched_s)
         self.entitlements.left(request)
         self.interactions.served(request, service, now, awaits_more)
         self.working_set.left(request, service, now)

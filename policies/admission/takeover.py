@@ -112,7 +112,7 @@ def stranded(engine: AdmissionEngine) -> list[Request]:
 
 def has_place(engine: AdmissionEngine, request: Request) -> bool:
     """Is there room in the queue for it, such that nobody gives way?"""
-    return engine.requests.waiting.giving_way(request) == []
+    return engine.requests.waiting.giving_way(request, 0.0) == []
 
 
 def move(source: AdmissionEngine, target: AdmissionEngine, request: Request, moved: Request, now: float) -> None:

@@ -149,7 +149,7 @@ class Throttle:
             if found is None or (level is self._app and self._has_part_left(flow, tokens, now)):
                 continue
             reason = Refusal.OVER_APP_LIMIT if level is self._app else Refusal.OVER_USER_LIMIT
-            return Refused(reason, min(RETRY_S_MAX, max(1.0, pressure.drain_s, found.reset_s)), found)
+            return Refused(reason, min(RETRY_S_MAX, max(1.0, found.reset_s)), found)
         return None
 
     def _has_part_left(self, flow: Flow, tokens: int, now: float) -> bool:

@@ -423,6 +423,10 @@ class Backlog:
         """This flow, if it is remembered."""
         return self._by_flow.get(flow)
 
+    def active(self) -> int:
+        """Tenants that have something waiting or running."""
+        return len(self._by_tenant) - self.tenants.idle() - self.batch.idle()
+
     def remembered(self) -> int:
         """Tenants and flows in memory, waiting or not."""
         return len(self._by_tenant) + len(self._by_flow)

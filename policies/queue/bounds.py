@@ -11,11 +11,20 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import chain
-from typing import NamedTuple
+from itertools import chain, islice
+from math import inf
+from typing import Final, NamedTuple
 
-from policies.request import Request
+from policies.queue.places import Places, place_of
+from policies.request import WAIT_S_MAX, Request
 from policies.settings import setting
+
+LOOKED_AT: Final = 64
+"""Newest requests of a tenant: of these, the ones that came back when they might give way last."""
+PLACES_MAX: Final = 10_000
+"""Beyond that, no place is kept."""
+KEPT_FREE: Final = 0.1
+"""Part of the queue that is for clients who come back when they may, while any are to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +48,8 @@ class QueueLimits:
 
     def wait_s(self, request: Request) -> float:
         """How long may this request wait?"""
-        if request.progress.inside or request.can_wait:
-            return self.queue_wait_s_max_inside
-        return self.queue_wait_s_max
+        most_s = self.queue_wait_s_max_inside if request.progress.inside or request.can_wait else self.queue_wait_s_max
+        return most_s if most_s <= request.wait_s_max else request.wait_s_max
 
     @property
     def spares_calls_inside(self) -> bool:
@@ -78,7 +86,8 @@ class _TenantQueue:
         """
         found: list[Request] = []
         for queue in (self.starts, self.inside) if may_be_inside else (self.starts,):
-            for request in reversed(queue.values()):
+            newest = reversed(queue.values())
+            for request in chain(sorted(islice(newest, LOOKED_AT), key=_has_come_back), newest):
                 found.append(request)
                 missing -= request.body_bytes if by_bytes else 1
                 if missing <= 0:
@@ -96,6 +105,8 @@ class BoundedQueue:
         self._tenants: dict[str, _TenantQueue] = {}
         self._deadlines: list[tuple[float, str]] = []
         self.bytes = 0
+        self.places = Places()
+        """Of requests that were refused because the queue was full."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -180,7 +191,19 @@ class BoundedQueue:
         """A request whose time is up, or None."""
         return self.requests[self._deadlines[0][1]] if self.earliest_deadline_s() <= now else None
 
-    def giving_way(self, request: Request) -> list[Request] | None:
+    def comes_back_in(self, request: Request, wait_s: float, now: float) -> float:
+        """In how many seconds is this request to come back, for which the queue is too full, and which would wait so
+        long if it were let in? Others are to come back before it. Its place is kept until then.
+        """
+        place, due_s = place_of(request), self.places.due_s
+        if place in due_s:
+            return max(1.0, due_s[place] - now)
+        wait_s = min(WAIT_S_MAX, wait_s * (1.0 + len(due_s) / max(1, len(self.requests))))
+        if len(due_s) < PLACES_MAX:
+            self.places.keep(place, wait_s, now)
+        return wait_s
+
+    def giving_way(self, request: Request, now: float) -> list[Request] | None:
         """Which queued requests must be refused to make room for this one? []: none; None: it has no right to any room.
 
         A full queue is divided by weight. The tenant that fills most of it per weight gives up its newest requests to a
@@ -190,12 +213,16 @@ class BoundedQueue:
         tenant fills more than half of the queue. A call inside an interaction takes the place of any tenant's start, as
         long as its own tenant fills no more than half.
 
-        O(tenants waiting), and only when the queue is full.
+        O(tenants waiting), and only when the queue is full. A tenth of it is for requests that were refused, and are
+        due to come back.
         """
+        most, due_s = self.limits.queue_requests_max, self.places.due_s
+        if due_s and due_s.get(place_of(request), inf) > now:
+            most = max(1, round(most * (1.0 - KEPT_FREE)))
         missing = self.bytes + request.body_bytes - self.limits.queue_bytes_max
         if missing > 0:
             return self._victims(request, missing, by_bytes=True) if self._tenants else None
-        return [] if len(self.requests) < self.limits.queue_requests_max else self._victims(request, 1, by_bytes=False)
+        return [] if len(self.requests) < most else self._victims(request, 1, by_bytes=False)
 
     def _victims(self, request: Request, missing: int, *, by_bytes: bool) -> list[Request] | None:
         """Which requests leave together this many bytes, or places? None: the request has no right to them."""
@@ -215,3 +242,7 @@ class BoundedQueue:
                 return None
             own = max(self._tenants.items(), key=lambda item: (len(item[1].starts) / item[1].weight, item[0]))[1]
         return own.newest(missing, by_bytes=by_bytes, may_be_inside=False)
+
+
+def _has_come_back(request: Request) -> bool:
+    return request.progress.was_let_in

@@ -42,6 +42,7 @@ class Member:
     """One that waits: a tenant among tenants, or a flow inside its tenant."""
 
     __slots__ = (
+        "answer_s",
         "counter",
         "entry",
         "is_asleep",
@@ -53,6 +54,7 @@ class Member:
         "reported",
         "running",
         "turn",
+        "usual",
         "weight",
     )  # fmt: skip
 
@@ -72,6 +74,10 @@ class Member:
         self.turn = 0
         """Its place among equal counters."""
         self.weight = 1.0
+        self.usual = 0.0
+        """Charge of a request that had to wait, a moving average; 0: none has been answered."""
+        self.answer_s = 0.0
+        """How long an engine has such a request."""
         self.entry: Entry = None
         """Its valid heap entry; None while nothing of it waits."""
         self.reported: Any = None
@@ -122,6 +128,19 @@ class Counters(Generic[M]):
     def waits_anywhere(self) -> bool:
         """Does anything wait that may go, here or at another gateway?"""
         return self._waiting > 0 or self.least_elsewhere is not None
+
+    def __len__(self) -> int:
+        """Members that wait, but for those asleep."""
+        return self._waiting
+
+    def some(self, most: int) -> list[M]:
+        """Some members that wait, of all ranks: about so many, or all if there are no more."""
+        heap = self._heap
+        return [entry[3] for entry in heap[:: len(heap) // most + 1] if entry[3].entry is entry]
+
+    def idle(self) -> int:
+        """Members that are remembered, and have nothing waiting or running."""
+        return len(self._idle)
 
     def floor(self) -> float:
         """Least rank of the members that wait here, asleep or not, or elsewhere. If nobody waits: that of the member

@@ -8,26 +8,20 @@ are counted: the mean and one standard deviation.
 
 A start that would wait for longer than it may is refused with that time, and its place in the line is kept until it
 comes back then. Meanwhile it counts among the starts that go before later ones. When it comes back it waits here, and
-goes before starts of its tenant that are not due (`orders.fairserve`). A place that nobody comes back to is kept for a
-quarter of its wait longer.
+goes before starts of its tenant that are not due (`orders.fairserve`).
 """
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
 from math import sqrt
 from typing import Final
 
 from policies.averages import STEADY
+from policies.queue.places import Place, Places, place_of
 from policies.request import Flow, Request
 
-KEPT_LONGER: Final = 0.25
-"""Part of the wait. `retry-after` is in whole seconds and spread over a tenth more, and clients are late."""
 PLACES_MAX: Final = 1000
 """Of one tenant. Beyond that, the place of a start that is refused is not kept."""
-
-Place = tuple[Flow, int]
-"""By what a start is known when it comes back: its flow, and the tokens of its prompt."""
 
 
 class _TenantStarts:
@@ -66,9 +60,9 @@ class _TenantStarts:
         else:
             del self._starts[flow]
 
-    def expected_s(self, flow: Flow, now: float) -> float:
-        """How long would one more start of this flow wait? O(starts of the flow)."""
-        turns = sum(self._flows_with[: self._starts.get(flow, 0) + 1]) + 1
+    def expected_s(self, flow: Flow, now: float, more: int = 1) -> float:
+        """How long would one more start of this flow wait? 0 more: its last one here. O(starts of the flow)."""
+        turns = sum(self._flows_with[: self._starts.get(flow, 0) + more]) + more
         # The turn that is not over yet counts with what is known of it: it takes at least as long as it has taken.
         beyond_s = max(0.0, now - self.first_since_s - self.turn_s)
         return (self.turn_s + _part(self.turns) * beyond_s) * (turns + sqrt(turns))
@@ -80,14 +74,11 @@ class StartWaits:
     def __init__(self) -> None:
         self._tenants: dict[str, _TenantStarts] = {}
         """Those with a start that waits here, or a place that is kept."""
-        self._places: dict[Place, float] = {}
-        """When the client is to come back."""
-        self._ends: list[tuple[float, float, Place]] = []
-        """A heap: until when a place is kept, and for when it was given. Some of these places were given up since."""
+        self._places = Places()
 
     def __len__(self) -> int:
         """Entries in memory, for places that are kept and that were given up."""
-        return len(self._ends)
+        return self._places.entries()
 
     def known(self, tenant: str) -> bool:
         """Does a start of this tenant wait here, or is a place kept?"""
@@ -98,6 +89,11 @@ class StartWaits:
         own = self._tenants.get(tenant)
         return 0 if own is None else own.waiting
 
+    def expected_s(self, flow: Flow, now: float) -> float:
+        """How long does the last start of this flow that waits here have to wait? 0: nothing is known."""
+        own = self._tenants.get(flow.tenant)
+        return 0.0 if own is None else own.expected_s(flow, now, 0)
+
     def comes_back_in(self, request: Request, wait_s_max: float, now: float) -> float:
         """In how many seconds is this start to come back, because it would wait for longer than `wait_s_max`? Its place
         is kept until then. 0: it may wait here, or nothing is known of its tenant's starts. A start with a place has
@@ -106,22 +102,19 @@ class StartWaits:
         own = self._tenants.get(request.flow.tenant)
         if own is None:
             return 0.0
-        place = _place(request)
-        due_s = self._places.get(place)
+        place = place_of(request)
+        due_s = self._places.due_s.get(place)
         wait_s = own.expected_s(request.flow, now) if due_s is None else due_s - now
         if wait_s <= wait_s_max:
             if due_s is not None:
                 request.progress.came_back = True
-                self._give_up(place)
+                del self._places.due_s[place]
+                self._left_place(place)
             return 0.0
         if due_s is None and own.places < PLACES_MAX:
             own.add(request.flow)
             own.places += 1
-            self._places[place] = now + wait_s
-            heappush(self._ends, (now + wait_s * (1.0 + KEPT_LONGER), now + wait_s, place))
-            if len(self._ends) > 2 * len(self._places) + 64:
-                self._ends = [end for end in self._ends if self._places.get(end[2]) == end[1]]
-                heapify(self._ends)
+            self._places.keep(place, wait_s, now)
         return wait_s
 
     # --- events ---
@@ -154,13 +147,10 @@ class StartWaits:
 
     def expire(self, now: float) -> None:
         """Time has passed: places that nobody has come back to are no longer kept."""
-        while self._ends and self._ends[0][0] <= now:
-            _, due_s, place = heappop(self._ends)
-            if self._places.get(place) == due_s:
-                self._give_up(place)
+        for place in self._places.expired(now):
+            self._left_place(place)
 
-    def _give_up(self, place: Place) -> None:
-        del self._places[place]
+    def _left_place(self, place: Place) -> None:
         flow = place[0]
         self._tenants[flow.tenant].places -= 1
         self._remove(flow)
@@ -170,10 +160,6 @@ class StartWaits:
         own.remove(flow)
         if not own.waiting and not own.places:
             del self._tenants[flow.tenant]
-
-
-def _place(request: Request) -> Place:
-    return request.flow, request.prompt_tokens
 
 
 def _part(turns: int) -> float:

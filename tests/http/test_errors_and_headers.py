@@ -36,6 +36,7 @@ def test_retry_after_is_never_earlier_than_meant(retry_after_s: float, seconds: 
         b"content-type": b"application/json",
         b"retry-after": seconds,
         b"retry-after-ms": milliseconds,
+        b"x-fairgate-expected-wait-s": b"%.3f" % retry_after_s,
     }
 
 

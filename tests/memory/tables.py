@@ -26,6 +26,7 @@ from policies.limits.leaky_counts import LeakyCounts
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.placements.prefix_index import PrefixIndex
+from policies.queue.expected_wait import Expected
 from policies.request import NO_CLAIM, Claim, CorrelationKeys, Flow, Pressure, Request, ServiceTokens, Wait
 from tests.records import record_of
 
@@ -64,6 +65,7 @@ def wait(number: int) -> Wait:
     made = Wait(float(number), "kv", 0.0)
     made.by = {"kv": 1.0 + number, "slots": 2.0 + number}
     made.ended_s = 2.0 + number
+    made.expected = Expected(number + 0.1, number + 0.2, number + 0.3, number + 0.4, 1000 + number)
     return made
 
 
@@ -107,7 +109,7 @@ def decisions(most: int) -> Any:
     for number in range(BEYOND * most):
         asked = request(number)
         asked.progress.wait = wait(number)
-        pressure = Pressure(False, "", number + 0.5)
+        pressure = Pressure(False, "")
         made.note(Dispatch(asked.id, "engine"), asked, number + 0.75, pressure)
     return made
 

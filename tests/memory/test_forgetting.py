@@ -15,7 +15,7 @@ from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.request import Claim, CorrelationKeys, Flow, Pressure, Refusal, Request, ServiceTokens
 
 SERVICE = ServiceTokens(100, 100)
-OVERLOADED = Pressure(True, "kv", 60.0)
+OVERLOADED = Pressure(True, "kv")
 
 
 def asked(tenant: str, user: str, prompt_tokens: int = 10, now: float = 0.0, **more: object) -> Request:

@@ -17,7 +17,7 @@ DECIDE = """
     interactions.IDLE_S
     request.RETRY_S_MAX
     queue.backlog.CALLS_PASSED queue.backlog.TRIED
-    queue.start_waits.KEPT_LONGER
+    queue.places.KEPT_LONGER
     capacity.kv_cache.EVENLY capacity.kv_cache.PROMPT_PART_SHARE_PER_S
     capacity.kv_forecast.TOLERATED capacity.kv_forecast.CATCHING_UP capacity.kv_forecast.LATE
     capacity.lease.OUTGROWN
@@ -48,7 +48,9 @@ BOUNDS = """
     orders.profiles.STAGES_MAX
     placements.prefix_index.BLOCKS_MAX placements.prefix_index.BLOCKS_MIN placements.siblings.LOOKED_UP
     plain_data.ROWS_MAX plain_data.NUMBER_MAX settings.COUNT_MAX
-    queue.start_waits.PLACES_MAX
+    queue.bounds.KEPT_FREE queue.bounds.PLACES_MAX queue.bounds.LOOKED_AT
+    queue.expected_wait.SAMPLED queue.expected_wait.RETURNS_MAX queue.start_waits.PLACES_MAX
+    request.WAIT_S_MAX
     replicas.shared_interactions.ASKED_MAX replicas.messages.NUMBER_MAX replicas.messages.REPORTED_MAX
     replicas.messages.SECONDS_MAX replicas.prefixes.BLOCKS_MAX
     replicas.reference_store.NUMBERS_MS replicas.reference_store.COUNTERS_MS replicas.reference_store.SWEEP_MS
@@ -59,6 +61,7 @@ BOUNDS = """
 FINENESS = """
     admission.explanation.SHOWN_S_MIN
     capacity.gauges.USAGE_DIFFERS_MAX
+    queue.expected_wait.COUNTED_S_MIN queue.expected_wait.RIGHT
     capacity.kv_cache.OFF_BY_TOKENS capacity.kv_cache.OFF_BY_TOKENS_PER_LEASE capacity.kv_cache.OFF_BY_PART
     capacity.kv_cache.CLOCK_MAX
     capacity.kv_forecast.LOOKS capacity.kv_forecast.FINE capacity.kv_forecast.PARTS capacity.kv_forecast.FINE_OPEN

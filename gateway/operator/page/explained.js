@@ -26,6 +26,7 @@ function explanation(found, end, words) {
     ["Tenant", tenant], ["App", app], ["User", user], ["Pool", `${found.pool}, policy ${found.policy}`],
     ["Stage", `${found.stage}${found.inside_an_interaction ? ", inside an interaction" : ""}`],
     ["Decided", found.decided_s_ago === null ? null : `${seconds(found.decided_s_ago)} ago`],
+    ["Wait told", found.expected_wait_s === null ? null : seconds(found.expected_wait_s)],
     ["Engine", found.decision?.dispatched_to],
     ["Expected cached", found.decision?.tokens_cached_expected ? `${found.decision.tokens_cached_expected} tokens` : null],
     ["Come back", found.decision?.retry_after_s ? `after ${seconds(found.decision.retry_after_s)}` : null],

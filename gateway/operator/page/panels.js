@@ -174,13 +174,18 @@ export class Times {
   }
 }
 
+function told({ right, longer, shorter }) {
+  const all = right + longer + shorter;
+  return all ? element("p", { class: "more" }, `${percent(right / all)} of ${count(all, "wait")} of over a second as told, within a quarter`) : null;
+}
+
 export function waiting(queue) {
   const places = queue.gateways.length ? [element("h3", {}, "At which gateway"), element("ul", { class: "oldest" },
     ...queue.gateways.map((one) => element("li", {}, element("b", {}, one.gateway), element("span", { class: "numbers" },
       `${one.queued_requests} waiting, ${one.dispatched_requests} running`))))] : [];
   const found = queue.tenants.filter((one) => one.queued_requests);
   if (!found.length) {
-    fill(place("waiting-body"), element("p", { class: "empty" }, "Nobody waits: each request starts as it comes."), ...places);
+    fill(place("waiting-body"), element("p", { class: "empty" }, "Nobody waits: each request starts as it comes."), ...places, told(queue.expected_waits));
     return;
   }
   const most = found[0].queued_requests;
@@ -195,6 +200,7 @@ export function waiting(queue) {
     element("ul", { class: "bars" }, ...rows),
     more ? element("p", { class: "more" }, `and ${count(more, "more tenant")}`) : null,
     ...places,
+    told(queue.expected_waits),
     element("h3", {}, "Longest waiting"),
     element("ul", { class: "oldest" }, ...oldest));
 }

@@ -43,6 +43,8 @@ class RequestSnapshot(TypedDict):
     app: str
     user: str | None
     wait_s: float
+    expected_wait_s: float | None
+    """All of it, as was expected when it began."""
     expires_in_s: float
     inside_an_interaction: bool
     asks_other_gateways: bool
@@ -97,6 +99,8 @@ class PoolSnapshot(msgspec.Struct):
     backends: list[EngineSnapshot]
     running: list[Running]
     """Empty unless it was asked for."""
+    expected_waits: dict[str, int]
+    """Waits of over a second that have ended: how many were as long as expected, longer or shorter?"""
     gateways: list[ReplicaSnapshot] = []
     """Who waits where? One entry for each process, where there are several."""
 
@@ -171,11 +175,13 @@ def _pool(pool: Pool, *, with_running: bool) -> PoolSnapshot:
         requests=[_waiting(request, now) for request in islice(waiting.requests.values(), REQUESTS_MAX)],
         backends=_backends(pool, blocked, now),
         running=running(engine) if with_running else [],
+        expected_waits=engine.requests.expected_waits.counts(),
     )
 
 
 def _waiting(request: Request, now: float) -> RequestSnapshot:
     flow, progress = request.flow, request.progress
+    wait = progress.wait
     return {
         "request_id": request.id,
         "client_request_id": request.client_id,
@@ -183,6 +189,7 @@ def _waiting(request: Request, now: float) -> RequestSnapshot:
         "app": flow.app,
         "user": hidden(flow.user),
         "wait_s": round(now - request.arrived_s, 3),
+        "expected_wait_s": round(wait.expected.wait_s, 3) if wait is not None and wait.expected is not None else None,
         "expires_in_s": round(progress.deadline_s - now, 3),
         "inside_an_interaction": progress.inside,
         "asks_other_gateways": progress.state is not State.QUEUED,
@@ -321,6 +328,7 @@ def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
         ],
         backends=_engines(pools, fullest),
         running=[one for pool in pools for one in pool.running],
+        expected_waits={name: sum(pool.expected_waits[name] for pool in pools) for name in fullest.expected_waits},
         gateways=[_gateway(name, pool) for name, pool in processes],
     )
 

@@ -42,6 +42,7 @@ def _queue(pool: PoolSnapshot, now: float, requests_max: int) -> dict[str, Any]:
         "dispatched_requests": pool.dispatched_requests,
         **_limit(pool),
         "next_request_id": pool.next_request_id,
+        "expected_waits": pool.expected_waits,
         "tenants": [
             {"tenant": name, "queued_requests": one.requests, "oldest_wait_s": _seconds(now - one.oldest_s)}
             for name, one in by_tenant[:TENANTS_MAX]

@@ -12,7 +12,7 @@ from policies.limits.throttle import Ceilings, Throttle, ThrottleSettings
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens
 from tests.policies.making import make_request
 
-OVERLOADED = Pressure(True, "full", 3.0)
+OVERLOADED = Pressure(True, "full")
 NO_LIMITS = Ceilings()
 
 
@@ -275,8 +275,8 @@ def test_users_of_the_period_before_have_their_part_of_an_app_too() -> None:
         throttle.count(make_request("t", user=f"u{number % 5}"), 50.0)
     for _ in range(3):
         throttle.count(make_request("t", user="u0"), 61.0)
-    assert throttle.refusal(make_request("t", user="u1"), 62.0, Pressure(True, "", 1.0)) is not None
-    assert throttle.refusal(make_request("t", user="u9"), 62.0, Pressure(True, "", 1.0)) is None
+    assert throttle.refusal(make_request("t", user="u1"), 62.0, Pressure(True, "")) is not None
+    assert throttle.refusal(make_request("t", user="u9"), 62.0, Pressure(True, "")) is None
 
 
 def test_the_last_place_of_a_concurrent_limit_is_given_once() -> None:

@@ -244,7 +244,7 @@ def test_a_returned_call_goes_back_to_the_head_of_those_inside() -> None:
 def test_limits_refuse_under_every_placement(placement: str) -> None:
     limits = Ceilings(starts=20)
     policy = named_policy("fairserve", placement=placement, throttle=ThrottleSettings(user=limits))
-    pressure = Pressure(True, "full", 60.0)
+    pressure = Pressure(True, "full")
     refused = 0
     for _ in range(200):
         request = make_request("flood")
@@ -261,7 +261,7 @@ def test_without_a_limit_nothing_is_counted_and_with_one_all_queues_count_togeth
     for number in range(3):
         free.push(make_request("a", user=f"u{number}"), 0.0)
     assert (free.throttle, free.counts) == (None, {})
-    assert free.refusal(make_request("a"), 0.0, Pressure(True, "full", 60.0)) is None
+    assert free.refusal(make_request("a"), 0.0, Pressure(True, "full")) is None
     limited = FairServe(FairServeParams(throttle=ThrottleSettings(user=Ceilings(starts=1))))
     assert limited.beside("one").counts is limited.counts != {}
     limited.resume(free)

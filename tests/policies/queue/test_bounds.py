@@ -14,7 +14,7 @@ LIMITS = QueueLimits(queue_requests_max=6, queue_bytes_max=100)
 
 
 def enter(room: BoundedQueue, request: Request) -> list[Request] | None:
-    victims = room.giving_way(request)
+    victims = room.giving_way(request, 0.0)
     for victim in victims or ():
         room.remove(victim)
     if victims is not None:
@@ -98,8 +98,8 @@ def test_a_large_request_takes_no_more_from_the_largest_tenant_than_leaves_both_
     room = BoundedQueue(LIMITS)
     for _ in range(2):
         enter(room, make_request("flood", body_bytes=50))
-    assert room.giving_way(make_request("light", body_bytes=60)) is None, "60 bytes, and 40 would be left"
-    assert room.giving_way(make_request("light", body_bytes=50)) is not None
+    assert room.giving_way(make_request("light", body_bytes=60), 0.0) is None, "60 bytes, and 40 would be left"
+    assert room.giving_way(make_request("light", body_bytes=50), 0.0) is not None
 
 
 def call_inside(tenant: str) -> Request:
@@ -113,7 +113,7 @@ def test_a_start_takes_the_place_of_a_call_inside_only_where_one_tenant_fills_mo
         room = BoundedQueue(LIMITS)
         for tenant in 3 * agents:
             enter(room, call_inside(tenant))
-        assert (room.giving_way(make_request("light")) is not None) is is_let_in
+        assert (room.giving_way(make_request("light"), 0.0) is not None) is is_let_in
 
 
 def test_a_call_inside_takes_the_place_of_any_start_until_its_tenant_fills_half() -> None:
@@ -151,3 +151,31 @@ def test_requests_expire_in_order_of_their_deadlines(deadlines: list[int], remov
 def test_a_request_that_is_not_waiting_cannot_be_removed() -> None:
     with pytest.raises(KeyError):
         BoundedQueue(LIMITS).remove(make_request())
+
+
+def test_who_was_refused_finds_room_when_it_comes_back_and_nobody_takes_it() -> None:
+    room = BoundedQueue(QueueLimits(queue_requests_max=20))
+    early, late = make_request("a", prompt=11), make_request("a", prompt=12)
+    for _ in range(20):
+        enter(room, make_request("a"))
+    assert enter(room, early) is None
+    wait_s = room.comes_back_in(early, 10.0, 0.0)
+    assert wait_s == 10.0
+    assert room.comes_back_in(late, 10.0, 0.0) == pytest.approx(10.5), "one of twenty is to come back before it"
+    assert room.comes_back_in(early, 99.0, 4.0) == 6.0, "it came too early, and is still to come then"
+    for request in list(room.requests.values())[:2]:
+        room.remove(request)
+    assert room.giving_way(make_request("a"), 9.0) is None, "18 of 20 wait, and a tenth is kept free"
+    assert room.giving_way(early, 9.0) is None
+    assert room.giving_way(early, 10.0) == []
+    room.places.expired(14.0)
+    assert room.giving_way(make_request("a"), 14.0) == []
+
+
+def test_of_a_tenant_that_gives_way_who_was_let_in_when_it_came_back_gives_way_last() -> None:
+    room = BoundedQueue(QueueLimits(queue_requests_max=3))
+    requests = [make_request("a") for _ in range(3)]
+    for request in requests:
+        enter(room, request)
+    requests[2].progress.was_let_in = True
+    assert room.giving_way(make_request("b"), 0.0) == [requests[1]]

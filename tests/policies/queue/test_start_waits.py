@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from policies.queue.start_waits import KEPT_LONGER, PLACES_MAX, StartWaits
+from policies.queue.places import KEPT_LONGER
+from policies.queue.start_waits import PLACES_MAX, StartWaits
 from policies.request import Request
 from tests.policies.making import make_request
 
