@@ -36,6 +36,8 @@ BUSY: Final = (429, 503)
 FAILURES_MAX: Final = 3
 """Of engines, with one request."""
 AGAIN_S: Final = 1.0
+PAUSE_S_MAX: Final = 60.0
+"""It is doubled up to this while a request is refused, unless the refusal says more: many wait for one place."""
 Found = TypeVar("Found")
 Given = ParamSpec("Given")
 
@@ -167,7 +169,7 @@ class BatchDriver:
             checks.take(page)
         if not checks.total:
             checks.fault(None, "empty_file", "the file has no requests", None)
-        self._entry["request_counts"]["total"] = checks.total
+        self._entry["request_counts"]["total"] = 0 if checks.faults else checks.total
         await self._do(tables.begin, self._batch, self._lane.owner, _now_s(), checks.total, checks.faults)
         return not checks.faults
 
@@ -190,6 +192,7 @@ class BatchDriver:
         """What comes of a line, however often it has to be asked."""
         line, request_id, failures = read_line(text), f"{self._batch}-{n}", 0
         endpoint, body, bytes_max = self._entry["endpoint"], bytes(line.body), self._lane.answer_bytes_max
+        pause_s = AGAIN_S / 2
         while self._bytes_left > 0:
             asked = StoredRequest(request_id, endpoint, self._fields, body, bytes_max)
             principal = self._lane.pipeline.keyring.present(self._principal)
@@ -199,7 +202,8 @@ class BatchDriver:
                 shown = answered(request_id, line.custom_id, status, answer)
                 self._bytes_left -= len(shown)
                 return Result(n, shown, not 200 <= status < 300, asked.context)
-            await asyncio.sleep(again_s or AGAIN_S)
+            pause_s = max(again_s, min(2 * pause_s, PAUSE_S_MAX))
+            await asyncio.sleep(pause_s)
         why = "your files take all the bytes that you may keep; delete some"
         return Result(n, not_asked(request_id, line.custom_id, "no_room", why), True)
 

@@ -74,8 +74,12 @@ class Result(NamedTuple):
 
 
 def new_id(prefix: str) -> str:
-    """One that is greater than those made before it."""
-    return f"{prefix}{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
+    return id_of(prefix, time.time()) + secrets.token_hex(8)
+
+
+def id_of(prefix: str, unix_s: float) -> str:
+    """How ids begin that are made then; they rise with time."""
+    return f"{prefix}{int(unix_s * 1000):012x}"
 
 
 def files_of(batch: str) -> tuple[str, str]:

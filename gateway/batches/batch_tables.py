@@ -8,10 +8,11 @@ writes is written only as long as the claim is its own.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from gateway.batches.batch_objects import BLANK_BYTES_MAX, DAY_S, Result, StoredFile, files_of
+from gateway.batches.batch_objects import BLANK_BYTES_MAX, DAY_S, WINDOW_S, Result, StoredFile, files_of, id_of
 from gateway.config.sections.usage import BatchesConfig
 from gateway.usage.counts import UsageCounts
 from gateway.usage.database import Database, Transaction
@@ -19,6 +20,8 @@ from gateway.usage.written import add_sums
 
 LEASE_S: Final = 10
 """A claim runs out so long after it was renewed."""
+DRIVEN_MAX: Final = 4
+"""Batches of one tenant at once; the rest wait, the oldest first."""
 PAGE_BYTES: Final = 1 << 20
 ARRIVES_S: Final = 3600
 """A file that is not whole by then is forgotten."""
@@ -123,11 +126,20 @@ def cancel(database: Database, tenant: str, batch: str, now_s: int) -> None:
 
 
 def claim(database: Database, owner: str, now_s: int) -> dict[str, str]:
-    """Renew what this owner has claimed, and claim what nobody has: its batches and their status."""
-    mine = f"UPDATE fairgate_batches SET owner = %s, lease_s = %s WHERE {_LIVE} AND (owner = %s OR lease_s < %s)"
+    """Renew what this owner has claimed, and claim what nobody has: `DRIVEN_MAX` of a tenant, and what is to end. Its
+    batches and their status."""
+    claimed: dict[str, str] = {}
+    overdue = id_of("batch_", now_s - WINDOW_S)
+    take = "UPDATE fairgate_batches SET owner = %s, lease_s = %s WHERE id = %s AND (owner = %s OR lease_s < %s)"
     with database.transaction() as step:
-        step.do(mine, (owner, now_s + LEASE_S, owner, now_s))
-        return dict(step.ask(f"SELECT id, status FROM fairgate_batches WHERE owner = %s AND {_LIVE}", (owner,)))
+        live = step.ask(f"SELECT id, tenant, status, owner, lease_s FROM fairgate_batches WHERE {_LIVE} ORDER BY id")
+        driven = Counter(tenant for _, tenant, _, _, lease_s in live if lease_s >= now_s)
+        for batch, tenant, status, by, lease_s in live:
+            may_take = driven[tenant] < DRIVEN_MAX or status == "cancelling" or batch < overdue
+            if (by == owner or may_take) and step.do(take, (owner, now_s + LEASE_S, batch, owner, now_s)):
+                claimed[batch] = status
+                driven[tenant] += lease_s < now_s
+    return claimed
 
 
 def release(database: Database, owner: str) -> None:
@@ -210,6 +222,6 @@ def forget(database: Database, now_s: int, keep_days: int) -> None:
         f" 1 FROM fairgate_batches WHERE input = fairgate_files.id AND {_LIVE}) LIMIT {FORGOTTEN_AT_ONCE}"
     )
     with database.transaction() as step:
-        step.do(f"DELETE FROM fairgate_batches WHERE id < %s AND NOT {_LIVE}", (f"batch_{kept_s * 1000:012x}",))
+        step.do(f"DELETE FROM fairgate_batches WHERE id < %s AND NOT {_LIVE}", (id_of("batch_", kept_s),))
         for [file] in step.ask(old, (kept_s, now_s - ARRIVES_S)):
             _forget_file(step, file)
