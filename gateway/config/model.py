@@ -50,7 +50,7 @@ from gateway.config.sections.state import StateConfig
 from gateway.config.sections.throttling import OverloadConfig, QuotaConfig, ThrottleConfig
 from gateway.config.sections.tls import ListenerTlsConfig
 from gateway.config.sections.tracing import TracingConfig
-from gateway.config.sections.usage import UsageConfig
+from gateway.config.sections.usage import BatchesConfig, UsageConfig
 from policies.capacity.gauges import CapacitySettings
 from policies.limits.entitlements import GroupSettings, Tree
 
@@ -167,6 +167,8 @@ class Config(Section):
     """A file that keeps what was learned of the apps over restarts. Default: it is learned anew each time."""
     usage: Annotated[UsageConfig, bare_text_is("url", str | UsageConfig)] | None = None
     """Where usage is counted and keys are kept: the path of a file for SQLite, or postgresql://... Default: nowhere."""
+    batches: BatchesConfig = BatchesConfig()
+    """Files and batches of requests that can wait: what a tenant may keep of them. They need `usage`."""
     memory_max: Annotated[int, BeforeValidator(no_text)] = Field(
         default=MEMORY_MAX, ge=MEMORY_MAX_LEAST, le=1 << 50, json_schema_extra=auto_by_default
     )

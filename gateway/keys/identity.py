@@ -181,6 +181,10 @@ class Keyring:
             return principal.tenant in self._tenants
         return self._open_access or digest in self._principals or digest in self._issued
 
+    def present(self, principal: Principal) -> Principal:
+        """The same caller, with what its key may do now, as far as the key is known."""
+        return self._principals.get(principal.digest) or self._issued.get(principal.digest) or principal
+
     def principal(self, key: bytes | None, address: str, unix_s: float) -> Principal:
         """The holder of the key that comes from this address at this time, or `ApiError` 401; 429 after too many wrong
         ones. The time is in seconds since the epoch."""

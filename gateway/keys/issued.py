@@ -205,6 +205,8 @@ class Follower:
         self._keyring = keyring
         self._known: bytes | None = None
         self._revision = keyring.revision
+        self.has_read = False
+        """Does the keyring know what the table has said once?"""
         self._uses: dict[str, int] = {}
         """Uses of keys that are not written to the database yet."""
         self._noted_s = time.monotonic()
@@ -222,6 +224,7 @@ class Follower:
             self._revision = revision
             # One more time if it changed meanwhile: nobody knows what of that was seen.
             self._known = changed if changed == await table.changed() else b""
+        self.has_read = True
         if time.monotonic() - self._noted_s >= USES_S:
             await self.note_uses()
         await asyncio.sleep(POLL_S)

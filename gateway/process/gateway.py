@@ -14,6 +14,7 @@ from aiohttp import web
 
 from backends.name_resolution import Resolver, resolve
 from gateway.background import Background
+from gateway.batches.batch_lane import BatchLane
 from gateway.config.model import Config
 from gateway.http.addresses import TrustedProxies
 from gateway.http.errors import ApiError, Reason
@@ -35,7 +36,7 @@ from gateway.proxy.exchange import Exchange
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.cors import Cors
-from gateway.request.routes import GENERATE, ONE_ANSWER, PASS, Routes
+from gateway.request.routes import Routes
 from gateway.request.unqueued import Unqueued
 from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
@@ -103,6 +104,7 @@ class Gateway:
         self.keys: KeyTable | None = None
         """Keys that are made while the gateway runs. None: there is no place for them."""
         self._follower: Follower | None = None
+        self._lane: BatchLane | None = None
         self.store: Store | None = None
         self.exchanges: list[Exchanges] = []
         self.news: list[NewsChannel] = []
@@ -195,13 +197,15 @@ class Gateway:
             self._keyring,
             self.pools,
             self._settled,
-            routes=_routes(config),
+            routes=Routes.of(config.routes),
             cors=Cors(config.cors_origins),
             unqueued=self._unqueued,
             aliases=config.aliases,
             reading_bytes_max=config.bounds.reading_bytes,
             sampler=None if config.tracing is None else Sampler(config.tracing.sample_ratio),
         )
+        if config.usage is not None:
+            self._lane = BatchLane(config.usage, config, pipeline, self._follower, self._settled, self._background)
         self._server = HttpServer(
             pipeline.handle,
             limits=server_limits(config),
@@ -220,9 +224,8 @@ class Gateway:
             return
         self._admin = web.AppRunner(admin_app(self), access_log=None)
         await self._admin.setup()
-        site = web.TCPSite(self._admin, *config.admin_address)
         with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
-            await site.start()
+            await web.TCPSite(self._admin, *config.admin_address).start()
         self.admin_port = int(self._admin.addresses[0][1])
 
     async def take_over(self, config: Config) -> None:
@@ -254,7 +257,7 @@ class Gateway:
         self._unqueued.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
         if self._pipeline is not None:
             cors = Cors(config.cors_origins)
-            self._pipeline.take_over(self.pools, routes=_routes(config), cors=cors, aliases=config.aliases)
+            self._pipeline.take_over(self.pools, routes=Routes.of(config.routes), cors=cors, aliases=config.aliases)
         if self._server is not None:
             self._server.set(server_limits(config), TrustedProxies(config.trusted_proxies))
         if self._certificates is not None and config.tls is not None and config.tls != before.tls:
@@ -294,9 +297,13 @@ class Gateway:
             self._is_stopping = True
             self._server.stop_accepting()
             self._server.close_idle()
+            if self._lane is not None:
+                await self._lane.stop()
             await self._drained(self._server, drain_s)
             self._pipeline.draining = True
             self._give_up_rest()
+            if self._lane is not None:
+                await self._lane.close()
             await self._server.close(1.0)
         await self._background.stop()
         if self._learned is not None:
@@ -429,7 +436,7 @@ class Gateway:
             self.recent.ended(record)
         elif record.outcome == Outcome.REFUSED:
             self.metrics.refused(record)
-        if self._usage is not None:
+        if self._usage is not None and not record.is_batch:
             self._usage.ended(record)
         self._access_log.write(record, policy)
         if self.spans is not None:
@@ -439,10 +446,3 @@ class Gateway:
 def _weights_that_differ(before: Config, config: Config) -> dict[str, float]:
     known = {tenant.name: tenant.weight for tenant in before.tenants}
     return {tenant.name: tenant.weight for tenant in config.tenants if tenant.weight != known.get(tenant.name)}
-
-
-_TREATMENTS = {"generate": GENERATE, "compute": ONE_ANSWER, "pass": PASS}
-
-
-def _routes(config: Config) -> Routes:
-    return Routes((route.path, route.methods, _TREATMENTS[route.treatment]) for route in config.routes)

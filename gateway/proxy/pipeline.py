@@ -67,12 +67,14 @@ class Pipeline:
     ) -> None:
         """`reading_bytes_max`: of large bodies that are read at once. `sampler`: which requests' traces are followed;
         None: none are."""
-        self._keyring = keyring
+        self.keyring = keyring
         self._settled = settled
         self._readings = Readings(reading_bytes_max)
-        self._unqueued = unqueued
+        self.unqueued = unqueued
         self._sampler = sampler
         self.draining = False
+        self.stored: Callable[[RequestContext], None] | None = None
+        """Answers what concerns files and batches. None: there is no place for them."""
         self.take_over(pools, routes=routes, cors=cors, aliases=aliases)
 
     def take_over(self, pools: Iterable[Pool], *, routes: Routes, cors: Cors, aliases: Mapping[str, str]) -> None:
@@ -93,7 +95,7 @@ class Pipeline:
             if (
                 isinstance(each, Exchange)
                 and each.request.progress.state is not State.DISPATCHED
-                and not self._keyring.takes(each.context.principal)
+                and not self.keyring.takes(each.context.principal)
             ):
                 each.turn_away(_revoked())
 
@@ -123,11 +125,11 @@ class Pipeline:
             if self.draining:
                 message = "this gateway is shutting down and takes no more requests; another one will answer"
                 raise ApiError(Reason.DRAINING, message, retry_after_s=RETRY_WHEN_DRAINING_S, should_retry=True)
-            principal = self._keyring.principal(bearer_key(request.headers), household(request.client), time.time())
+            principal = self.keyring.principal(bearer_key(request.headers), household(request.client), time.time())
             request.principal = principal
             request.tenant = principal.tenant
             if route.treatment is not Treatment.ADMIT:
-                self._unqueued.come(principal.tenant, time.monotonic())
+                self.unqueued.come(principal.tenant, time.monotonic())
         except ApiError as error:
             self.refused(request, error)
             return error.status, [*error.headers(), request.id_field()], error.body(dialect_of(request.path))
@@ -168,17 +170,36 @@ class Pipeline:
         message = f"fault in the gateway; its log has more under {context.id}"
         context.error(ApiError(Reason.INTERNAL_ERROR, message), is_within=True)
 
+    def ask(self, context: RequestContext, responder: Responder) -> None:
+        """What a stored line asks, as a request of its tenant; whose it is was found out before."""
+        context.route = self._routes.find(context.method, context.path)
+        self.handle(context, responder)
+
+    def why_not(self, principal: Principal, model: str) -> ApiError | None:
+        """Why can this caller never ask for the model? None: it may, now or once the engines have said what they
+        serve."""
+        try:
+            self._pool(self._model(principal, model))
+        except ApiError as error:
+            return error if error.status < 500 else None
+        return None
+
     def _handle(self, context: RequestContext) -> None:
         treatment = context.route.treatment
         if treatment is Treatment.MODELS:
             models = self._models(context.principal, unquote(context.path[len(MODELS) + 1 :]))
             context.responder.respond(200, [JSON, context.id_field()], models)
             self._ended(context, Outcome.COMPLETED, "")
+        elif treatment is Treatment.BATCHES:
+            if self.stored is None:
+                message = "files and batches are kept beside usage, which this gateway does not count: set `usage`"
+                raise ApiError(Reason.NOT_IMPLEMENTED, message)
+            self.stored(context)
         elif treatment is Treatment.PASS and not context.body:
             self._pass_through(context, None).send()
         elif len(context.body) <= LARGE_BODY_BYTES:
             context.payload = read_body(context, context.route.api)
-            if not self._keyring.takes(context.principal):
+            if not self.keyring.takes(context.principal):
                 raise _revoked()
             if treatment is Treatment.PASS:
                 self._pass_through(context, context.payload).send()
@@ -200,7 +221,7 @@ class Pipeline:
             yield
             payload = context.payload = yield from read_body_in_slices(context, context.route.api)
             yield
-            if not self._keyring.takes(context.principal):
+            if not self.keyring.takes(context.principal):
                 raise _revoked()
             passes = self._pass_through(context, payload) if context.route.treatment is Treatment.PASS else None
             request = self._admit(context) if passes is None else None
@@ -252,11 +273,9 @@ class Pipeline:
 
     def _pool_for(self, context: RequestContext) -> Pool:
         """The pool that answers. The payload then asks for the model by that pool's name."""
-        payload, principal = context.payload, context.principal
+        payload = context.payload
         asked = payload.model
-        model = self._aliases.get(asked, asked)
-        if not principal.may_ask(asked) and (model == asked or not principal.may_ask(model)):
-            raise _not_for(asked, principal)
+        model = self._model(context.principal, asked)
         pool = self._pool(model)
         other = None if pool.is_healthy() else self._stand_in(pool)
         if other is not None:
@@ -265,6 +284,13 @@ class Pipeline:
             payload.rename(model)
             context.model = payload.model
         return pool
+
+    def _model(self, principal: Principal, asked: str) -> str:
+        """The engines' name of a model that this caller asks for, and may ask for."""
+        model = self._aliases.get(asked, asked)
+        if not principal.may_ask(asked) and (model == asked or not principal.may_ask(model)):
+            raise _not_for(asked, principal)
+        return model
 
     def _stand_in(self, pool: Pool) -> Pool | None:
         """The pool that answers in the place of this one, if it has an engine."""
@@ -324,7 +350,7 @@ class Pipeline:
         if not any([pool.is_healthy() for pool in pools]):
             again_s = min([pool.again_s() for pool in pools])
             raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=again_s)
-        return PassThrough(context, payload, engines_of(pools), self._unqueued, self._settled)
+        return PassThrough(context, payload, engines_of(pools), self.unqueued, self._settled)
 
     def _models(self, principal: Principal, asked: str) -> bytes:
         """The models that a key may ask for; or the one model that is asked for by its name."""

@@ -14,6 +14,7 @@ from typing import Final
 
 from backends.answers.sse import Dialect
 from gateway.config.paths import KNOWN_PATHS, MANAGEMENT
+from gateway.config.sections.listener import RouteConfig
 from gateway.http.errors import ApiError, Reason
 from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES, TOKENS, Api
 
@@ -25,6 +26,8 @@ class Treatment(Enum):
     """Reads or counts: goes straight to a backend, only so many at once for a tenant."""
     MODELS = auto()
     """The list of models, answered here."""
+    BATCHES = auto()
+    """Files and batches of them, answered here."""
     HEALTH = auto()
     OPTIONS = auto()
     """What may be asked there, answered here."""
@@ -54,6 +57,8 @@ PASS: Final = Route(Treatment.PASS)
 ONE_ANSWER: Final = Route(Treatment.ADMIT, api=ONE_PASS)
 GENERATE: Final = Route(Treatment.ADMIT, generates=True)
 _READ: Final = Route(Treatment.PASS, takes_body=False)
+_STORED: Final = Route(Treatment.BATCHES)
+_TREATMENTS: Final = {"generate": GENERATE, "compute": ONE_ANSWER, "pass": PASS}
 
 MODELS: Final = "/v1/models"
 
@@ -76,6 +81,12 @@ _ROUTES: Final = {
     "/classify": ONE_ANSWER,
     "/tokenize": Route(Treatment.PASS, api=TOKENS),
     "/detokenize": Route(Treatment.PASS, api=TOKENS),
+    "/v1/files": _STORED,
+    "/v1/files/*": _STORED,
+    "/v1/files/*/content": _STORED,
+    "/v1/batches": _STORED,
+    "/v1/batches/*": _STORED,
+    "/v1/batches/*/cancel": _STORED,
     MODELS: Route(Treatment.MODELS, takes_body=False),
     "/v1/responses/*": _READ,
     "/health": Route(Treatment.HEALTH, takes_body=False),
@@ -95,7 +106,7 @@ class Routes:
         self._plain: dict[str, Methods] = {}
         self._starred: list[tuple[re.Pattern[str], Methods]] = []
         starred: dict[str, Methods] = {}
-        known = [(path, (method,), _ROUTES[path]) for path, method in KNOWN_PATHS.items()]
+        known = [(path, tuple(methods.split()), _ROUTES[path]) for path, methods in KNOWN_PATHS.items()]
         for path, methods, route in [*known, *more]:
             table = starred if "*" in path else self._plain
             found = table.setdefault(path, {})
@@ -109,6 +120,11 @@ class Routes:
             found["OPTIONS"] = Route(Treatment.OPTIONS, takes_body=False, methods=", ".join([*found, "OPTIONS"]))
         everywhere = Route(Treatment.OPTIONS, takes_body=False, methods="GET, HEAD, POST, OPTIONS")
         self._plain["*"] = {"OPTIONS": everywhere}
+
+    @classmethod
+    def of(cls, routes: Iterable[RouteConfig]) -> Routes:
+        """With what the config opens."""
+        return cls((route.path, route.methods, _TREATMENTS[route.treatment]) for route in routes)
 
     def find(self, method: str, path: str) -> Route:
         """The route of a request; `path` as it was sent, without the query. ApiError: it goes nowhere."""

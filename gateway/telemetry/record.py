@@ -36,6 +36,7 @@ class RequestRecord(HttpRequest):
         app: which app of its tenant asks.
         model: the model that is asked for, by the engines' name once a pool is found.
         stream: a streamed answer is asked for.
+        is_batch: it comes from a stored batch, whose result carries its usage.
         request: what asked for admission; None: it never came to that.
         trace: its place in a trace, if traces are followed.
         pool: where it was admitted or refused; "": nowhere.
@@ -52,8 +53,9 @@ class RequestRecord(HttpRequest):
     """
 
     __slots__ = (
-        "app", "arrived_s", "backend", "dispatched_s", "ended_s", "first_token_s", "model", "outcome", "pool",
-        "queue_s", "reason", "request", "service", "stream", "total_s", "trace", "tries", "waited_s", "was_dispatched",
+        "app", "arrived_s", "backend", "dispatched_s", "ended_s", "first_token_s", "is_batch", "model", "outcome",
+        "pool", "queue_s", "reason", "request", "service", "stream", "total_s", "trace", "tries", "waited_s",
+        "was_dispatched",
     )  # fmt: skip
 
     def __init__(self, peer: str, path: str, headers: list[Header]) -> None:
@@ -61,6 +63,7 @@ class RequestRecord(HttpRequest):
         self.app = ""
         self.model = ""
         self.stream = False
+        self.is_batch = False
         self.request: Request | None = None
         self.trace: TraceContext | None = None
         self.pool = ""

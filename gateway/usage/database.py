@@ -35,6 +35,19 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS fairgate_keys (hash TEXT PRIMARY KEY, entry TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS fairgate_key_uses (hash TEXT PRIMARY KEY, used_s BIGINT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS fairgate_notes (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS fairgate_files (
+        id TEXT PRIMARY KEY, tenant TEXT NOT NULL, purpose TEXT NOT NULL, filename TEXT NOT NULL, bytes BIGINT NOT NULL,
+        made_s BIGINT NOT NULL, is_whole BIGINT NOT NULL
+    )""",
+    """CREATE TABLE IF NOT EXISTS fairgate_lines (
+        file TEXT NOT NULL, n BIGINT NOT NULL, line BYTEA NOT NULL, PRIMARY KEY (file, n)
+    )""",
+    """CREATE TABLE IF NOT EXISTS fairgate_batches (
+        id TEXT PRIMARY KEY, tenant TEXT NOT NULL, input TEXT NOT NULL, status TEXT NOT NULL, owner TEXT NOT NULL,
+        lease_s BIGINT NOT NULL, completed BIGINT NOT NULL, failed BIGINT NOT NULL, entry TEXT NOT NULL,
+        caller TEXT NOT NULL
+    )""",
+    "CREATE INDEX IF NOT EXISTS fairgate_batches_by_status ON fairgate_batches (status)",
 )
 _NOTE_LAYOUT = "INSERT INTO fairgate_notes VALUES ('layout', %s) ON CONFLICT (name) DO NOTHING"
 _READ_LAYOUT = "SELECT value FROM fairgate_notes WHERE name = 'layout'"

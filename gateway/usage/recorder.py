@@ -11,7 +11,6 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator
-from functools import partial
 
 from prometheus_client.metrics_core import Metric
 
@@ -97,7 +96,7 @@ class UsageRecorder:
         self._report_dropped()
         try:
             while (batch := await self._next()) is not None:
-                await self.database.do(partial(add, batch=batch, now_s=int(time.time())))
+                await self.database.do(add, batch, int(time.time()))
                 self._batch = None
                 self.batches_written += 1
             await self._forget()
@@ -146,7 +145,7 @@ class UsageRecorder:
         """Limits of a day go on from what is written down, once: before anything is that ends under them."""
         if self._has_gone_on:
             return
-        before, today = await self.database.do(partial(tokens_of_day, day=int(time.time() / DAY_S)))
+        before, today = await self.database.do(tokens_of_day, int(time.time() / DAY_S))
         self._has_gone_on = True
         if self._quotas is not None:
             for tenant in before.keys() | today.keys():
@@ -156,7 +155,7 @@ class UsageRecorder:
         now = time.monotonic()
         if now - self._forgot_s >= FORGET_S:
             self._forgot_s = now
-            await self.database.do(partial(forget, now_s=int(time.time()), keep_days=self._config.keep_days))
+            await self.database.do(forget, int(time.time()), self._config.keep_days)
 
     def _failed(self, why: str) -> None:
         if self.fault is None:

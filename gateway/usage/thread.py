@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Full, Queue
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gateway.config.sections.usage import UsageConfig
 from gateway.storage.store_errors import StoreUnavailable
@@ -18,6 +18,7 @@ ANSWER_S = 6.0
 CLOSE_S = 2.0
 WAITING_MAX = 64
 Found = TypeVar("Found")
+Given = ParamSpec("Given")
 
 
 class DatabaseThread:
@@ -35,12 +36,14 @@ class DatabaseThread:
         """How often the file was replaced or removed while it was open."""
         return self._database.replaced
 
-    async def do(self, work: Callable[[Database], Found]) -> Found:
+    async def do(
+        self, work: Callable[Concatenate[Database, Given], Found], *given: Given.args, **named: Given.kwargs
+    ) -> Found:
         """What the work returns. Raises StoreUnavailable, also where it takes too long, or StoreRefused. Who stops
         waiting does not stop work that has begun."""
         done: Future[Found] = Future()
         try:
-            self._work.put_nowait((work, done))
+            self._work.put_nowait((lambda database: work(database, *given, **named), done))
         except Full:
             raise StoreUnavailable(f"{self.place}: {WAITING_MAX} others wait for it already") from None
         if self._thread is None:

@@ -7,7 +7,7 @@ from math import isfinite
 
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import HOUR_S, OTHER_USERS, OTHERS, Sums
-from gateway.usage.database import Database
+from gateway.usage.database import Database, Transaction
 
 WRITERS_KEPT_S = 30 * 86_400
 DAY_S = 86_400
@@ -37,29 +37,26 @@ class Batch:
         self.number = number
         self.sums = sums
 
-    def rows(self) -> list[tuple[object, ...]]:
-        """In one order for all gateways, so that two that write the same rows do not wait for each other for ever."""
-        return sorted(self._rows())
 
-    def _rows(self) -> Iterator[tuple[object, ...]]:
-        for (hour, tenant, app, user, model), totals in self.sums.items():
-            yield (
-                hour * HOUR_S,
-                _storable(tenant),
-                _storable(app),
-                OTHERS if user == OTHER_USERS else hidden(user),
-                _storable(model),
-                totals.requests,
-                totals.refused,
-                totals.input,
-                totals.cached,
-                totals.output,
-                totals.wasted,
-                totals.queue_us,
-            )
+def _rows(sums: Sums) -> Iterator[tuple[object, ...]]:
+    for (hour, tenant, app, user, model), totals in sums.items():
+        yield (
+            hour * HOUR_S,
+            storable(tenant),
+            storable(app),
+            OTHERS if user == OTHER_USERS else hidden(user),
+            storable(model),
+            totals.requests,
+            totals.refused,
+            totals.input,
+            totals.cached,
+            totals.output,
+            totals.wasted,
+            totals.queue_us,
+        )
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """Without what PostgreSQL has no way to hold."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
@@ -68,7 +65,13 @@ def add(database: Database, batch: Batch, now_s: int) -> None:
     """Add a batch, unless that was done before: after a fault nobody knows."""
     with database.transaction() as step:
         if step.do(_IS_NEW, (batch.writer, batch.number, now_s)):
-            step.do_each(_ADD, batch.rows())
+            add_sums(step, batch.sums)
+
+
+def add_sums(step: Transaction, sums: Sums) -> None:
+    """Add them, in one order for all gateways, so that two that write the same rows do not wait for each other for
+    ever."""
+    step.do_each(_ADD, sorted(_rows(sums)))
 
 
 def forget(database: Database, now_s: int, keep_days: int) -> None:

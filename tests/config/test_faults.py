@@ -375,7 +375,7 @@ def test_who_may_ask_what_is_checked(tmp_path: Path, text: str) -> None:
 def test_what_may_be_asked_beyond_what_is_known(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(
-        GOOD + "routes: [{path: /v1/files/*, methods: [GET, DELETE], treatment: pass}, {path: /v1/responses/*, "
+        GOOD + "routes: [{path: /v1/videos/*, methods: [GET, DELETE], treatment: pass}, {path: /v1/responses/*, "
         "methods: [DELETE], treatment: pass}]\ntrusted_proxies: [10.0.0.0/8, '::1']\n"
         "cors_origins: ['https://chat.example.com', 'http://localhost:3000']\n"
     )

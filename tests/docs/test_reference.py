@@ -162,7 +162,7 @@ def _around(one: ConfigField, files: dict[str, str]) -> dict[str, Any]:
 NEEDED: dict[str, dict[str, Any]] = {
     "tls": {"cert_file": "/etc/fairgate/tls.crt", "key_file": "/etc/fairgate/tls.key"},
     "pools[].backends[].tls": {"cert_file": "/etc/fairgate/tls.crt", "key_file": "/etc/fairgate/tls.key"},
-    "routes[]": {"path": "/v1/files/*", "treatment": "pass"},
+    "routes[]": {"path": "/v1/videos/*", "treatment": "pass"},
     "tenants[].keys[]": {"hash": f"sha256:{'0' * 64}"},
     "apps[]": {"name": "batch"},
     "jwt[]": {"issuer": "https://login.example.com/", "audience": "fairgate"},

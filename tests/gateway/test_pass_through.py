@@ -170,11 +170,11 @@ async def test_requests_that_need_no_engine_time_pass_a_full_queue(start: Starte
 
 
 async def test_a_get_passes_with_its_query(start: Starter) -> None:
-    routes = [{"path": "/v1/files/*", "methods": ["GET"], "treatment": "pass"}]
+    routes = [{"path": "/v1/videos/*", "methods": ["GET"], "treatment": "pass"}]
     async with Upstream(replies(answer(b"[1, 2]"))) as upstream, start(upstream.url, routes=routes) as live:
-        got = await live.get("/v1/files/f1?limit=3")
+        got = await live.get("/v1/videos/v1?limit=3")
         assert (got.status, got.body) == (200, b"[1, 2]")
-        assert upstream.requests[0].line == b"GET /v1/files/f1?limit=3 HTTP/1.1"
+        assert upstream.requests[0].line == b"GET /v1/videos/v1?limit=3 HTTP/1.1"
         assert "content-length" not in upstream.requests[0].headers
 
 

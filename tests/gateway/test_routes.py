@@ -47,8 +47,8 @@ MANAGING = [
     "/openapi.json",
     "/update_weights_from_disk",
     "/flush_cache",
-    "/v1/batches/b1/cancel",
-    "/v1/files",
+    "/v1/videos/v1/remix",
+    "/v1/videos",
     "/v1/unheard-of",
 ]
 DISGUISES = [
@@ -75,7 +75,8 @@ def raw(method: str, path: str, body: bytes = BODY, key: str = "known") -> bytes
 
 def test_the_page_of_apis_says_what_the_routes_are() -> None:
     rows = [line.strip("| ").split(" | ") for line in APIS.read_text().splitlines() if "/" in line and line[0] == "|"]
-    treatments = {"queue": {Treatment.ADMIT}, "beside": {Treatment.PASS}, "here": {Treatment.MODELS, Treatment.HEALTH}}
+    here = {Treatment.MODELS, Treatment.HEALTH, Treatment.BATCHES}
+    treatments = {"queue": {Treatment.ADMIT}, "beside": {Treatment.PASS}, "here": here}
     routes, said = Routes(), set()
     for *_, paths, method, what in rows:
         for path in re.findall("`([^`]+)`", paths):
@@ -196,8 +197,8 @@ async def test_known_ways_around_the_queue_pass(start: Starter, path: str, metho
 
 ROUTES = [
     {"path": "/v1/something/new", "treatment": "generate"},
-    {"path": "/v1/batches/*/cancel", "treatment": "pass"},
-    {"path": "/v1/files/*", "methods": ["GET", "DELETE"], "treatment": "pass"},
+    {"path": "/v1/videos/*/remix", "treatment": "pass"},
+    {"path": "/v1/videos/*", "methods": ["GET", "DELETE"], "treatment": "pass"},
     {"path": "/v1/images/*", "treatment": "compute"},
     {"path": "/v1/*", "treatment": "pass"},
 ]
@@ -207,10 +208,10 @@ async def test_what_the_config_names_passes_as_it_says(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS, routes=ROUTES) as live:
         for method, path in (
             ("POST", "/v1/something/new"),
-            ("POST", "/v1/batches/b1/cancel"),
-            ("GET", "/v1/files/f-1"),
-            ("HEAD", "/v1/files/f-1"),
-            ("DELETE", "/v1/files/f-1"),
+            ("POST", "/v1/videos/v1/remix"),
+            ("GET", "/v1/videos/v-1"),
+            ("HEAD", "/v1/videos/v-1"),
+            ("DELETE", "/v1/videos/v-1"),
             ("POST", "/v1/images/generations"),
         ):
             body = BODY if method == "POST" else b""
@@ -219,7 +220,7 @@ async def test_what_the_config_names_passes_as_it_says(start: Starter) -> None:
         lines = await live.lines(6)
         admitted = {line["path"] for line in lines if line["policy"]}
         assert admitted == {"/v1/something/new", "/v1/images/generations"}
-        for method, path in (("POST", "/v1/files/f-1"), ("DELETE", "/v1/batches/b1/cancel")):
+        for method, path in (("POST", "/v1/videos/v-1"), ("DELETE", "/v1/videos/v1/remix")):
             assert status_of(await raw_exchange(live.gateway.port, raw(method, path))) == 405
         for path in ("/v1/batches//cancel", "/v1/batches/../cancel", "/v1/batches/a%2fb/cancel"):
             assert status_of(await raw_exchange(live.gateway.port, raw("POST", path))) == 400

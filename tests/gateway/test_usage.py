@@ -253,7 +253,9 @@ async def test_a_server_that_does_not_answer_is_waited_for_by_nobody(
     async with PostgresServer() as server, Upstream(replies(OK)) as upstream:
         async with start(upstream.url, tenants=TENANTS, usage=server.url) as live:
             await written(live)
-            [(pid,)] = await server.ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'fairgate'")
+            [(pid,)] = await server.ask(
+                "SELECT pid FROM pg_stat_activity WHERE application_name = 'fairgate' ORDER BY backend_start LIMIT 1"
+            )
             os.kill(pid, signal.SIGSTOP)
             try:
                 for _ in range(5):

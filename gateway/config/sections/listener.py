@@ -15,7 +15,7 @@ from gateway.config.section import Section
 
 def _checked_path(text: str) -> str:
     if not re.fullmatch(r"(/(?!\.\.?(/|$))([A-Za-z0-9._~:-]+|\*))+", text) or len(text) > 1000:
-        raise fault("should be a path such as /v1/images/generations; a * stands for one step: /v1/files/*")
+        raise fault("should be a path such as /v1/images/generations; a * stands for one step: /v1/videos/*")
     if not MANAGEMENT.isdisjoint(text.lower().split("/")):
         raise fault("manages the engine: it is never open to clients; ask the engine itself")
     return text
@@ -42,7 +42,7 @@ class RouteConfig(Section):
     """One more path that clients may ask for."""
 
     path: Annotated[str, AfterValidator(_checked_path)]
-    """As it is sent, such as /v1/images/generations; a * stands for one step: /v1/files/*."""
+    """As it is sent, such as /v1/images/generations; a * stands for one step: /v1/videos/*."""
     methods: Annotated[
         tuple[Literal["GET", "POST", "PUT", "PATCH", "DELETE"], ...], AfterValidator(unique), AfterValidator(not_empty)
     ] = Field(default=("POST",), strict=False, json_schema_extra={"minItems": 1})
@@ -55,7 +55,7 @@ class RouteConfig(Section):
     @classmethod
     def _not_known(cls, treatment: str, info: ValidationInfo) -> str:
         path = info.data.get("path")
-        known = KNOWN_PATHS.get(path or "")
-        if both := [method for method in info.data.get("methods", ()) if method == known]:
+        known = KNOWN_PATHS.get(path or "", "").split()
+        if both := [method for method in info.data.get("methods", ()) if method in known]:
             raise fault(f"is for {' and '.join(both)} {path}, which is known, and has its treatment; leave it out")
         return treatment

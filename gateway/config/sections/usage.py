@@ -1,4 +1,4 @@
-"""Where is durably counted what was used, and what does it cost? In no place by default."""
+"""Where is durably kept what was used and what is to be asked later, and what does it cost? In no place by default."""
 
 from __future__ import annotations
 
@@ -57,3 +57,21 @@ class UsageConfig(Section):
     def is_server(self) -> bool:
         """Is it a database that several gateways may share?"""
         return self.url.get_secret_value().partition("://")[0] in SERVERS
+
+
+class BatchesConfig(Section):
+    """Requests that can wait, by /v1/files and /v1/batches. They are kept in the database of `usage`, and offered where
+    there is one."""
+
+    lines_max: int = Field(default=50_000, ge=1, le=1_000_000)
+    """Lines of one file. Its bytes are bounded by limits.body_bytes_max."""
+    files_max: int = Field(default=1000, ge=1, le=1_000_000)
+    """Files that one tenant keeps, results included."""
+    stored_bytes_max: int = Field(default=1 << 30, ge=1024, le=1 << 50)
+    """Size of them together. Where results reach it, the rest of their batch fails."""
+    batches_max: int = Field(default=1000, ge=1, le=1_000_000)
+    """Batches that one tenant keeps; of more, the oldest that has ended is forgotten."""
+    running_max: int = Field(default=64, ge=1, le=10_000)
+    """Requests of one batch that wait or run at once."""
+    keep_days: int = Field(default=30, ge=2, le=36_500)
+    """Days after which files and batches are forgotten."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.http.errors import ApiError, Reason
 from gateway.request.apis import Api
@@ -36,9 +36,9 @@ _DISPOSITION: Final = re.compile(
             rb'form-data; ?name=(?:"([^"\\]*)"|(',
             _TOKEN,
             rb"))",
-            rb'(?:; ?filename=(?:"(?:[^"\\]|\\.)*+"|',
+            rb'(?:; ?filename=(?:"((?:[^"\\]|\\.)*+)"|(',
             _TOKEN,
-            rb"))?",
+            rb")))?",
             rb'(?:; ?filename\*=[^"\\; ]*)?',
         )
     ),
@@ -47,6 +47,17 @@ _DISPOSITION: Final = re.compile(
 """As clients write it: .NET leaves the quotes out, others name the file in a second way."""
 _PLAIN: Final = frozenset({b"7bit", b"8bit", b"binary"})
 _READ: Final = frozenset({"model", "stream", "user"})
+
+
+class Part(NamedTuple):
+    """One part of a form: from where on it may be left out and to where, and between which bytes its value is."""
+
+    name: str
+    file_name: str
+    at: int
+    begin: int
+    end: int
+    after: int
 
 
 class FormPayload(Payload):
@@ -78,6 +89,30 @@ def is_form(content_type: bytes | None) -> bool:
 
 def read_form(body: bytes, content_type: bytes, api: Api) -> Generator[None, None, Payload]:
     """Read the few fields that admission needs, or raise `ApiError` 400. Yields after every window of the file."""
+    parts = yield from read_parts(body, content_type)
+    found: dict[str, str] = {}
+    model_at: tuple[int, int] | None = None
+    left_out_bytes = 0
+    kept: list[Part] = []
+    for part in parts:
+        if part.name in _READ:
+            _note(found, part.name, body[part.begin : min(part.end, part.begin + VALUE_BYTES_MAX + 1)])
+        if part.name == "model":
+            model_at = part.begin - left_out_bytes, part.end - left_out_bytes
+        if part.name not in STEERING:
+            kept.append(part)
+        else:
+            left_out_bytes += part.after - part.at
+    if len(kept) < len(parts):
+        view = memoryview(body)
+        body = b"".join([view[: parts[0].at], *[view[one.at : one.after] for one in kept], view[parts[-1].after :]])
+    stream = found.get("stream", "").lower() in ("true", "1", "on", "yes", "t", "y")
+    user = found.get("user", "")[:USER_LENGTH_MAX]
+    return FormPayload(body, api, found.get("model", ""), stream, user, model_at)
+
+
+def read_parts(body: bytes, content_type: bytes) -> Generator[None, None, list[Part]]:
+    """Where the parts of a form are, or `ApiError` 400. Yields after every window of the file."""
     known = _CONTENT_TYPE.fullmatch(content_type)
     if known is None:
         raise _bad(
@@ -86,42 +121,23 @@ def read_form(body: bytes, content_type: bytes, api: Api) -> Generator[None, Non
     mark = b"\r\n--" + known[2]
     if not body.startswith(mark[2:]):
         raise _bad("the body does not begin with the boundary of its content-type")
-    found: dict[str, str] = {}
-    model_at: tuple[int, int] | None = None
-    left_out_bytes = 0
-    kept: list[tuple[int, int]] = []
-    parts = 0
+    parts: list[Part] = []
     at = len(mark) - 2
     while not _is_end(body, at):
         begin = at + 2
-        parts += 1
-        if parts > PARTS_MAX:
+        number = len(parts) + 1
+        if number > PARTS_MAX:
             raise _bad(f"it has more than {PARTS_MAX} parts")
         value = body.find(b"\r\n\r\n", begin, begin + HEAD_BYTES_MAX) + 4
         if value < 4:
-            raise _bad(f"the head of part {parts} does not end within {HEAD_BYTES_MAX} bytes")
-        name = _name(body[begin : value - 4], parts)
+            raise _bad(f"the head of part {number} does not end within {HEAD_BYTES_MAX} bytes")
+        name, file_name = _names(body[begin : value - 4], number)
         end = yield from find(body, mark, value, len(body))
         if end < 0 or body.startswith(mark[2:], value):
-            raise _bad(f"part {parts} does not end with a line end and the boundary")
-        if name in _READ:
-            _note(found, name, body[value : min(end, value + VALUE_BYTES_MAX + 1)])
-        if name == "model":
-            model_at = value - left_out_bytes, end - left_out_bytes
-        if name not in STEERING:
-            kept.append((at, end + len(mark)))
-        else:
-            left_out_bytes += end + len(mark) - at
+            raise _bad(f"part {number} does not end with a line end and the boundary")
+        parts.append(Part(name, file_name, at, value, end, end + len(mark)))
         at = end + len(mark)
-    if len(kept) < parts:
-        view = memoryview(body)
-        pieces: list[bytes | memoryview] = [body[: len(mark) - 2]]
-        pieces += [view[begin:end] for begin, end in kept]
-        pieces.append(body[at:])
-        body = b"".join(pieces)
-    stream = found.get("stream", "").lower() in ("true", "1", "on", "yes", "t", "y")
-    user = found.get("user", "")[:USER_LENGTH_MAX]
-    return FormPayload(body, api, found.get("model", ""), stream, user, model_at)
+    return parts
 
 
 def _is_end(body: bytes, at: int) -> bool:
@@ -135,8 +151,8 @@ def _is_end(body: bytes, at: int) -> bool:
     return False
 
 
-def _name(head: bytes, number: int) -> str:
-    """The name of the field whose head this is."""
+def _names(head: bytes, number: int) -> tuple[str, str]:
+    """The name of the field whose head this is, and that of its file, if it has one."""
     disposition: re.Match[bytes] | None = None
     for line in head.split(b"\r\n"):
         field = _LINE.fullmatch(line)
@@ -152,7 +168,8 @@ def _name(head: bytes, number: int) -> str:
         raise _bad(f"part {number} should say 'content-disposition: form-data; name=\"...\"' once, and not be encoded")
     if disposition is None:
         raise _bad(f"part {number} has no content-disposition")
-    return (disposition[1] or disposition[2] or b"").decode("utf-8", "replace")
+    named, file_name = disposition[1] or disposition[2] or b"", disposition[3] or disposition[4] or b""
+    return named.decode("utf-8", "replace"), file_name.decode("utf-8", "replace")
 
 
 def _note(found: dict[str, str], name: str, value: bytes) -> None:

@@ -1,0 +1,184 @@
+"""How do clients read files and batches, and what may a stored line ask? As OpenAI has it."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, replace
+from functools import cache
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from gateway.http.errors import ApiError
+from gateway.http.headers import Header
+from gateway.keys.identity import Principal
+from gateway.telemetry.record import RequestRecord
+
+WINDOW_S: Final = 86_400
+DAY_S: Final = 86_400
+FAULTS_MAX: Final = 100
+"""Faults that are listed of one file."""
+BLANK_BYTES_MAX: Final = 2
+"""A line of no more is no request: not even `{}` fits in there, with its line end."""
+_Key = Annotated[str, msgspec.Meta(max_length=64)]
+_Value = Annotated[str, msgspec.Meta(max_length=512)]
+_Terms = tuple[str, float, tuple[str, ...], frozenset[str] | None, float, bytes, str, str]
+_read_caller = msgspec.json.Decoder(tuple[_Terms, list[Header]]).decode
+
+
+class NewBatch(msgspec.Struct):
+    """What makes a batch."""
+
+    input_file_id: str
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[_Key, _Value], msgspec.Meta(max_length=16)] | None = None
+
+
+def write_caller(principal: Principal, fields: list[Header]) -> str:
+    """Who makes a batch, and the fields that name app and user. Of the key there is only the hash."""
+    return msgspec.json.encode((astuple(replace(principal, expires_s=0.0)), fields)).decode()
+
+
+def read_caller(written: str) -> tuple[Principal, list[Header]]:
+    terms, fields = _read_caller(written)
+    return Principal(*terms), fields
+
+
+class StoredFile(NamedTuple):
+    """A file without what is in it."""
+
+    id: str
+    purpose: str
+    filename: str
+    bytes: int
+    made_s: int
+
+    def shown(self, keep_days: int) -> dict[str, Any]:
+        return {
+            "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.made_s, "filename": self.filename,
+            "purpose": self.purpose, "status": "processed", "expires_at": self.made_s + keep_days * DAY_S,
+        }  # fmt: skip
+
+
+class Result(NamedTuple):
+    """What came of one line. `record`: what was used for it; None: nothing was."""
+
+    n: int
+    line: bytes
+    is_error: bool
+    record: RequestRecord | None = None
+
+
+def new_id(prefix: str) -> str:
+    return id_of(prefix, time.time()) + secrets.token_hex(8)
+
+
+def id_of(prefix: str, unix_s: float) -> str:
+    """How ids begin that are made then; they rise with time."""
+    return f"{prefix}{int(unix_s * 1000):012x}"
+
+
+def files_of(batch: str) -> tuple[str, str]:
+    """The files of its results and of its errors."""
+    key = batch.removeprefix("batch_")
+    return f"file-{key}o", f"file-{key}e"
+
+
+def new_batch(asked: NewBatch, now_s: int) -> dict[str, Any]:
+    """As it is shown first."""
+    ends = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+    return {
+        "id": new_id("batch_"), "object": "batch", "status": "validating", "errors": None, "created_at": now_s,
+        **msgspec.structs.asdict(asked), **dict.fromkeys(f"{end}_at" for end in ends), "expires_at": now_s + WINDOW_S,
+        "output_file_id": None, "error_file_id": None, "request_counts": {"total": 0, "completed": 0, "failed": 0},
+    }  # fmt: skip
+
+
+def listed(data: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """One page of a list; `data` has one more where there are more."""
+    first, last = (data[0]["id"], data[:limit][-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": data[:limit], "has_more": len(data) > limit, "first_id": first, "last_id": last}
+
+
+class StoredLine(msgspec.Struct):
+    """One request of a file."""
+
+    custom_id: str
+    body: msgspec.Raw
+
+
+class _Body(msgspec.Struct):
+    model: str = ""
+    stream: bool | None = None
+
+
+class _CheckedLine(msgspec.Struct):
+    custom_id: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+    method: Literal["POST"]
+    url: str
+    body: _Body
+
+
+read_line = msgspec.json.Decoder(StoredLine).decode
+_read_checked = msgspec.json.Decoder(_CheckedLine).decode
+
+
+class Checks:
+    """What is wrong with the lines of a file? `take` them in their order."""
+
+    def __init__(self, endpoint: str, why_not: Callable[[str], ApiError | None]) -> None:
+        """`why_not`: what is wrong with a model. None: nothing."""
+        self.total = 0
+        self.faults: list[dict[str, Any]] = []
+        self._endpoint = endpoint
+        self._why_not = cache(why_not)
+        self._seen: set[str] = set()
+
+    def take(self, rows: Iterable[tuple[int, bytes]]) -> None:
+        for n, text in rows:
+            if len(text) <= BLANK_BYTES_MAX and not text.strip():
+                continue
+            self.total += 1
+            try:
+                line = _read_checked(text)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                field = re.search(r"(?:\$\.|field `)([\w.]+)", str(error))
+                code = "invalid_request" if isinstance(error, msgspec.ValidationError) else "invalid_json_line"
+                self.fault(n, code, str(error), field[1] if field else None)
+                continue
+            if line.custom_id in self._seen:
+                self.fault(n, "duplicate_custom_id", "a line before has the same id", "custom_id")
+            if line.url != self._endpoint:
+                self.fault(n, "mismatched_url", f"the url should be that of the batch, {self._endpoint}", "url")
+            if line.body.stream:
+                self.fault(n, "invalid_request", "the answers of a batch are not streamed", "body.stream")
+            if (unserved := self._why_not(line.body.model)) is not None:
+                self.fault(n, unserved.code.value, unserved.message, "body.model")
+            self._seen.add(line.custom_id)
+
+    def fault(self, line: int | None, code: str, message: str, param: str | None) -> None:
+        if len(self.faults) < FAULTS_MAX:
+            self.faults.append({"code": code, "message": message, "param": param, "line": line})
+
+
+def answered(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:
+    """The line of a request that was answered."""
+    try:
+        shown: object = msgspec.Raw(msgspec.json.format(body, indent=-1))
+    except msgspec.MsgspecError:
+        shown = body.decode("utf-8", "replace")
+    return _line(request_id, custom_id, {"status_code": status, "request_id": request_id, "body": shown}, None)
+
+
+def not_asked(request_id: str, custom_id: str, code: str, message: str) -> bytes:
+    """The line of a request that was not answered, and why."""
+    return _line(request_id, custom_id, None, {"code": code, "message": message})
+
+
+def _line(request_id: str, custom_id: str, response: object, error: object) -> bytes:
+    shown = {"id": f"batch_req_{request_id}", "custom_id": custom_id, "response": response, "error": error}
+    return msgspec.json.encode(shown) + b"\n"

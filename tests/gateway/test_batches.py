@@ -1,0 +1,385 @@
+"""Files and batches, by the official client: what a batch asks comes back once and in order, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.config.sections.keys import hash_key
+from tests.commands import running
+from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
+from tests.gateway.live import MODEL, Starter, simulated, until
+from tests.gateway.test_command_line import config_file
+from tests.gateway.test_usage import counted, database_at
+from tests.waiting import eventually
+
+CHAT: Any = "/v1/chat/completions"
+TENANTS: list[dict[str, Any]] = [
+    {"name": "alice", "keys": [{"hash": hash_key("k"), "apps": ["chat", "night"]}]},
+    {"name": "bob", "keys": [hash_key("b")]},
+]
+OK = answer(b'{"usage":\n{"prompt_tokens":7,"completion_tokens":2}}')
+
+
+def client(url: str, key: str = "k", **headers: str) -> openai.AsyncOpenAI:
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    return openai.AsyncOpenAI(base_url=url + "/v1", api_key=key, max_retries=0, default_headers=fields)
+
+
+def line(number: int, url: str = CHAT, **fields: Any) -> dict[str, Any]:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": f"Say {number}"}], "max_tokens": 4}
+    return {"custom_id": f"item-{number}", "method": "POST", "url": url, "body": body | fields}
+
+
+def jsonl(*lines: dict[str, Any]) -> bytes:
+    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+
+
+async def made(api: openai.AsyncOpenAI, content: bytes, endpoint: Any = CHAT, **fields: Any) -> Any:
+    file = await api.files.create(file=("ask.jsonl", content), purpose="batch")
+    return await api.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **fields)
+
+
+async def when(api: openai.AsyncOpenAI, batch: str, is_so: Callable[[Any], object]) -> Any:
+    """The batch, once this is so."""
+    found: list[Any] = []
+
+    async def now() -> object:
+        found[:] = [await api.batches.retrieve(batch)]
+        return is_so(found[0])
+
+    await eventually(now)
+    return found[0]
+
+
+def is_over(batch: Any) -> bool:
+    return batch.status in ("completed", "failed", "expired", "cancelled")
+
+
+def counts(batch: Any) -> tuple[int, int, int]:
+    return batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed
+
+
+async def lines_of(api: openai.AsyncOpenAI, file: str) -> list[Any]:
+    return [json.loads(each) for each in (await api.files.content(file)).text.splitlines()]
+
+
+async def usage_of(url: str, asked: int) -> dict[tuple[str, ...], tuple[float, ...]]:
+    """By tenant and app, once so many requests are written down."""
+    found: dict[tuple[str, ...], tuple[float, ...]] = {}
+
+    async def is_there() -> bool:
+        found.clear()
+        found.update(await asyncio.to_thread(counted, url, "tenant", "app"))
+        return sum(sums[0] for sums in found.values()) >= asked
+
+    await eventually(is_there)
+    return found
+
+
+def change(url: str, statement: str, *values: object) -> None:
+    database = database_at(url)
+    with database.transaction() as step:
+        step.do(statement, values)
+    database.close()
+
+
+def holding(held: asyncio.Event, numbers: set[int]) -> Callable[[Seen, Peer], Awaitable[None]]:
+    """An engine that keeps the answers to these lines until the event."""
+
+    async def script(seen: Seen, peer: Peer) -> None:
+        if number_of(seen) in numbers:
+            await held.wait()
+        await peer.send(OK)
+
+    return script
+
+
+def number_of(seen: Seen) -> int:
+    found = re.search(rb"Say (\d+)", seen.body)
+    assert found is not None
+    return int(found[1])
+
+
+async def test_a_batch_is_answered_in_order_and_its_usage_counted(start: Starter, usage_url: str) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url, tenants=TENANTS, usage=usage_url) as live:
+        async with client(live.url, x_fairgate_app="night") as api:
+            batch = await made(api, jsonl(*map(line, range(300))), metadata={"run": "7"})
+            assert (batch.status, batch.metadata, counts(batch)) == ("validating", {"run": "7"}, (0, 0, 0))
+            assert batch.expires_at - batch.created_at == 86_400
+            done = await when(api, batch.id, is_over)
+            assert (done.status, done.errors, done.error_file_id, counts(done)) == (
+                "completed",
+                None,
+                None,
+                (300, 300, 0),
+            )
+            results = await lines_of(api, done.output_file_id)
+            assert [each["custom_id"] for each in results] == [f"item-{n}" for n in range(300)]
+            assert {(each["response"]["status_code"], each["error"]) for each in results} == {(200, None)}
+            used = [each["response"]["body"]["usage"] for each in results]
+        log = await live.lines(300)
+        assert {(each["tenant"], each["app"]) for each in log if each["path"] == CHAT} == {("alice", "night")}
+    [sums] = [sums for by, sums in (await usage_of(usage_url, 300)).items() if by == ("alice", "night")]
+    assert sums[0] == 300
+    assert sums[2] == sum(each["prompt_tokens"] for each in used)
+    assert sums[4] == sum(each["completion_tokens"] for each in used)
+
+
+async def test_what_an_engine_finds_wrong_stands_in_the_file_of_errors(start: Starter, tmp_path: Path) -> None:
+    async with simulated(time_scale=0) as sim:
+        async with start(sim.url, tenants=TENANTS, usage=str(tmp_path / "u.db")) as live, client(live.url) as api:
+            lines = [line(0), line(1, max_tokens=-1), line(2, max_tokens=100_000), line(3)]
+            done = await when(api, (await made(api, jsonl(*lines))).id, is_over)
+            assert (done.status, counts(done)) == ("completed", (4, 2, 2))
+            assert [each["custom_id"] for each in await lines_of(api, done.output_file_id)] == ["item-0", "item-3"]
+            errors = await lines_of(api, done.error_file_id)
+            assert [each["custom_id"] for each in errors] == ["item-1", "item-2"]
+            assert all(each["response"]["body"]["error"]["message"] for each in errors)
+            for endpoint, body in (("/v1/embeddings", {"input": "a"}), ("/v1/completions", {"prompt": "a"})):
+                asked = {"custom_id": "a", "method": "POST", "url": endpoint, "body": {"model": MODEL, **body}}
+                done = await when(api, (await made(api, jsonl(asked), endpoint)).id, is_over)
+                assert (done.status, counts(done)) == ("completed", (1, 1, 0))
+
+
+async def test_a_batch_with_bad_lines_fails_and_says_which(start: Starter, tmp_path: Path) -> None:
+    async with Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db")) as live, client(live.url) as api:
+            bad = [
+                b"{",
+                b"[]",
+                b"",
+                *jsonl(
+                    line(0), line(0), line(1, "/v1/embeddings"), line(2, model="other"), line(3, stream=True),
+                    line(4) | {"method": "GET"}, line(5) | {"custom_id": ""}, {"custom_id": "x"}, line(6),
+                ).splitlines(),
+                b"\xff",
+            ]  # fmt: skip
+            done = await when(api, (await made(api, b"\n".join(bad))).id, is_over)
+            assert (done.status, done.output_file_id, done.error_file_id) == ("failed", None, None)
+            assert [(each.line, each.code, each.param) for each in done.errors.data] == [
+                (1, "invalid_json_line", None),
+                (2, "invalid_request", None),
+                (5, "duplicate_custom_id", "custom_id"),
+                (6, "mismatched_url", "url"),
+                (7, "model_not_found", "body.model"),
+                (8, "invalid_request", "body.stream"),
+                (9, "invalid_request", "method"),
+                (10, "invalid_request", "custom_id"),
+                (11, "invalid_request", "method"),
+                (13, "invalid_json_line", None),
+            ]
+            empty = await when(api, (await made(api, b"\n")).id, is_over)
+            assert [each.code for each in empty.errors.data] == ["empty_file"]
+        assert upstream.requests == []
+
+
+async def test_files_and_batches_are_their_tenants_own_and_bounded(start: Starter, tmp_path: Path) -> None:
+    held = asyncio.Event()
+    bounds = {"files_max": 3, "stored_bytes_max": 5000, "lines_max": 10, "batches_max": 2}
+    async with (
+        Upstream(holding(held, {0})) as upstream,
+        start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db"), batches=bounds) as live,
+        client(live.url) as api,
+        client(live.url, "b") as other,
+    ):
+        content = jsonl(line(0)).replace(b"\n", b"\r\n\r\n")
+        file = await api.files.create(file=("a b.jsonl", content), purpose="batch")
+        assert (file.filename, file.bytes, file.purpose, file.status) == (
+            "a b.jsonl",
+            len(content),
+            "batch",
+            "processed",
+        )
+        assert (await api.files.content(file.id)).content == content
+        batch = await api.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        with pytest.raises(openai.BadRequestError, match=f"{batch.id} is not over and reads this file"):
+            await api.files.delete(file.id)
+        for ask in (
+            other.files.retrieve(file.id), other.files.content(file.id), other.files.delete(file.id),
+            other.batches.retrieve(batch.id), other.batches.cancel(batch.id),
+            other.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h"),
+        ):  # fmt: skip
+            with pytest.raises(openai.NotFoundError) as error:
+                await ask
+            assert error.value.code == "not_found"
+        assert ([one async for one in other.files.list()], [one async for one in other.batches.list()]) == ([], [])
+        for content, purpose, why in (
+            (b"\n" * 11, "batch", "more than 10 lines"),
+            (b"x" * 5000, "batch", "more than 5000 bytes together"),
+            (b"x", "fine-tune", "should be 'batch'"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=why):
+                await api.files.create(file=("f", content), purpose=purpose)  # type: ignore[arg-type]
+        files = [await api.files.create(file=("f", b"\n" * 10), purpose="batch") for _ in range(2)]
+        with pytest.raises(openai.BadRequestError, match="you keep 3 files"):
+            await api.files.create(file=("f", b""), purpose="batch")
+        newest = [one.id async for one in api.files.list(limit=1, order="desc")]
+        assert newest == [files[1].id, files[0].id, file.id]
+        second = await api.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        page = await api.batches.list(limit=1)
+        assert ([one.id for one in page.data], page.has_more) == ([second.id], True)
+        assert [one.id async for one in api.batches.list(after=second.id)] == [batch.id]
+        with pytest.raises(openai.RateLimitError, match="2 of your batches are not over"):
+            await api.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        held.set()
+        await when(api, batch.id, is_over)
+        await when(api, second.id, is_over)
+        assert (await api.files.delete(file.id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await api.files.retrieve(file.id)
+
+
+async def test_a_batch_that_is_cancelled_keeps_what_was_answered(start: Starter, tmp_path: Path) -> None:
+    async with (
+        Upstream(holding(asyncio.Event(), {1, 3})) as upstream,
+        start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db"), batches={"running_max": 2}) as live,
+        client(live.url) as api,
+    ):
+        batch = await made(api, jsonl(*map(line, range(6))))
+        await when(api, batch.id, lambda one: counts(one) == (6, 2, 0))
+        assert (await api.batches.cancel(batch.id)).status == "cancelling"
+        done = await when(api, batch.id, is_over)
+        assert (done.status, counts(done)) == ("cancelled", (6, 2, 4))
+        assert [each["custom_id"] for each in await lines_of(api, done.output_file_id)] == ["item-0", "item-2"]
+        errors = await lines_of(api, done.error_file_id)
+        assert [(each["custom_id"], each["error"]["code"]) for each in errors] == [
+            (f"item-{n}", "batch_cancelled") for n in (1, 3, 4, 5)
+        ]
+        await until(live.holds_nothing)
+        assert (await api.batches.cancel(batch.id)).status == "cancelled"
+    assert (await usage_of(str(tmp_path / "u.db"), 2))["alice", "chat"][0] == 2
+
+
+@pytest.mark.slow
+async def test_a_batch_expires_after_its_window(start: Starter, usage_url: str) -> None:
+    async with Upstream(holding(asyncio.Event(), {1})) as upstream:
+        async with start(upstream.url, tenants=TENANTS, usage=usage_url) as live, client(live.url) as api:
+            batch = await made(api, jsonl(line(0), line(1)))
+            await when(api, batch.id, lambda one: counts(one) == (2, 1, 0))
+        # Another gateway goes on with it, and sees that its time is over.
+        entry = f'"expires_at": {batch.expires_at}', f'"expires_at": {int(time.time()) - 1}'
+        statement = "UPDATE fairgate_batches SET entry = REPLACE(entry, %s, %s)"
+        await asyncio.to_thread(change, usage_url, statement, *entry)
+        async with start(upstream.url, tenants=TENANTS, usage=usage_url) as live, client(live.url) as api:
+            done = await when(api, batch.id, is_over)
+            assert (done.status, counts(done)) == ("expired", (2, 1, 1))
+            assert [each["error"]["code"] for each in await lines_of(api, done.error_file_id)] == ["batch_expired"]
+
+
+@pytest.mark.slow
+async def test_what_is_refused_comes_again_and_what_engines_fail_on_does_not_for_ever(
+    start: Starter, tmp_path: Path
+) -> None:
+    tries: Counter[int] = Counter()
+
+    async def script(seen: Seen, peer: Peer) -> None:
+        number = number_of(seen)
+        tries[number] += 1
+        if number == 1:
+            await peer.send(answer(b'{"error":{"message":"broken"}}', status=b"500 Internal Server Error"))
+        else:
+            await peer.send(OK)
+
+    quota = {"requests_per_minute": 6000, "concurrent": 1}
+    tenants = [{**TENANTS[0], "quota": quota}]
+    async with Upstream(script) as upstream:
+        async with start(upstream.url, tenants=tenants, usage=str(tmp_path / "u.db")) as live, client(live.url) as api:
+            done = await when(api, (await made(api, jsonl(*map(line, range(4))))).id, is_over)
+            assert (done.status, counts(done)) == ("completed", (4, 3, 1))
+            [error] = await lines_of(api, done.error_file_id)
+            assert (error["custom_id"], error["response"]["status_code"]) == ("item-1", 502)
+            assert tries[1] == 3
+            log = await live.lines(7)
+        assert "refused" in {each["outcome"] for each in log if each["path"] == CHAT}
+    sums = await usage_of(str(tmp_path / "u.db"), 4)
+    assert (sums["alice", "chat"][0], sums["alice", "chat"][4]) == (4, 6)
+
+
+@pytest.mark.slow
+async def test_lines_of_a_key_that_was_revoked_fail(start: Starter, tmp_path: Path) -> None:
+    held = asyncio.Event()
+    async with (
+        Upstream(holding(held, {0})) as upstream,
+        start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db"), batches={"running_max": 1}) as live,
+        client(live.url) as api,
+    ):
+        batch = await made(api, jsonl(line(0), line(1)))
+        await until(lambda: upstream.requests)
+        keys = live.gateway.keys
+        assert keys is not None
+        await keys.issue(live.gateway.config.tenants[0].keys[0].model_copy(update={"hash": hash_key("new")}), "alice")
+        await keys.revoke(hash_key("k"))
+        async with client(live.url, "new") as again:
+
+            async def is_taken() -> bool:
+                return (await live.get("/v1/models", key="new")).status == 200
+
+            await eventually(is_taken)
+            held.set()
+            done = await when(again, batch.id, is_over)
+            assert (done.status, counts(done)) == ("completed", (2, 1, 1))
+            [error] = await lines_of(again, done.error_file_id)
+            assert (error["custom_id"], error["response"]["status_code"]) == ("item-1", 401)
+            assert "was revoked" in error["response"]["body"]["error"]["message"]
+
+
+async def test_without_a_database_it_is_said_what_to_set(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        got = await live.get("/v1/batches")
+        assert (got.status, got.error["code"]) == (501, "not_implemented")
+        assert "set `usage`" in got.error["message"]
+
+
+@pytest.mark.slow
+async def test_one_gateway_of_several_drives_a_batch(start: Starter, usage_url: str) -> None:
+    fields: dict[str, Any] = {"tenants": TENANTS, "usage": usage_url}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as one:
+        async with start(upstream.url, **fields) as two, client(one.url) as api, client(two.url) as other:
+            asked = [await made(each, jsonl(*map(line, range(50)))) for each in (api, other, api, other)]
+            for batch in asked:
+                done = await when(other, batch.id, is_over)
+                assert (done.status, counts(done)) == ("completed", (50, 50, 0))
+            assert {one.id async for one in api.batches.list()} == {batch.id for batch in asked}
+        assert len(upstream.requests) == 200
+    assert (await usage_of(usage_url, 200))["alice", "chat"][0] == 200
+
+
+@pytest.mark.slow
+async def test_after_a_kill_a_batch_goes_on_where_it_stopped(tmp_path: Path, usage_url: str) -> None:
+    held, lines = asyncio.Event(), 200
+    async with Upstream(holding(held, set(range(100, lines)))) as upstream:
+        config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=usage_url)
+        async with running("serve", "-c", config) as command:
+            address = (await command.says(r"serving on (http://\S+),"))[1]
+            async with client(address) as api:
+                batch = await made(api, jsonl(*map(line, range(lines))))
+                await when(api, batch.id, lambda one: one.request_counts.completed > 50)
+            command.signal(signal.SIGKILL)
+            await command.ended()
+        before = Counter(number_of(seen) for seen in upstream.requests)
+        held.set()
+        await asyncio.to_thread(change, usage_url, "UPDATE fairgate_batches SET lease_s = 0")  # as time would have
+        async with running("serve", "-c", config) as command:
+            address = (await command.says(r"serving on (http://\S+),"))[1]
+            async with client(address) as api:
+                done = await when(api, batch.id, is_over)
+                assert (done.status, counts(done)) == ("completed", (lines, lines, 0))
+                results = await lines_of(api, done.output_file_id)
+            command.signal(signal.SIGTERM)
+            assert await command.ended() == 0
+        assert [each["custom_id"] for each in results] == [f"item-{n}" for n in range(lines)]
+        after = Counter(number_of(seen) for seen in upstream.requests) - before
+        assert sum(after.values()) <= lines - 50, "what had its result is not asked again"
+    sums = (await usage_of(usage_url, lines))["alice", "chat"]
+    assert (sums[0], sums[2], sums[4]) == (lines, 7 * lines, 2 * lines)
