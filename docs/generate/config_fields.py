@@ -24,6 +24,8 @@ UNITS = {
     "kv_offload_tokens": "tokens",
     "leave": "part of 1", "sample_ratio": "part of 1", "starts": "interactions", "requests": "requests",
     "tokens": "tokens", "addresses_max": "engines", "memory_max": "bytes", "lines_max": "lines",
+    "guaranteed_share": "part of 1", "max_share": "part of 1", "lending_limit": "part of 1",
+    "borrowing_limit": "part of 1", "max_running": "sequences",
     "files_max": "files", "batches_max": "batches", "running_max": "requests",
     "normal_service": "service", "input": "per million tokens", "output": "per million tokens",
     "cached": "per million tokens", "body_bytes_max": "bytes", "weight": "factor", "alpha": "factor", "beta": "factor",

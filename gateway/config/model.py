@@ -38,10 +38,9 @@ from gateway.config.machine import WORKERS_MAX, auto_by_default, no_text, or_aut
 from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds, bounds_of
 from gateway.config.provenance import UNKNOWN, Provenances
 from gateway.config.section import Section, settings_from
-from gateway.config.sections.apps import AppConfig
+from gateway.config.sections.apps import AppConfig, InteractionsConfig
 from gateway.config.sections.backends import BackendConfig
 from gateway.config.sections.groups import GroupConfig, Grouped, tree_of
-from gateway.config.sections.interaction_rules import InteractionsConfig
 from gateway.config.sections.keys import IssuerConfig, KeyConfig
 from gateway.config.sections.limits import Limits
 from gateway.config.sections.listener import NetworkName, Origin, RouteConfig

@@ -84,6 +84,20 @@ def settings_from(struct: type) -> Callable[[type[S]], type[S]]:
     return with_settings
 
 
+def with_class(section: type[S]) -> type[S]:
+    """The section with the field `class`, which Python has no attribute for (`can_wait`)."""
+    doc = "batch: it can wait, and gets what other work leaves (docs/batches.md)."
+    fields: dict[str, Any] = {"class": (Literal["interactive", "batch"], Field(default="interactive", description=doc))}
+    return create_model(
+        section.__name__, __base__=section, __doc__=section.__doc__, __module__=section.__module__, **fields
+    )
+
+
+def can_wait(section: Section) -> bool:
+    """Is it of class batch?"""
+    return bool(getattr(section, "class") == "batch")
+
+
 def filled(struct: type[T], section: Section, **more: Any) -> T:
     """The struct of the core with what a section says. `more`: what does not come from this section."""
     settings = settings_of(struct)

@@ -12,6 +12,7 @@ from math import inf
 from typing import Final, Protocol
 
 from gateway.config.model import TenantConfig
+from gateway.config.section import can_wait
 from gateway.config.sections.keys import KeyConfig, hash_key, new_key, open_name
 from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import MEMBERS_MAX, LeakyCounts
@@ -44,12 +45,14 @@ class Principal:
     """Who asks, by a signed token, whatever the request says. Empty: the request says it."""
     issuer: str = ""
     """Of the token that it brought in the place of a key. Empty: none."""
+    can_wait: bool = False
+    """What it asks for is of class batch."""
 
     @classmethod
     def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
         models = None if key.models is None else frozenset(key.models)
         weight = tenant.weight if key.weight is None else key.weight
-        return cls(tenant.name, weight, key.apps, models, key.expires_s, _digest(key))
+        return cls(tenant.name, weight, key.apps, models, key.expires_s, _digest(key), can_wait=can_wait(key))
 
     def may_ask(self, model: str) -> bool:
         """Does the model exist for it?"""

@@ -15,6 +15,7 @@ from backends.scraper import Scraper
 from backends.step_feed import StepFeed
 from gateway.background import Background
 from gateway.config.model import Config, PoolConfig
+from gateway.config.section import can_wait
 from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import PROBE_INTERVAL_S, Backend
 from gateway.pool.dispatcher import Dispatcher
@@ -41,6 +42,11 @@ def estimator_of(config: PoolConfig) -> TokenEstimator:
     """Raises UnusableTokenizer."""
     counter = exact_counter(config.tokenizer) if config.tokenizer else None
     return TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
+
+
+def _batch_apps(config: Config) -> frozenset[str]:
+    """Apps whose work can wait."""
+    return frozenset([app.name for app in config.apps if can_wait(app)])
 
 
 class Pool:
@@ -70,6 +76,7 @@ class Pool:
         """Of all answers that are kept until they are whole."""
         self._settled = settled
         self._terms = policy_terms(gateway, config)
+        self.batch_apps = _batch_apps(gateway)
         self.dispatcher = Dispatcher(admission_engine(gateway, config, shared))
         self.waiting: WaitingStreams | None = None
         """Streams without a first byte. None: no `: waiting` comments are sent."""
@@ -122,6 +129,7 @@ class Pool:
         engine, before = self.dispatcher.engine, self.backends.copy()
         is_scraped_otherwise = self.config.capacity.scrape_interval_s != config.capacity.scrape_interval_s
         self.estimator = estimator or self.estimator
+        self.batch_apps = _batch_apps(gateway)
         for backend in backends:
             known = before.get(backend.name)
             if known is backend:

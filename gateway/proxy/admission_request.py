@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from math import inf
 from typing import Final
 
 from gateway.http.errors import ApiError, Reason
 from gateway.pool.pool import Pool
 from gateway.proxy.request_context import RequestContext
-from gateway.request.body.payload import USER_LENGTH_MAX
+from gateway.request.body.payload import USER_LENGTH_MAX, Payload
 from gateway.request.conversation.turns import NO_TURNS
 from gateway.request.within_context import within_context
-from policies.request import NO_CLAIM, Flow, Request
+from policies.request import NO_CLAIM, Flow, Request, of_batch
 
 SECONDS: Final = re.compile(rb"\d{1,9}(\.\d{1,9})?")
+
+
+FLEX: Final = b'"flex"'
+"""The `service_tier` of OpenAI's API whose requests are slower and cost less."""
+
+
+def _asks(fields: Mapping[bytes, bytes], payload: Payload) -> bool:
+    """Does the client itself say that the request can wait? Nothing it says makes the request less patient."""
+    return bytes(payload.fields.service_tier) == FLEX or fields.get(b"x-fairgate-class") == b"batch"
 
 
 def admission_request(context: RequestContext, pool: Pool) -> Request:
@@ -42,7 +52,9 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         app, user = fields.get(b"x-fairgate-app"), fields.get(b"x-fairgate-user")
         context.app = principal.app(app.decode("utf-8", "replace") if app else None)
         named = principal.user or (user.decode("utf-8", "replace") if user else payload.user)
-        flow, weight, progress = Flow(context.tenant, context.app, named[:USER_LENGTH_MAX]), principal.weight, None
+        can_wait = context.is_batch or principal.can_wait or context.app in pool.batch_apps or _asks(fields, payload)
+        leaf = of_batch(context.tenant) if can_wait else context.tenant
+        flow, weight, progress = Flow(leaf, context.app, named[:USER_LENGTH_MAX]), principal.weight, None
         claim, system_tokens = NO_CLAIM, 0
         willing = fields.get(b"x-fairgate-wait-s-max")
         wait_s_max = inf if willing is None else _seconds(willing)

@@ -25,6 +25,7 @@ class Fields(msgspec.Struct):
     stream_options: StreamOptions | UnsetType | None = UNSET
     user: str | None = None
     safety_identifier: str | None = None
+    service_tier: Raw = Raw()
     previous_response_id: str | None = None
     tool_choice: Raw = Raw()
     metadata: Raw = Raw()

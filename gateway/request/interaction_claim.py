@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Raw
 
 from backends.answers.answer_keys import AnswerKeys
-from gateway.config.sections.interaction_rules import InteractionRules
+from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError, Reason
 from gateway.request.body.payload import Payload
 from gateway.request.conversation.turn_keys import IDS_MAX, json_text, lines_in, lines_of, turn_of

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, Failure, GiveBack, Recent, Reject
+from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, Failure, Recent, Reject
 from policies.admission.explanation import Explanation, explain
 from policies.admission.policy import Policy
 from policies.admission.request_ledger import NO_SERVICE, RequestLedger
@@ -33,8 +33,6 @@ from policies.queue.bounds import QueueLimits
 from policies.queue.places import place_of
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
 
-GIVES_ROOM: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
-"""Obstacles that are gone when another request is stopped."""
 NOTHING: Final[Sequence[Decision]] = ()
 
 
@@ -420,34 +418,17 @@ class AdmissionEngine:
             if not isinstance(popped, Selection):
                 self.blocked = popped
                 self._waits.blocked(popped, now)
-                if popped is not None and popped.nearest() in GIVES_ROOM:
-                    full = [engine for engine, obstacle in popped.obstacles.items() if obstacle in GIVES_ROOM]
-                    self._give_back(popped.request, full, now, decisions)
+                if popped is not None:
+                    decisions += self.requests.give_back(popped.request, popped.obstacles, now)
                 return
             decisions.append(self._dispatch(popped.request, popped.backend, now))
-            if not self.backends[popped.backend].has_slots():  # it waits inside the engine
-                self._give_back(popped.request, [popped.backend], now, decisions)
-
-    def _give_back(self, request: Request, engines: Sequence[str], now: float, decisions: list[Decision]) -> None:
-        """If this request cannot wait, one that can is stopped at one of these engines, which are full."""
-        backlog = self.policy.order.backlog
-        if request.can_wait or backlog is None or not len(self.requests.giving_back):
-            return
-        id = self.requests.giving_back.choose(
-            engines,
-            sum([ledger.sequences for ledger in self.backends.values()]),
-            backlog.batch_share,
-            lambda id: self.requests.received(self._leases[id], now),
-            lambda id: self._leases[id].started_s is not None,
-        )
-        if id is not None:
-            decisions.append(GiveBack(id))
+            if self.room.waits_inside(popped.backend):
+                decisions += self.requests.give_back(popped.request, {popped.backend: Obstacle.SLOTS}, now)
 
     def _dispatch(self, request: Request, backend: str, now: float) -> Dispatch:
         self.requests.dispatched(request, backend, now)
         self.room.changed(backend)
-        dispatch = Dispatch(request.id, backend)
-        self.recent.note(dispatch, request, now, CALM)
+        self.recent.note(dispatch := Dispatch(request.id, backend), request, now, CALM)
         return dispatch
 
     def _withdraw(self, request: Request, now: float) -> None:

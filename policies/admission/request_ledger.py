@@ -6,11 +6,13 @@ ledger of its engine. Each event is a method here, which changes the state and m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from statistics import fmean
 from typing import Final
 
 from policies.admission import lifecycle
+from policies.admission.decisions import GiveBack
 from policies.admission.lifecycle import Event, IllegalEvent, UnknownRequest
 from policies.admission.policy import Policy
 from policies.admission.room import DueTimes
@@ -18,6 +20,7 @@ from policies.admission.waits import Waits
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
+from policies.capacity.obstacle import Obstacle, nearest
 from policies.capacity.output_lengths import OutputPredictor
 from policies.capacity.working_set import WorkingSet
 from policies.interactions import Interactions
@@ -29,6 +32,8 @@ from policies.queue.giving_back import GivingBack
 from policies.queue.start_waits import StartWaits
 from policies.request import WAIT_S_MAX, Refusal, Refused, Request, ServiceTokens, State
 
+GIVES: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
+"""Obstacles that are gone when another request is stopped."""
 NO_SERVICE: Final = ServiceTokens(0, 0)
 
 
@@ -164,7 +169,8 @@ class RequestLedger:
         """The order has let it go to this engine. Its prompt is charged."""
         self._apply(lifecycle.DISPATCHED, request)
         self.waiting.remove(request)
-        request.weight = self.entitlements.weight(request.flow.tenant, request.weight)
+        if not self.entitlements.is_flat:
+            request.weight = self.entitlements.weight(request.flow.tenant, request.weight)
         wait = request.progress.wait
         if wait is not None:
             self.waits.ended(request, now)
@@ -220,6 +226,20 @@ class RequestLedger:
         self.interactions.broke_off(request, service, now)
         self.working_set.left(request, service, now)
         self._settle(request, service, now)
+
+    def give_back(self, request: Request, obstacles: Mapping[str, Obstacle], now: float) -> list[GiveBack]:
+        """Is another request stopped, because this one cannot wait and has no room at these engines?"""
+        backlog = self.policy.order.backlog
+        if request.can_wait or backlog is None or not len(self.giving_back) or nearest(obstacles.values()) not in GIVES:
+            return []
+        id = self.giving_back.choose(
+            [engine for engine, obstacle in obstacles.items() if obstacle in GIVES],
+            sum([ledger.sequences for ledger in self.backends.values()]),
+            backlog.batch_share,
+            lambda id: self.received(self.leases[id], now),
+            lambda id: self.leases[id].started_s is not None,
+        )
+        return [] if id is None else [GiveBack(id)]
 
     def lease(self, request_id: str) -> Lease:
         """The lease of a dispatched request. UnknownRequest if it is not dispatched."""
@@ -285,8 +305,9 @@ class RequestLedger:
 
     def _enter(self, request: Request) -> None:
         """It is present in this pool from now on, and weighs what its tenant is entitled to."""
-        self.entitlements.arrived(request, request.weight)
-        request.weight = self.entitlements.weight(request.flow.tenant, request.weight)
+        if not self.entitlements.is_flat:
+            self.entitlements.arrived(request, request.weight)
+            request.weight = self.entitlements.weight(request.flow.tenant, request.weight)
 
     def _wait(self, request: Request, *, front: bool = False) -> None:
         self._expect(request)

@@ -293,6 +293,12 @@ class PoolRoom:
     def may_begin(self, request: Request) -> bool:
         return self._working_set.has_room(request) and self.entitlements.at_ceiling(request) is None
 
+    def waits_inside(self, engine: str) -> bool:
+        """Has the engine more sequences than slots, as far as is known?"""
+        ledger = self._backends[engine]
+        known = ledger.slots.known()
+        return known is not None and ledger.sequences_in_all() > known
+
     def at_ceiling(self, request: Request) -> str | None:
         return self.entitlements.at_ceiling(request)
 

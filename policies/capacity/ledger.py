@@ -85,11 +85,6 @@ class BackendLedger:
 
     # --- questions ---
 
-    def has_slots(self) -> bool:
-        """Has each of its sequences a slot, as far as is known?"""
-        known = self.slots.known()
-        return known is None or self.sequences_in_all() <= known
-
     def obstacle(
         self, request: Request, *, spare: bool, absent: bool, now: float, paced: bool = False, cached_tokens: int = 0
     ) -> Obstacle | None:

@@ -214,6 +214,8 @@ class Entitlements:
 
     def __init__(self, tree: Tree | None = None) -> None:
         self.tree = tree if tree is not None else Tree()
+        self.is_flat: Final = not self.tree.groups and not self.tree.tenants
+        """Each tenant's weight is what is configured, so that no event needs to be known."""
         self._groups: dict[str, Node] = {ROOT: Node(None, 1.0, 1.0)}
         self._batch_groups: dict[str, Node] = {ROOT: Node(None, 1.0, 1.0)}
         self._leaves: dict[str, Node] = {}
@@ -241,11 +243,6 @@ class Entitlements:
             self._ceilings[name] = ceiling
 
     # --- questions ---
-
-    @property
-    def is_flat(self) -> bool:
-        """Is each tenant's weight what is configured?"""
-        return not self.tree.groups and not self.tree.tenants
 
     def weight(self, leaf: str, weight: float) -> float:
         """What does this leaf weigh now? `weight`: as configured for its key or tenant."""
@@ -313,15 +310,17 @@ class Entitlements:
 
     def arrived(self, request: Request, weight: float) -> None:
         """A request waits."""
-        leaf = request.flow.tenant
-        node = self._leaves.get(leaf)
-        if node is None:
-            node = self._leaves[leaf] = self._new(leaf, weight)
-        node.add()
+        if not self.is_flat:
+            leaf = request.flow.tenant
+            node = self._leaves.get(leaf)
+            if node is None:
+                node = self._leaves[leaf] = self._new(leaf, weight)
+            node.add()
 
     def left(self, request: Request) -> None:
         """A request that waited, or ran, is there no more."""
-        self._remove(request.flow.tenant)
+        if not self.is_flat:
+            self._remove(request.flow.tenant)
 
     def _remove(self, leaf: str) -> None:
         node = self._leaves[leaf]

@@ -17,104 +17,18 @@ request is passed by more than `CALLS_PASSED` of its own flow.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from heapq import heappop, heappush
 from itertools import islice
 from math import inf
 from typing import Final
 
 from policies.averages import USUAL
 from policies.queue.counters import Counters, Member
+from policies.queue.tenants_and_flows import FlowMember, TenantMember
 from policies.request import Flow, Request, is_batch
 
-CALLS_PASSED: Final = 48
-"""The window of the requests of one flow, in calls: about as many as run at once."""
 TRIED: Final = 8
 """Requests that are tried in one decision instead of the next one: of half as many tenants where it does not fit."""
-
-
-class FlowMember(Member):
-    """The waiting requests of one flow, oldest first, and which of them are calls inside interactions."""
-
-    __slots__ = ("_ahead", "_newest", "_numbers", "flow", "going_first", "inside", "requests", "tenant")
-
-    def __init__(self, flow: Flow, tenant: TenantMember) -> None:
-        super().__init__((flow.app, flow.user))
-        self.flow = flow
-        self.tenant = tenant
-        self.requests: OrderedDict[str, Request] = OrderedDict()
-        self.inside: OrderedDict[str, Request] = OrderedDict()
-        """The calls inside interactions that count in the working set."""
-        self.going_first: set[str] = set()
-        """The requests that let the flow and its tenant go before others, within the window."""
-        self._numbers: dict[str, int] = {}
-        self._newest = 0
-        self._ahead: list[int] = []
-        """The numbers of requests that went before the oldest one, as a heap."""
-
-    def add(self, request: Request, *, is_inside: bool, front: bool) -> None:
-        """Queue the request. `front`: as the oldest."""
-        if front and self.requests:
-            number = self._numbers[next(iter(self.requests))] - 1
-        else:
-            number = self._newest = self._newest + 1
-        self._numbers[request.id] = number
-        self.requests[request.id] = request
-        if is_inside:
-            self.inside[request.id] = request
-        if front:
-            for queue in (self.requests, self.inside) if is_inside else (self.requests,):
-                queue.move_to_end(request.id, last=False)
-
-    def take(self, request: Request, *, is_served: bool) -> None:
-        """The request leaves the queue. `is_served`: for an engine."""
-        number = self._numbers.pop(request.id)
-        del self.requests[request.id]
-        self.inside.pop(request.id, None)
-        self.going_first.discard(request.id)
-        oldest = self._numbers[next(iter(self.requests))] if self.requests else self._newest + 1
-        if is_served and number > oldest and self.tenant.held is None:
-            heappush(self._ahead, number)
-        while self._ahead and self._ahead[0] < oldest:
-            heappop(self._ahead)
-
-    def next(self) -> Request | None:
-        """The oldest request, or the oldest one inside an interaction as long as that may pass the oldest. Starts that
-        are held do not go, and are passed by any number.
-        """
-        may_pass = self.tenant.held is not None or len(self._ahead) < CALLS_PASSED
-        queue = self.inside if self.inside and may_pass else self.requests
-        return next(iter(queue.values()), None)
-
-    def may_go(self, request: Request) -> bool:
-        """Is this the oldest request, or have fewer gone before the oldest than may?"""
-        return len(self._ahead) < CALLS_PASSED or next(iter(self.requests)) == request.id
-
-
-class TenantMember(Member):
-    """A tenant and its flows, and how many of its waiting requests are inside interactions."""
-
-    __slots__ = ("asleep", "capped", "flows", "going_first", "held", "inside", "line")
-
-    def __init__(self, tenant: str, line: Counters[TenantMember], flows: Counters[FlowMember]) -> None:
-        super().__init__((tenant,))
-        self.line = line
-        """Among which it waits: the others, or those of work that can wait."""
-        self.flows = flows
-        self.inside = 0
-        self.going_first = 0
-        self.held: Request | None = None
-        """The start that the working set has no room for. Other starts of its tenant wait behind it."""
-        self.asleep: list[FlowMember] = []
-        """Flows with starts only, which are therefore not next."""
-        self.capped: str | None = None
-        """The ceiling that nothing of this tenant may pass for now."""
-
-    def next(self) -> Request | None:
-        """Its next request, or the start that is held."""
-        flow = self.flows.least()
-        return flow.next() if flow is not None else self.held
 
 
 class Backlog:
@@ -147,7 +61,7 @@ class Backlog:
         self.holding: dict[TenantMember, None] = {}
         """Tenants with a start that is held."""
         self.capped: dict[str, dict[TenantMember, None]] = {}
-        """Tenants of which nothing may go, by the ceiling that is reached."""
+        """Tenants that may not go, by the ceiling that is reached."""
         self.changed: dict[Member, None] | None = None
         """Members that were queued or charged, the oldest change first. The code that reports to other gateways takes
         them out. Bounded: the oldest changes are dropped. None: no one takes them."""

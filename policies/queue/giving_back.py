@@ -26,7 +26,7 @@ class GivingBack:
         self._running: dict[str, tuple[Request, str]] = {}
         """By id, with the engine."""
         self._asked: set[str] = set()
-        """Those that are to be stopped."""
+        """Requests to be stopped."""
         self._wasted: dict[str, tuple[int, int]] = {}
         """How often each request was given back that has not ended, and its tokens then."""
         self.received_tokens = 0

@@ -13,8 +13,9 @@ from itertools import islice
 from math import inf
 from typing import Final, TypeVar
 
-from policies.queue.backlog import TRIED, Backlog, FlowMember, TenantMember
+from policies.queue.backlog import TRIED, Backlog
 from policies.queue.counters import Counters, Member
+from policies.queue.tenants_and_flows import FlowMember, TenantMember
 from policies.replicas.messages import REPORTED_MAX, Charge, Left, Standing, line_of
 from policies.replicas.schedule import ALONE_S, IDLE_S, INTERVAL_S
 from policies.request import BATCH, Flow, is_batch

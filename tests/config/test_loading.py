@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gateway.config.load import ConfigError, Fault, Overrides, config_for_backends, load_config
 from gateway.config.model import Config, json_schema
 from gateway.config.section import filled
-from gateway.config.sections.interaction_rules import InteractionRules
+from gateway.config.sections.apps import InteractionRules
 from gateway.config.sections.keys import hash_key, new_key
 from policies.capacity.overload import OverloadSettings
 from policies.interactions import InteractionSettings

@@ -154,6 +154,8 @@ def _around(one: ConfigField, files: dict[str, str]) -> dict[str, Any]:
             section.setdefault(field, files.get(given, given) if isinstance(given, str) else given)
     value = yaml.safe_load(one.example)[name.rstrip("[]")]
     section[name.rstrip("[]")] = files.get(value, value) if isinstance(value, str) else value
+    if name == "group":
+        config.setdefault("groups", []).append({"name": value})
     if one.section == "policy" and name not in ("name", "placement"):
         section["name"] = next(policy for policy in POLICIES if name in policy_settings(policy))
     return config
@@ -163,6 +165,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "tls": {"cert_file": "/etc/fairgate/tls.crt", "key_file": "/etc/fairgate/tls.key"},
     "pools[].backends[].tls": {"cert_file": "/etc/fairgate/tls.crt", "key_file": "/etc/fairgate/tls.key"},
     "routes[]": {"path": "/v1/videos/*", "treatment": "pass"},
+    "groups[]": {"name": "research", "guaranteed_share": 0.3},
+    "tenants[]": {"guaranteed_share": 0.1},
     "tenants[].keys[]": {"hash": f"sha256:{'0' * 64}"},
     "apps[]": {"name": "batch"},
     "jwt[]": {"issuer": "https://login.example.com/", "audience": "fairgate"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.config.sections.interaction_rules import InteractionRules
+from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError
 from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES
 from gateway.request.body.form import read_form

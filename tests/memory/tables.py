@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from gateway.config.sections.interaction_rules import InteractionRules
+from gateway.config.sections.apps import InteractionRules
 from gateway.request.body.payload import USER_LENGTH_MAX
 from gateway.request.interaction_claim import ClaimReader
 from gateway.telemetry.recent_requests import RecentRequests

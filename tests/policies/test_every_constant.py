@@ -11,12 +11,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2] / "policies"
 
 DECIDE = """
-    limits.entitlements.BATCH_SHARE
+    orders.cost.BATCH_SHARE
     averages.QUICK averages.USUAL averages.STEADY
     app_paces.AGENTS_REPLY_S app_paces.PACE_S_MAX
     interactions.IDLE_S
     request.RETRY_S_MAX
-    queue.backlog.CALLS_PASSED queue.backlog.TRIED
+    queue.tenants_and_flows.CALLS_PASSED queue.backlog.TRIED
     queue.places.KEPT_LONGER
     capacity.kv_cache.EVENLY capacity.kv_cache.PROMPT_PART_SHARE_PER_S
     capacity.kv_forecast.TOLERATED capacity.kv_forecast.CATCHING_UP capacity.kv_forecast.LATE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator
 
-from gateway.config.sections.interaction_rules import InteractionRules
+from gateway.config.sections.apps import InteractionRules
 from gateway.request.apis import AUDIO as AUDIO_API
 from gateway.request.body.form import read_form
 from gateway.request.body.large_body import read_large_json

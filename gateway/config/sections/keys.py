@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from gateway.config.checks import Name, checked_hash, fault, not_empty, unique, url_parts
-from gateway.config.section import Section
+from gateway.config.section import Section, with_class
 
 KEY_CHARACTERS_MIN = 24
 KEY_CHARACTERS_DIFFERENT_MIN = 10
@@ -74,6 +74,7 @@ def _checked_label(text: str) -> str:
     return text
 
 
+@with_class
 class KeyConfig(Section):
     """One key of a tenant, known by its hash only."""
 

@@ -11,7 +11,7 @@ import pytest
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.orders.order import Selection
-from policies.queue.backlog import CALLS_PASSED
+from policies.queue.tenants_and_flows import CALLS_PASSED
 from policies.request import Request, ServiceTokens
 from tests.policies.caching import BLOCK, CachingServers, Questions, document
 from tests.policies.making import Room, make_request

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.orders.fairserve import FairServe
-from policies.queue.backlog import CALLS_PASSED, Backlog
+from policies.queue.backlog import Backlog
 from policies.queue.counters import Member
+from policies.queue.tenants_and_flows import CALLS_PASSED
 from policies.request import Request
 from tests.policies.making import make_request
 

@@ -1,0 +1,95 @@
+"""Work that can wait, by a real client: what makes a request such work, and that it gives its room back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.config.sections.keys import hash_key
+from policies.request import of_batch
+from tests.gateway.live import Live, Starter, chat, simulated, until
+
+APPS = [{"name": "nightly", "class": "batch"}]
+TENANTS: list[dict[str, Any]] = [
+    {"name": "team", "keys": [
+        {"hash": hash_key("key-of-team"), "apps": ["default", "nightly"]},
+        {"hash": hash_key("key-of-night"), "class": "batch"},
+    ]},
+    {"name": "owner", "keys": [hash_key("key-of-owner")]},
+]  # fmt: skip
+LONG = {"max_tokens": 400, "ignore_eos": True}
+
+
+def waits(live: Live) -> set[str]:
+    """The leaves of what is queued and what runs."""
+    requests = live.engine.requests
+    running = [lease.request for lease in requests.leases.values()]
+    return {request.flow.tenant for request in (*requests.waiting.requests.values(), *running)}
+
+
+@pytest.mark.parametrize(
+    ("key", "headers", "body", "leaf"),
+    [
+        ("key-of-team", {}, {}, "team"),
+        ("key-of-team", {"x-fairgate-app": "nightly"}, {}, of_batch("team")),
+        ("key-of-night", {}, {}, of_batch("team")),
+        ("key-of-night", {"x-fairgate-class": "interactive"}, {"service_tier": "priority"}, of_batch("team")),
+        ("key-of-owner", {"x-fairgate-class": "batch"}, {}, of_batch("owner")),
+        ("key-of-owner", {}, {"service_tier": "flex"}, of_batch("owner")),
+        ("key-of-owner", {}, {"service_tier": "auto"}, "owner"),
+    ],
+)
+async def test_what_makes_a_request_class_batch(
+    start: Starter, key: str, headers: dict[str, str], body: dict[str, Any], leaf: str
+) -> None:
+    async with simulated() as sim, start(sim.url, tenants=TENANTS, apps=APPS) as live:
+        sim.faults.is_still = True
+        fields = {name.replace("-", "_"): value for name, value in headers.items()}
+        asked = asyncio.ensure_future(live.ask("/v1/chat/completions", chat(**LONG, **body), key=key, **fields))
+        await until(lambda: waits(live) == {leaf})
+        sim.faults.is_still = False
+        assert (await asked).status == 200
+
+
+async def test_other_work_gets_the_room_and_nothing_is_lost_or_charged_twice(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=TENANTS, apps=APPS) as live:
+        live.watch_charges()
+        sim.faults.is_still = True
+        night = [
+            asyncio.ensure_future(live.ask("/v1/chat/completions", chat(f"n{n}", **LONG), key="key-of-night"))
+            for n in range(40)
+        ]
+        await until(lambda: live.engine.queued > 0 and live.engine.queued + live.engine.dispatched == 40)
+        owner = asyncio.ensure_future(
+            live.ask("/v1/chat/completions", chat("o", max_tokens=3, ignore_eos=True), key="key-of-owner")
+        )
+        await until(lambda: "owner" in {each.request.flow.tenant for each in live.engine.requests.leases.values()})
+        giving_back = live.engine.requests.giving_back
+        assert giving_back.given_back == 1
+        sim.faults.is_still = False
+        assert (await owner).status == 200
+        answers = await asyncio.gather(*night)
+        assert [answer.status for answer in answers] == [200] * 40
+        assert all(answer.json["usage"]["completion_tokens"] == 400 for answer in answers)
+        await until(live.holds_nothing)
+        charged = [service.output for service in live.charged.values()]
+        assert sorted(charged) == [3, *[400] * 40]
+        await until(sim.is_idle)
+
+
+async def test_a_stream_that_was_begun_is_not_given_back(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=TENANTS, apps=APPS) as live:
+        streams = [
+            asyncio.ensure_future(
+                live.ask("/v1/chat/completions", chat(f"n{n}", stream=True, **LONG), key="key-of-night")
+            )
+            for n in range(12)
+        ]
+        leases = live.engine.requests.leases
+        await until(lambda: sum(lease.started_s is not None for lease in leases.values()) > 0)
+        owner = await live.ask("/v1/chat/completions", chat("o", max_tokens=3), key="key-of-owner")
+        assert owner.status == 200
+        assert [each.status for each in await asyncio.gather(*streams)] == [200] * 12
+        assert live.engine.requests.giving_back.given_back <= 1
