@@ -45,6 +45,10 @@ FAMILIES: Final = {
         "Tokens settled, by kind (cached is part of input).", "pool", "tenant", "model", "kind"
     ),
     "fairgate_wasted_tokens_total": _counter("Tokens spent in interactions that were then cut.", "tenant"),
+    "fairgate_given_back_total": _counter(
+        "Requests of class batch that were stopped at their engine for other work, and wait again.", "pool"
+    ),
+    "fairgate_given_back_tokens_total": _counter("Tokens that engines computed for them in vain.", "pool"),
     "fairgate_queue_seconds": _histogram("Wait before dispatch.", "pool", "tenant", "outcome"),
     "fairgate_expected_waits_total": _counter(
         "Waits of over a second until an engine: right (off by at most a quarter), longer or shorter than expected.",

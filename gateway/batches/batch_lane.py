@@ -116,10 +116,9 @@ class BatchDriver:
 
     async def run(self) -> None:
         """Until it has ended, or the gateway stops."""
-        self._entry, caller = await self._do(tables.driven, self._batch)
+        self._entry, caller, kept_bytes = await self._do(tables.driven, self._batch)
         self._principal, self._fields = read_caller(caller)
         self._is_cancelled |= self._entry["status"] == "cancelling"
-        kept_bytes = await self._do(tables.kept_bytes, self._principal.tenant)
         self._bytes_left = self._lane.limits.stored_bytes_max - kept_bytes
         status, left_s = "completed", self._entry["expires_at"] - time.time()
         try:
@@ -209,11 +208,12 @@ class BatchDriver:
 
     async def _write(self, *results: Result) -> None:
         """Write it down, together with what others have to write."""
-        self._unwritten += results
+        group = self._unwritten
+        group += results
         async with self._writing:
-            taken, self._unwritten = self._unwritten, []
-            if taken:
-                await self._do(tables.write, self._batch, self._lane.owner, _now_s(), taken, self._lane.counts)
+            if group and group is self._unwritten:  # else somebody else has written it
+                self._unwritten = []
+                await self._do(tables.write, self._batch, self._lane.owner, _now_s(), group, self._lane.counts)
 
     async def _leave_rest(self, status: str) -> None:
         """What was not answered is an error each."""

@@ -31,7 +31,7 @@ _LIVE = "status IN ('validating', 'in_progress', 'cancelling')"
 _ADD_FILE = "INSERT INTO fairgate_files VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (id) DO NOTHING"
 _ADD_LINE = "INSERT INTO fairgate_lines VALUES (%s, %s, %s) ON CONFLICT (file, n) DO NOTHING"
 _SIZE = "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM fairgate_files WHERE tenant = %s"
-_BATCH = "SELECT entry, completed, failed, caller FROM fairgate_batches WHERE"
+_BATCH = "SELECT entry, completed, failed, caller, tenant FROM fairgate_batches WHERE"
 _OPEN = (
     f" AND length(line) > {BLANK_BYTES_MAX} AND NOT EXISTS (SELECT 1 FROM fairgate_lines AS done WHERE done.file IN"
     " (%s, %s) AND done.n = fairgate_lines.n)"
@@ -111,7 +111,7 @@ def batches(database: Database, tenant: str, which: str, values: Sequence[object
         return [_shown(*row) for row in step.ask(f"{_BATCH} tenant = %s AND {which}", (tenant, *values))]
 
 
-def _shown(entry: str, completed: int, failed: int, _: str = "") -> dict[str, Any]:
+def _shown(entry: str, completed: int, failed: int, *_: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(entry)
     found["request_counts"] |= {"completed": completed, "failed": failed}
     return found
@@ -148,16 +148,12 @@ def release(database: Database, owner: str) -> None:
         step.do("UPDATE fairgate_batches SET owner = '', lease_s = 0 WHERE owner = %s", (owner,))
 
 
-def driven(database: Database, batch: str) -> tuple[dict[str, Any], str]:
-    """A batch, and who made it."""
+def driven(database: Database, batch: str) -> tuple[dict[str, Any], str, int]:
+    """A batch, who made it, and how many bytes its tenant keeps."""
     with database.transaction(writes=False) as step:
         [row] = step.ask(f"{_BATCH} id = %s AND {_LIVE}", (batch,))
-        return _shown(*row), row[-1]
-
-
-def kept_bytes(database: Database, tenant: str) -> int:
-    with database.transaction(writes=False) as step:
-        return int(step.ask(_SIZE, (tenant,))[0][1])
+        [(_, kept_bytes)] = step.ask(_SIZE, row[4:])
+        return _shown(*row), row[3], int(kept_bytes)
 
 
 def write(

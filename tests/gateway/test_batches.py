@@ -342,6 +342,30 @@ async def test_without_a_database_it_is_said_what_to_set(start: Starter) -> None
 
 
 @pytest.mark.slow
+async def test_batches_of_one_tenant_wait_for_each_other_and_not_those_of_others(
+    start: Starter, tmp_path: Path
+) -> None:
+    held = asyncio.Event()
+    async with (
+        Upstream(holding(held, {0})) as upstream,
+        start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db")) as live,
+        client(live.url) as api,
+        client(live.url, "b") as other,
+    ):
+        batches = [await made(api, jsonl(line(0))) for _ in range(6)]
+        for batch in batches[:4]:
+            await when(api, batch.id, lambda one: one.status == "in_progress")
+        done = await when(other, (await made(other, jsonl(line(1)))).id, is_over)
+        assert done.status == "completed"
+        assert [(await api.batches.retrieve(one.id)).status for one in batches[4:]] == ["validating"] * 2
+        await api.batches.cancel(batches[5].id)
+        assert (await when(api, batches[5].id, is_over)).status == "cancelled"
+        held.set()
+        for batch in batches[:5]:
+            assert (await when(api, batch.id, is_over)).status == "completed"
+
+
+@pytest.mark.slow
 async def test_one_gateway_of_several_drives_a_batch(start: Starter, usage_url: str) -> None:
     fields: dict[str, Any] = {"tenants": TENANTS, "usage": usage_url}
     async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as one:
