@@ -6,7 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -25,8 +25,7 @@ BLANK_BYTES_MAX: Final = 2
 """A line of no more is no request: not even `{}` fits in there, with its line end."""
 _Key = Annotated[str, msgspec.Meta(max_length=64)]
 _Value = Annotated[str, msgspec.Meta(max_length=512)]
-_Terms = tuple[str, float, tuple[str, ...], frozenset[str] | None, float, bytes, str, str]
-_read_caller = msgspec.json.Decoder(tuple[_Terms, list[Header]]).decode
+_Caller = tuple[Principal, list[Header]]
 
 
 class NewBatch(msgspec.Struct):
@@ -40,12 +39,13 @@ class NewBatch(msgspec.Struct):
 
 def write_caller(principal: Principal, fields: list[Header]) -> str:
     """Who makes a batch, and the fields that name app and user. Of the key there is only the hash."""
-    return msgspec.json.encode((astuple(replace(principal, expires_s=0.0)), fields)).decode()
+    return msgspec.json.encode((replace(principal, expires_s=0.0), fields)).decode()
 
 
-def read_caller(written: str) -> tuple[Principal, list[Header]]:
-    terms, fields = _read_caller(written)
-    return Principal(*terms), fields
+def read_caller(written: str) -> _Caller:
+    """What has no value there has its default: an earlier version wrote it."""
+    caller: _Caller = msgspec.json.decode(written, type=_Caller)
+    return caller
 
 
 class StoredFile(NamedTuple):
