@@ -115,10 +115,12 @@ async def test_such_a_limit_counts_once_what_waits_for_a_database_that_is_gone(s
 def test_a_day_goes_on_from_what_is_left_of_the_one_before() -> None:
     quotas = Quotas(Quota(tokens_per_day=1000))
     quotas.day.epoch_s = 86_400 / 2  # at 0 half of the day is over
-    quotas.go_on("t", 400, 100, 0.0)
+    quotas.go_on(-86_400, "t", 1, 400, 0.0)
+    quotas.go_on(0, "t", 1, 100, 0.0)
     [limit] = quotas.standing("t", 0.0)
     assert limit.remaining == 1000 - 100 - 200
-    quotas.go_on("t", 0, 100, 0.0)
+    quotas.go_on(3600, "t", 1, 100, 0.0)
+    quotas.go_on(-2 * 86_400, "t", 1, 1000, 0.0)
     assert quotas.standing("t", 0.0)[0].remaining == 600
 
 
