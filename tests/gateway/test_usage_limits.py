@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import time
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from gateway.config.model import Config
@@ -15,9 +18,11 @@ from gateway.proxy.refusals import in_words, rate_limit_headers, refusal_error
 from policies.admission.decisions import Reject
 from policies.limits.quotas import DAY_S, Quota, Quotas
 from policies.request import Limit, Refusal
+from tests.commands import running
 from tests.gateway.capture import Peer, Seen, Upstream, replies
 from tests.gateway.live import Starter, chat, until
-from tests.gateway.test_usage import CHAT, OK, TENANTS, written
+from tests.gateway.test_command_line import config_file
+from tests.gateway.test_usage import CHAT, OK, TENANTS, counted, requests_in, written
 from tests.postgres_server import PostgresServer
 
 
@@ -47,6 +52,36 @@ async def test_after_a_restart_as_much_is_left_as_before(start: Starter, usage_u
                 assert quotas is not None
                 left += [limit.remaining for limit in quotas.standing("alice", time.monotonic())]
     assert left == [60 - 5 * 9, 60 - 6 * 9]
+
+
+async def test_a_month_of_a_group_goes_on_over_kills_but_for_what_was_not_written(tmp_path: Path) -> None:
+    url, asked_max = str(tmp_path / "usage.db"), 100
+    groups = [{"name": "all"}, {"name": "team", "group": "all", "quota": {"tokens_per_month": 9 * asked_max}}]
+    tenants = [{**each, "group": "team"} for each in TENANTS]
+    served = lost = 0
+    refused = ""
+    async with Upstream(replies(OK)) as upstream:
+        config = config_file(tmp_path, upstream.url, tenants=tenants, usage=url, groups=groups)
+        for life in range(4):
+            async with running("serve", "-c", config) as command, aiohttp.ClientSession() as http:
+                address = (await command.says(r"serving on (http://\S+),"))[1] + CHAT
+                until_served = served + 30 if life < 3 else 10 * asked_max
+                while served < until_served and not refused:
+                    headers = {"authorization": f"Bearer {'kb'[served % 2]}"}
+                    async with http.post(address, json=chat(), headers=headers) as response:
+                        if response.status == 429:
+                            refused = (await response.json())["error"]["message"]
+                        else:
+                            served += 1
+                    if served == 30 * life + 20:  # the rest of this life is most likely lost
+                        await until(lambda: requests_in(url) >= 30 * life + 20 - lost)  # noqa: B023
+                command.signal(signal.SIGKILL)
+                await command.ended()
+                if life < 3:
+                    lost = served - sum(sums[0] - sums[1] for sums in counted(url).values())
+    assert refused.startswith("group team is at its limit of 900 tokens in 30 days; come back in ")
+    assert asked_max - 1 <= served <= asked_max + lost
+    assert lost <= 30, "the rest was written"
 
 
 async def takes_over(gateway: Gateway, quota: dict[str, int]) -> Quotas:
@@ -167,6 +202,8 @@ def test_no_wait_that_is_said_is_longer_than_its_window(reset_s: float) -> None:
         (12_000.0, "3 hours 20 minutes"),
         (86_399.0, "24 hours"),
         (86_400.0, "24 hours"),
+        (86_400.5, "1 day 1 hour"),
+        (30 * 86_400.0, "30 days"),
     ],
 )
 def test_a_wait_in_words(seconds: float, words: str) -> None:

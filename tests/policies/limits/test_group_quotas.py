@@ -23,7 +23,7 @@ BUDGET = 10_000
 def grouped(quota: Quota, tenants: int = 100, own: Quota | None = None) -> Quotas:
     """So many tenants in one group with this quota."""
     names = [f"t{number}" for number in range(tenants)]
-    return Quotas(own or Quota(), {RESEARCH: quota}, {name: (RESEARCH,) for name in names})
+    return Quotas(own or Quota(), {RESEARCH: quota}, dict.fromkeys(names, (RESEARCH,)))
 
 
 def served(quotas: Quotas, tenants: int, *, seconds: int = 120) -> int:
