@@ -81,12 +81,12 @@ def forget(database: Database, now_s: int, keep_days: int) -> None:
         step.do("DELETE FROM fairgate_writers WHERE written_s < %s", (now_s - WRITERS_KEPT_S,))
 
 
-def used_on(database: Database, day: int) -> list[tuple[int, str, int, int]]:
-    """What each tenant used on this day (since the epoch): when it began (s), the tenant, its requests and tokens."""
+def used_on(database: Database, day: int) -> list[tuple[str, int, int]]:
+    """What each tenant used on this day (since the epoch): its requests, and its prompt and output tokens."""
     with database.transaction(writes=False) as step:
         found = step.ask(_USED, (day * DAY_S, (day + 1) * DAY_S))
     return [
-        (day * DAY_S, tenant, int(requests), int(tokens))
+        (tenant, int(requests), int(tokens))
         for tenant, requests, tokens in found
         if isinstance(tenant, str) and isfinite(requests) and isfinite(tokens)
     ]

@@ -13,8 +13,14 @@ import aiohttp
 import pytest
 
 from gateway.config.model import Config
+from gateway.config.sections.usage import UsageConfig
 from gateway.process.gateway import Gateway
 from gateway.proxy.refusals import in_words, rate_limit_headers, refusal_error
+from gateway.usage.counts import UsageTotals
+from gateway.usage.database import Database
+from gateway.usage.thread import DatabaseThread
+from gateway.usage.used_before import used_before
+from gateway.usage.written import Batch, add
 from policies.admission.decisions import Reject
 from policies.limits.quotas import DAY_S, Quota, Quotas
 from policies.request import Limit, Refusal
@@ -208,3 +214,27 @@ def test_no_wait_that_is_said_is_longer_than_its_window(reset_s: float) -> None:
 )
 def test_a_wait_in_words(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
+
+
+@pytest.mark.parametrize("now_day", [59.5, 60.0, 61.2, 75.0, 89.9])
+async def test_what_was_used_in_two_months_goes_on(start: Starter, now_day: float) -> None:
+    config = UsageConfig.model_validate({"url": str(start.directory / "old.db")})
+    database = Database(config, makes=True)
+    sums = {}
+    for day in range(100):
+        for tenant in ("alice", "bob"):
+            totals = sums[day * 24 + 7, tenant, "", "", ""] = UsageTotals()
+            totals.requests, totals.refused, totals.input, totals.output = 3, 1, day, 1000
+    add(database, Batch("before", 1, sums), 0)
+    database.close()
+    quotas = Quotas(Quota(tokens_per_month=10**6), {" team": Quota(requests_per_month=10**6)}, {"bob": (" team",)})
+    quotas.day.epoch_s = quotas.month.epoch_s = now_s = now_day * DAY_S
+    thread = DatabaseThread(config)
+    for used in await used_before(thread, quotas, now_s):
+        quotas.go_on(*used, 0.0)
+    await thread.close(1.0)
+    for counts, days in ((quotas.day, 1), (quotas.month, 30)):
+        for member in ("alice", "bob", " team"):
+            for ago, count in enumerate(counts.counted(member)[:2]):
+                of_it = [day for day in range(int(now_day) + 1) if day // days == now_day // days - ago]
+                assert (count.requests, count.tokens) == (2 * len(of_it), sum(1000 + day for day in of_it))
