@@ -15,7 +15,8 @@ EXAMPLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("examples.yam
 UNITS = {
     "_s": "seconds", "_s_max": "seconds", "_s_max_inside": "seconds", "_bytes_max": "bytes", "_bytes_per_s": "bytes/s",
     "_days": "days", "requests_max": "requests", "requests_per_minute": "requests/min",
-    "tokens_per_minute": "tokens/min", "tokens_per_day": "tokens/day", "bytes_per_token": "bytes/token",
+    "tokens_per_minute": "tokens/min", "tokens_per_day": "tokens/day", "requests_per_day": "requests/day",
+    "tokens_per_month": "tokens/30 days", "requests_per_month": "requests/30 days", "bytes_per_token": "bytes/token",
     "unqueued_per_s": "requests/s", "connections_max": "connections", "calls_max": "calls", "tokens_max": "tokens",
     "window_tokens": "tokens", "window_calls": "calls",
     "attempts_max": "engines", "users_max": "users", "workers": "processes", "quantum": "service",

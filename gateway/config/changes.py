@@ -108,7 +108,7 @@ def _of_replicas(before: Config, after: Config) -> dict[str, str]:
         reasons["apps["] = common
     if not _has_quota(before) and _has_quota(after):
         first = "is the first limit, and replicas count limits together from the start on"
-        reasons |= {"quota": first, "tenants[": first}
+        reasons |= {"quota": first, "tenants[": first, "groups": first}
     for name in {pool.name for pool in before.pools} ^ {pool.name for pool in after.pools}:
         reasons[f"pools[{name}]"] = "replicas share a pool from its start on"
     return reasons
@@ -119,7 +119,7 @@ def _normal_service(config: Config) -> dict[str, object]:
 
 
 def _has_quota(config: Config) -> bool:
-    sections = [config.quota, *[tenant.quota for tenant in config.tenants if tenant.quota is not None]]
+    sections = [config.quota, *[each.quota for each in (*config.groups, *config.tenants) if each.quota is not None]]
     return any(value is not None for section in sections for value in section.model_dump().values())
 
 

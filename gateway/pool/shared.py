@@ -9,7 +9,7 @@ from gateway.config.section import filled
 from gateway.request.interaction_claim import ClaimReader
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.entitlements import Tree
-from policies.limits.quotas import Quota, Quotas
+from policies.limits.quotas import GROUP, Quota, Quotas
 from policies.orders.policy_entries import POLICIES
 
 
@@ -26,8 +26,7 @@ class Shared:
     @classmethod
     def of(cls, config: Config) -> Shared:
         knows_interactions = POLICIES[config.policy.name].order.knows_interactions
-        own = {tenant.name: filled(Quota, tenant.quota) for tenant in config.tenants if tenant.quota is not None}
-        quotas = Quotas(filled(Quota, config.quota), own, tenants_max=config.bounds.of("quotas"))
+        quotas = quotas_of(config)
         return cls(
             Interactions(_settings(config)) if knows_interactions else None,
             _claims(config) if knows_interactions else None,
@@ -56,6 +55,20 @@ class Shared:
             fresh.quotas if self.quotas is None else self.quotas,
             fresh.tree,
         )
+
+
+def quotas_of(config: Config) -> Quotas:
+    """The limits of tenants and of the groups around them."""
+    tree = config.tree
+    own = {tenant.name: filled(Quota, tenant.quota) for tenant in config.tenants if tenant.quota is not None}
+    own |= {GROUP + group.name: filled(Quota, group.quota) for group in config.groups if group.quota is not None}
+    around: dict[str, list[str]] = {}
+    for tenant, place in tree.tenants.items():
+        while place.group:
+            if GROUP + place.group in own:
+                around.setdefault(tenant, []).append(GROUP + place.group)
+            place = tree.groups[place.group]
+    return Quotas(filled(Quota, config.quota), own, around, tenants_max=config.bounds.of("quotas"))
 
 
 def _claims(config: Config) -> ClaimReader:

@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +23,7 @@ from gateway.config.model import Config
 from gateway.operator.of_workers import Workers, workers_app
 from gateway.storage.hub.exchange_server import ExchangeServer
 from gateway.storage.store_errors import StoreError
-from policies.limits.quotas import DAY_S
+from policies.limits.quotas import DAY_S, MONTH_S
 from policies.replicas.messages import CountDelta
 
 if TYPE_CHECKING:
@@ -81,31 +80,42 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int
 
 
 async def go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> None:
-    """Limits of a day go on from what is written down. Of a hub that is not the first of this run, that is as good as
-    what workers report, and not worth waiting for."""
+    """Limits of a day and a month go on from what is written down. Of a hub that is not the first of this run, that is
+    as good as what workers report, and not worth waiting for."""
     if config.usage is None or config.state.redis_url is not None:
         return
+    from gateway.pool.shared import quotas_of
     from gateway.usage.thread import CLOSE_S, DatabaseThread
-    from gateway.usage.written import tokens_of_day
+    from gateway.usage.used_before import used_before
 
-    day, ttl_s = int(time.time() / DAY_S), ceil(3 * DAY_S)
+    quotas = quotas_of(config)
     database = DatabaseThread(config.usage)
     try:
         while True:
             try:
-                before, today = await database.do(partial(tokens_of_day, day=day))
+                found = await used_before(database, quotas, time.time())
                 break
             except StoreError as error:
                 if not is_first:
                     return
-                logger.debug("what was used today is not known yet: %s", error)
+                logger.debug("what was used before is not known yet: %s", error)
             await asyncio.sleep(RETRY_S)
     finally:
         await database.close(CLOSE_S)
     server.count(
         [
-            CountDelta(f"day:{tenant}", at, ttl_s, 0, 0, tokens, (0, 0, 0), False)
-            for at, found in ((day - 1, before), (day, today))
-            for tenant, tokens in found.items()
+            CountDelta(
+                f"{window}:{member}",
+                since_s // int(window_s),
+                ceil(3 * window_s),
+                0,
+                requests,
+                tokens,
+                (0, 0, 0),
+                False,
+            )
+            for window, window_s in (("day", DAY_S), ("month", MONTH_S))
+            for since_s, tenant, requests, tokens in found
+            for member in quotas.members(tenant)
         ]
     )

@@ -10,6 +10,7 @@ from zlib import crc32
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header
 from policies.admission.decisions import Reject
+from policies.limits.quotas import DAY_S
 from policies.request import Limit, Refusal
 
 JITTER: Final = 0.1
@@ -36,7 +37,10 @@ _ALWAYS_ON: Final = {
     "requests": "{limit} requests a minute",
     "tokens": "{limit} tokens a minute",
     "concurrent": "{limit} requests at once",
+    "requests_per_day": "{limit} requests a day",
     "tokens_per_day": "{limit} tokens a day",
+    "requests_per_month": "{limit} requests in 30 days",
+    "tokens_per_month": "{limit} tokens in 30 days",
 }
 
 
@@ -52,7 +56,7 @@ def refusal_error(decision: Reject, again_s: float) -> ApiError:
         retry_after_s = min(retry_after_s, limit.window_s)
         headers = rate_limit_headers((limit,))
         message = _at_limit(decision.reason, limit, retry_after_s)
-        if limit.name == "tokens_per_day":
+        if DAY_S <= limit.window_s < math.inf:
             should_retry = False  # a client library would give up its patience, and the budget would not be there yet
     return ApiError(reason, message, retry_after_s=retry_after_s, should_retry=should_retry, fields=headers)
 
@@ -69,8 +73,10 @@ def _spread(wait_s: float, request_id: str) -> float:
 def _at_limit(reason: Refusal, limit: Limit, retry_after_s: float) -> str:
     again = f"come back in {in_words(retry_after_s)}"
     if reason is Refusal.RATE_LIMITED:
-        what = _ALWAYS_ON.get(limit.name, "{limit} " + limit.name).format(limit=limit.limit)
-        return f"you are at your limit of {what}; {again}"
+        name, _, group = limit.name.partition(" ")
+        what = _ALWAYS_ON.get(name, "{limit} " + name).format(limit=limit.limit)
+        who = f"{group[1:-1]} is at its" if group else "you are at your"
+        return f"{who} limit of {what}; {again}"
     who, _, kind = limit.name.rpartition("_")
     return (
         f"the engines' KV cache is overloaded, and {_WHO.get(who, 'you')} reached the limit that holds meanwhile: "
@@ -82,10 +88,13 @@ def _at_limit(reason: Refusal, limit: Limit, retry_after_s: float) -> str:
 def in_words(seconds: float) -> str:
     """How long is that, as a person says it: rounded up, and in the two largest units."""
     rest = max(1, math.ceil(seconds))
-    if rest >= 3600:
-        rest = -(-rest // 60) * 60  # seconds would be a third unit
+    units = [("hour", 3600), ("minute", 60), ("second", 1)]
+    if rest > DAY_S:
+        units = [("day", 86_400), ("hour", 3600)]
+    smallest = units[1 if rest >= 3600 else 2][1]
+    rest = -(-rest // smallest) * smallest  # what is smaller would be a third unit
     words = []
-    for unit, length in (("hour", 3600), ("minute", 60), ("second", 1)):
+    for unit, length in units:
         count, rest = divmod(rest, length)
         if count:
             words.append(f"{count} {unit}{'' if count == 1 else 's'}")
@@ -96,7 +105,7 @@ def rate_limit_headers(limits: Iterable[Limit]) -> list[Header]:
     """`x-ratelimit-*` as OpenAI's clients read them: one limit of requests and one of tokens, the tightest of each."""
     tightest: dict[bytes, Limit] = {}
     for limit in limits:
-        kind = b"tokens" if "tokens" in limit.name else b"requests"
+        kind = b"tokens" if "tokens" in limit.name.partition(" ")[0] else b"requests"
         other = tightest.get(kind)
         if other is None or limit.remaining * other.limit < other.remaining * limit.limit:
             tightest[kind] = limit

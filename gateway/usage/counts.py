@@ -92,10 +92,10 @@ class UsageCounts:
             if request is not None:
                 totals.wasted += request.progress.wasted_tokens
 
-    def tokens(self) -> Iterator[tuple[str, int, int]]:
-        """Of each sum the tenant, the day (since the epoch), and its prompt and output tokens."""
+    def used(self) -> Iterator[tuple[int, str, int, int]]:
+        """Of each sum its hour (seconds since the epoch), the tenant, its requests and its prompt and output tokens."""
         for (hour, tenant, *_), totals in self._sums.items():
-            yield tenant, hour // 24, totals.input + totals.output
+            yield hour * HOUR_S, tenant, totals.requests - totals.refused, totals.input + totals.output
 
     def take(self) -> Sums:
         """All that was added since the last time."""

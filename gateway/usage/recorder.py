@@ -21,8 +21,9 @@ from gateway.metric_families import single
 from gateway.storage.store_errors import StoreError, StoreUnavailable
 from gateway.usage.counts import UsageCounts
 from gateway.usage.thread import CLOSE_S, DatabaseThread
-from gateway.usage.written import Batch, add, forget, tokens_of_day
-from policies.limits.quotas import DAY_S, Quotas
+from gateway.usage.used_before import Used, used_before
+from gateway.usage.written import Batch, add, forget
+from policies.limits.quotas import Quotas
 
 logger = logging.getLogger("fairgate")
 
@@ -35,7 +36,7 @@ class UsageRecorder:
     """Counts what one gateway is used for, and writes it down. `open`, one `turn` after another, then `close`."""
 
     def __init__(self, config: UsageConfig, quotas: Quotas | None, bounds: Bounds = BOUNDS) -> None:
-        """`quotas`: limits of a day, which go on from what is written down; None: they need not."""
+        """`quotas`: limits of a day and a month, which go on from what is written down; None: they need not."""
         self.counts = UsageCounts(config.users_max, bounds.of("sums") // 4, bounds.of("users"))
         # A quarter: twice as many there may be, and as many more are being written.
         self.database = DatabaseThread(config)
@@ -70,11 +71,7 @@ class UsageRecorder:
         what is written down with the next `flush`."""
         _by_utc(quotas)
         self._quotas, self._has_gone_on = quotas, False
-        today = int(time.time()) // int(DAY_S)
-        for tenant, day, tokens in self.counts.tokens():
-            if today - day in (0, 1):
-                used = (0, tokens) if day == today else (tokens, 0)
-                quotas.go_on(tenant, *used, time.monotonic())
+        _add_used(quotas, [*self.counts.used()])
 
     async def turn(self) -> None:
         """Write after half a second. Raises `OperationalError`, having written, if the file has been replaced."""
@@ -142,14 +139,15 @@ class UsageRecorder:
         return self._batch
 
     async def _go_on(self) -> None:
-        """Limits of a day go on from what is written down, once: before anything is that ends under them."""
+        """Limits go on from what is written down, once: before anything is that ends under them."""
         if self._has_gone_on:
             return
-        before, today = await self.database.do(tokens_of_day, int(time.time() / DAY_S))
-        self._has_gone_on = True
-        if self._quotas is not None:
-            for tenant in before.keys() | today.keys():
-                self._quotas.go_on(tenant, before.get(tenant, 0), today.get(tenant, 0), time.monotonic())
+        quotas = self._quotas
+        found = await used_before(self.database, quotas, time.time())
+        if quotas is self._quotas:  # else others came meanwhile, and are read for next
+            self._has_gone_on = True
+            if quotas is not None:
+                _add_used(quotas, found)
 
     async def _forget(self) -> None:
         now = time.monotonic()
@@ -172,5 +170,10 @@ class UsageRecorder:
 
 
 def _by_utc(quotas: Quotas) -> None:
-    """From here on a day is one of UTC, whose hours are written down."""
-    quotas.day.epoch_s = time.time() - time.monotonic()
+    """From here on a day is one of UTC, whose hours are written down, and a month is 30 of them."""
+    quotas.day.epoch_s = quotas.month.epoch_s = time.time() - time.monotonic()
+
+
+def _add_used(quotas: Quotas, found: Used) -> None:
+    for since_s, tenant, requests, tokens in found:
+        quotas.go_on(since_s, tenant, requests, tokens, time.monotonic())

@@ -21,9 +21,9 @@ _IS_NEW = (
     "INSERT INTO fairgate_writers (writer, batch, written_s) VALUES (%s, %s, %s) ON CONFLICT (writer) DO UPDATE "
     "SET batch = excluded.batch, written_s = excluded.written_s WHERE fairgate_writers.batch < excluded.batch"
 )
-_TOKENS = (
-    "SELECT tenant, SUM(input_tokens + output_tokens) FROM fairgate_usage WHERE hour_s >= %s AND hour_s < %s "
-    "GROUP BY tenant"
+_USED = (
+    "SELECT tenant, SUM(requests - refused), SUM(input_tokens + output_tokens) FROM fairgate_usage "
+    "WHERE hour_s >= %s AND hour_s < %s GROUP BY tenant"
 )
 
 
@@ -81,11 +81,12 @@ def forget(database: Database, now_s: int, keep_days: int) -> None:
         step.do("DELETE FROM fairgate_writers WHERE written_s < %s", (now_s - WRITERS_KEPT_S,))
 
 
-def tokens_of_day(database: Database, day: int) -> list[dict[str, int]]:
-    """Prompt and output tokens of each tenant on the day before this one, and on this one (days since the epoch)."""
+def used_on(database: Database, day: int) -> list[tuple[str, int, int]]:
+    """What each tenant used on this day (since the epoch): its requests, and its prompt and output tokens."""
     with database.transaction(writes=False) as step:
-        days = [step.ask(_TOKENS, (each * DAY_S, (each + 1) * DAY_S)) for each in (day - 1, day)]
+        found = step.ask(_USED, (day * DAY_S, (day + 1) * DAY_S))
     return [
-        {tenant: int(tokens) for tenant, tokens in found if isinstance(tenant, str) and isfinite(tokens)}
-        for found in days
+        (tenant, int(requests), int(tokens))
+        for tenant, requests, tokens in found
+        if isinstance(tenant, str) and isfinite(requests) and isfinite(tokens)
     ]

@@ -1,21 +1,28 @@
-"""Is a tenant beyond a limit that holds at any time? These are the classic rate limits, off by default.
+"""Is a tenant, or a group around it, beyond a limit that holds at any time? These are the classic rate limits, off by
+default.
 
-They count whole tenants, under every policy. They do not look at interactions: a request beyond them is refused in the
-middle of an interaction too.
+They count whole tenants and groups, under every policy: a request counts for its tenant, and for each group around it
+that has a limit. Work that can wait counts for the tenant that pays. They do not look at interactions: a request beyond
+them is refused in the middle of an interaction too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import combinations
+from typing import Any, Final, NamedTuple
 
 from policies.limits.sliding_counts import Count, SlidingCounts
-from policies.request import Limit, Refusal, Refused, Request
+from policies.request import Limit, Refusal, Refused, Request, payer
 from policies.settings import COUNT_MAX, Contradiction, check_bounds, setting
 
 MINUTE_S = 60.0
 DAY_S = 86_400.0
+MONTH_S = 30 * DAY_S
+WINDOWS: Final = {"minute": MINUTE_S, "day": DAY_S, "month": MONTH_S}
+GROUP: Final = " "
+"""Begins the name under which a group is counted. Names of tenants have no space."""
 
 
 def _limit(doc: str) -> Any:
@@ -24,76 +31,140 @@ def _limit(doc: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one tenant may have. None: no limit."""
+    """What one tenant, or one group, may have. None: no limit."""
 
     requests_per_minute: int | None = _limit("Requests in any 60 seconds.")
     tokens_per_minute: int | None = _limit("Tokens in any 60 seconds, prompt and output.")
     concurrent: int | None = _limit("Requests queued or running at once.")
     tokens_per_day: int | None = _limit("Tokens in any 24 hours, prompt and output. At least tokens_per_minute.")
+    requests_per_day: int | None = _limit("Requests in any 24 hours. At least requests_per_minute.")
+    tokens_per_month: int | None = _limit("Tokens in any 30 days, prompt and output. At least tokens_per_day.")
+    requests_per_month: int | None = _limit("Requests in any 30 days. At least requests_per_day.")
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if (self.tokens_per_minute or 0) > (self.tokens_per_day or float("inf")):
-            message = f"{self.tokens_per_day} is less than tokens_per_minute ({self.tokens_per_minute}): never reached"
-            raise Contradiction("tokens_per_day", message)
+        for measure in ("requests", "tokens"):
+            for shorter, longer in combinations([f"{measure}_per_{window}" for window in WINDOWS], 2):
+                most, least = getattr(self, longer), getattr(self, shorter) or 0
+                if most is not None and most < least:
+                    raise Contradiction(longer, f"{most} is less than {shorter} ({least}): never reached")
 
 
 UNLIMITED = Quota()
+
+
+class Rule(NamedTuple):
+    """One limit of a tenant or a group."""
+
+    name: str
+    """As its `Limit` is called."""
+    measure: str
+    """"requests", "tokens" or "concurrent"."""
+    window: int
+    """Its place in `WINDOWS`; -1: it holds at once."""
+    most: int
+
+
+Counted = list[tuple[str, tuple[Count, Count, Count]]]
+"""The tenant and the groups for which a request counts, each with its counts by `WINDOWS`."""
+
+
+def _rules(quota: Quota, member: str = "") -> tuple[Rule, ...]:
+    windows, found = [*WINDOWS], []
+    whose = f" (group{member})" if member.startswith(GROUP) else ""
+    for field in fields(quota):
+        most = getattr(quota, field.name)
+        if most is not None:
+            measure, _, window = field.name.partition("_per_")
+            name = measure if window == "minute" else field.name
+            found.append(Rule(name + whose, measure, windows.index(window) if window else -1, most))
+    return tuple(found)
 
 
 class Quotas:
     """The limits of every tenant, and how much each has used. One object may serve several pools."""
 
     def __init__(
-        self, default: Quota = UNLIMITED, tenants: Mapping[str, Quota] | None = None, *, tenants_max: int = 100_000
+        self,
+        default: Quota = UNLIMITED,
+        tenants: Mapping[str, Quota] | None = None,
+        around: Mapping[str, Sequence[str]] | None = None,
+        *,
+        tenants_max: int = 100_000,
     ) -> None:
-        """`tenants_max`: tenants that are counted in a window."""
-        self._default = default
-        self._tenants = dict(tenants or {})
+        """
+        Attributes:
+            tenants: limits of tenants that do not have the default, and of groups, whose names begin with `GROUP`.
+            around: of a tenant the groups around it that have a quota, by these names.
+            tenants_max: tenants and groups that are counted in a window.
+        """
+        self._default = _rules(default)
+        self._rules = {name: _rules(quota, name) for name, quota in (tenants or {}).items()}
+        self._members = {tenant: (tenant, *groups) for tenant, groups in (around or {}).items()}
         self.minute = SlidingCounts(MINUTE_S, members_max=tenants_max)
         self.day = SlidingCounts(DAY_S, members_max=tenants_max)
+        self.month = SlidingCounts(MONTH_S, members_max=tenants_max)
+        self.windows = (self.minute, self.day, self.month)
+        self._now = float("-inf")
         self.under_way: dict[str, int] = {}
-        """By tenant: requests queued and dispatched."""
+        """By tenant or group: requests queued and dispatched."""
         self.under_way_elsewhere: Mapping[str, int] = {}
         """The same at other gateways."""
         self.may_have: Callable[[str, int, int], bool] | None = None
-        """May this tenant have this many more requests and tokens? Set while other gateways count the same limits but
-        cannot be asked. None: there are none, or they can be asked."""
+        """May this tenant or group have this many more requests and tokens? Set while other gateways count the same
+        limits but cannot be asked. None: there are none, or they can be asked."""
 
     @property
     def is_off(self) -> bool:
-        """Has no tenant a limit?"""
-        return self._default == UNLIMITED and not any(quota != UNLIMITED for quota in self._tenants.values())
+        """Has nobody a limit?"""
+        return not self._default and not any(self._rules.values())
+
+    @property
+    def longest_s(self) -> float:
+        """The longest window in which anybody has a limit."""
+        last = max([rule.window for rules in (self._default, *self._rules.values()) for rule in rules], default=-1)
+        return self.windows[last].window_s if last >= 0 else 0.0
 
     def set(self, other: Quotas) -> None:
         """From now on the limits are the other's. What was counted counts on."""
-        self._default, self._tenants = other._default, other._tenants
+        self._default, self._rules, self._members = other._default, other._rules, other._members
+
+    def members(self, leaf: str) -> tuple[str, ...]:
+        """For whom does a request of this leaf count? The tenant that pays comes first, then the groups around it."""
+        tenant = payer(leaf)
+        return self._members.get(tenant) or (tenant,)
+
+    def rules(self, member: str) -> tuple[Rule, ...]:
+        """The limits of a tenant or group."""
+        return self._rules.get(member, self._default)
 
     def refusal(self, request: Request, now: float) -> Refused | None:
-        """Is its tenant beyond a limit? None: it is not."""
+        """Is its tenant, or a group around it, beyond a limit? None: they are not."""
         return self._refusal(request, request.prompt_tokens, 1, now)
 
     def _refusal(self, request: Request, tokens: int, requests: int, now: float) -> Refused | None:
-        """Would its tenant be beyond a limit with this many more tokens and requests? None: it would not."""
-        tenant = request.flow.tenant
-        self.minute.at(now)
-        self.day.at(now)
-        limits = self._standing(tenant, tokens, now, requests)
+        """Would one of them be beyond a limit with this many more tokens and requests? None: none would."""
+        self._move(now)
+        members = self.members(request.flow.tenant)
+        limits = self._standing(members, tokens, now, requests)
         for limit in limits:
             if limit.reset_s:
                 return Refused(Refusal.RATE_LIMITED, max(1.0, limit.reset_s), limit)
-        if limits and self.may_have is not None and not self.may_have(tenant, requests, tokens):
-            return Refused(Refusal.RATE_LIMITED, 1.0, min(limits, key=lambda limit: limit.remaining))
+        if limits and self.may_have is not None:
+            for member in members:
+                if not self.may_have(member, requests, tokens):
+                    return Refused(Refusal.RATE_LIMITED, 1.0, min(limits, key=lambda limit: limit.remaining))
         return None
 
     def admitted(self, request: Request, now: float) -> None:
         """The request was queued."""
-        tenant = request.flow.tenant
-        self.under_way[tenant] = self.under_way.get(tenant, 0) + 1
-        self.minute.at(now)
-        self.day.at(now)
-        counted = request.progress.counted = (self.minute.of(tenant), self.day.of(tenant))
-        self._add(tenant, counted, 1, request.prompt_tokens)
+        self._move(now)
+        counted: Counted = []
+        for member in self.members(request.flow.tenant):
+            self.under_way[member] = self.under_way.get(member, 0) + 1
+            counted.append((member, self._counts(member)))
+        request.progress.counted = counted
+        self._add(counted, 1, request.prompt_tokens)
 
     def ended(self, request: Request, tokens: int, now: float) -> None:
         """The request ended, in whatever way, and took this many tokens.
@@ -101,71 +172,84 @@ class Quotas:
         Tokens beyond the estimate count now. What was counted and not taken is taken back from the periods in which it
         was counted: else the limits of a later period would let through as much more.
         """
-        tenant = request.flow.tenant
         counted = self._left(request, now)
         more = tokens - request.prompt_tokens
         if more > 0:
-            counted = (self.minute.of(tenant), self.day.of(tenant))
-        self._add(tenant, counted, 0, more)
+            counted = [(member, self._counts(member)) for member, _ in counted]
+        self._add(counted, 0, more)
 
     def withdrawn(self, request: Request, now: float) -> None:
         """The request was counted, but is not served: undo the count."""
-        self._add(request.flow.tenant, self._left(request, now), -1, -request.prompt_tokens)
+        self._add(self._left(request, now), -1, -request.prompt_tokens)
 
-    def _left(self, request: Request, now: float) -> tuple[Count, Count]:
-        """The request is under way no longer. Returns the counts that it was added to."""
-        tenant, progress = request.flow.tenant, request.progress
-        self.minute.at(now)
-        self.day.at(now)
-        under_way = self.under_way[tenant] - 1
-        if under_way:
-            self.under_way[tenant] = under_way
-        else:
-            del self.under_way[tenant]
-        counted: tuple[Count, Count] = progress.counted
-        progress.counted = None
+    def _left(self, request: Request, now: float) -> Counted:
+        """The request is under way no longer. Returns what it was added to, also where its tenant has moved since."""
+        self._move(now)
+        counted: Counted = request.progress.counted
+        request.progress.counted = None
+        for member, _ in counted:
+            under_way = self.under_way[member] - 1
+            if under_way:
+                self.under_way[member] = under_way
+            else:
+                del self.under_way[member]
         return counted
 
-    def standing(self, tenant: str, now: float) -> list[Limit]:
-        """Every limit of this tenant, and how much of it is used."""
-        return self._standing(tenant, 1, now)
+    def standing(self, leaf: str, now: float) -> list[Limit]:
+        """Every limit of this leaf's tenant and of the groups around it, and how much of it is used."""
+        return self._standing(self.members(leaf), 1, now)
 
     def overrun(self, request: Request, now: float) -> Refused | None:
-        """Is its tenant beyond a limit, now that this request has been counted?"""
+        """Is its tenant, or a group around it, beyond a limit, now that this request has been counted?"""
         return self._refusal(request, 0, 0, now)
 
-    def go_on(self, tenant: str, tokens_before: int, tokens: int, now: float) -> None:
-        """What a tenant used on the day before and on this one, as it was written down by a gateway that has ended."""
-        self.day.at(now)
-        count = self.day.of(tenant)
-        if count.before is None:
-            count.before = Count(None, count.period - 1)
-        count.before.tokens += tokens_before
-        count.tokens += tokens
+    def go_on(self, since_s: float, tenant: str, requests: int, tokens: int, now: float) -> None:
+        """What a tenant used in the hour or the day since then, as it was written down by a gateway that has ended."""
+        for counts in (self.day, self.month):
+            counts.at(now)
+            ago = counts.period - int(since_s // counts.window_s)
+            if ago not in (0, 1):
+                continue
+            for member in self.members(tenant):
+                count = counts.of(member)
+                if ago:
+                    if count.before is None:
+                        count.before = Count(None, count.period - 1)
+                    count = count.before
+                count.requests += requests
+                count.tokens += tokens
 
-    def quota(self, tenant: str) -> Quota:
-        """What this tenant may have."""
-        return self._tenants.get(tenant, self._default)
+    def _move(self, now: float) -> None:
+        if now != self._now:
+            self._now = now
+            self.minute.at(now)
+            self.day.at(now)
+            self.month.at(now)
 
-    def _add(self, tenant: str, counted: tuple[Count, Count], requests: int, tokens: int) -> None:
-        for counts, count in zip((self.minute, self.day), counted, strict=True):
-            count.requests += requests
-            count.tokens += tokens
-            if counts.changed is not None and self.quota(tenant) is not UNLIMITED:
-                counts.note_change(tenant, count)
+    def _counts(self, member: str) -> tuple[Count, Count, Count]:
+        return self.minute.of(member), self.day.of(member), self.month.of(member)
 
-    def _standing(self, tenant: str, prompt_tokens: int, now: float, requests: int = 1) -> list[Limit]:
-        quota = self.quota(tenant)
-        if quota is UNLIMITED:
-            return []
+    def _add(self, counted: Counted, requests: int, tokens: int) -> None:
+        for member, by_window in counted:
+            minute, day, month = by_window
+            minute.requests += requests
+            minute.tokens += tokens
+            day.requests += requests
+            day.tokens += tokens
+            month.requests += requests
+            month.tokens += tokens
+            if self.minute.changed is not None:
+                for window in {rule.window for rule in self.rules(member) if rule.window >= 0}:
+                    self.windows[window].note_change(member, by_window[window])
+
+    def _standing(self, members: Sequence[str], tokens: int, now: float, requests: int = 1) -> list[Limit]:
         limits = []
-        if quota.requests_per_minute is not None:
-            limits.append(self.minute.limit("requests", "requests", tenant, requests, quota.requests_per_minute, now))
-        if quota.tokens_per_minute is not None:
-            limits.append(self.minute.limit("tokens", "tokens", tenant, prompt_tokens, quota.tokens_per_minute, now))
-        if quota.concurrent is not None:
-            left = quota.concurrent - self.under_way.get(tenant, 0) - self.under_way_elsewhere.get(tenant, 0)
-            limits.append(Limit("concurrent", quota.concurrent, max(0, left), 0.0 if left >= requests else 1.0))
-        if quota.tokens_per_day is not None:
-            limits.append(self.day.limit("tokens_per_day", "tokens", tenant, prompt_tokens, quota.tokens_per_day, now))
+        for member in members:
+            for name, measure, window, most in self.rules(member):
+                if window >= 0:
+                    more = requests if measure == "requests" else tokens
+                    limits.append(self.windows[window].limit(name, measure, member, more, most, now))
+                else:
+                    left = most - self.under_way.get(member, 0) - self.under_way_elsewhere.get(member, 0)
+                    limits.append(Limit(name, most, max(0, left), 0.0 if left >= requests else 1.0))
         return limits

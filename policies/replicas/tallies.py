@@ -7,11 +7,12 @@ that all gateways admit before the next exchange can reach them. Near a limit th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from math import ceil
 from typing import Final
 
-from policies.limits.quotas import UNLIMITED, Quotas
+from policies.limits.quotas import WINDOWS, Quotas
 from policies.limits.sliding_counts import MEASURES, Count, SlidingCounts
 from policies.replicas.messages import CountDelta, Counted
 from policies.request import Request
@@ -98,31 +99,39 @@ class SharedQuotas:
 
     def __init__(self, quotas: Quotas, *, epoch_s: float) -> None:
         self.quotas = quotas
-        self._minute = SharedCounts("minute", quotas.minute, epoch_s=epoch_s)
-        self._day = SharedCounts("day", quotas.day, epoch_s=epoch_s)
+        self._windows = [
+            SharedCounts(name, counts, epoch_s=epoch_s) for name, counts in zip(WINDOWS, quotas.windows, strict=True)
+        ]
         self._gateways = 1
 
     def is_sure(self, request: Request, now: float) -> bool:
         """Will `refusal` give the same answer whatever the other gateways admit before the next exchange?"""
-        tenant = request.flow.tenant
-        if self.quotas.quota(tenant) is UNLIMITED:
+        limited = [member for member in self.quotas.members(request.flow.tenant) if self.quotas.rules(member)]
+        if not limited or self.quotas.refusal(request, now) is not None:
             return True
-        return self.quotas.refusal(request, now) is not None or self._has_left(tenant, 1, request.prompt_tokens, 0.0)
+        return all([self._has_left(member, 1, request.prompt_tokens, 0.0) for member in limited])
 
     def report(self, most: int) -> list[CountDelta]:
-        """What was counted since the last exchange, for at most `most` tenants in each window."""
-        return self._minute.report(most, self._reserve_of_minute) + self._day.report(most, self._reserve_of_day)
+        """What was counted since the last exchange, for at most `most` tenants and groups in each window."""
+        found = []
+        for window, counts in enumerate(self._windows):
+            found += counts.report(most, partial(self._reserve, window))
+        return found
 
     def under_way(self) -> list[tuple[str, int]]:
-        """Requests under way here, of tenants with a limit on concurrent requests."""
+        """Requests under way here, of tenants and groups with a limit on concurrent requests."""
         quotas = self.quotas
-        return [item for item in quotas.under_way.items() if quotas.quota(item[0]).concurrent is not None]
+        return [
+            item
+            for item in quotas.under_way.items()
+            if any([rule.measure == "concurrent" for rule in quotas.rules(item[0])])
+        ]
 
     def receive(self, counted: Sequence[Counted], gateways: int, under_way: Sequence[tuple[str, int]]) -> None:
         """Take what all `gateways` counted together, and what is under way at the others."""
         sums = iter(counted)
-        self._minute.receive(sums)
-        self._day.receive(sums)
+        for counts in self._windows:
+            counts.receive(sums)
         self._gateways = gateways
         self.quotas.may_have = None
         self.quotas.under_way_elsewhere = dict(under_way)
@@ -132,39 +141,29 @@ class SharedQuotas:
         limit.
         """
 
-        def may_have(tenant: str, requests: int, tokens: int) -> bool:
-            return not refuses and self._has_left(tenant, requests, tokens, 1 / self._gateways)
+        def may_have(member: str, requests: int, tokens: int) -> bool:
+            return not refuses and self._has_left(member, requests, tokens, 1 / self._gateways)
 
         self.quotas.may_have = may_have
 
-    def _has_left(self, tenant: str, requests: int, tokens: int, part: float) -> bool:
+    def _has_left(self, member: str, requests: int, tokens: int, part: float) -> bool:
         """Is this much more reserved? With a `part` above 0: does it fit into that part of what was left?"""
-        quota = self.quotas.quota(tenant)
-        for counts, measure, more, limit in (
-            (self._minute, "requests", requests, quota.requests_per_minute),
-            (self._minute, "tokens", tokens, quota.tokens_per_minute),
-            (self._day, "tokens", tokens, quota.tokens_per_day),
-        ):
-            if limit is not None:
-                own, known, is_known = counts.own(tenant, measure)
-                if own + more > (limit - known) * part or not (is_known or part):
+        for rule in self.quotas.rules(member):
+            if rule.window >= 0:
+                own, known, is_known = self._windows[rule.window].own(member, rule.measure)
+                more = requests if rule.measure == "requests" else tokens
+                if own + more > (rule.most - known) * part or not (is_known or part):
                     return False
         return True
 
-    def _reserve_of_minute(self, tenant: Hashable) -> Measures:
-        quota = self.quotas.quota(str(tenant))
-        requests = self._part_left(self._minute, tenant, "requests", quota.requests_per_minute)
-        return 0, requests, self._part_left(self._minute, tenant, "tokens", quota.tokens_per_minute)
-
-    def _reserve_of_day(self, tenant: Hashable) -> Measures:
-        return 0, 0, self._part_left(self._day, tenant, "tokens", self.quotas.quota(str(tenant)).tokens_per_day)
-
-    def _part_left(self, counts: SharedCounts, tenant: Hashable, measure: str, limit: int | None) -> int:
+    def _reserve(self, window: int, member: Hashable) -> Measures:
         """A small part of what is left: what may be admitted before the next exchange."""
-        if limit is None:
-            return 0
-        own, known, _ = counts.own(tenant, measure)
-        return max(0, int((limit - known - own) / (RESERVED * self._gateways)))
+        parts = {"requests": 0, "tokens": 0}
+        for rule in self.quotas.rules(str(member)):
+            if rule.window == window:
+                own, known, _ = self._windows[window].own(member, rule.measure)
+                parts[rule.measure] = max(0, int((rule.most - known - own) / (RESERVED * self._gateways)))
+        return 0, parts["requests"], parts["tokens"]
 
 
 def _take(count: Count, sums: Measures) -> None:

@@ -90,6 +90,7 @@ def test_what_is_set_at_the_start_needs_a_restart(field: str) -> None:
         ({"policy": "vtc"}, "policy.name"),
         ({"throttle": {"window_s": 5}}, "throttle.window_s"),
         ({"quota": {"concurrent": 5}}, "quota.concurrent"),
+        ({"groups": [{"name": "g", "quota": {"tokens_per_month": 5}}]}, "groups[g]"),
         ({"apps": [{"name": "x", "normal_service": 5}]}, "apps[x]"),
         ({"pools": [*BASE["pools"], {"name": "b", "models": ["x"], "backends": [TRI]}]}, "pools[b]"),
     ],

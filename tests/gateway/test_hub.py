@@ -119,23 +119,30 @@ async def test_connections_are_bounded() -> None:
         await until(lambda: not server.connections)
 
 
-async def test_a_limit_of_a_day_goes_on_from_what_was_used_before(start: Starter, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_grouped", [False, True])
+async def test_a_longer_limit_goes_on_from_what_was_used_before(
+    start: Starter, tmp_path: Path, is_grouped: bool
+) -> None:
     url = str(tmp_path / "usage.db")
     tally = UsageTotals()
     tally.requests, tally.input, tally.output = 1, 480, 500
+    named = [each | {"quota": {"tokens_per_day": 1000}} for each in tenants(spent=1, fresh=1)]
+    groups: list[dict[str, Any]] = []
+    if is_grouped:
+        named = [named[0] | {"group": "g", "quota": None}, named[1]]
+        groups = [{"name": "g", "quota": {"tokens_per_month": 1000}}]
     config = Config.model_validate({
-        "usage": url, "pools": [{"name": "p", "backends": [{"url": "http://a:1"}]}], "open_access": True,
+        "usage": url, "pools": [{"name": "p", "backends": [{"url": "http://a:1"}]}], "tenants": named, "groups": groups,
     })  # fmt: skip
     assert config.usage is not None
     database = Database(config.usage, makes=True)
     add(database, Batch("before", 1, {(int(time.time()) // 3600, "spent", "", "", ""): tally}), int(time.time()))
     database.close()
-    named = [each | {"quota": {"tokens_per_day": 1000}} for each in tenants(spent=1, fresh=1)]
     async with run_directory() as (found, server), simulated(time_scale=0) as sim:
         await go_on(config, server, is_first=True)
         async with (
-            start(sim.url, worker_slot=WorkerSlot(0, found), tenants=named, usage=url) as first,
-            start(sim.url, worker_slot=WorkerSlot(1, found), tenants=named, usage=url) as second,
+            start(sim.url, worker_slot=WorkerSlot(0, found), tenants=named, groups=groups, usage=url) as first,
+            start(sim.url, worker_slot=WorkerSlot(1, found), tenants=named, groups=groups, usage=url) as second,
         ):
             body = chat("word " * 60, max_tokens=2)
             for live in (first, second):

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import time
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from gateway.config.model import Config
+from gateway.config.sections.usage import UsageConfig
 from gateway.process.gateway import Gateway
 from gateway.proxy.refusals import in_words, rate_limit_headers, refusal_error
+from gateway.usage.counts import UsageTotals
+from gateway.usage.database import Database
+from gateway.usage.thread import DatabaseThread
+from gateway.usage.used_before import used_before
+from gateway.usage.written import Batch, add
 from policies.admission.decisions import Reject
 from policies.limits.quotas import DAY_S, Quota, Quotas
 from policies.request import Limit, Refusal
+from tests.commands import running
 from tests.gateway.capture import Peer, Seen, Upstream, replies
 from tests.gateway.live import Starter, chat, until
-from tests.gateway.test_usage import CHAT, OK, TENANTS, written
+from tests.gateway.test_command_line import config_file
+from tests.gateway.test_usage import CHAT, OK, TENANTS, counted, requests_in, written
 from tests.postgres_server import PostgresServer
 
 
@@ -47,6 +58,36 @@ async def test_after_a_restart_as_much_is_left_as_before(start: Starter, usage_u
                 assert quotas is not None
                 left += [limit.remaining for limit in quotas.standing("alice", time.monotonic())]
     assert left == [60 - 5 * 9, 60 - 6 * 9]
+
+
+async def test_a_month_of_a_group_goes_on_over_kills_but_for_what_was_not_written(tmp_path: Path) -> None:
+    url, asked_max = str(tmp_path / "usage.db"), 100
+    groups = [{"name": "all"}, {"name": "team", "group": "all", "quota": {"tokens_per_month": 9 * asked_max}}]
+    tenants = [{**each, "group": "team"} for each in TENANTS]
+    served = lost = 0
+    refused = ""
+    async with Upstream(replies(OK)) as upstream:
+        config = config_file(tmp_path, upstream.url, tenants=tenants, usage=url, groups=groups)
+        for life in range(4):
+            async with running("serve", "-c", config) as command, aiohttp.ClientSession() as http:
+                address = (await command.says(r"serving on (http://\S+),"))[1] + CHAT
+                until_served = served + 30 if life < 3 else 10 * asked_max
+                while served < until_served and not refused:
+                    headers = {"authorization": f"Bearer {'kb'[served % 2]}"}
+                    async with http.post(address, json=chat(), headers=headers) as response:
+                        if response.status == 429:
+                            refused = (await response.json())["error"]["message"]
+                        else:
+                            served += 1
+                    if served == 30 * life + 20:  # the rest of this life is most likely lost
+                        await until(lambda: requests_in(url) >= 30 * life + 20 - lost)  # noqa: B023
+                command.signal(signal.SIGKILL)
+                await command.ended()
+                if life < 3:
+                    lost = served - sum(sums[0] - sums[1] for sums in counted(url).values())
+    assert refused.startswith("group team is at its limit of 900 tokens in 30 days; come back in ")
+    assert asked_max - 1 <= served <= asked_max + lost
+    assert lost <= 30, "the rest was written"
 
 
 async def takes_over(gateway: Gateway, quota: dict[str, int]) -> Quotas:
@@ -115,10 +156,12 @@ async def test_such_a_limit_counts_once_what_waits_for_a_database_that_is_gone(s
 def test_a_day_goes_on_from_what_is_left_of_the_one_before() -> None:
     quotas = Quotas(Quota(tokens_per_day=1000))
     quotas.day.epoch_s = 86_400 / 2  # at 0 half of the day is over
-    quotas.go_on("t", 400, 100, 0.0)
+    quotas.go_on(-86_400, "t", 1, 400, 0.0)
+    quotas.go_on(0, "t", 1, 100, 0.0)
     [limit] = quotas.standing("t", 0.0)
     assert limit.remaining == 1000 - 100 - 200
-    quotas.go_on("t", 0, 100, 0.0)
+    quotas.go_on(3600, "t", 1, 100, 0.0)
+    quotas.go_on(-2 * 86_400, "t", 1, 1000, 0.0)
     assert quotas.standing("t", 0.0)[0].remaining == 600
 
 
@@ -165,7 +208,33 @@ def test_no_wait_that_is_said_is_longer_than_its_window(reset_s: float) -> None:
         (12_000.0, "3 hours 20 minutes"),
         (86_399.0, "24 hours"),
         (86_400.0, "24 hours"),
+        (86_400.5, "1 day 1 hour"),
+        (30 * 86_400.0, "30 days"),
     ],
 )
 def test_a_wait_in_words(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
+
+
+@pytest.mark.parametrize("now_day", [59.5, 60.0, 61.2, 75.0, 89.9])
+async def test_what_was_used_in_two_months_goes_on(start: Starter, now_day: float) -> None:
+    config = UsageConfig.model_validate({"url": str(start.directory / "old.db")})
+    database = Database(config, makes=True)
+    sums = {}
+    for day in range(100):
+        for tenant in ("alice", "bob"):
+            totals = sums[day * 24 + 7, tenant, "", "", ""] = UsageTotals()
+            totals.requests, totals.refused, totals.input, totals.output = 3, 1, day, 1000
+    add(database, Batch("before", 1, sums), 0)
+    database.close()
+    quotas = Quotas(Quota(tokens_per_month=10**6), {" team": Quota(requests_per_month=10**6)}, {"bob": (" team",)})
+    quotas.day.epoch_s = quotas.month.epoch_s = now_s = now_day * DAY_S
+    thread = DatabaseThread(config)
+    for used in await used_before(thread, quotas, now_s):
+        quotas.go_on(*used, 0.0)
+    await thread.close(1.0)
+    for counts, days in ((quotas.day, 1), (quotas.month, 30)):
+        for member in ("alice", "bob", " team"):
+            for ago, count in enumerate(counts.counted(member)[:2]):
+                of_it = [day for day in range(int(now_day) + 1) if day // days == now_day // days - ago]
+                assert (count.requests, count.tokens) == (2 * len(of_it), sum(1000 + day for day in of_it))

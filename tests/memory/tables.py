@@ -23,7 +23,7 @@ from policies.capacity.fair_shares import FairShares
 from policies.capacity.output_lengths import OutputLengths
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.leaky_counts import LeakyCounts
-from policies.limits.quotas import Quota, Quotas
+from policies.limits.quotas import MONTH_S, Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.placements.prefix_index import PrefixIndex
 from policies.queue.expected_wait import Expected
@@ -135,7 +135,7 @@ def ends(most: int) -> Any:
 
 def quotas(most: int) -> Any:
     made = Quotas(Quota(tokens_per_day=1), tenants_max=most)
-    for now in (1.0, 86_341.0, 86_401.0):
+    for now in (1.0, MONTH_S - 59.0, MONTH_S + 1.0):
         for number in range(BEYOND * most):
             asked = request(number)
             made.admitted(asked, now)

@@ -1,0 +1,201 @@
+"""What a group may have holds for all tenants in it together, however they ask and however their requests end."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from policies.admission.engine import AdmissionEngine
+from policies.capacity.fair_shares import Activity
+from policies.limits.quotas import DAY_S, MONTH_S, Quota, Quotas
+from policies.replicas.messages import ReplicaReport
+from policies.replicas.reference_store import ReferenceStore
+from policies.replicas.tallies import SharedQuotas
+from policies.request import Request, ServiceTokens, of_batch
+from policies.settings import Contradiction
+from tests.policies.making import make_request, named_policy
+
+RESEARCH = " research"
+BUDGET = 10_000
+
+
+def grouped(quota: Quota, tenants: int = 100, own: Quota | None = None) -> Quotas:
+    """So many tenants in one group with this quota."""
+    names = [f"t{number}" for number in range(tenants)]
+    return Quotas(own or Quota(), {RESEARCH: quota}, dict.fromkeys(names, (RESEARCH,)))
+
+
+def served(quotas: Quotas, tenants: int, *, seconds: int = 120) -> int:
+    """Tokens that these tenants get, each asking every second for as much as the group may have."""
+    tokens = 0
+    for now in range(seconds):
+        for number in range(tenants):
+            request = make_request(f"t{number}", prompt=100)
+            if quotas.refusal(request, now) is None:
+                quotas.admitted(request, now)
+                quotas.ended(request, 100, now + 0.5)
+                tokens += 100
+    return tokens
+
+
+def test_a_hundred_tenants_of_a_group_get_what_one_would() -> None:
+    quota = Quota(tokens_per_day=BUDGET)
+    assert served(grouped(quota), 1) == served(grouped(quota), 100) == BUDGET
+
+
+def test_the_limit_that_holds_is_named_with_its_group() -> None:
+    quotas = grouped(Quota(tokens_per_minute=100, concurrent=1), own=Quota(tokens_per_day=10**6))
+    request = make_request("t1", prompt=100)
+    quotas.admitted(request, 0.0)
+    refused = quotas.refusal(make_request("t2", prompt=1), 0.0)
+    assert refused is not None
+    assert refused.limit is not None
+    assert refused.limit.name == "tokens (group research)"
+    assert {limit.name: limit.remaining for limit in quotas.standing("t2", 0.0)} == {
+        "tokens_per_day": 10**6,
+        "tokens (group research)": 0,
+        "concurrent (group research)": 0,
+    }
+    assert quotas.refusal(make_request("other", prompt=1000), 0.0) is None
+    quotas.ended(request, 0, 1.0)
+    assert quotas.refusal(make_request("t2", prompt=1), 1.0) is None
+    assert quotas.under_way == {}
+
+
+def test_every_group_around_a_tenant_counts() -> None:
+    quotas = Quotas(
+        tenants={" inner": Quota(requests_per_minute=2), " outer": Quota(requests_per_minute=3)},
+        around={"a": (" inner", " outer"), "b": (" outer",)},
+    )
+    for _ in range(2):
+        quotas.admitted(make_request("a"), 0.0)
+    refused = quotas.refusal(make_request("a"), 0.0)
+    assert refused is not None
+    assert refused.limit is not None
+    assert refused.limit.name == "requests (group inner)"
+    quotas.admitted(make_request("b"), 0.0)
+    refused = quotas.refusal(make_request("b"), 0.0)
+    assert refused is not None
+    assert refused.limit is not None
+    assert refused.limit.name == "requests (group outer)"
+
+
+@pytest.mark.parametrize("quota", ["tokens_per_minute", "tokens_per_day", "tokens_per_month"])
+def test_borrowing_and_aborting_gains_nothing(quota: str) -> None:
+    """Requests that are cancelled after their dispatch have taken their prompt, and what they made so far."""
+    quotas = grouped(Quota(**{quota: BUDGET}))
+    engine = AdmissionEngine(named_policy("vtc"), quotas=quotas)
+    engine.add_backend("b", max_num_seqs=16)
+    taken = 0
+    for number in range(1000):
+        now = number * 0.01
+        request = make_request(f"t{number % 100}", id=f"r{number}", prompt=90, arrived_s=now)
+        engine.arrived(request, now)
+        if request.id in engine.requests.leases:
+            engine.progressed(request.id, 10, now + 0.001)
+            engine.cancelled(request.id, now + 0.002, ServiceTokens(90, 10))
+            taken += 100
+    assert BUDGET - 100 <= taken <= BUDGET + 100
+    assert quotas.under_way == {}
+
+
+def test_work_that_can_wait_counts_for_the_tenant_that_pays() -> None:
+    quotas = Quotas(Quota(requests_per_day=3), {RESEARCH: Quota(requests_per_month=5)}, {"a": (RESEARCH,)})
+    for leaf in ("a", of_batch("a"), of_batch("a")):
+        quotas.admitted(make_request(leaf), 0.0)
+    for leaf in ("a", of_batch("a")):
+        refused = quotas.refusal(make_request(leaf), 0.0)
+        assert refused is not None
+        assert refused.limit is not None
+        assert refused.limit.name == "requests_per_day"
+    assert quotas.under_way == {"a": 3, RESEARCH: 3}
+
+
+def test_a_month_slides_over_its_days() -> None:
+    quotas = Quotas(Quota(tokens_per_month=BUDGET))
+    request = make_request("a", prompt=BUDGET)
+    quotas.admitted(request, MONTH_S - DAY_S)
+    quotas.ended(request, BUDGET, MONTH_S - DAY_S)
+    assert quotas.refusal(make_request("a", prompt=1), MONTH_S) is not None
+    assert quotas.refusal(make_request("a", prompt=BUDGET // 2), MONTH_S + 15 * DAY_S) is None
+    refused = quotas.refusal(make_request("a", prompt=BUDGET), MONTH_S + 15 * DAY_S)
+    assert refused is not None
+    assert refused.retry_after_s == pytest.approx(15 * DAY_S)
+
+
+def test_what_is_under_way_leaves_the_group_where_it_was_counted() -> None:
+    """A reload may move its tenant meanwhile, and take the group's limit away."""
+    quotas = grouped(Quota(concurrent=5, tokens_per_day=BUDGET))
+    requests = [make_request("t1", prompt=100) for _ in range(3)]
+    for request in requests:
+        quotas.admitted(request, 0.0)
+    quotas.set(Quotas(tenants={" other": Quota(concurrent=1)}, around={"t1": (" other",)}))
+    quotas.ended(requests[0], 250, 1.0)
+    quotas.withdrawn(requests[1], 1.0)
+    assert quotas.under_way == {"t1": 1, RESEARCH: 1}
+    quotas.set(grouped(Quota(concurrent=5, tokens_per_day=BUDGET)))
+    assert quotas.standing("t1", 1.0)[1].remaining == BUDGET - 250 - 100
+
+
+def test_the_sum_of_the_tenants_goes_on_for_their_group() -> None:
+    quotas = grouped(Quota(tokens_per_day=1000, tokens_per_month=BUDGET, requests_per_month=50), tenants=3)
+    at = 2 * MONTH_S + DAY_S
+    quotas.month.epoch_s = quotas.day.epoch_s = at
+    for tenant in ("t0", "t1", "t2", "other"):
+        quotas.go_on(int(at - 30 * DAY_S), tenant, 3, 300, 0.0)
+        quotas.go_on(int(at - 2 * DAY_S), tenant, 3, 300, 0.0)
+        quotas.go_on(int(at), tenant, 2, 200, 0.0)
+        quotas.go_on(int(at - 90 * DAY_S), tenant, 1000, 10**6, 0.0)
+    left = {limit.name: limit.remaining for limit in quotas.standing("t1", 0.0)}
+    assert left == {
+        "tokens_per_day (group research)": 1000 - 600,
+        "tokens_per_month (group research)": BUDGET - 600 - int(29 / 30 * 1800),
+        "requests_per_month (group research)": 50 - 6 - int(29 / 30 * 18) - 1,
+    }
+
+
+@pytest.mark.parametrize(
+    "quota",
+    [
+        {"requests_per_minute": 10, "requests_per_day": 9},
+        {"tokens_per_day": 10, "tokens_per_month": 9},
+        {"tokens_per_minute": 10, "tokens_per_month": 9},
+    ],
+)
+def test_a_longer_window_that_has_less_is_refused(quota: dict[str, int]) -> None:
+    with pytest.raises(Contradiction, match="never reached"):
+        Quota(**quota)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_replicas_keep_the_month_of_a_group_together(seed: int) -> None:
+    """Two gateways, one exchange after another; what one admits between two exchanges it has reserved before."""
+    chance = random.Random(seed)
+    store = ReferenceStore()
+    gateways = [SharedQuotas(grouped(Quota(tokens_per_month=BUDGET)), epoch_s=0.0) for _ in range(2)]
+    taken, now = 0, 0.0
+    for number in range(1, 400):
+        now += 60.0
+        for name, shared in enumerate(gateways):
+            asked: list[Request] = []
+            for _ in range(chance.randrange(4)):
+                request = make_request(f"t{chance.randrange(100)}", prompt=chance.choice((10, 100)))
+                if shared.quotas.refusal(request, now) is not None:
+                    continue
+                is_sure = shared.is_sure(request, now)
+                shared.quotas.admitted(request, now)
+                if is_sure:
+                    taken += request.prompt_tokens
+                    shared.quotas.ended(request, request.prompt_tokens, now)
+                else:
+                    asked.append(request)
+            report = ReplicaReport([], Activity(), [], [], shared.report(10), [], [], [], 0.0)
+            shared.receive(store.exchange(str(name), number, report, int(now * 1000)).counted, 2, [])
+            for request in reversed(asked):
+                if shared.quotas.overrun(request, now) is not None:
+                    shared.quotas.withdrawn(request, now)
+                else:
+                    taken += request.prompt_tokens
+                    shared.quotas.ended(request, request.prompt_tokens, now)
+    assert BUDGET * 0.95 <= taken <= BUDGET
