@@ -199,3 +199,16 @@ def test_replicas_keep_the_month_of_a_group_together(seed: int) -> None:
                     taken += request.prompt_tokens
                     shared.quotas.ended(request, request.prompt_tokens, now)
     assert BUDGET * 0.95 <= taken <= BUDGET
+
+
+def test_replicas_keep_what_a_group_may_have_at_once_together() -> None:
+    one, two = (SharedQuotas(grouped(Quota(concurrent=3), own=Quota(concurrent=2)), epoch_s=0.0) for _ in range(2))
+    for tenant in ("t1", "t2"):
+        one.quotas.admitted(make_request(of_batch(tenant)), 0.0)
+    two.receive([], 2, one.under_way())
+    assert two.quotas.refusal(make_request("t3"), 0.0) is None
+    two.quotas.admitted(make_request("t3"), 0.0)
+    refused = two.quotas.refusal(make_request("t4"), 0.0)
+    assert refused is not None
+    assert refused.limit is not None
+    assert refused.limit.name == "concurrent (group research)"
