@@ -1,10 +1,10 @@
 """A batch job by the `openai` SDK beside a light tenant: is a call of it refused, and what does the other one wait?
 
-    python -m bench.batch [--parallel 64] [--calls 512] [--rounds 3] [--engine-url URL]
+    python -m bench.batch [--parallel 64] [--calls 512] [--rounds 3] [--flex] [--engine-url URL]
 
 One script with one key keeps 64 calls under way, streamed, without `user` and without a retry of the SDK's own, until
 all are done (200 words in, 200 tokens out). A light tenant asks every 0.4 s. fairgate has its defaults but for the two
-keys. `alone` is the light tenant without the job.
+keys. `alone` is the light tenant without the job. With `--flex` the calls are of class batch, and not streamed.
 """
 
 import argparse
@@ -26,7 +26,8 @@ ALONE_S = 10.0
 class Job:
     """So many calls, so many at once, each sent once."""
 
-    def __init__(self, route: Route, parallel: int, calls: int) -> None:
+    def __init__(self, route: Route, parallel: int, calls: int, *, is_flex: bool) -> None:
+        self._is_flex = is_flex
         key = route.key("batch") or "none"
         self._client = openai.AsyncOpenAI(base_url=f"{route.url}/v1", api_key=key, max_retries=0, timeout=600)
         self._rng = random.Random(route.name)
@@ -50,14 +51,14 @@ class Job:
 
     async def _call(self) -> None:
         words = " ".join(self._rng.choices(VOCABULARY, k=HEAVY.words_in))
-        stream = await self._client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": words}],
-            max_tokens=HEAVY.tokens_out,
-            extra_body={"ignore_eos": True},
-            stream=True,
-        )
-        async for _ in stream:
+        call: dict[str, Any] = {
+            "model": MODEL, "messages": [{"role": "user", "content": words}], "max_tokens": HEAVY.tokens_out,
+            "extra_body": {"ignore_eos": True},
+        }  # fmt: skip
+        if self._is_flex:
+            await self._client.chat.completions.create(**call, service_tier="flex")
+            return
+        async for _ in await self._client.chat.completions.create(**call, stream=True):
             pass
 
 
@@ -76,7 +77,7 @@ async def light_beside(route: Route, job: asyncio.Task[None] | None) -> list[Rep
 async def run_leg(route: Route, target: Engine, options: argparse.Namespace) -> dict[str, float]:
     await target.wait_idle()
     alone = await light_beside(route, None)
-    job = Job(route, options.parallel, options.calls)
+    job = Job(route, options.parallel, options.calls, is_flex=options.flex)
     begin_s = time.monotonic()
     beside = await light_beside(route, asyncio.create_task(job.run()))
     for failure in sorted(set(job.failures))[:5]:
@@ -131,6 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="a batch job by the openai SDK beside a light tenant")
     parser.add_argument("--parallel", type=int, default=64)
     parser.add_argument("--calls", type=int, default=512)
+    parser.add_argument("--flex", action="store_true", help="calls of class batch, not streamed")
     parser.add_argument("--routes", default="direct,fairgate")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine-url", help="a running vLLM; default: start the tiny one of deploy/real-vllm")
