@@ -293,3 +293,26 @@ def test_a_ceiling_is_left_open_by_requests_that_are_cancelled() -> None:
     pool.end_one()
     pool.send("a", 2)
     assert running_of(pool, "a") == 1
+
+
+def test_a_tenant_that_splits_into_a_hundred_gains_nothing() -> None:
+    parts = [f"part{number}" for number in range(100)]
+    tree = Tree(
+        {"g": Placing(ROOT, GroupSettings()), "h": Placing(ROOT, GroupSettings())},
+        {name: Placing("g", GroupSettings()) for name in parts} | {"whole": Placing("h", GroupSettings())},
+    )
+    pool = Pool(tree)
+    pool.keep_busy(["whole", *parts], 3000, deep=2)
+    assert shares(pool, tree)["whole"] == pytest.approx(0.5, rel=0.05)
+
+
+def test_a_floor_that_one_sleeping_request_keeps_costs_nobody_anything() -> None:
+    tree = Tree({}, {"sleeper": Placing(ROOT, GroupSettings(guaranteed_share=0.5))})
+    pool = Pool(tree)
+    pool.send("sleeper")
+    asleep = pool.running.pop(next(iter(pool.running)))  # it runs, and does not end
+    pool.keep_busy(["a", "b"], 2000)
+    pool.running[asleep.id] = asleep
+    received = shares(pool, tree)
+    assert received["a"] == pytest.approx(0.5, rel=0.05)
+    assert len(pool.running) >= 16
