@@ -21,7 +21,7 @@ from policies.interactions import Interactions
 from policies.limits.entitlements import Entitlements, Tree
 from policies.limits.quotas import Quotas
 from policies.queue.bounds import QueueLimits
-from policies.request import Request, ServiceTokens, State
+from policies.request import Request, ServiceTokens, State, of_batch
 
 MOVED_MAX: Final = 32
 """Requests that move at once: there may be thousands, and streams must not wait for that."""
@@ -77,6 +77,7 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
 
 def reweigh(engine: AdmissionEngine, weights: Mapping[str, float]) -> None:
     """These tenants have these weights from now on. What waits goes by them, what runs is charged by the old ones."""
+    weights = {**weights, **{of_batch(tenant): weight for tenant, weight in weights.items()}}
     engine.requests.waiting.reweigh(weights)
     engine.requests.tenants.reweigh(weights)
     engine.requests.entitlements.reweigh(weights)

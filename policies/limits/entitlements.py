@@ -345,6 +345,8 @@ class Entitlements:
 
     def set_elsewhere(self, reported: Mapping[str, int]) -> None:
         """Other gateways together report this (`report`)."""
+        if self.is_flat:
+            return
         present = dict(name[1:].split(PRESENT) for name in reported if name[:1] == PRESENT)
         for leaf in present.keys() - self._elsewhere:
             node = self._leaves.get(leaf)
