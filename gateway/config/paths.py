@@ -33,6 +33,7 @@ KNOWN_PATHS: Final = {
     "/v1/batches/*": "GET",
     "/v1/batches/*/cancel": "POST",
     "/v1/models": "GET",
+    "/fairgate/me": "GET",
     "/v1/responses/*": "GET",
     "/health": "GET",
     "/ping": "GET",

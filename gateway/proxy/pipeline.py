@@ -28,6 +28,7 @@ from gateway.pool.pool import Pool
 from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.failover import move
+from gateway.proxy.own_standing import own_standing
 from gateway.proxy.passthrough import PassThrough, engines_of
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.large_body import LargePayload
@@ -189,6 +190,10 @@ class Pipeline:
         if treatment is Treatment.MODELS:
             models = self._models(context.principal, unquote(context.path[len(MODELS) + 1 :]))
             context.responder.respond(200, [JSON, context.id_field()], models)
+            self._ended(context, Outcome.COMPLETED, "")
+        elif treatment is Treatment.ME:
+            standing = own_standing(context.principal, self._pools)
+            context.responder.respond(200, [JSON, (b"cache-control", b"no-store"), context.id_field()], standing)
             self._ended(context, Outcome.COMPLETED, "")
         elif treatment is Treatment.BATCHES:
             if self.stored is None:

@@ -28,6 +28,8 @@ class Treatment(Enum):
     """The list of models, answered here."""
     BATCHES = auto()
     """Files and batches of them, answered here."""
+    ME = auto()
+    """How its tenant stands, answered here."""
     HEALTH = auto()
     OPTIONS = auto()
     """What may be asked there, answered here."""
@@ -88,6 +90,7 @@ _ROUTES: Final = {
     "/v1/batches/*": _STORED,
     "/v1/batches/*/cancel": _STORED,
     MODELS: Route(Treatment.MODELS, takes_body=False),
+    "/fairgate/me": Route(Treatment.ME, takes_body=False),
     "/v1/responses/*": _READ,
     "/health": Route(Treatment.HEALTH, takes_body=False),
     "/ping": Route(Treatment.HEALTH, takes_body=False),

@@ -92,6 +92,11 @@ class FairShares:
         own = self._tenants[request.flow.tenant]
         return own.weight / (self._weights + self._elsewhere.weights)
 
+    def part_of(self, tenant: str, weight: float) -> float:
+        """The same of a tenant with this weight, as if it were active."""
+        own = self._tenants.get(tenant)
+        return weight / (self._weights + self._elsewhere.weights + (weight if own is None else 0.0))
+
     def dispatched(self, request: Request, held_tokens: int) -> None:
         """A queued request of this tenant was dispatched, and holds this many KV tokens."""
         own = self._tenants[request.flow.tenant]

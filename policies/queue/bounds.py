@@ -120,6 +120,11 @@ class BoundedQueue:
         others = (*own.starts.values(), *own.inside.values())
         return sum(other.arrived_s <= request.arrived_s for other in others)
 
+    def of_tenant(self, tenant: str) -> list[Request]:
+        """What waits of this tenant."""
+        own = self._tenants.get(tenant)
+        return [] if own is None else [*own.inside.values(), *own.starts.values()]
+
     def by_tenant(self) -> dict[str, Waiting]:
         """What waits of each tenant that has something waiting. O(tenants waiting)."""
         return {
