@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway.config.checks import checked_name
 from gateway.config.model import Config
+from gateway.config.section import can_wait
 from gateway.config.sections.keys import KeyConfig
 from gateway.keys.identity import Keyring, Principal
 from gateway.storage.store_errors import StoreError, StoreUnavailable
@@ -56,6 +57,7 @@ class _Entry(msgspec.Struct, omit_defaults=True):
     weight: float | None = None
     label: str | None = None
     created: str | None = None
+    can_wait: bool = False
 
 
 _TERMS = ("expires", "apps", "models", "weight", "label", "created")
@@ -66,7 +68,9 @@ _decode = msgspec.json.Decoder(_Entry).decode
 def entry(tenant: str, key: KeyConfig) -> str:
     """What is noted of a key: whose it is and, if that is not all, until when, for what, and with which weight."""
     apps = key.apps if "apps" in key.model_fields_set else None
-    return _encode(_Entry(tenant, key.expires, apps, key.models, key.weight, key.label, key.created)).decode()
+    return _encode(
+        _Entry(tenant, key.expires, apps, key.models, key.weight, key.label, key.created, can_wait(key))
+    ).decode()
 
 
 def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
@@ -81,6 +85,8 @@ def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
         raise ValueError("it names no tenant")
     terms = {name: getattr(found, name) for name in _TERMS}
     present = {name: value for name, value in terms.items() if value is not None}
+    if found.can_wait:
+        present["class"] = "batch"
     return found.tenant, KeyConfig.model_validate({"hash": key_hash.decode(), **present})
 
 
@@ -131,6 +137,8 @@ def in_words(tenant: str, key: KeyConfig) -> str:
         words.append(f"models={','.join(key.models)}")
     if key.weight is not None:
         words.append(f"weight={key.weight:g}")
+    if can_wait(key):
+        words.append("class=batch")
     if key.label is not None:
         words.append(f"label={json.dumps(key.label, ensure_ascii=False)}")
     if key.created is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.keys import hash_key, new_key
+from policies.request import of_batch
 from tests.commands import run
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, WAIT_S, Answer, Live, Starter, chat, simulated, until
@@ -63,7 +64,7 @@ async def test_keys_are_made_and_revoked_at_every_gateway(start: Starter, url: s
         start(upstream.url, **fields) as two,
     ):
         terms = {"tenant": "bob", "apps": ["chat", "batch"], "models": [MODEL], "expires": "9000-01-31", "weight": 4}
-        terms["label"] = "laptop of Ann"
+        terms |= {"label": "laptop of Ann", "class": "batch"}
         made = await admin(one, "POST", "/keys", terms)
         assert made.status == 201
         key = made.json["key"]
@@ -73,6 +74,9 @@ async def test_keys_are_made_and_revoked_at_every_gateway(start: Starter, url: s
         for live in (one, two):
             await answers(live, key, 200, x_fairgate_app="batch")
         asked = (await one.ask("/v1/chat/completions", chat(), key=key)).headers["x-request-id"]
+        last = two.engine.recent.last((await two.ask("/v1/chat/completions", chat(), key=key)).headers["x-request-id"])
+        assert last is not None
+        assert last.flow.tenant == of_batch("bob")  # noted with the key
         await until(lambda: asked in one.log.read_text())
         line = (await one.lines(1))[-1]
         assert (line["tenant"], line["weight"], line["app"]) == ("bob", 4.0, "chat")
@@ -81,7 +85,14 @@ async def test_keys_are_made_and_revoked_at_every_gateway(start: Starter, url: s
         for each in listed:
             each.pop("used", None)
         assert listed == [
-            {"tenant": "alice", "hash": hash_key(NAMED), "apps": ["default"], "from": "config", "revoked": False},
+            {
+                "tenant": "alice",
+                "hash": hash_key(NAMED),
+                "apps": ["default"],
+                "class": "interactive",
+                "from": "config",
+                "revoked": False,
+            },
             {**terms, "hash": hash_key(key), "from": "database", "revoked": False},
         ]
         for name in (hash_key(key), hash_key(NAMED)):
