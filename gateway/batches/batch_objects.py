@@ -6,7 +6,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -25,7 +24,6 @@ BLANK_BYTES_MAX: Final = 2
 """A line of no more is no request: not even `{}` fits in there, with its line end."""
 _Key = Annotated[str, msgspec.Meta(max_length=64)]
 _Value = Annotated[str, msgspec.Meta(max_length=512)]
-_Caller = tuple[Principal, list[Header]]
 
 
 class NewBatch(msgspec.Struct):
@@ -37,15 +35,32 @@ class NewBatch(msgspec.Struct):
     metadata: Annotated[dict[_Key, _Value], msgspec.Meta(max_length=16)] | None = None
 
 
-def write_caller(principal: Principal, fields: list[Header]) -> str:
+class Caller(msgspec.Struct, omit_defaults=True):
+    """A `Principal` as it is kept with a batch, by names: what an earlier version did not write has its default."""
+
+    tenant: str
+    weight: float
+    apps: tuple[str, ...]
+    models: frozenset[str] | None = None
+    digest: bytes = b""
+    user: str = ""
+    issuer: str = ""
+    can_wait: bool = False
+
+
+_read_caller = msgspec.json.Decoder(tuple[Caller, list[Header]]).decode
+
+
+def write_caller(of: Principal, fields: list[Header]) -> str:
     """Who makes a batch, and the fields that name app and user. Of the key there is only the hash."""
-    return msgspec.json.encode((replace(principal, expires_s=0.0), fields)).decode()
+    caller = Caller(of.tenant, of.weight, of.apps, of.models, of.digest, of.user, of.issuer, of.can_wait)
+    return msgspec.json.encode((caller, fields)).decode()
 
 
-def read_caller(written: str) -> _Caller:
-    """What has no value there has its default: an earlier version wrote it."""
-    caller: _Caller = msgspec.json.decode(written, type=_Caller)
-    return caller
+def read_caller(written: str) -> tuple[Principal, list[Header]]:
+    """That caller. Whether the key is taken is asked anew for each line."""
+    of, fields = _read_caller(written)
+    return Principal(of.tenant, of.weight, of.apps, of.models, 0.0, of.digest, of.user, of.issuer, of.can_wait), fields
 
 
 class StoredFile(NamedTuple):
