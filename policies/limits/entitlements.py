@@ -371,7 +371,7 @@ class Entitlements:
 
     def _new(self, leaf: str, weight: float) -> Node:
         place = self.tree.tenants.get(payer(leaf))
-        group = place.group if place is not None else ""
+        group = place.group if place is not None else ROOT
         if is_batch(leaf):
             return Node(self._batch_groups[group], weight, 0.0)
         floor = place.settings.guaranteed_share if place is not None else None

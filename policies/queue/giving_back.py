@@ -83,15 +83,17 @@ class GivingBack:
             received: what a request has received so far.
             has_started: has its first token been seen?
         """
-        if self._asked or self._is_none:
+        if self._is_none:
             return None
-        of_it = sum([request.sequences for request, _ in self._running.values()])
-        tokens = {id: service.prompt + service.output for id, service in ((id, received(id)) for id in self._running)}
+        # One that was to be stopped and goes on has shown something to its client.
+        running = {id: one for id, one in self._running.items() if id not in self._asked}
+        of_it = sum([request.sequences for request, _ in running.values()])
+        tokens = {id: service.prompt + service.output for id, service in ((id, received(id)) for id in running)}
         self.at_once_tokens = max(self.at_once_tokens, sum(tokens.values()))
         left = share * self.received_tokens + self.at_once_tokens - self.wasted_tokens
         found = [
             (tokens[id] + self._wasted.get(id, (0, 0))[1], id)
-            for id, (request, engine) in self._running.items()
+            for id, (request, engine) in running.items()
             if engine in engines
             and tokens[id] <= left
             and of_it - request.sequences >= share * sequences
