@@ -134,7 +134,7 @@ class Ceiling:
         """Sequences and KV tokens at other gateways."""
 
     def is_reached(self, more: int, slots: float, kv_tokens: float) -> bool:
-        """May so many more sequences not start? If nothing of it runs, whatever is next may."""
+        """Would so many more sequences be too many? A request of a group with nothing running may always start."""
         running = self.running + self.elsewhere[0]
         return running > 0 and (
             running + more > self.running_max or self.share(slots, kv_tokens, more) > self.share_max
