@@ -38,50 +38,83 @@ class Flow(NamedTuple):
     user: str = ""
 
 
-class CorrelationKeys(NamedTuple):
+@dataclass(slots=True, init=False, unsafe_hash=True)  # never changed
+class CorrelationKeys:
     """By what is a call matched to its interaction? Requests carry keys, and answers give keys out.
 
     Strong and weak keys are the same at every gateway. Keys of text are known only where the answer passed.
     """
 
-    strong: tuple[str, ...] = ()
+    strong: tuple[str, ...]
     """Ids that one answer gave out to be brought back: they prove that the call is inside."""
-    weak: tuple[str, ...] = ()
+    weak: tuple[str, ...]
     """They hold only for a call that follows at an agent's pace: a session, a turn of the model."""
-    text: tuple[int, ...] = ()
+    text: tuple[int, ...]
     """Hashes of lines of text, which hold as weak keys do, where these do not decide."""
-    text_min: int = 1
+    text_min: int
     """So many of a request's keys of text must be of one interaction."""
+
+    def __init__(
+        self, strong: tuple[str, ...] = (), weak: tuple[str, ...] = (), text: tuple[int, ...] = (), text_min: int = 1
+    ) -> None:
+        self.strong = strong
+        self.weak = weak
+        self.text = text
+        self.text_min = text_min
 
 
 NO_KEYS: Final = CorrelationKeys()
 
 
-class Claim(NamedTuple):
+@dataclass(slots=True, init=False, unsafe_hash=True)  # never changed
+class Claim:
     """What does a request say of the interaction it belongs to, or carry from an earlier answer of it?"""
 
-    id: str = ""
+    id: str
     """Name of the interaction, given by the client or derived from the question it answers; "" if there is none."""
-    stage: int | None = None
+    stage: int | None
     """Its place among the calls of the interaction, from 1; None: not given."""
-    begins: bool | None = None
+    begins: bool | None
     """True: a new question. False: it continues an earlier one (a tool's result). None: its content does not show
     which."""
-    ends: bool = False
+    ends: bool
     """The client says that no call of this interaction follows."""
-    extends: tuple[int, ...] = ()
+    extends: tuple[int, ...]
     """Chained hashes of a raw prompt, the whole prompt last. An earlier prompt of the same flow belongs to the same
     interaction if its last hash is among these."""
-    explicit: bool = False
+    explicit: bool
     """The client named the interaction explicitly. Then only `ends` or silence ends it, and its correlation keys
     are ignored."""
-    keys: CorrelationKeys = NO_KEYS
+    keys: CorrelationKeys
     """By which an interaction of the same flow is known again."""
-    session: str = ""
+    session: str
     """Name of the session that it is part of; "" if there is none. A session is no interaction, but an interaction is
     of one session."""
-    last_turn: bytes = b""
+    last_turn: bytes
     """Name of the last turn that it sends; b"" if that is none of the user's."""
+
+    def __init__(
+        self,
+        id: str = "",
+        stage: int | None = None,
+        begins: bool | None = None,
+        *,
+        ends: bool = False,
+        extends: tuple[int, ...] = (),
+        explicit: bool = False,
+        keys: CorrelationKeys = NO_KEYS,
+        session: str = "",
+        last_turn: bytes = b"",
+    ) -> None:
+        self.id = id
+        self.stage = stage
+        self.begins = begins
+        self.ends = ends
+        self.extends = extends
+        self.explicit = explicit
+        self.keys = keys
+        self.session = session
+        self.last_turn = last_turn
 
 
 NO_CLAIM: Final = Claim()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 from zlib import crc32
@@ -25,7 +26,7 @@ from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError, Reason
 from gateway.request.body.payload import Payload
 from gateway.request.conversation.turn_keys import IDS_MAX, json_text, lines_in, lines_of, turn_of
-from gateway.request.conversation.turns import NO_TURNS, QUOTE, Turns, hashed
+from gateway.request.conversation.turns import NO_TURNS, QUOTE, Turns, hashed, named
 from gateway.request.fields import Fields, decode_claimed
 from gateway.telemetry.trace import TRACEPARENT
 from policies.request import NO_CLAIM, NO_KEYS, Claim, CorrelationKeys, Flow
@@ -145,7 +146,7 @@ def answer_keys(claim: Claim, answer: AnswerKeys, answer_id: str) -> Correlation
     session, echoed = claim.session, claim.keys.text
     said = json_text(answer.text)
     turn = turn_of(claim.last_turn, said)
-    weak = (hashed(session.encode(), b"turn", turn),) if turn else ()
+    weak = (named(session.encode(), b"turn", turn),) if turn else ()
     lines: list[int] = []
     for each in lines_of(said):
         line = hash((session, each))
@@ -178,7 +179,7 @@ def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
     if turns.has_answers and not known and begins:
         weak.append(turns.named_before(b"asked", b""))
     if keys.turn:
-        weak.append(hashed(name.encode(), b"turn", keys.turn))
+        weak.append(named(name.encode(), b"turn", keys.turn))
     is_new = not keys.turn and not turns.has_answers
     lines = [hash((name, line)) for line in keys.lines]
     if is_new:
@@ -197,7 +198,7 @@ def _of_question(turns: Turns) -> Claim:
         line = hash(("", text))
         lines += (line, line ^ _TASK)
     carried = CorrelationKeys((), (), tuple(lines), LINES_OF_A_NEW_TALK) if lines else NO_KEYS
-    return Claim(turns.named(b"asked", b""), 1, True, False, (), False, carried, "", turns.keys.last_turn)
+    return Claim(turns.named(b"asked", b""), 1, True, keys=carried, last_turn=turns.keys.last_turn)
 
 
 def _named(turns: Turns, session: bytes, previous: bytes, strong: list[str]) -> str:
@@ -256,22 +257,22 @@ def _said(fields: Mapping[bytes, bytes], metadata: Raw, found: Claim) -> Claim:
     ]
     if b'"fairgate_' in bytes(metadata):
         said = [header or field for header, field in zip(said, _in_metadata(metadata), strict=True)]
-    named, stage, end = said
+    id_said, stage, end = said
     claim = found
-    if named is not None:
-        where, text = named
+    if id_said is not None:
+        where, text = id_said
         id_ = str(text).encode("utf-8", "surrogateescape")
         if not _is_id(id_):
             raise _bad(where, f"the id of an interaction has 1 to {ID_LENGTH_MAX} bytes of printable characters")
         claim = Claim(hashed(b"said", id_), explicit=True)
     if stage is not None:
-        claim = claim._replace(stage=_stage(*stage))
+        claim = replace(claim, stage=_stage(*stage))
     if end is not None:
         where, text = end
         ends = _FLAGS.get(str(text).strip().lower())
         if ends is None:
             raise _bad(where, "true or false is expected")
-        claim = claim._replace(ends=ends)
+        claim = replace(claim, ends=ends)
     return claim
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
-from zlib import crc32
+
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 BLOCK_BYTES: Final = 512
 """About 128 tokens of English: eight blocks of vLLM."""
@@ -32,12 +33,12 @@ def prefix_hashes(prompt: bytes, seed: bytes) -> tuple[int, ...]:
     size, step = len(prompt), BLOCK_BYTES
     while size > step * BLOCKS_MAX:
         step *= 2
-    first = int.from_bytes(blake2b(seed + prompt[:BLOCK_BYTES], digest_size=8).digest())
-    hashes, view = [first], memoryview(prompt)
-    crc, at = 0, BLOCK_BYTES
+    begun = xxh3_64(prompt[:BLOCK_BYTES], xxh3_64_intdigest(seed))
+    hashes, at = [begun.intdigest()], BLOCK_BYTES
     for end in range(max(step, 2 * BLOCK_BYTES), size + step, step):
-        crc, at = crc32(view[at:end], crc), end
-        hashes.append(first ^ (end << 32 | crc))
+        begun.update(prompt[at:end])
+        hashes.append(begun.intdigest())
+        at = end
     return tuple(hashes)
 
 

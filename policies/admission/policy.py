@@ -92,7 +92,9 @@ class QueueRoom:
 
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         prefixes, homes = self._prefixes, self._homes
-        if prefixes is None or homes is None or is_local(prefixes.depth(head.prefix, engine), head.prefix):
+        if prefixes is None or homes is None or homes.is_alone(head):
+            return head
+        if is_local(prefixes.depth(head.prefix, engine), head.prefix):
             return head
         assert self.engines is not None
         found: list[tuple[int, int, Request]] = []

@@ -1,7 +1,8 @@
 """Which queued requests find at least half of their prompt cached at an engine? Such a request is at home there.
 
-A request is looked up when it is queued, and again when one that begins alike is sent somewhere. So what is noted here
-may be out of date: the caller looks the request up again. Everything is O(1) in the length of the queue.
+A request is looked up when another one is sent or might be passed, and again when one that begins alike is sent
+somewhere. So what is noted here may be out of date: the caller looks the request up again. Everything is O(1) in the
+length of the queue.
 """
 
 from __future__ import annotations
@@ -31,25 +32,32 @@ class Homes:
         self._prefixes = prefixes
         self._siblings = Siblings()
         self._requests: dict[str, Request] = {}
+        self._new: dict[str, Request] = {}
+        """Those of them that are still to be looked up. Most go at once, and never are."""
         self._homes: dict[str, list[str]] = {}
         self._at: dict[str, OrderedDict[str, OrderedDict[str, Request]]] = {}
         """By engine and tenant."""
 
+    def is_alone(self, request: Request) -> bool:
+        """Does no other one wait whose prompt is known?"""
+        return len(self._requests) == 1 and request.id in self._requests
+
     def add(self, request: Request) -> None:
         """The request is queued."""
         if request.prefix:
-            self._requests[request.id] = request
-            self._siblings.add(request)
-            self._look_up(request)
+            self._requests[request.id] = self._new[request.id] = request
 
     def remove(self, request: Request) -> None:
         """The request has left the queue."""
-        if self._requests.pop(request.id, None) is not None:
+        if self._requests.pop(request.id, None) is not None and self._new.pop(request.id, None) is None:
             self._siblings.remove(request)
             self._leave(request)
 
     def sent(self, prefix: Prefix) -> None:
         """A request with this prefix was sent to an engine. Queued ones that begin alike may be at home there now."""
+        if not self._requests:
+            return
+        self._look_up_new()
         for request_id in list(self._siblings.nearest(prefix)):
             request = self._requests[request_id]
             self._leave(request)
@@ -57,6 +65,7 @@ class Homes:
 
     def at(self, engine: str) -> Iterator[Request]:
         """The requests to try there: of as many tenants as there are. What is named now comes later the next time."""
+        self._look_up_new()
         tenants = self._at.get(engine)
         if not tenants:
             return
@@ -69,6 +78,12 @@ class Homes:
                 request_id = next(iter(requests))
                 requests.move_to_end(request_id)
                 yield requests[request_id]
+
+    def _look_up_new(self) -> None:
+        for request in self._new.values():
+            self._siblings.add(request)
+            self._look_up(request)
+        self._new.clear()
 
     def _look_up(self, request: Request) -> None:
         found = [

@@ -23,7 +23,7 @@ from policies.placements.placement import Assignment
 from policies.placements.prefix_index import Prefix
 from policies.replicas.messages import REPORTED_MAX, News, is_countable
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of the message and of how prompts are cut into blocks and hashed: other hashes would only fill the index."""
 BLOCKS_MAX: Final = 4096
 """Of one message: 2 MB of prompts. With one each 25 ms, those of 84 MB in a second."""

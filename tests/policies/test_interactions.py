@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -93,7 +94,7 @@ def test_what_the_client_named_goes_on_whatever_its_content_looks_like() -> None
     named = Claim("i", begins=True, explicit=True)
     serve(table, call(named), awaits_more=False)
     assert serve(table, call(named), awaits_more=False).progress.stage == 2
-    serve(table, call(named._replace(ends=True)))
+    serve(table, call(replace(named, ends=True)))
     assert len(table) == 0
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from hashlib import sha256
-from typing import TYPE_CHECKING, Final
-from zlib import crc32
+from typing import Final
+
+from xxhash import xxh3_64
 
 from gateway.request.body.json_ranges import end_of_string
 from gateway.request.body.slices import WINDOW_BYTES, Slices, find
-from gateway.request.conversation.turn_keys import TEXT_BYTES_MAX, rest_of
 from gateway.request.conversation.turns import MARK, MARKS_MAX, ONE_TEXT_HEAD, ONE_TEXT_TAIL, QUOTE, TurnKind, mark_at
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
 
 AROUND_BYTES_MAX: Final = 1 << 16
 """Of what stands around a text, looked at to see whether it is all of a turn."""
@@ -26,9 +22,9 @@ class Asked:
     def __init__(self, body: bytes) -> None:
         self._body = body
         self._view = memoryview(body)
-        self.all = sha256()
+        self.all = xxh3_64()
         self.count = 0
-        self.all_answered = sha256()
+        self.all_answered = xxh3_64()
         self.answered = 0
         """How many of them the model has said something to, and their name."""
         self._last = b""
@@ -57,9 +53,9 @@ class Asked:
             self.all, self.count = self.all_answered.copy(), self.answered
             self._last, self._last_pieces = self._last_answered
 
-    def last(self) -> Generator[None, None, _Hash]:
+    def last(self) -> Generator[None, None, xxh3_64]:
         """The name of the last one."""
-        name = sha256(self._last)
+        name = xxh3_64(self._last)
         yield from self._hash(name, self._last_pieces)
         return name
 
@@ -68,19 +64,13 @@ class Asked:
             self.all.update(b"\0")
         self.count += 1
 
-    def _hash(self, name: _Hash, pieces: list[int]) -> Slices:
-        left, size, checksum = TEXT_BYTES_MAX, 0, 0
+    def _hash(self, name: xxh3_64, pieces: list[int]) -> Slices:
         for number in range(0, len(pieces), 2):
             at, end = pieces[number], pieces[number + 1]
             while at < end:
-                window = self._view[at : min(at + WINDOW_BYTES, end)]
-                name.update(window[:left])
-                rest = window[left:]
-                left, size, checksum = max(0, left - len(window)), size + len(rest), crc32(rest, checksum)
+                name.update(self._view[at : min(at + WINDOW_BYTES, end)])
                 at += WINDOW_BYTES
                 yield
-        if size:
-            name.update(rest_of(size, checksum))
 
     def _plain(self, at: int, end: int) -> Generator[None, None, list[int]]:
         """Begins and ends of what is left without marks, by turns."""

@@ -10,10 +10,11 @@ import re
 from array import array
 from collections.abc import Generator
 from io import BytesIO
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from msgspec import Raw
+from xxhash import xxh3_64
 
 from gateway.http.errors import ApiError, Reason
 from gateway.request.apis import COMPLETIONS, NAMES, Api
@@ -43,9 +44,6 @@ from gateway.request.conversation.turns import (
 from gateway.request.fields import Fields, Turn, decode_turn, encode
 from gateway.request.prompt import ATTACHMENT, HEAD_BYTES_MAX, Prompt
 
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
 FIELD_BYTES_MAX: Final = 1 << 16
 """Of a field that is no prompt: models, users, metadata and the like."""
 TURNS_MAX: Final = 1 << 16
@@ -65,7 +63,7 @@ class HashedTurns(Turns):
 
     __slots__ = ("_all", "_all_before", "_asks", "_last")
 
-    def __init__(self, shape: Shape, asked: Asked, last_asked: _Hash, keys: TurnKeys) -> None:
+    def __init__(self, shape: Shape, asked: Asked, last_asked: xxh3_64, keys: TurnKeys) -> None:
         super().__init__([], asked.answered, shape, keys)
         self._asks = asked.count > 0
         self._all = asked.all
@@ -83,12 +81,12 @@ class HashedTurns(Turns):
         return _and_rest(self._all_before, rest)
 
 
-def _and_rest(asked: _Hash, rest: tuple[bytes, ...]) -> str:
+def _and_rest(asked: xxh3_64, rest: tuple[bytes, ...]) -> str:
     name = asked.copy()
     for part in rest:
         name.update(b"\0")
         name.update(part)
-    return name.hexdigest()[:16]
+    return name.hexdigest()
 
 
 class LargePayload(JsonPayload):

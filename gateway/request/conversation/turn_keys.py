@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import Final
-from zlib import crc32
 
 import msgspec
+from xxhash import xxh3_64_digest
 
 from gateway.request.fields import Turn, decode_name
 
@@ -118,19 +117,7 @@ def is_models(turn: Turn) -> bool:
 
 def name_of(text: str) -> bytes:
     """A short name for what a turn says."""
-    return sha256(text.encode("utf-8", "surrogatepass")).digest()[:8]
-
-
-def shortened(text: bytes) -> bytes:
-    """The beginning of a long text, and a checksum of the rest, which takes a third of the time of sha256, or a
-    twentieth where sha256 has no instructions of its own. `Asked` makes the same in slices."""
-    rest = memoryview(text)[TEXT_BYTES_MAX:]
-    return text[:TEXT_BYTES_MAX] + rest_of(len(rest), crc32(rest)) if rest else text
-
-
-def rest_of(size: int, checksum: int) -> bytes:
-    """What stands for the rest of a question."""
-    return b"%d %d" % (size, checksum)
+    return xxh3_64_digest(text.encode("utf-8", "surrogatepass"))
 
 
 def turn_of(before: bytes, text: str) -> bytes:
