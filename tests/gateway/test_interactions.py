@@ -138,7 +138,7 @@ def test_what_is_embedded_is_no_question() -> None:
 def test_the_clients_own_word_comes_first() -> None:
     body = chat(USER, metadata={"fairgate_interaction": "in-body", "fairgate_stage": "7"})
     by_header = claim(body, x_fairgate_interaction="mine", x_fairgate_end="true")
-    assert by_header == Claim(claim({}, x_fairgate_interaction="mine").id, 7, None, True, explicit=True)
+    assert by_header == Claim(claim({}, x_fairgate_interaction="mine").id, 7, ends=True, explicit=True)
     by_body = claim(body)
     assert by_body.explicit
     assert by_body.id not in (by_header.id, "in-body")
