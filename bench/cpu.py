@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench import report
+from bench.kinds import agent_call
 from bench.proxies import PROXIES, SLOW, SPEAK_TLS, chosen, open_routes
 from bench.stack import BenchError, Route, certificate, cpu_s, run_bench
 from bench.upstream import Case, echo_upstream
@@ -34,6 +35,7 @@ REQUEST, PACED = "request, 1 kB", "chunk, 50/s x 200"
 CASES = (
     Case(REQUEST, connections=64),
     Case("request, 64 kB", connections=64, body_bytes=64_000),
+    Case("call of an agent, 20 turns", connections=64, text=agent_call(1).decode()),
     Case("chunk, burst", connections=16, events=100),
     Case(PACED, connections=200, events=100, pace_s=0.02, spread_ms=2000),
     Case("chunk, 50/s x 1000", connections=1000, events=100, pace_s=0.02, spread_ms=2000),

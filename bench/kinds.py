@@ -45,7 +45,7 @@ def _question(size: int, *, stream: bool = False) -> Callable[[int], bytes]:
     return body
 
 
-def _agent(number: int) -> bytes:
+def agent_call(number: int) -> bytes:
     """A question, and calls of tools with their results, the last of which goes on with the answer."""
     turns: list[dict[str, Any]] = [
         {"role": "system", "content": "You help with repositories. " * 10},
@@ -63,7 +63,7 @@ def _agent(number: int) -> bytes:
 KINDS: Final = (
     Kind("1 kB", _question(1000)),
     Kind(f"stream of {CHUNKS}", _question(1000, stream=True)),
-    Kind(f"agent, {TURNS} turns", _agent),
+    Kind(f"agent, {TURNS} turns", agent_call),
     Kind("64 kB", _question(64_000)),
 )
 

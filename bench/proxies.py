@@ -74,8 +74,10 @@ STARTS: dict[str, Callable[[int, str, Path], Start]] = {
     "portkey": _portkey,
     "litellm": _litellm,
 }
+OURS: dict[str, str | None] = {"fairgate": None, "fairgate-vtc": "vtc"}
+"""By policy; None: the default."""
 SPEAK_TLS = ("nginx", "fairgate")
-PROXIES = ("nginx", "fairgate", *STARTS)
+PROXIES = ("nginx", *OURS, *STARTS)
 
 
 def is_installed(peer: str) -> bool:
@@ -92,7 +94,7 @@ def chosen(names: str) -> list[str]:
     for name in names.split(","):
         if name not in PROXIES:
             raise BenchError(f"no proxy {name!r}; there are {', '.join(PROXIES)}")
-        if name in ("nginx", "fairgate", "aiohttp") or is_installed(name):
+        if name in ("nginx", *OURS, "aiohttp") or is_installed(name):
             found.append(name)
     return found
 
@@ -102,10 +104,10 @@ async def proxy(name: str, upstream_url: str, tls: dict[str, str] | None = None)
     """The named proxy in front of an upstream, on its core. `tls`: with this certificate, of those that can."""
     if name == "nginx":
         running = nginx_proxy(upstream_url, cpu=PROXY_CORE, tls=tls)
-    elif name == "fairgate":
+    elif name in OURS:
         running = fairgate(
             *(upstream_url, {TENANT: 1}), engine_type="openai", model=MODEL, cpu=PROXY_CORE, concurrency=CONCURRENT,
-            tls=tls,
+            tls=tls, policy=OURS[name],
         )  # fmt: skip
     elif tls is not None:
         raise BenchError(f"{name} is not set up for TLS; there are {', '.join(SPEAK_TLS)}")

@@ -34,9 +34,12 @@ class Case:
     events: int = 0
     pace_s: float = 0.0
     spread_ms: int = 0
+    text: str = ""
 
     def body(self) -> str:
-        """A chat request of about `body_bytes`."""
+        """A chat request of about `body_bytes`, unless `text` is one."""
+        if self.text:
+            return self.text
         words = "the quick answer to every question is a good deal longer than the question itself was "
         message = {"role": "user", "content": (words * (self.body_bytes // len(words) + 1))[: self.body_bytes - 130]}
         fields = {"model": MODEL, "messages": [message], "max_tokens": self.events or 100, "stream": self.events > 0}
