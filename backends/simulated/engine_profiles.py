@@ -36,16 +36,10 @@ class EngineProfile:
     per_prefill_token_s: float
     per_seq_s: float
     per_context_token_s: float
-    watermark: float = 0.0
-    """Fraction of all blocks that admission leaves free while something runs."""
-    priority_scheduling: bool = False
-    """Order by (priority, arrival), lower first, instead of first come, first served."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.max_num_seqs < 1:
             raise ValueError(f"profile {self.name}: block_size and max_num_seqs must be at least 1")
-        if not 0.0 <= self.watermark < 1.0:
-            raise ValueError(f"profile {self.name}: watermark must be a fraction below 1")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(f"profile {self.name}: max_num_batched_tokens is below max_num_seqs")
         if self.usable_blocks * self.block_size < self.max_model_len:
