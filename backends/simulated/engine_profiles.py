@@ -13,10 +13,6 @@ from dataclasses import dataclass, replace
 class UnknownProfileError(ValueError):
     """No profile has this name; the message lists the names that exist."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"no engine profile is named {name!r}; there are: {', '.join(PROFILES)}")
-        self.name = name
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
@@ -101,7 +97,6 @@ PROFILES: dict[str, EngineProfile] = {one.name: one for one in _ALL}
 
 def profile(name: str) -> EngineProfile:
     """Which profile has this name? Raises UnknownProfileError."""
-    try:
-        return PROFILES[name]
-    except KeyError:
-        raise UnknownProfileError(name) from None
+    if name not in PROFILES:
+        raise UnknownProfileError(f"no engine profile is named {name!r}; there are: {', '.join(PROFILES)}")
+    return PROFILES[name]
