@@ -45,10 +45,6 @@ class HttpServer:
         self._arriving: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def __repr__(self) -> str:
-        state = "stopping" if self.state.stopping else "serving"
-        return f"<HttpServer {state}, {len(self.state.connections)} connections>"
-
     @property
     def connections(self) -> int:
         """How many connections are open."""

@@ -290,7 +290,7 @@ async def test_stop_lets_answers_end_and_sends_clients_elsewhere() -> None:
         assert (await read_answer(reader))[1] == b"one"
         writer.close()
         await closing
-        assert repr(served.server) == "<HttpServer stopping, 0 connections>"
+        assert (served.server.state.stopping, served.server.connections) == (True, 0)
         idle.close()
 
 
