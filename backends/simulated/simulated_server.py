@@ -55,7 +55,8 @@ class SimulatedServer:
         self._time_scale = time_scale
         self._max_num_queued_reqs = max_num_queued_reqs
         self._engine = EngineModel(profile)
-        self._gauges = EngineGauges()
+        self.gauges = EngineGauges()
+        """What `/metrics` says at this moment."""
         self._totals: Counter[str] = Counter()
         """What only the server knows: requests that ended, by how, and those refused."""
         self.steps = _steps_of(profile)
@@ -67,11 +68,6 @@ class SimulatedServer:
         self._arrived = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self._driver: asyncio.Task[None] | None = None
-
-    @property
-    def gauges(self) -> EngineGauges:
-        """What `/metrics` says at this moment."""
-        return self._gauges
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listen, and return the port (a free one for 0). Raises OSError when it cannot."""
@@ -166,8 +162,7 @@ class SimulatedServer:
                     return await self._stream(request, answer)
                 return await self._whole(request, answer)
             except CallRefusedError as error:
-                body = error_body(error, endpoint)
-                return web.Response(status=error.status, body=body, content_type="application/json")
+                return _refusal(error, endpoint)
 
         return handler
 
@@ -206,7 +201,7 @@ class SimulatedServer:
             self._set_gauges()
 
     def _set_gauges(self) -> None:
-        self._gauges = gauges = self._engine.gauges()
+        self.gauges = gauges = self._engine.gauges()
         rank = self.steps.ranks[0]
         rank.running, rank.waiting, rank.kv_usage = gauges.running, gauges.waiting, gauges.kv_usage
         rank.preemptions, rank.prompt_tokens = gauges.preemptions_total, gauges.prompt_tokens_total
@@ -276,16 +271,17 @@ class SimulatedServer:
             body = await request.json()
             text = str(body["prompt"]).encode() if "prompt" in body else render_chat(body.get("messages"))
         except (ValueError, TypeError, AttributeError):
-            return _bad_tokenize("Input should be an object with a prompt or messages")
+            message = "Input should be an object with a prompt or messages"
+            return _refusal(CallRefusedError(400, message, "Bad Request", "body"))
         except CallRefusedError as error:
-            return _bad_tokenize(error.message)
+            return _refusal(error)
         count = read_prompt(text, self.profile.block_size).tokens
         tokens = list(range(count))
         return web.json_response({"count": count, "max_model_len": self.profile.max_model_len, "tokens": tokens})
 
     def _page(self, names: list[str]) -> bytes:
         self.scrapes += 1
-        return render(self.profile, self.model_names[0], self._gauges, self._totals, names)
+        return render(self.profile, self.model_names[0], self.gauges, self._totals, names)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         kind = "text/plain; version=1.0.0; charset=utf-8"
@@ -313,9 +309,8 @@ async def _version(request: web.Request) -> web.Response:
     return web.json_response({"version": "0.32.0"})
 
 
-def _bad_tokenize(message: str) -> web.Response:
-    error = CallRefusedError(400, message, "Bad Request", "body")
-    return web.Response(status=400, body=error_body(error, None), content_type="application/json")
+def _refusal(error: CallRefusedError, endpoint: Endpoint | None = None) -> web.Response:
+    return web.Response(status=error.status, body=error_body(error, endpoint), content_type="application/json")
 
 
 async def hang_up(request: web.Request) -> NoReturn:
