@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import msgspec
@@ -25,6 +26,7 @@ _ABORTED: tuple[None, int] = None, 0
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 
 
+@dataclass(eq=False)
 class SimulatedServer:
     """Serves one engine model on a port. A model second takes `time_scale` real seconds (0: as fast as it goes).
 
@@ -34,32 +36,22 @@ class SimulatedServer:
     with the 503 inside.
     """
 
-    def __init__(
-        self,
-        profile: EngineProfile,
-        *,
-        model_names: tuple[str, ...] = ("simulated",),
-        adapters: tuple[str, ...] = (),
-        seed: int = 0,
-        time_scale: float = 1.0,
-        max_num_queued_reqs: int | None = None,
-    ) -> None:
-        if not model_names:
-            raise ValueError("a simulated server needs at least one model name")
-        self.profile = profile
-        self.model_names = tuple(model_names)
-        self.adapters = adapters
+    profile: EngineProfile
+    model_names: tuple[str, ...] = field(default=("simulated",), kw_only=True)
+    adapters: tuple[str, ...] = field(default=(), kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    time_scale: float = field(default=1.0, kw_only=True)
+    max_num_queued_reqs: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
         self.scrapes = 0
         """How often its metrics were asked for."""
-        self._seed = seed
-        self._time_scale = time_scale
-        self._max_num_queued_reqs = max_num_queued_reqs
-        self._engine = EngineModel(profile)
+        self._engine = EngineModel(self.profile)
         self.gauges = EngineGauges()
         """What `/metrics` says at this moment."""
         self._totals: Counter[str] = Counter()
         """What only the server knows: requests that ended, by how, and those refused."""
-        self.steps = _steps_of(profile)
+        self.steps = _steps_of(self.profile)
         """What the engine reports after each step, as vLLM does with fairgate's plug-in."""
         self.steps.unfinished = lambda: len(self._answers)
         self._answers: dict[str, tuple[SimulatedAnswer, int]] = {}
@@ -123,7 +115,7 @@ class SimulatedServer:
                 due = loop.time()
             await self.at("step")
             step = self._engine.step(due)
-            due += step.duration_s * self._time_scale
+            due += step.duration_s * self.time_scale
             await asyncio.sleep(due - loop.time())
             due = max(due, loop.time() - _CATCH_UP_S)
             self._deliver(step)
@@ -154,7 +146,7 @@ class SimulatedServer:
         async def handler(request: web.Request) -> web.StreamResponse:
             try:
                 await self.at("call", request)
-                call = read_call(endpoint, await request.read(), self.profile, self.model_names, self._seed)
+                call = read_call(endpoint, await request.read(), self.profile, self.model_names, self.seed)
                 self._refuse_if_full(call)
                 await asyncio.sleep(0)  # vLLM renders the prompt here: a burst passes the first check as one
                 answer = answer_to(call)
@@ -170,7 +162,7 @@ class SimulatedServer:
         """The moments step, call, submit, body and end: an engine that extends this one may go wrong there."""
 
     def _refuse_if_full(self, call: SimulatedCall) -> None:
-        limit = self._max_num_queued_reqs
+        limit = self.max_num_queued_reqs
         if limit is not None and len(self._answers) + len(call.output_tokens) > limit:
             self._totals["rejected"] += 1
             raise CallRefusedError(503, BUSY, "Service Unavailable")

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
 from typing import Any, Final
@@ -45,14 +46,12 @@ WORDS: Final = encode({"waits": OF_WAIT, "obstacles": OF_OBSTACLE, "refusals": O
 logger = logging.getLogger("fairgate")
 
 
+@dataclass(slots=True)
 class _Part:
     """One kind of event, as it was last."""
 
-    __slots__ = ("data", "serial")
-
-    def __init__(self) -> None:
-        self.data = b""
-        self.serial = 0
+    data: bytes = b""
+    serial: int = 0
 
 
 class Feed:
