@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from backends.simulated.engine_model import EngineGauges, EngineModel, EngineRequest, Step
-from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack, Reject
+from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack
 from policies.admission.engine import AdmissionEngine
 from policies.admission.request_ledger import NO_SERVICE
 from policies.capacity.gauges import Gauges
@@ -120,12 +120,9 @@ class Driver:
             elif isinstance(decision, GiveBack):
                 self._given_back(self.result.records[decision.id], now)
             else:
-                self._rejected(decision, now)
-
-    def _rejected(self, decision: Reject, now: float) -> None:
-        record = self.result.records[decision.id]
-        record.dispatched_s, record.retry_after_s = None, decision.retry_after_s
-        self.end(record, decision.reason.value, now)
+                record = self.result.records[decision.id]
+                record.dispatched_s, record.retry_after_s = None, decision.retry_after_s
+                self.end(record, decision.reason.value, now)
 
     def _given_back(self, record: Record, now: float) -> None:
         """The gateway stops it, unless its client has seen something. Backends learn that a network's way later."""

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 import msgspec
 from redis.exceptions import ResponseError
 
-from gateway.storage.redis import subscription
 from gateway.storage.redis.redis_connection import Argument, RedisConnection
 from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
@@ -167,7 +166,7 @@ class RedisStore:
 
     async def subscribe(self, pool: str, received: Callable[[bytes], None]) -> None:
         connection = self._of(self._of_news, pool)
-        await subscription.subscribe(connection, _channel(pool, connection), received)
+        await connection.subscribe(_channel(pool, connection), received)
 
     async def close(self) -> None:
         """Leave, so that others need not wait until this replica is forgotten, and disconnect."""
