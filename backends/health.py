@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 import msgspec
@@ -18,6 +18,7 @@ _MODEL_LEN_MAX = 1 << 40
 """A length beyond that says nothing."""
 
 
+@dataclass(eq=False, kw_only=True)
 class HealthState:
     """Is one backend healthy, since when, and why not? Pure: times are monotonic seconds given by the caller.
 
@@ -26,23 +27,23 @@ class HealthState:
     healthy, and one good probe is enough.
     """
 
-    def __init__(
-        self, *, failures_max: int = 3, successes_min: int = 2, broken_max: int = 5, window_s: float = 30.0
-    ) -> None:
-        self.healthy = False
-        self.reason = "not probed yet"
-        self.since_s = 0.0
-        self._failures_max = failures_max
-        self._successes_min = successes_min
-        self._window_s = window_s
-        self._failures = 0
-        self._successes = successes_min - 1
-        self._broken: deque[float] = deque(maxlen=broken_max)
+    failures_max: int = 3
+    successes_min: int = 2
+    broken_max: int = 5
+    window_s: float = 30.0
+    healthy: bool = field(default=False, init=False)
+    reason: str = field(default="not probed yet", init=False)
+    since_s: float = field(default=0.0, init=False)
+    _failures: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._successes = self.successes_min - 1
+        self._broken: deque[float] = deque(maxlen=self.broken_max)
 
     @property
     def probes_missing(self) -> int:
         """How many good probes in a row make it healthy at the earliest? 0: it is."""
-        return 0 if self.healthy else self._successes_min - self._successes
+        return 0 if self.healthy else self.successes_min - self._successes
 
     def probed(self, problem: str | None, now_s: float) -> None:
         """A probe ended: None is well, otherwise what was wrong."""
@@ -51,7 +52,7 @@ class HealthState:
             return
         self._failures = 0
         self._successes += 1
-        if not self.healthy and self._successes >= self._successes_min:
+        if not self.healthy and self._successes >= self.successes_min:
             self._broken.clear()
             self._turn(True, "", now_s)
 
@@ -63,9 +64,9 @@ class HealthState:
         """A request's connection was lost, or its answer made no sense."""
         self._broken.append(now_s)
         is_full = len(self._broken) == self._broken.maxlen
-        if self.healthy and is_full and now_s - self._broken[0] <= self._window_s:
+        if self.healthy and is_full and now_s - self._broken[0] <= self.window_s:
             self._successes = 0
-            self._turn(False, f"{len(self._broken)} broken answers in {self._window_s:g} s, last: {problem}", now_s)
+            self._turn(False, f"{len(self._broken)} broken answers in {self.window_s:g} s, last: {problem}", now_s)
 
     def answered(self) -> None:
         """A request was answered in full: failures before it were not in a row."""
@@ -76,7 +77,7 @@ class HealthState:
         self._failures += 1
         if not self.healthy:
             self.reason = reason
-        elif self._failures >= self._failures_max:
+        elif self._failures >= self.failures_max:
             self._turn(False, reason, now_s)
 
     def _turn(self, healthy: bool, reason: str, now_s: float) -> None:
@@ -117,24 +118,21 @@ class Standstill:
         return f"makes no step, and has requests for {still_s:.0f} s" if still_s >= self.limit_s else None
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCard:
+class ModelCard(msgspec.Struct):
     """One model that a backend says it serves; LoRA cards and other engines state no length."""
 
-    id: str
-    max_model_len: int | None
-    is_adapter: bool = False
-    """A LoRA adapter of another model."""
-
-
-class _Card(msgspec.Struct):
     id: str
     max_model_len: int | None = None
     parent: object = None
 
+    @property
+    def is_adapter(self) -> bool:
+        """A LoRA adapter of another model."""
+        return bool(self.parent)
+
 
 class _Cards(msgspec.Struct):
-    data: list[_Card]
+    data: list[ModelCard]
 
 
 async def probe(
@@ -171,11 +169,10 @@ def read_models(url: str, body: bytes) -> list[ModelCard]:
         cards = msgspec.json.decode(body, type=_Cards).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolViolation(url, f"/v1/models is no list of models: {error}", before_first_byte=False) from error
-    return [ModelCard(card.id, _length(card.max_model_len), bool(card.parent)) for card in cards]
-
-
-def _length(length: int | None) -> int | None:
-    return length if length is not None and 0 < length <= _MODEL_LEN_MAX else None
+    for card in cards:
+        if card.max_model_len is not None and not 0 < card.max_model_len <= _MODEL_LEN_MAX:
+            card.max_model_len = None
+    return cards
 
 
 async def _get(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
 
 import aiohttp
@@ -19,6 +20,7 @@ CHECK_INTERVAL_S = 0.8
 """Between two pages of an engine whose steps are received."""
 
 
+@dataclass(eq=False)
 class Scraper:
     """Scrapes one backend, one `turn` after another, every `interval_s` after the last one ended. While the engine's
     steps are received it scrapes rarely, only to compare the steps with a page.
@@ -27,31 +29,17 @@ class Scraper:
     since then the engine may be another one when it is back.
     """
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        url: str,
-        session: aiohttp.ClientSession,
-        interval_s: float,
-        on_snapshot: Callable[[Gauges], None],
-        on_failure: Callable[[str], None],
-        *,
-        timeout_s: float = 2.0,
-        tls: ssl.SSLContext | None = None,
-        feed: StepFeed | None = None,
-        standstill: Standstill | None = None,
-    ) -> None:
-        self._adapter = adapter
-        self._url = url.rstrip("/")
-        self._session = session
-        self._interval_s = interval_s
-        self._on_snapshot = on_snapshot
-        self._on_failure = on_failure
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._tls: ssl.SSLContext | bool = tls or True
-        self._feed = feed
-        self._standstill = standstill or Standstill(inf)
-        self._path = 0
+    adapter: Adapter
+    url: str
+    session: aiohttp.ClientSession
+    interval_s: float
+    on_snapshot: Callable[[Gauges], None]
+    on_failure: Callable[[str], None]
+    timeout_s: float = field(default=2.0, kw_only=True)
+    tls: ssl.SSLContext | None = field(default=None, kw_only=True)
+    feed: StepFeed | None = field(default=None, kw_only=True)
+    standstill: Standstill = field(default_factory=lambda: Standstill(inf), kw_only=True)
+    _path: int = field(default=0, init=False)
 
     async def turn(self) -> None:
         """One scrape, and the time until the next."""
@@ -60,47 +48,47 @@ class Scraper:
 
     async def _pause(self) -> None:
         """Until the next page. If a feed is lost meanwhile, that is now."""
-        if self._feed is None or self._feed.silent.is_set():
-            await asyncio.sleep(self._interval_s)
+        if self.feed is None or self.feed.silent.is_set():
+            await asyncio.sleep(self.interval_s)
             return
         try:
-            async with asyncio.timeout(max(CHECK_INTERVAL_S, self._interval_s)):
-                await self._feed.silent.wait()
+            async with asyncio.timeout(max(CHECK_INTERVAL_S, self.interval_s)):
+                await self.feed.silent.wait()
         except TimeoutError:
             pass
 
     async def _scrape(self) -> None:
         """One snapshot or one failure is reported, whatever the backend does."""
         why = ""
-        for path in range(self._path, len(self._adapter.metrics_paths)):
-            if self._feed is not None:
-                self._feed.asking()
+        for path in range(self._path, len(self.adapter.metrics_paths)):
+            if self.feed is not None:
+                self.feed.asking()
             taken_s = asyncio.get_running_loop().time()
-            url = self._url + self._adapter.metrics_paths[path]
+            url = self.url.rstrip("/") + self.adapter.metrics_paths[path]
             try:
                 text = await self._page(url)
             except TimeoutError:
-                why = f"{url} did not answer within {self._timeout.total:g} s"
+                why = f"{url} did not answer within {self.timeout_s:g} s"
                 break
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 why = f"{url}: {error}"
                 continue
-            snapshot = self._adapter.snapshot(text, taken_s)
+            snapshot = self.adapter.snapshot(text, taken_s)
             if snapshot is not None:
                 self._path = path
-                self._standstill.read(snapshot)
-                if self._feed is None or not self._feed.read(snapshot):
-                    self._on_snapshot(snapshot)
+                self.standstill.read(snapshot)
+                if self.feed is None or not self.feed.read(snapshot):
+                    self.on_snapshot(snapshot)
                 return
-            why = f"{url} holds no metric that the {self._adapter.name} adapter knows"
+            why = f"{url} holds no metric that the {self.adapter.name} adapter knows"
         self._path = 0
-        self._on_failure(why)
+        self.on_failure(why)
 
     async def _page(self, url: str) -> str:
         # Asked for OpenMetrics, vLLM would rename its metrics.
-        headers = {"Accept": "text/plain"}
-        async with self._session.get(
-            url, headers=headers, timeout=self._timeout, allow_redirects=False, ssl=self._tls
+        headers, timeout = {"Accept": "text/plain"}, aiohttp.ClientTimeout(total=self.timeout_s)
+        async with self.session.get(
+            url, headers=headers, timeout=timeout, allow_redirects=False, ssl=self.tls or True
         ) as response:
             if response.status != 200:
                 raise ValueError(f"status {response.status}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 import aiohttp
@@ -172,6 +173,7 @@ class _Believed:
             self._contradictions = 0
 
 
+@dataclass(eq=False)
 class StepFeed:
     """Receives the steps of one engine, one `turn` after another. While `silent` is set, no steps come, and the
     engine's page is to be read as often as ever.
@@ -179,29 +181,21 @@ class StepFeed:
     `on_turn(is_received, why)` is called when that changes; and if the engine has no feed, once for each reason.
     """
 
-    def __init__(
-        self,
-        url: str,
-        session: aiohttp.ClientSession,
-        on_snapshot: Callable[[Gauges], None],
-        on_turn: Callable[[bool, str], None],
-        *,
-        api_key: str | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        """`url`: that of the feed."""
-        self._url = url
-        self._session = session
-        self._on_snapshot = on_snapshot
-        self._on_turn = on_turn
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._tls: ssl.SSLContext | bool = tls or True
-        self.silent = asyncio.Event()
+    url: str
+    """Of the feed."""
+    session: aiohttp.ClientSession
+    on_snapshot: Callable[[Gauges], None]
+    on_turn: Callable[[bool, str], None]
+    api_key: str | None = field(default=None, kw_only=True)
+    tls: ssl.SSLContext | None = field(default=None, kw_only=True)
+    silent: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    why: str = field(default="it was not asked yet", init=False)
+    """Why no steps are received; "": they are."""
+    _believed: _Believed = field(default_factory=_Believed, init=False)
+    _retry_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
         self.silent.set()
-        self.why = "it was not asked yet"
-        """Why no steps are received; "": they are."""
-        self._believed = _Believed()
-        self._retry_s = 0.0
 
     async def turn(self) -> None:
         """Until it is lost, and the time until it is asked for again."""
@@ -238,9 +232,10 @@ class StepFeed:
         self._believed = _Believed()
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=CONNECT_S)
-        async with self._session.get(
-            self._url, headers=self._headers, timeout=timeout, allow_redirects=False, ssl=self._tls
+        async with self.session.get(
+            self.url, headers=headers, timeout=timeout, allow_redirects=False, ssl=self.tls or True
         ) as response:
             if response.status != 200 or response.content_type != CONTENT_TYPE:
                 body = (await response.content.read(WHY_BYTES_MAX)).decode("utf-8", "replace").split("\n")[0]
@@ -265,15 +260,15 @@ class StepFeed:
         if self.why:
             self.why = ""
             self.silent.clear()
-            self._on_turn(True, "")
-        self._on_snapshot(snapshot)
+            self.on_turn(True, "")
+        self.on_snapshot(snapshot)
 
     def _turn(self, why: str, *, is_news: bool = False) -> None:
         """The engine's steps are not received, or not any more."""
         before, self.why = self.why, why
         if not self.silent.is_set() or (is_news and why != before):
             self.silent.set()
-            self._on_turn(False, why)
+            self.on_turn(False, why)
 
 
 class _StepStream:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from backends.answers.answer_usage import is_drained
 from backends.promtext import Sample, lines_of, samples
 from backends.vllm_plugin.steps import PATH as STEPS_PATH
 from policies.capacity.gauges import Gauges
 
-_RUNNING: Final = ("vllm_num_requests_running",)
-_WAITING: Final = ("vllm_num_requests_waiting",)
+_SUMMED: Final = {
+    "running": ("vllm_num_requests_running",),
+    "waiting": ("vllm_num_requests_waiting",),
+    "preemptions_total": ("vllm_num_preemptions_total", "vllm_num_preemptions"),
+    "prompt_tokens_total": ("vllm_prompt_tokens_total",),
+    "output_tokens_total": ("vllm_generation_tokens_total",),
+}
+"""By what they are called here: of all engines together."""
 _BY_REASON: Final = ("vllm_num_requests_waiting_by_reason",)
 _KV_USAGE: Final = ("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")
-_PREEMPTIONS: Final = ("vllm_num_preemptions_total", "vllm_num_preemptions")
-_PROMPT_TOKENS: Final = ("vllm_prompt_tokens_total",)
-_OUTPUT_TOKENS: Final = ("vllm_generation_tokens_total",)
-_CONFIG: Final = ("vllm_cache_config_info",)
+_CONFIG: Final = "vllm_cache_config_info"
 _VALUE_MAX: Final = 1e15
 """A gauge beyond that says nothing."""
-_NAMES: Final = (
-    *_RUNNING, *_WAITING, *_BY_REASON, *_KV_USAGE, *_PREEMPTIONS, *_PROMPT_TOKENS, *_OUTPUT_TOKENS, *_CONFIG,
-)  # fmt: skip
+_NAMES: Final = (*[name for names in _SUMMED.values() for name in names], *_BY_REASON, *_KV_USAGE, _CONFIG)
 _LINES: Final = lines_of(_NAMES)
 # The mount at /metrics/ knows name[]; the route /metrics does not. Colons as vLLM registers them.
 _FILTERED: Final = "/metrics/?" + "&".join(f"name[]={name.replace('vllm_', 'vllm:', 1)}" for name in _NAMES)
@@ -40,23 +41,15 @@ class VllmAdapter:
         page = samples(text, _LINES)
         if not page:
             return None
-        running, waiting = _per_engine(page, _RUNNING), _per_engine(page, _WAITING)
-        kv_usage, preemptions = _per_engine(page, _KV_USAGE), _per_engine(page, _PREEMPTIONS)
-        prompt_tokens, output_tokens = _per_engine(page, _PROMPT_TOKENS), _per_engine(page, _OUTPUT_TOKENS)
-        deferred = _per_engine(page, _BY_REASON, reason="deferred")
-        capacity, block_size = _capacity(page.get(_CONFIG[0], []))
-        return Gauges(
-            taken_s=taken_s,
-            running=int(sum(running)) if running else None,
-            waiting=int(sum(waiting)) if waiting else None,
-            deferred=int(sum(deferred)) if deferred else None,
-            kv_usage=min(sum(kv_usage) / len(kv_usage), 1.0) if kv_usage else None,
-            kv_capacity_tokens=capacity,
-            block_size=block_size,
-            preemptions_total=int(sum(preemptions)) if preemptions else None,
-            prompt_tokens_total=int(sum(prompt_tokens)) if prompt_tokens else None,
-            output_tokens_total=int(sum(output_tokens)) if output_tokens else None,
-        )
+        found: dict[str, Any] = {
+            field: int(sum(values)) for field, names in _SUMMED.items() if (values := _per_engine(page, names))
+        }
+        if deferred := _per_engine(page, _BY_REASON, reason="deferred"):
+            found["deferred"] = int(sum(deferred))
+        if kv_usage := _per_engine(page, _KV_USAGE):
+            found["kv_usage"] = min(sum(kv_usage) / len(kv_usage), 1.0)
+        capacity, block_size = _capacity(page.get(_CONFIG, []))
+        return Gauges(taken_s, kv_capacity_tokens=capacity, block_size=block_size, **found)
 
     def is_refusal(self, status: int, body: bytes) -> bool:
         """Overloaded, paused or dead (503), limited (429), or shutting down: an empty abort, then a telling 500."""

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
+from typing import Any
 
 from backends.simulated.engine_model import EngineGauges, EngineModel, EngineRequest, Step
-from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack, Reject
+from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack
 from policies.admission.engine import AdmissionEngine
 from policies.admission.request_ledger import NO_SERVICE
 from policies.capacity.gauges import Gauges
@@ -30,50 +31,17 @@ def simulate(
     *,
     engine: AdmissionEngine,
     backends: dict[str, EngineModel],
-    next_arrival: Callable[[Record, float], Arrival | Sequence[Arrival] | None] | None = None,
-    scrape: Callable[[str, EngineModel, float], Gauges] = read_gauges,
-    refuses: Callable[[str, EngineGauges, float], bool] | None = None,
-    ended: Callable[[Record], None] | None = None,
-    scrape_interval_s: float = 0.1,
-    steps: bool = False,
-    network_s: float = 0.001,
-    timer_s_max: float | None = None,
     until_s: float = float("inf"),
+    **settings: Any,
 ) -> Run:
     """Run the traffic until every request has ended, or until this time.
 
     Args:
         arrivals: in order of time.
         engine: knows every backend by name (`add_backend`), and has seen no event.
-        next_arrival: closed-loop clients: what follows when this request has ended at this time, if anything.
-        scrape: what a scrape says; replaced to imitate gauges that are frozen or absent.
-        refuses: does this backend answer 503 at this time?
-        ended: called for every request that has ended. The run then keeps no records, events and decisions, which of a
-            long one would not fit in memory.
-        steps: backends also say how they are after each step.
-        network_s: one way between gateway and backend.
-        timer_s_max: the gateway's timer: set when none is, at most this far away. None: exactly when the engine asks.
+        settings: as `Driver` names them.
     """
-    driver = Driver(
-        [SimulatedGateway(0, engine)], backends, next_arrival, scrape, refuses, ended, scrape_interval_s, steps,
-        network_s, timer_s_max,
-    )  # fmt: skip
-    return driver.run(arrivals, until_s)
-
-
-def replay(events: Iterable[EngineEvent], engine: AdmissionEngine) -> list[tuple[float, Decision]]:
-    """What does this engine decide on the events of a run?"""
-    decisions: list[tuple[float, Decision]] = []
-    for now, method, args in events:
-        decisions += [(now, decision) for decision in _call(engine, method, args, now)]
-    return decisions
-
-
-def _call(engine: AdmissionEngine, method: str, args: tuple[object, ...], now: float) -> Sequence[Decision]:
-    if method == "arrived":
-        args = tuple(arg.request() if isinstance(arg, Arrival) else arg for arg in args)
-    decisions: Sequence[Decision] = getattr(engine, method)(*args[:2], now, *args[2:])
-    return decisions
+    return Driver([SimulatedGateway(0, engine)], backends, **settings).run(arrivals, until_s)
 
 
 class SimulatedGateway:
@@ -87,18 +55,26 @@ class SimulatedGateway:
 
 @dataclass(eq=False)
 class Driver:
-    """The heap and what is on it; the fields as `simulate` has them."""
+    """The heap and what is on it."""
 
     gateways: Sequence[SimulatedGateway]
     backends: dict[str, EngineModel]
     next_arrival: Callable[[Record, float], Arrival | Sequence[Arrival] | None] | None = None
+    """Closed-loop clients: what follows when this request has ended at this time, if anything."""
     scrape: Callable[[str, EngineModel, float], Gauges] = read_gauges
+    """What a scrape says; replaced to imitate gauges that are frozen or absent."""
     refuses: Callable[[str, EngineGauges, float], bool] | None = None
+    """Does this backend answer 503 at this time?"""
     ended: Callable[[Record], None] | None = None
+    """Called for every request that has ended. The run then keeps no records, events and decisions, which of a long one
+    would not fit in memory."""
     scrape_interval_s: float = 0.1
     steps: bool = False
+    """Backends also say how they are after each step."""
     network_s: float = 0.001
+    """One way between gateway and backend."""
     timer_s_max: float | None = None
+    """The gateway's timer: set when none is, at most this far away. None: exactly when the engine asks."""
     result: Run = field(init=False, default_factory=Run)
     open_requests: int = field(init=False, default=0)
     _heap: list[tuple[float, int, Callable[[float], None]]] = field(init=False, default_factory=list)
@@ -129,7 +105,8 @@ class Driver:
         """One event into an engine, and its decisions carried out."""
         if self.ended is None:
             self.result.events.append(EngineEvent(now, method, args))
-        decisions = _call(gateway.engine, method, args, now)
+        words = [arg.request() if isinstance(arg, Arrival) else arg for arg in args]
+        decisions = getattr(gateway.engine, method)(*words[:2], now, *words[2:])
         if decisions:
             self.carry_out(decisions, now)
 
@@ -143,12 +120,9 @@ class Driver:
             elif isinstance(decision, GiveBack):
                 self._given_back(self.result.records[decision.id], now)
             else:
-                self._rejected(decision, now)
-
-    def _rejected(self, decision: Reject, now: float) -> None:
-        record = self.result.records[decision.id]
-        record.dispatched_s, record.retry_after_s = None, decision.retry_after_s
-        self.end(record, decision.reason.value, now)
+                record = self.result.records[decision.id]
+                record.dispatched_s, record.retry_after_s = None, decision.retry_after_s
+                self.end(record, decision.reason.value, now)
 
     def _given_back(self, record: Record, now: float) -> None:
         """The gateway stops it, unless its client has seen something. Backends learn that a network's way later."""

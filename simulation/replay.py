@@ -37,17 +37,13 @@ WINDOWS = 20
 class UnknownPolicyError(ValueError):
     """No policy has this name; the message lists the names that exist."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"no policy is named {name!r}; there are: {', '.join(sorted(POLICIES))}")
-        self.name = name
-
 
 def policy_names(text: str) -> list[str]:
     """Names with commas between them, each once. Raises UnknownPolicyError."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in POLICIES:
-            raise UnknownPolicyError(name)
+            raise UnknownPolicyError(f"no policy is named {name!r}; there are: {', '.join(sorted(POLICIES))}")
     return names
 
 

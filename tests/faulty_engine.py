@@ -13,8 +13,7 @@ from aiohttp import web
 
 from backends.simulated.calls import CallRefusedError
 from backends.simulated.engine_profiles import EngineProfile
-from backends.simulated.outputs import Output
-from backends.simulated.shapes import SimulatedAnswer
+from backends.simulated.shapes import ABORT, SimulatedAnswer
 from backends.simulated.simulated_server import BUSY, SimulatedServer, hang_up
 
 STILL_S = 0.05
@@ -38,6 +37,8 @@ class Faults:
     """Close every stream after this many events, without an end."""
     stall_after_events: int | None = None
     """Write nothing to a stream after this many events, and keep it open."""
+    is_draining: bool = False
+    """As vLLM after SIGTERM: what runs goes on; new requests get a 200 that says "abort", and no token."""
     is_still: bool = False
     """Make no step, and go on saying that all is well."""
 
@@ -57,7 +58,7 @@ class FaultyEngine(SimulatedServer):
         super().__init__(profile, **options)
         self.faults = faults or Faults()
 
-    async def at(self, moment: str, request: web.Request | None = None, output: Output | None = None) -> None:
+    async def at(self, moment: str, request: web.Request | None = None, answer: SimulatedAnswer | None = None) -> None:
         faults = self.faults
         while moment == "step" and faults.is_still:  # noqa: ASYNC110 (set at any time, by a test)
             await asyncio.sleep(STILL_S)
@@ -67,12 +68,26 @@ class FaultyEngine(SimulatedServer):
             await self._call(request, request.transport)
         elif moment == "submit" and faults.take("refuse_in_stream_next"):
             raise CallRefusedError(503, BUSY, "Service Unavailable")
-        elif moment == "body" and output is not None and faults.take("cut_body_next"):
-            body = msgspec.json.encode(output.answer.whole())
+        elif moment == "submit" and answer is not None and faults.is_draining:
+            answer.finish = [ABORT] * len(answer.finish)
+            answer.write(answer.end() if answer.call.stream else b"")
+            answer.done.set()
+        elif moment == "submit" and answer is not None and answer.transport is not None:
+            most = faults.truncate_after_events
+            most = faults.stall_after_events if most is None else most
+            if most is not None:
+                answer.transport = _CutTransport(answer, answer.transport, most)
+        elif moment == "body" and answer is not None and faults.take("cut_body_next"):
+            body = msgspec.json.encode(answer.whole())
             head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             request.transport.write(head.encode() + body[: len(body) // 2])
             await hang_up(request)
-        elif moment == "end" and isinstance(output, _CutOutput) and output.is_cut:
+        elif (
+            moment == "end"
+            and answer is not None
+            and isinstance(answer.transport, _CutTransport)
+            and answer.transport.is_cut
+        ):
             await (asyncio.Event().wait() if faults.truncate_after_events is None else hang_up(request))
 
     async def _call(self, request: web.Request, transport: asyncio.Transport) -> None:
@@ -87,28 +102,27 @@ class FaultyEngine(SimulatedServer):
         if self.faults.take("refuse_next"):
             raise CallRefusedError(503, BUSY, "Service Unavailable")
 
-    def output_of(self, answer: SimulatedAnswer) -> Output:
-        most = self.faults.truncate_after_events
-        most = self.faults.stall_after_events if most is None else most
-        return super().output_of(answer) if most is None else _CutOutput(answer, most)
 
-
-class _CutOutput(Output):
+class _CutTransport(asyncio.Transport):
     """Ends a stream early, or stalls it."""
 
-    def __init__(self, answer: SimulatedAnswer, events_left: int) -> None:
-        super().__init__(answer)
-        self.is_cut = False
+    def __init__(self, answer: SimulatedAnswer, transport: asyncio.Transport, events_left: int) -> None:
+        super().__init__()
+        self._answer = answer
+        self._transport = transport
         self._events_left = events_left
+        self.is_cut = False
 
-    def write(self, events: bytes) -> None:
-        if self.is_cut:
-            return
-        pieces = events.split(b"\n\n")[:-1]
-        if len(pieces) >= self._events_left:
-            pieces = pieces[: self._events_left]
-            self.is_cut = True
+    def is_closing(self) -> bool:
+        return self.is_cut
+
+    def write(self, chunk: bytes | bytearray | memoryview) -> None:
+        events = bytes(chunk).partition(b"\r\n")[2].removesuffix(b"\r\n")
+        pieces = events.split(b"\n\n")[:-1][: self._events_left]
         self._events_left -= len(pieces)
-        super().write(b"\n\n".join(pieces) + b"\n\n" if pieces else b"")
-        if self.is_cut:
-            self.done.set()
+        if pieces:
+            events = b"\n\n".join(pieces) + b"\n\n"
+            self._transport.write(b"%x\r\n%b\r\n" % (len(events), events))
+        if not self._events_left:
+            self.is_cut = True
+            self._answer.done.set()

@@ -228,13 +228,9 @@ def _choice_asks(choice: Choice) -> bool | None:
 
 
 def _is_drained(answer: Body, usage: Usage | None) -> bool:
+    """Has it made nothing, and does it end by an abort, as each of the three APIs says it?"""
     if usage is not None and usage.output_tokens:
-        return False  # it made something
-    return _is_aborted(answer)
-
-
-def _is_aborted(answer: Body) -> bool:
-    """Does it end by an abort, as each of the three APIs says it?"""
+        return False
     if answer.choices:
         return all([choice.finish_reason == "abort" for choice in answer.choices])
     return bool(answer.status == "cancelled" or answer.stop_reason == "abort")

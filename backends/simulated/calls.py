@@ -26,11 +26,11 @@ _CHOICES_MAX = 128
 class Endpoint(Enum):
     """Which endpoint was called?"""
 
-    CHAT = "chat"
-    COMPLETION = "completion"
-    RESPONSES = "responses"
-    MESSAGES = "messages"
-    EMBEDDINGS = "embeddings"
+    CHAT = "/v1/chat/completions"
+    COMPLETION = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
+    EMBEDDINGS = "/v1/embeddings"
 
 
 class CallRefusedError(Exception):
@@ -66,16 +66,15 @@ class SimulatedCall:
     ignore_eos: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
-    priority: int = 0
     seed: int = 0
-    output_tokens: list[int] = field(default_factory=list)
+    output_tokens: list[int] = field(init=False)
     """Per choice: how many tokens until it ends by itself or at `max_tokens`."""
 
-    def draw_lengths(self) -> None:
-        """Fix each choice's length: `max_tokens` with ignore_eos, else drawn from the prompt, the same every time."""
+    def __post_init__(self) -> None:
         self.output_tokens = [self._length(index) for index in range(len(self.prompts) * self.n)]
 
     def _length(self, choice: int) -> int:
+        """`max_tokens` with ignore_eos, else drawn from the prompt, the same every time."""
         if self.endpoint is Endpoint.EMBEDDINGS or self.ignore_eos:
             return self.max_tokens
         text = b"%d %d %d" % (self.seed, self.prompts[choice // self.n].digest, choice)
@@ -123,7 +122,8 @@ def read_call(
     options = body.get("stream_options")
     options = options if isinstance(options, dict) else {}
     include_usage = bool(options.get("include_usage"))
-    call = SimulatedCall(
+    _integer(body, "priority", 0, -(2**63), 2**63 - 1)  # is taken, and changes nothing under first come, first served
+    return SimulatedCall(
         endpoint=endpoint,
         model=str(model),
         prompts=prompts,
@@ -133,11 +133,8 @@ def read_call(
         ignore_eos=bool(body.get("ignore_eos")),
         include_usage=include_usage,
         continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
-        priority=_integer(body, "priority", 0, -(2**63), 2**63 - 1),
         seed=seed,
     )
-    call.draw_lengths()
-    return call
 
 
 def _parse(raw: bytes) -> dict[str, Any]:
@@ -168,11 +165,9 @@ def _integer(body: dict[str, Any], name: str, default: int, least: int, most: in
         return default
     if not isinstance(value, int) or isinstance(value, bool):
         raise _invalid("int_parsing", name, "Input should be a valid integer")
-    if value < least:
-        message = f"{name} must be at least {least}, got {value}. (parameter={name}, value={value})"
-        raise CallRefusedError(400, message, param=name)
-    if value > most:
-        message = f"{name} must be at most {most}, got {value}. (parameter={name}, value={value})"
+    if not least <= value <= most:
+        bound = f"at least {least}" if value < least else f"at most {most}"
+        message = f"{name} must be {bound}, got {value}. (parameter={name}, value={value})"
         raise CallRefusedError(400, message, param=name)
     return value
 

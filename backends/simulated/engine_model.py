@@ -6,8 +6,8 @@ reads a clock, sleeps or draws a random number, so the same calls always give th
 
 from __future__ import annotations
 
-import heapq
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,7 +31,6 @@ class EngineRequest:
     prompt_tokens: int
     output_tokens: int
     block_hashes: tuple[int, ...] = ()
-    priority: int = 0
 
 
 class EngineGauges(NamedTuple):
@@ -74,7 +73,7 @@ class _Sequence:
 
     __slots__ = (
         "blocks", "cached", "computed", "emitted", "hashes", "id", "joined", "keys", "named", "one_token",
-        "output_tokens", "planned", "priority", "prompt_tokens", "serial", "tokens", "uncounted_preemptions",
+        "output_tokens", "planned", "prompt_tokens", "serial", "tokens", "uncounted_preemptions",
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest, serial: int) -> None:
@@ -83,7 +82,6 @@ class _Sequence:
         self.prompt_tokens = request.prompt_tokens
         self.output_tokens = request.output_tokens
         self.hashes = request.block_hashes
-        self.priority = request.priority
         self.serial = serial
         self.tokens = request.prompt_tokens  # known so far: the prompt and what was emitted
         self.emitted = 0
@@ -107,10 +105,9 @@ class EngineModel:
     def __init__(self, profile: EngineProfile) -> None:
         self.profile = profile
         self._pool = BlockPool(profile.usable_blocks)
-        self._watermark_blocks = int(profile.watermark * profile.num_gpu_blocks)
         self._sequences: dict[str, _Sequence] = {}
         self._running: list[_Sequence] = []
-        self._waiting: list[tuple[int, int, _Sequence]] = []  # a heap; under FCFS the first number is always 0
+        self._waiting: deque[_Sequence] = deque()
         self._serial = 0
         self._preemptions = self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
         self._queries = self._hits = 0
@@ -133,9 +130,8 @@ class EngineModel:
         if request.id in self._sequences:
             raise RequestRefusedError(f"request {request.id}: this id is already in the engine")
         self._serial += 1
-        sequence = _Sequence(request, self._serial)
-        self._sequences[request.id] = sequence
-        self._enqueue(sequence)
+        sequence = self._sequences[request.id] = _Sequence(request, self._serial)
+        self._waiting.append(sequence)
 
     def abort(self, request_id: str, now: float) -> None:
         """Forget a request and free its blocks at once. An unknown id is one that just finished: nothing happens."""
@@ -146,8 +142,7 @@ class EngineModel:
             self._running.remove(sequence)
             self._release(sequence)
         else:
-            self._waiting = [entry for entry in self._waiting if entry[2] is not sequence]
-            heapq.heapify(self._waiting)
+            self._waiting.remove(sequence)
         if not self._sequences:  # vLLM makes an empty step of it, so that the gauges do not stay up
             self._gauges_after = self._read_gauges()
 
@@ -198,9 +193,9 @@ class EngineModel:
         running = self._running
         batch: list[_Sequence] = []
         preempted: list[str] = []
-        index = 0
-        while index < len(running) and budget > 0:
-            sequence = running[index]
+        for sequence in running:  # a preemption takes from its end
+            if budget <= 0:
+                break
             computed = sequence.computed
             count = sequence.tokens - computed
             if count > budget:
@@ -209,20 +204,13 @@ class EngineModel:
             if end > sequence.blocks * block_size:
                 need = -(-end // block_size) - sequence.blocks
                 while need > self._pool.free and sequence.blocks:
-                    victim = self._preempt()
-                    preempted.append(victim.id)
-                    if victim.planned:  # priority order can throw out one that this step has already planned
-                        batch.remove(victim)
-                        budget += victim.planned
-                        victim.planned = 0
-                        index -= 1
+                    preempted.append(self._preempt())
                 if not sequence.blocks:
                     break  # it was the victim itself: nobody behind it is served in this step
                 self._grow(sequence, end)
             sequence.planned = count
             budget -= count
             batch.append(sequence)
-            index += 1
         if not preempted:
             self._admit(batch, budget)
         return batch, preempted
@@ -231,15 +219,13 @@ class EngineModel:
         """Let waiting requests in while their whole prompt fits; the first that does not fit blocks all behind it."""
         block_size = self.profile.block_size
         while self._waiting and budget > 0 and len(self._running) < self.profile.max_num_seqs:
-            sequence = self._waiting[0][2]
+            sequence = self._waiting[0]
             # The last token is always computed: its logits are what is sampled from.
             hits = self._pool.match(sequence.key(i) for i in range((sequence.tokens - 1) // block_size))
             need = -(-sequence.tokens // block_size) - len(hits) + self._pool.unheld(hits)
-            if self._running:
-                need += self._watermark_blocks
             if need > self._pool.free:
                 return
-            heapq.heappop(self._waiting)
+            self._waiting.popleft()
             self._pool.adopt(hits)
             sequence.keys = hits
             sequence.blocks = sequence.named = len(hits)
@@ -270,23 +256,14 @@ class EngineModel:
                 sequence.keys.append(key)
         sequence.named = max(sequence.named, full)
 
-    def _preempt(self) -> _Sequence:
-        """Throw out the request that came last (of the least urgent): it waits again and is computed anew."""
-        if self.profile.priority_scheduling:
-            victim = max(self._running, key=lambda sequence: (sequence.priority, sequence.serial))
-            self._running.remove(victim)
-        else:
-            victim = self._running.pop()  # admission keeps arrival order, so the last is the latest
+    def _preempt(self) -> str:
+        """Throw out the request that came last: it waits again, before all that came later, and is computed anew."""
+        victim = self._running.pop()  # admission keeps arrival order, so the last is the latest
         self._release(victim)
         victim.computed = 0
         victim.uncounted_preemptions += 1
-        self._enqueue(victim)
-        return victim
-
-    def _enqueue(self, sequence: _Sequence) -> None:
-        """Under FCFS all running requests came before all waiting ones, so a victim sorts to the head by its serial."""
-        priority = sequence.priority if self.profile.priority_scheduling else 0
-        heapq.heappush(self._waiting, (priority, sequence.serial, sequence))
+        self._waiting.appendleft(victim)
+        return victim.id
 
     def _release(self, sequence: _Sequence) -> None:
         self._name_blocks(sequence, sequence.computed // self.profile.block_size)

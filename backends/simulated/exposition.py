@@ -5,46 +5,25 @@ Absent on purpose: histograms, LoRA, multimodal and external-cache series, which
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from backends.simulated.engine_model import EngineGauges
 from backends.simulated.engine_profiles import EngineProfile
 
-
-@dataclass(slots=True)
-class Totals:
-    """What only the server knows: how requests ended."""
-
-    stop: int = 0
-    length: int = 0
-    abort: int = 0
-    rejected: int = 0
-
-
 _Sample = tuple[dict[str, str], float]
 """Labels beyond model and engine, and the value."""
 
 
-class _Page(CollectorRegistry):
-    """These metrics, as a registry is asked for them."""
-
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        super().__init__()
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics
-
-
 def render(
-    profile: EngineProfile, model: str, gauges: EngineGauges, totals: Totals, names: Collection[str] = ()
+    profile: EngineProfile, model: str, gauges: EngineGauges, totals: Counter[str], names: Collection[str] = ()
 ) -> bytes:
-    """The page, or with `names` only those families, in the classic text format."""
+    """The page, or with `names` only those families, in the classic text format. `totals`: how requests ended."""
     metrics = []
     for name, (text, *samples) in _families(profile, gauges, totals).items():
         if names and name not in names:
@@ -58,11 +37,12 @@ def render(
         for labels, value in samples:
             metric.add_sample(name, {**own, **labels}, value)
         metrics.append(metric)
-    return generate_latest(_Page(metrics))
+    page: Any = SimpleNamespace(collect=lambda: metrics)  # all that is asked of a registry
+    return generate_latest(page)
 
 
 def _families(
-    profile: EngineProfile, gauges: EngineGauges, totals: Totals
+    profile: EngineProfile, gauges: EngineGauges, totals: Counter[str]
 ) -> dict[str, tuple[str, *tuple[_Sample, ...]]]:
     """By name as exposed (a counter's ends in `_total`, so that `name[]` selects by it): what it says, its samples."""
     cached = gauges.prompt_tokens_cached_total
@@ -91,10 +71,10 @@ def _families(
         "vllm:prefix_cache_hits_total": ("Prefix cache hits, in tokens.", ({}, gauges.prefix_cache_hits_total)),
         "vllm:request_success_total": (
             "Requests that ended, by reason.",
-            *[({"finished_reason": how}, getattr(totals, how)) for how in ("stop", "length", "abort")],
+            *[({"finished_reason": how}, totals[how]) for how in ("stop", "length", "abort")],
         ),
         "vllm:admission_rejections_total": (
-            "Requests rejected at admission, by reason.", ({"reason": "max_num_queued_reqs"}, totals.rejected),
+            "Requests rejected at admission, by reason.", ({"reason": "max_num_queued_reqs"}, totals["rejected"]),
         ),
         "vllm:cache_config_info": ("Information of the LLMEngine CacheConfig", (_cache_config(profile), 1)),
     }  # fmt: skip

@@ -1,10 +1,8 @@
-"""What does vLLM write for a token, an end, a whole answer? The bytes of its five answer formats (those of 0.32).
-
-A token costs one join of ready-made pieces: nothing is serialised per token but the counts a client asked for.
-"""
+"""What does vLLM write for a token, an end, a whole answer? The bytes of its five answer formats (those of 0.32)."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from typing import Any
@@ -14,6 +12,7 @@ import msgspec
 from backends.simulated.calls import CallRefusedError, Endpoint, SimulatedCall
 
 ABORT = "abort"
+"""How an answer ends of which the engine makes no token, since it shuts down."""
 _WORDS = (
     " the", " queue", " gives", " each", " tenant", " a", " fair", " share", " of", " every", " step", " and", " no",
 )  # fmt: skip
@@ -22,12 +21,17 @@ _DONE = b"data: [DONE]\n\n"
 _dumps = msgspec.json.encode
 
 
-def _event(type_: str, value: dict[str, Any]) -> bytes:
-    return b"event: " + type_.encode() + b"\ndata: " + _dumps(value) + b"\n\n"
+def _event(value: dict[str, Any]) -> bytes:
+    return b"event: " + str(value["type"]).encode() + b"\ndata: " + _dumps(value) + b"\n\n"
 
 
 class SimulatedAnswer:
-    """One answer in the making. Choice i belongs to prompt i // n; `finish[i]` is None while it runs."""
+    """One answer in the making. Choice i belongs to prompt i // n; `finish[i]` is None while it runs.
+
+    Attributes:
+        transport: of the client of a stream; None: the answer goes nowhere until it is whole.
+        done: nothing more comes.
+    """
 
     id_prefix = ""
 
@@ -40,6 +44,10 @@ class SimulatedAnswer:
         self.finish: list[str | None] = [None] * choices
         self.cached_tokens = 0
         self.prompt_tokens = sum(prompt.tokens for prompt in call.prompts)
+        self.request_ids: list[str] = []
+        """Of the choices that the engine still makes."""
+        self.done = asyncio.Event()
+        self.transport: asyncio.Transport | None = None
         self._first_words = [call.prompts[i // call.n].digest + i for i in range(choices)]
 
     def add_token(self, choice: int) -> bytes:
@@ -52,6 +60,14 @@ class SimulatedAnswer:
         begin = self.begin(choice) if count == 1 else b""
         return begin + self.token(choice, self.word(choice, count), self.finish[choice])
 
+    def write(self, events: bytes) -> None:
+        """One HTTP chunk for some events. For a slow reader the transport buffers, at most a context length of events.
+
+        This is what runs for every token: it writes to the transport itself, without a task switch.
+        """
+        if self.transport is not None and events and not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(events), events))
+
     def word(self, choice: int, count: int) -> str:
         """The text of a choice's token number `count`, from 1. An end-of-sequence token has none."""
         if count == self.call.output_tokens[choice] and self.finish[choice] == "stop":
@@ -61,10 +77,6 @@ class SimulatedAnswer:
     def text(self, choice: int) -> str:
         """All of a choice's text so far: the same, streamed or not."""
         return "".join(self.word(choice, count) for count in range(1, self.emitted[choice] + 1))
-
-    def abort(self) -> None:
-        """The engine gave up: what has not ended ends as aborted."""
-        self.finish = [finish or ABORT for finish in self.finish]
 
     def usage(self) -> dict[str, Any]:
         """What did it cost? In the words of the OpenAI completions API."""
@@ -96,50 +108,42 @@ class _Completion(SimulatedAnswer):
     id_prefix = "cmpl-"
     object = "text_completion"
     chunk_object = "text_completion"
-    _text_open = b'"text":"'
-    _text_close = b'","logprobs":null,"finish_reason":'
-    _running = b'null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
-    _ended = b'"%s","stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
-
-    def __init__(self, call: SimulatedCall) -> None:
-        super().__init__(call)
-        head = {"id": self.id, "object": self.chunk_object, "created": self.created, "model": call.model}
-        self._head = b"data: " + _dumps(head)[:-1]
-        self._opens = [
-            self._head + b',"choices":[{"index":%d,' % choice + self._text_open for choice in range(len(self.emitted))
-        ]
-        self._tail = self._text_close + self._running + b"}\n\n"
 
     def begin(self, choice: int) -> bytes:
         return b""
 
     def token(self, choice: int, word: str, finish: str | None) -> bytes:
-        if finish is None and not self.call.continuous_usage:
-            return self._opens[choice] + word.encode() + self._tail
-        state = self._running if finish is None else self._ended % finish.encode()
-        usage = self._continuous_usage(self.emitted[choice], choice) if self.call.continuous_usage else b""
-        return self._opens[choice] + word.encode() + self._text_close + state + usage + b"}\n\n"
+        return self._chunk(choice, self._choice(word, finish), self.emitted[choice])
 
-    def _continuous_usage(self, completion_tokens: int, choice: int) -> bytes:
-        prompt_tokens = self.call.prompts[choice // self.call.n].tokens
-        return (
-            b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"completion_tokens_details":null}'
-            % (prompt_tokens, prompt_tokens + completion_tokens, completion_tokens)
-        )
+    def _choice(self, word: str, finish: str | None) -> dict[str, Any]:
+        ends = {"finish_reason": finish, "stop_reason": None, "prompt_token_ids": None, "token_ids": None}
+        return {"text": word, "logprobs": None, **ends}
+
+    def _chunk(self, index: int, choice: dict[str, Any], completion_tokens: int) -> bytes:
+        chunk = {**self._head(self.chunk_object), "choices": [{"index": index, **choice}]}
+        if self.call.continuous_usage:
+            prompt_tokens = self.call.prompts[index // self.call.n].tokens
+            chunk["usage"] = {
+                "prompt_tokens": prompt_tokens,
+                "total_tokens": prompt_tokens + completion_tokens,
+                "completion_tokens": completion_tokens,
+                "completion_tokens_details": None,
+            }
+        return b"data: " + _dumps(chunk) + b"\n\n"
+
+    def _head(self, object_: str) -> dict[str, Any]:
+        return {"id": self.id, "object": object_, "created": self.created, "model": self.call.model}
 
     def end(self) -> bytes:
         # A drain that lets nothing start sends the bare end, without usage.
         if not self.call.include_usage or ABORT in self.finish:
             return _DONE
         usage = {"choices": [], "usage": self.usage(), "system_fingerprint": _FINGERPRINT}
-        return self._head + b"," + _dumps(usage)[1:] + b"\n\n" + _DONE
+        return b"data: " + _dumps(self._head(self.chunk_object) | usage) + b"\n\n" + _DONE
 
     def whole(self) -> dict[str, Any]:
         return {
-            "id": self.id,
-            "object": self.object,
-            "created": self.created,
-            "model": self.call.model,
+            **self._head(self.object),
             "choices": [
                 {"index": i, **self._content(i), "logprobs": None, "finish_reason": self.finish[i], "stop_reason": None}
                 for i in range(len(self.emitted))
@@ -156,17 +160,16 @@ class _Chat(_Completion):
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
-    _text_open = b'"delta":{"content":"'
-    _text_close = b'"},"logprobs":null,"finish_reason":'
-    _running = b'null,"token_ids":null}]'
-    _ended = b'"%s","stop_reason":null,"token_ids":null}]'
 
     def begin(self, choice: int) -> bytes:
-        usage = self._continuous_usage(0, choice) if self.call.continuous_usage else b""
-        role = (
-            b',"choices":[{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        )
-        return self._head + role % choice + usage + b"}\n\n"
+        role = {"role": "assistant", "content": ""}
+        return self._chunk(choice, {"delta": role, "logprobs": None, "finish_reason": None}, 0)
+
+    def _choice(self, word: str, finish: str | None) -> dict[str, Any]:
+        ends = {"finish_reason": finish, "token_ids": None}
+        if finish is not None:
+            ends = {"finish_reason": finish, "stop_reason": None, "token_ids": None}
+        return {"delta": {"content": word}, "logprobs": None, **ends}
 
     def _content(self, choice: int) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": self.text(choice), "refusal": None}}
@@ -182,9 +185,8 @@ class _Responses(SimulatedAnswer):
         self._place = {"content_index": 0, "item_id": self._item_id, "output_index": 0}
 
     def _emit(self, type_: str, value: dict[str, Any]) -> bytes:
-        value = {**value, "sequence_number": self._sequence_number, "type": type_}
         self._sequence_number += 1
-        return _event(type_, value)
+        return _event({**value, "sequence_number": self._sequence_number - 1, "type": type_})
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
@@ -260,13 +262,11 @@ class _Messages(SimulatedAnswer):
             "usage": {"input_tokens": self.prompt_tokens, "output_tokens": 0},
         }  # fmt: skip
         block = {"type": "content_block_start", "content_block": {"type": "text", "text": ""}, "index": 0}
-        return _event("message_start", {"type": "message_start", "message": message}) + _event(
-            "content_block_start", block
-        )
+        return _event({"type": "message_start", "message": message}) + _event(block)
 
     def token(self, choice: int, word: str, finish: str | None) -> bytes:
         delta = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": word}, "index": 0}
-        return _event("content_block_delta", delta)
+        return _event(delta)
 
     def _stop_reason(self) -> str:
         return {"length": "max_tokens", ABORT: ABORT}.get(self.finish[0] or "", "end_turn")
@@ -281,11 +281,10 @@ class _Messages(SimulatedAnswer):
 
     def end(self) -> bytes:
         stop = {"stop_reason": self._stop_reason(), "stop_sequence": None}
-        block = _event("content_block_stop", {"type": "content_block_stop", "index": 0}) if self.emitted[0] else b""
         return (
-            block
-            + _event("message_delta", {"type": "message_delta", "delta": stop, "usage": self._usage()})
-            + _event("message_stop", {"type": "message_stop"})
+            (_event({"type": "content_block_stop", "index": 0}) if self.emitted[0] else b"")
+            + _event({"type": "message_delta", "delta": stop, "usage": self._usage()})
+            + _event({"type": "message_stop"})
         )
 
     def whole(self) -> dict[str, Any]:

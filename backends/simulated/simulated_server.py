@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import msgspec
@@ -13,16 +15,18 @@ from aiohttp import web
 from backends.simulated.calls import CallRefusedError, Endpoint, SimulatedCall, read_call, read_prompt, render_chat
 from backends.simulated.engine_model import EngineGauges, EngineModel, EngineRequest, Step
 from backends.simulated.engine_profiles import EngineProfile, profile
-from backends.simulated.exposition import Totals, render
-from backends.simulated.outputs import Output
+from backends.simulated.exposition import render
 from backends.simulated.shapes import SimulatedAnswer, answer_to, error_body, in_stream_error
 from backends.vllm_plugin import steps
 
 _BODY_BYTES_MAX = 32 * 2**20
 _CATCH_UP_S = 0.05
+_ABORTED: tuple[None, int] = None, 0
+"""Stands for the answer of a request that was aborted amid the step."""
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 
 
+@dataclass(eq=False)
 class SimulatedServer:
     """Serves one engine model on a port. A model second takes `time_scale` real seconds (0: as fast as it goes).
 
@@ -32,56 +36,37 @@ class SimulatedServer:
     with the 503 inside.
     """
 
-    def __init__(
-        self,
-        profile: EngineProfile,
-        *,
-        model_names: tuple[str, ...] = ("simulated",),
-        adapters: tuple[str, ...] = (),
-        seed: int = 0,
-        time_scale: float = 1.0,
-        max_num_queued_reqs: int | None = None,
-    ) -> None:
-        if not model_names:
-            raise ValueError("a simulated server needs at least one model name")
-        self.profile = profile
-        self.model_names = tuple(model_names)
-        self.adapters = adapters
+    profile: EngineProfile
+    model_names: tuple[str, ...] = field(default=("simulated",), kw_only=True)
+    adapters: tuple[str, ...] = field(default=(), kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    time_scale: float = field(default=1.0, kw_only=True)
+    max_num_queued_reqs: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
         self.scrapes = 0
         """How often its metrics were asked for."""
-        self._seed = seed
-        self._time_scale = time_scale
-        self._max_num_queued_reqs = max_num_queued_reqs
-        self._engine = EngineModel(profile)
-        self._gauges = EngineGauges()
-        self._totals = Totals()
-        self.steps = _steps_of(profile)
+        self._engine = EngineModel(self.profile)
+        self.gauges = EngineGauges()
+        """What `/metrics` says at this moment."""
+        self._totals: Counter[str] = Counter()
+        """What only the server knows: requests that ended, by how, and those refused."""
+        self.steps = _steps_of(self.profile)
         """What the engine reports after each step, as vLLM does with fairgate's plug-in."""
-        self.steps.unfinished = self._unfinished
-        self._outputs: dict[str, tuple[Output, int]] = {}
+        self.steps.unfinished = lambda: len(self._answers)
+        self._answers: dict[str, tuple[SimulatedAnswer, int]] = {}
+        """By the id of each choice's request."""
         self._serial = itertools.count(1)
         self._arrived = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._draining = False
         self._runner: web.AppRunner | None = None
         self._driver: asyncio.Task[None] | None = None
-
-    @property
-    def gauges(self) -> EngineGauges:
-        """What `/metrics` says at this moment."""
-        return self._gauges
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listen, and return the port (a free one for 0). Raises OSError when it cannot."""
         app = web.Application(client_max_size=_BODY_BYTES_MAX)
         app.add_routes(
             [
-                web.post("/v1/chat/completions", self._generate(Endpoint.CHAT)),
-                web.post("/v1/completions", self._generate(Endpoint.COMPLETION)),
-                web.post("/v1/responses", self._generate(Endpoint.RESPONSES)),
-                web.post("/v1/messages", self._generate(Endpoint.MESSAGES)),
-                web.post("/v1/embeddings", self._generate(Endpoint.EMBEDDINGS)),
+                *(web.post(endpoint.value, self._generate(endpoint)) for endpoint in Endpoint),
                 web.get("/v1/models", self._models),
                 web.post("/tokenize", self._tokenize),
                 web.get("/health", _health),
@@ -111,18 +96,8 @@ class SimulatedServer:
         await asyncio.shield(self._driver)
         raise AssertionError("the engine's loop has no end")
 
-    def begin_drain(self) -> None:
-        """As vLLM after SIGTERM: what runs or waits goes on; new requests get a 200 that says "abort", no token."""
-        self._draining = True
-
-    async def stop(self, drain_s: float = 0.0) -> None:
-        """Drain for at most `drain_s` seconds, then drop what is left and close."""
-        self.begin_drain()
-        if drain_s > 0:
-            try:
-                await asyncio.wait_for(self._idle.wait(), drain_s)
-            except TimeoutError:
-                pass
+    async def stop(self) -> None:
+        """Drop what runs, and close."""
         if self._driver is not None:
             self._driver.cancel()
             await asyncio.gather(self._driver, return_exceptions=True)
@@ -135,13 +110,12 @@ class SimulatedServer:
         due = loop.time()
         while True:
             if not self._engine.has_work:
-                self._idle.set()
                 self._arrived.clear()
                 await self._arrived.wait()
                 due = loop.time()
             await self.at("step")
             step = self._engine.step(due)
-            due += step.duration_s * self._time_scale
+            due += step.duration_s * self.time_scale
             await asyncio.sleep(due - loop.time())
             due = max(due, loop.time() - _CATCH_UP_S)
             self._deliver(step)
@@ -151,36 +125,28 @@ class SimulatedServer:
         self.steps.ranks[0].scheduled = step.scheduled_tokens
         self._set_gauges()
         for request_id, cached_tokens in step.cached_tokens.items():
-            if request_id in self._outputs:
-                output, choice = self._outputs[request_id]
-                if choice % output.answer.call.n == 0:  # the n choices of a prompt are one prompt in the usage
-                    output.answer.cached_tokens += cached_tokens
+            answer, choice = self._answers.get(request_id, _ABORTED)
+            if answer is not None and choice % answer.call.n == 0:  # a prompt's n choices are one in the usage
+                answer.cached_tokens += cached_tokens
         for request_id, _ in step.tokens:
-            found = self._outputs.get(request_id)
-            if found is not None:  # else aborted amid the step
-                output, choice = found
-                output.write(output.answer.add_token(choice))
+            answer, choice = self._answers.get(request_id, _ABORTED)
+            if answer is not None:
+                answer.write(answer.add_token(choice))
         for request_id in step.finished:
-            found = self._outputs.pop(request_id, None)
-            if found is not None:
-                self._finish_choice(*found)
-
-    def _finish_choice(self, output: Output, choice: int) -> None:
-        if output.answer.finish[choice] == "length":
-            self._totals.length += 1
-        else:
-            self._totals.stop += 1
-        output.choices_left -= 1
-        if not output.choices_left:
-            if output.answer.call.stream:
-                output.write(output.answer.end())
-            output.done.set()
+            answer, choice = self._answers.pop(request_id, _ABORTED)
+            if answer is not None:
+                self._totals[answer.finish[choice] or "stop"] += 1
+                answer.request_ids.remove(request_id)
+                if not answer.request_ids:
+                    if answer.call.stream:
+                        answer.write(answer.end())
+                    answer.done.set()
 
     def _generate(self, endpoint: Endpoint) -> Any:
         async def handler(request: web.Request) -> web.StreamResponse:
             try:
                 await self.at("call", request)
-                call = read_call(endpoint, await request.read(), self.profile, self.model_names, self._seed)
+                call = read_call(endpoint, await request.read(), self.profile, self.model_names, self.seed)
                 self._refuse_if_full(call)
                 await asyncio.sleep(0)  # vLLM renders the prompt here: a burst passes the first check as one
                 answer = answer_to(call)
@@ -188,64 +154,50 @@ class SimulatedServer:
                     return await self._stream(request, answer)
                 return await self._whole(request, answer)
             except CallRefusedError as error:
-                body = error_body(error, endpoint)
-                return web.Response(status=error.status, body=body, content_type="application/json")
+                return _refusal(error, endpoint)
 
         return handler
 
-    async def at(self, moment: str, request: web.Request | None = None, output: Output | None = None) -> None:
+    async def at(self, moment: str, request: web.Request | None = None, answer: SimulatedAnswer | None = None) -> None:
         """The moments step, call, submit, body and end: an engine that extends this one may go wrong there."""
 
-    def output_of(self, answer: SimulatedAnswer) -> Output:
-        return Output(answer)
-
     def _refuse_if_full(self, call: SimulatedCall) -> None:
-        limit = self._max_num_queued_reqs
-        if limit is not None and len(self._outputs) + len(call.output_tokens) > limit:
-            self._totals.rejected += 1
+        limit = self.max_num_queued_reqs
+        if limit is not None and len(self._answers) + len(call.output_tokens) > limit:
+            self._totals["rejected"] += 1
             raise CallRefusedError(503, BUSY, "Service Unavailable")
 
-    def _submit(self, output: Output) -> None:
-        """Give every choice to the engine, or end them all when draining."""
-        answer = output.answer
+    def _submit(self, answer: SimulatedAnswer) -> None:
+        """Give every choice to the engine."""
         call = answer.call
         self._refuse_if_full(call)
-        if self._draining:
-            answer.abort()
-            self._totals.abort += len(call.output_tokens)
-            output.done.set()
+        if answer.done.is_set():
             return
         now = asyncio.get_running_loop().time()
         serial = next(self._serial)
         for choice, tokens in enumerate(call.output_tokens):
             request_id = f"{serial}-{choice}"
             prompt = call.prompts[choice // call.n]
-            self._engine.submit(
-                EngineRequest(request_id, prompt.tokens, tokens, prompt.block_hashes, call.priority), now
-            )
-            self._outputs[request_id] = (output, choice)
-            output.request_ids.append(request_id)
-        self._idle.clear()
+            self._engine.submit(EngineRequest(request_id, prompt.tokens, tokens, prompt.block_hashes), now)
+            self._answers[request_id] = (answer, choice)
+            answer.request_ids.append(request_id)
         self._arrived.set()
 
-    def _abort(self, output: Output) -> None:
+    def _abort(self, answer: SimulatedAnswer) -> None:
         """Nobody waits for this answer (any more): the engine frees what it still holds for it."""
         now = asyncio.get_running_loop().time()
-        for request_id in output.request_ids:
-            if self._outputs.pop(request_id, None) is not None:
+        for request_id in answer.request_ids:
+            if self._answers.pop(request_id, None) is not None:
                 self._engine.abort(request_id, now)
         if not self._engine.has_work:
             self._set_gauges()
 
     def _set_gauges(self) -> None:
-        self._gauges = gauges = self._engine.gauges()
+        self.gauges = gauges = self._engine.gauges()
         rank = self.steps.ranks[0]
         rank.running, rank.waiting, rank.kv_usage = gauges.running, gauges.waiting, gauges.kv_usage
         rank.preemptions, rank.prompt_tokens = gauges.preemptions_total, gauges.prompt_tokens_total
         self.steps.stepped()
-
-    def _unfinished(self) -> int:
-        return len(self._outputs)
 
     async def _stream_steps(self, request: web.Request) -> web.StreamResponse:
         listener = None if self.steps.missing else self.steps.listen()
@@ -262,36 +214,32 @@ class SimulatedServer:
         return response
 
     async def _whole(self, request: web.Request, answer: SimulatedAnswer) -> web.StreamResponse:
-        output = self.output_of(answer)
         try:
-            await self.at("submit", request, output)
-            self._submit(output)
-            await output.done.wait()
+            await self.at("submit", request, answer)
+            self._submit(answer)
+            await answer.done.wait()
         finally:
-            self._abort(output)
-        await self.at("body", request, output)
+            self._abort(answer)
+        await self.at("body", request, answer)
         return web.Response(body=msgspec.json.encode(answer.whole()), content_type="application/json")
 
     async def _stream(self, request: web.Request, answer: SimulatedAnswer) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         response.enable_chunked_encoding()
         await response.prepare(request)
-        output = self.output_of(answer)
-        output.transport = request.transport
+        answer.transport = request.transport
         try:
-            await self.at("submit", request, output)
-            self._submit(output)
-            if self._draining and answer.call.stream and output.done.is_set():
-                output.write(answer.end())
-            await output.done.wait()
-            await self.at("end", request, output)
+            await self.at("submit", request, answer)
+            self._submit(answer)
+            await answer.done.wait()
+            await self.at("end", request, answer)
         except CallRefusedError as error:
             events = in_stream_error(error, answer.call.endpoint)
             if events is None:
                 await hang_up(request)
-            output.write(events or b"")
+            answer.write(events or b"")
         finally:
-            self._abort(output)
+            self._abort(answer)
         await response.write_eof()
         return response
 
@@ -315,16 +263,17 @@ class SimulatedServer:
             body = await request.json()
             text = str(body["prompt"]).encode() if "prompt" in body else render_chat(body.get("messages"))
         except (ValueError, TypeError, AttributeError):
-            return _bad_tokenize("Input should be an object with a prompt or messages")
+            message = "Input should be an object with a prompt or messages"
+            return _refusal(CallRefusedError(400, message, "Bad Request", "body"))
         except CallRefusedError as error:
-            return _bad_tokenize(error.message)
+            return _refusal(error)
         count = read_prompt(text, self.profile.block_size).tokens
         tokens = list(range(count))
         return web.json_response({"count": count, "max_model_len": self.profile.max_model_len, "tokens": tokens})
 
     def _page(self, names: list[str]) -> bytes:
         self.scrapes += 1
-        return render(self.profile, self.model_names[0], self._gauges, self._totals, names)
+        return render(self.profile, self.model_names[0], self.gauges, self._totals, names)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         kind = "text/plain; version=1.0.0; charset=utf-8"
@@ -352,9 +301,8 @@ async def _version(request: web.Request) -> web.Response:
     return web.json_response({"version": "0.32.0"})
 
 
-def _bad_tokenize(message: str) -> web.Response:
-    error = CallRefusedError(400, message, "Bad Request", "body")
-    return web.Response(status=400, body=error_body(error, None), content_type="application/json")
+def _refusal(error: CallRefusedError, endpoint: Endpoint | None = None) -> web.Response:
+    return web.Response(status=error.status, body=error_body(error, endpoint), content_type="application/json")
 
 
 async def hang_up(request: web.Request) -> NoReturn:
@@ -370,23 +318,13 @@ async def run(
     port: int,
     profile_name: str,
     model_names: tuple[str, ...],
-    *,
-    seed: int = 0,
-    time_scale: float = 1.0,
-    max_num_queued_reqs: int | None = None,
-    drain_s: float = 0.0,
+    max_num_queued_reqs: int | None,
 ) -> None:
-    """Serve until cancelled, then drain for `drain_s` seconds. Raises UnknownProfileError; OSError for a taken port."""
-    server = SimulatedServer(
-        profile(profile_name),
-        model_names=model_names,
-        seed=seed,
-        time_scale=time_scale,
-        max_num_queued_reqs=max_num_queued_reqs,
-    )
+    """Serve until cancelled. Raises UnknownProfileError; OSError for a taken port."""
+    server = SimulatedServer(profile(profile_name), model_names=model_names, max_num_queued_reqs=max_num_queued_reqs)
     bound = await server.start(host, port)
     print(f"simulated vLLM ({profile_name}) on http://{host}:{bound}, models: {', '.join(model_names)}", flush=True)
     try:
         await server.serve()
     finally:
-        await server.stop(drain_s)
+        await server.stop()

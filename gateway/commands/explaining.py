@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from glob import escape
 from pathlib import Path
@@ -133,13 +133,11 @@ def _of_usage(tenant: str, question: Question, usage: UsageConfig) -> tuple[str,
     from gateway.usage.database import Database
     from gateway.usage.usage_report import read
 
-    database = Database(usage, makes=False)
     try:
-        report = read(database, question, {})
+        with closing(Database(usage, makes=False)) as database:
+            report = read(database, question, {})
     except StoreError as error:
         raise NotAnswered(str(error), 0) from None
-    finally:
-        database.close()
     rows = {row.by[0]: row for row in report.rows}
     if tenant not in rows:
         raise NotAnswered(f"no request of {tenant} is counted {question.words()}", 404)

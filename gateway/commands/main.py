@@ -138,7 +138,7 @@ def sim(host: str, port: int, profile: str, models: tuple[str, ...], max_num_que
     from backends.simulated.simulated_server import run as run_engine
 
     try:
-        run(lambda: run_engine(host, port, profile, models, max_num_queued_reqs=max_num_queued_reqs))
+        run(lambda: run_engine(host, port, profile, models, max_num_queued_reqs))
     except UnknownProfileError as error:
         raise click.BadParameter(str(error), param_hint="--profile") from error
 

@@ -14,6 +14,7 @@ from gateway.commands.common import BAD_INPUT, Failed
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
+    from gateway.keys.identity import MintedKey
     from gateway.process.gateway import Gateway
     from gateway.process.stderr_log import StderrLog
     from gateway.process.supervisor import Child
@@ -91,9 +92,7 @@ def supervise(config: Config, load: Load | None) -> None:
             _VERSION,
             *_without_key(config),
         ]
-        if minted:
-            lines.append("  keys for this run only, for tenants that have none in the config:")
-            lines += [f"    {each.tenant:<12} {each.key}" for each in minted]
+        lines += _for_this_run(minted)
         click.echo("\n".join(lines), err=True)
 
     try:
@@ -219,6 +218,11 @@ def _without_key(config: Config) -> list[str]:
     ]
 
 
+def _for_this_run(minted: list[MintedKey]) -> list[str]:
+    keys = [f"    {each.tenant:<12} {each.key}" for each in minted]
+    return ["  keys for this run only, for tenants that have none in the config:", *keys] if keys else []
+
+
 def _worker_announcement(gateway: Gateway, worker: Child) -> str:
     """Which process is it, and what keeps it from serving?"""
     import os
@@ -250,8 +254,7 @@ def _announcement(gateway: Gateway) -> str:
         lines.append(f"  state: {state}")
     lines += _without_key(gateway.config)
     if gateway.minted_keys:
-        lines.append("  keys for this run only, for tenants that have none in the config:")
-        lines += [f"    {minted.tenant:<12} {minted.key}" for minted in gateway.minted_keys]
+        lines += _for_this_run(gateway.minted_keys)
         lines += _examples(url, gateway.minted_keys[0].key, next(iter(gateway.pools[0].models()), "MODEL"))
     return "\n".join(lines)
 

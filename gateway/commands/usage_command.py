@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -53,11 +54,9 @@ def usage(path: Path | None, url: str | None, since: str, until: str | None, by:
         raise click.BadParameter(error.errors()[0]["msg"], param_hint="--database") from None
     if config is None:
         raise Failed(f"fairgate: {path} has no `usage:`, so nothing was counted")
-    database = Database(config, makes=False)
     try:
         question = Question(since, until, by.split(",") if by else [], datetime.now(UTC))
-        click.echo(FORMATS[form](read(database, question, config.prices)), nl=False)
+        with closing(Database(config, makes=False)) as database:
+            click.echo(FORMATS[form](read(database, question, config.prices)), nl=False)
     except (StoreError, BadQuestion) as error:
         raise Failed(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None
-    finally:
-        database.close()

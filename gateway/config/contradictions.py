@@ -19,6 +19,10 @@ from policies.orders.vtc import CounterOrder
 LISTEN: Final = "127.0.0.1:8080"
 ADMIN: Final = "127.0.0.1:8190"
 ROUNDING: Final = 1e-9
+_UNIQUE: Final = {
+    "routes": "path", "tenants": "name", "groups": "name", "pools": "name", "jwt": "issuer", "apps": "name",
+}  # fmt: skip
+"""What no two of a section have in common."""
 
 
 def _get(section: Any, field: str) -> Any:
@@ -54,25 +58,19 @@ def path_of(loc: Loc) -> str:
 
 def contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
     """Every place with what cannot be true there."""
-    paths = _Once("path")
-    for r, route in _items(config, "routes"):
-        yield from paths.again(_get(route, "path"), ("routes", r, "path"))
+    for section, field in _UNIQUE.items():
+        names = _Once(field)
+        for number, one in _items(config, section):
+            yield from names.again(_get(one, field), (section, number, field))
     yield from _address_contradictions(config)
     yield from _pool_contradictions(config)
     yield from _name_contradictions(config)
-    tenants, hashes = _Once("name"), _Once("key")
+    hashes = _Once("key")
     for t, tenant in _items(config, "tenants"):
-        yield from tenants.again(_get(tenant, "name"), ("tenants", t, "name"))
         for k, key in _items(tenant, "keys"):
             loc: Loc = ("tenants", t, "keys", k)
             text, loc = (key, loc) if isinstance(key, str) else (_get(key, "hash"), (*loc, "hash"))
             yield from hashes.again(text.lower() if isinstance(text, str) else None, loc)
-    issuers = _Once("issuer")
-    for i, one in _items(config, "jwt"):
-        yield from issuers.again(_get(one, "issuer"), ("jwt", i, "issuer"))
-    apps = _Once("name")
-    for a, app in _items(config, "apps"):
-        yield from apps.again(_get(app, "name"), ("apps", a, "name"))
     nobody = _get(config, "tenants") in (None, (), []) and _get(config, "open_access") is not True
     if nobody and _get(config, "usage") is None and _state_url(config) == "memory":
         yield ("tenants",), "is empty: nobody could call; add a tenant, or set open_access: true"
@@ -121,10 +119,9 @@ def _state_url(config: Any) -> Any:
 
 
 def _pool_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
-    pools, models, urls, names = _Once("name"), _Once("model"), _Once("url"), _Once("backend name")
+    models, urls, names = _Once("model"), _Once("url"), _Once("backend name")
     of_many: set[str] = set()
     for p, pool in _items(config, "pools"):
-        yield from pools.again(_get(pool, "name"), ("pools", p, "name"))
         for m, model in _items(pool, "models"):
             yield from models.again(model, ("pools", p, "models", m), ": a model belongs to one pool")
         for b, backend in _items(pool, "backends"):
@@ -172,12 +169,9 @@ def _name_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
 
 def _tree_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
     """Of groups and the tenants in them."""
-    names, groups = _Once("name"), [(("groups", g), group) for g, group in _items(config, "groups")]
+    groups = [(("groups", g), group) for g, group in _items(config, "groups")]
     tenants = [(("tenants", t), tenant) for t, tenant in _items(config, "tenants")]
-    above: dict[str, Any] = {}
-    for loc, group in groups:
-        yield from names.again(_get(group, "name"), (*loc, "name"))
-        above[str(_get(group, "name"))] = _get(group, "group")
+    above = {str(_get(group, "name")): _get(group, "group") for _, group in groups}
     for loc, one in (*groups, *tenants):
         group = _get(one, "group")
         if group is not None and str(group) not in above:

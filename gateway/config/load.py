@@ -135,14 +135,11 @@ def check_config(
 
 
 def _loaded(source: _Source, overrides: Overrides = NO_OVERRIDES) -> Config:
-    try:
-        data = source.read()
-        read = dict(data)
-        overrides.over(data)
-        changed = {field for field, value in data.items() if value is not read.get(field)}
-        return _validated(data, source).that_came_from(source.provenances(changed))
-    except _RefusedError as error:
-        raise ConfigError([error.fault]) from None
+    data = source.read()
+    read = dict(data)
+    overrides.over(data)
+    changed = {field for field, value in data.items() if value is not read.get(field)}
+    return _validated(data, source).that_came_from(source.provenances(changed))
 
 
 def config_for_backends(urls: list[str], overrides: Overrides = NO_OVERRIDES) -> Config:
@@ -217,7 +214,7 @@ class _Source:
                 node.value.pop()
 
     def read(self) -> dict[str, Any]:
-        """The top-level mapping; `faults` says what is wrong in it. Raises _RefusedError when there is none."""
+        """The top-level mapping; `faults` says what is wrong in it. Raises ConfigError when there is none."""
         text = self._text()
         try:
             # As a stream it is looked at some characters at a time: other threads have their turn in between.
@@ -240,8 +237,9 @@ class _Source:
             raise self._refused("should be fields, such as `pools:`", *_place(root))
         return self._mapping(root, ())
 
-    def _refused(self, message: str, line: int = 0, column: int = 0) -> _RefusedError:
-        return _RefusedError(Fault(self.file, line, column, "", message))
+    def _refused(self, message: str, line: int = 0, column: int = 0) -> ConfigError:
+        """The text cannot be looked into any further."""
+        return ConfigError([Fault(self.file, line, column, "", message)])
 
     def _text(self) -> str:
         try:
@@ -334,13 +332,6 @@ class _Source:
         while loc and loc not in self.values:
             loc = loc[:-1]
         return _place(self.values[loc]) if loc in self.values else (0, 0)
-
-
-class _RefusedError(Exception):
-    """The text cannot be looked into any further."""
-
-    def __init__(self, fault: Fault) -> None:
-        self.fault = fault
 
 
 def _place(node: yaml.Node) -> tuple[int, int]:

@@ -11,11 +11,8 @@ from collections.abc import Sequence
 from socket import socket
 from typing import Any, Final, cast
 
-from gateway.http.addresses import TrustedProxies
 from gateway.http.connection import Connection
-from gateway.http.http_request import HttpRequest
-from gateway.http.server_limits import ServerLimits
-from gateway.http.server_state import Handler, HeadHook, RefusedHook, ServerState
+from gateway.http.server_state import ServerState
 from gateway.http.sockets import waiting_connections
 from gateway.http.tls.certificates import Certificates
 from gateway.http.tls.protocol import TlsProtocol
@@ -25,38 +22,15 @@ _BACKLOG: Final = 1024
 
 
 class HttpServer:
-    """Serves `handler` on any number of addresses. One per process and event loop."""
+    """Serves on any number of addresses. One per process and event loop."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        *,
-        limits: ServerLimits,
-        on_head: HeadHook | None = None,
-        on_refused: RefusedHook | None = None,
-        proxies: TrustedProxies | None = None,
-        certificates: Certificates | None = None,
-        kind: type[HttpRequest] = HttpRequest,
-    ) -> None:
-        """`certificates`: TLS is spoken on every address, and only TLS. `kind`: what is made of each request's head."""
-        self.state = ServerState(handler, limits, on_head, on_refused, proxies or TrustedProxies(), kind)
+    def __init__(self, state: ServerState, certificates: Certificates | None = None) -> None:
+        """`certificates`: TLS is spoken on every address, and only TLS."""
+        self.state = state
         self._certificates = certificates
         self._listeners: list[asyncio.Server] = []
         self._arriving: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
-
-    def __repr__(self) -> str:
-        state = "stopping" if self.state.stopping else "serving"
-        return f"<HttpServer {state}, {len(self.state.connections)} connections>"
-
-    @property
-    def connections(self) -> int:
-        """How many connections are open."""
-        return len(self.state.connections)
-
-    def set(self, limits: ServerLimits, proxies: TrustedProxies) -> None:
-        """From now on these hold: for connections that are open, only what is counted on all of them."""
-        self.state.set(limits, proxies)
 
     async def listen(self, host: str, port: int, *, sock: socket | None = None) -> int:
         """Listen on an address and return its port (chosen by the system if `port` is 0). OSError if it is taken.

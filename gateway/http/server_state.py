@@ -64,9 +64,10 @@ class ServerState:
         self,
         handler: Handler,
         limits: ServerLimits,
-        on_head: HeadHook | None,
-        on_refused: RefusedHook | None,
-        proxies: TrustedProxies,
+        *,
+        on_head: HeadHook | None = None,
+        on_refused: RefusedHook | None = None,
+        proxies: TrustedProxies | None = None,
         kind: type[HttpRequest] = HttpRequest,
     ) -> None:
         """`kind`: what is made of the head of each request."""
@@ -75,7 +76,7 @@ class ServerState:
         self.limits = limits
         self.on_head = on_head
         self.on_refused = on_refused
-        self.proxies = proxies
+        self.proxies = proxies or TrustedProxies()
         self.tenants = Accounts("this tenant", limits.client_connections_max, limits.client_bodies_bytes_max)
         self.addresses = Accounts("your address", limits.client_connections_max, limits.client_bodies_bytes_max)
         self.outbox = Outbox()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
@@ -16,7 +17,7 @@ def changing_routes(gateway: Operated) -> list[web.RouteDef]:
 
     async def reload(request: web.Request) -> web.Response:
         reloaded = await gateway.reloading.run()
-        return web.json_response(reloaded.as_json(), status=409 if reloaded.outcome == "refused" else 200)
+        return web.json_response(asdict(reloaded), status=409 if reloaded.outcome == "refused" else 200)
 
     async def drain(request: web.Request) -> web.Response:
         return _drained(gateway, request, drained=True)

@@ -165,13 +165,10 @@ class _Answers:
 
     async def reload(self, request: web.Request) -> web.Response:
         """By one; if it takes the config over, all do."""
-        for index in range(self._workers.config.workers):
-            answer = await self._workers.ask(index, "/reload", method="POST", within_s=CHANGE_S)
-            if answer.status:
-                if answer.status == 200:
-                    self._workers.has_reloaded()
-                return _passed(answer)
-        return _nobody()
+        answer = await self.any_knows(request)
+        if answer.status == 200:
+            self._workers.has_reloaded()
+        return answer
 
     async def drain(self, request: web.Request) -> web.Response:
         """Everywhere, and its requests counted together."""

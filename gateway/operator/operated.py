@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.operator.snapshots.snapshot import GatewayProcess, SnapshotSource
 
@@ -16,22 +17,14 @@ if TYPE_CHECKING:
     from gateway.telemetry.metrics import Metrics
 
 
+@dataclass(frozen=True, slots=True)
 class Reloaded:
     """What came of it. `outcome`: changed, unchanged or refused; `why_not` says why it was refused, in lines."""
 
-    def __init__(self, outcome: str, config_hash: str, found: Sequence[str] = (), why_not: Sequence[str] = ()) -> None:
-        self.outcome = outcome
-        self.config_hash = config_hash
-        self.changes = list(found)
-        self.why_not = list(why_not)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "outcome": self.outcome,
-            "hash": self.config_hash,
-            "changes": self.changes,
-            "why_not": self.why_not,
-        }
+    outcome: str
+    hash: str
+    changes: Sequence[str] = ()
+    why_not: Sequence[str] = ()
 
 
 class Reloads(Protocol):

@@ -19,6 +19,7 @@ from gateway.config.model import Config
 from gateway.http.addresses import TrustedProxies
 from gateway.http.errors import ApiError, Reason
 from gateway.http.server import HttpServer
+from gateway.http.server_state import ServerState
 from gateway.http.sockets import listening
 from gateway.http.tls.certificates import Certificates
 from gateway.keys.identity import Keyring, MintedKey
@@ -206,15 +207,11 @@ class Gateway:
         )
         if config.usage is not None:
             self._lane = BatchLane(config.usage, config, pipeline, self._follower, self._settled, self._background)
-        self._server = HttpServer(
-            pipeline.handle,
-            limits=server_limits(config),
-            on_head=pipeline.authorize,
-            on_refused=pipeline.refused,
-            proxies=TrustedProxies(config.trusted_proxies),
-            certificates=self._certificates,
-            kind=RequestContext,
-        )
+        state = ServerState(
+            pipeline.handle, server_limits(config), on_head=pipeline.authorize, on_refused=pipeline.refused,
+            proxies=TrustedProxies(config.trusted_proxies), kind=RequestContext,
+        )  # fmt: skip
+        self._server = HttpServer(state, self._certificates)
         with listening("the listener for clients", config.listen_address, "listen", "--port"):
             self.port = await self._server.listen(*config.listen_address, sock=self._listener)
         if self._worker_slot is not None:
@@ -259,7 +256,7 @@ class Gateway:
             cors = Cors(config.cors_origins)
             self._pipeline.take_over(self.pools, routes=Routes.of(config.routes), cors=cors, aliases=config.aliases)
         if self._server is not None:
-            self._server.set(server_limits(config), TrustedProxies(config.trusted_proxies))
+            self._server.state.set(server_limits(config), TrustedProxies(config.trusted_proxies))
         if self._certificates is not None and config.tls is not None and config.tls != before.tls:
             self._certificates.set(config.tls.context, config.tls.files)
         self._turn_away_revoked()

@@ -147,8 +147,8 @@ def _log(reloaded: Reloaded) -> None:
         logger.error("the config is not reloaded, the one before stays: %s", "; ".join(reloaded.why_not))
         return
     if reloaded.outcome == "unchanged":
-        logger.info("the config is as it was (%s): nothing is changed", reloaded.config_hash)
+        logger.info("the config is as it was (%s): nothing is changed", reloaded.hash)
         return
     listed, more = reloaded.changes[:CHANGES_LOGGED_MAX], len(reloaded.changes) - CHANGES_LOGGED_MAX
     rest = f"; and {more} more" if more > 0 else ""
-    logger.info("the config is reloaded (%s): %s%s", reloaded.config_hash, "; ".join(listed), rest)
+    logger.info("the config is reloaded (%s): %s%s", reloaded.hash, "; ".join(listed), rest)

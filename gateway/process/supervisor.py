@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.config.changes import changes, needs_restart
@@ -40,25 +41,23 @@ _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 Serve = Callable[[Config, "Child"], None]
 
 
+@dataclass(eq=False)
 class Child:
     """One place among the processes, held by one after another: its sockets and its liveness pipe."""
 
-    def __init__(
-        self, name: str, serve: Serve, worker_slot: WorkerSlot, listeners: Sequence[socket.socket], liveness_pipe: int
-    ) -> None:
-        """`serve`: what its process does."""
-        self.name = name
-        self.serve = serve
-        self.worker_slot = worker_slot
-        self.listeners = listeners
-        self.liveness_pipe = liveness_pipe
-        """A pipe that ends when the supervisor does, in whatever way."""
-        self.lives = 0
-        """How many processes have held the place, this one included."""
-        self.pid = 0
-        self.started_s = 0.0
-        self.due_s = 0.0
-        self.pause_s = 0.0
+    name: str
+    serve: Serve
+    """What its process does."""
+    worker_slot: WorkerSlot
+    listeners: Sequence[socket.socket]
+    liveness_pipe: int
+    """A pipe that ends when the supervisor does, in whatever way."""
+    lives: int = 0
+    """How many processes have held the place, this one included."""
+    pid: int = 0
+    started_s: float = 0.0
+    due_s: float = 0.0
+    pause_s: float = 0.0
 
 
 def share_of(config: Config, index: int) -> Config:

@@ -102,8 +102,8 @@ class Metrics:
         self.access_log: AccessLog | None = None
         self._by_tenant: dict[tuple[str, str, str], _TenantTotals] = {}
         """By (pool, tenant, model)."""
-        self._models: set[str] = set()
-        self._in_histograms: set[tuple[str, str]] = set()
+        self._models: set[tuple[str, ...]] = set()
+        self._in_histograms: set[tuple[str, ...]] = set()
         """Each (pool, tenant) with distributions of its own."""
         self._waits: dict[tuple[str, str, str], _Distribution] = {}
         """By (pool, tenant, outcome)."""
@@ -170,7 +170,7 @@ class Metrics:
 
     def _new_totals(self, record: RequestRecord) -> _TenantTotals:
         pool, tenant = record.pool, record.tenant if len(self._by_tenant) < TENANTS_MAX else OTHERS
-        model = self._model(record.model)
+        [model] = _label(self._models, (record.model,), MODELS_MAX)
         return self._by_tenant.setdefault((pool, tenant, model), _TenantTotals(tenant, model))
 
     def _new_way(self, tenant_totals: _TenantTotals, record: RequestRecord) -> _Ended:
@@ -182,21 +182,7 @@ class Metrics:
         return way
 
     def _in_histograms_as(self, pool: str, tenant: str) -> str:
-        """The tenant, or what stands for it in histograms if there are too many."""
-        of = (pool, tenant)
-        if of not in self._in_histograms:
-            if len(self._in_histograms) >= TENANTS_IN_HISTOGRAMS_MAX:
-                return OTHERS
-            self._in_histograms.add(of)
-        return tenant
-
-    def _model(self, model: str) -> str:
-        """The model, or what stands for it if there are too many."""
-        if model not in self._models:
-            if len(self._models) >= MODELS_MAX:
-                return OTHERS
-            self._models.add(model)
-        return model
+        return _label(self._in_histograms, (pool, tenant), TENANTS_IN_HISTOGRAMS_MAX)[-1]
 
     def collect(self) -> Iterator[Metric]:
         """What was counted, as the registry asks for it. Runs beside the loop, so tables are copied in one step."""
@@ -237,3 +223,12 @@ class Metrics:
     def render(self) -> bytes:
         """The page. Takes tens of milliseconds with many tenants: not on the loop."""
         return generate_latest(self.registry)
+
+
+def _label(known: set[tuple[str, ...]], labels: tuple[str, ...], most: int) -> tuple[str, ...]:
+    """These labels, or what stands for them if there are too many."""
+    if labels not in known:
+        if len(known) >= most:
+            return (OTHERS,)
+        known.add(labels)
+    return labels

@@ -23,9 +23,6 @@ class TraceError(Exception):
         if column is not None:
             place += f": column {column!r}"
         super().__init__(f"{place}: {problem}")
-        self.path = path
-        self.line = line
-        self.column = column
 
 
 def readable_bytes(path: Path) -> int:

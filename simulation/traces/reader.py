@@ -88,9 +88,6 @@ class Trace:
         self._begins_s = 0.0
         self._survey()
 
-    def __repr__(self) -> str:
-        return f"<Trace {self.name}: {self.format}, {self.requests} requests, {self.span_s:g} s>"
-
     @property
     def name(self) -> str:
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""

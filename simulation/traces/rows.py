@@ -79,8 +79,8 @@ class TraceLine(Struct, kw_only=True):
     """A line of a trace. Fields are its columns; those with a default may be absent."""
 
     format: ClassVar[str]
-    is_csv: ClassVar[bool]
-    time_column: ClassVar[str]
+    is_csv: ClassVar[bool] = False
+    time_column: ClassVar[str] = "timestamp"
     is_log: ClassVar[bool] = False
     """Others may write between its lines, and it may break off amid one."""
     tenant: Id = None
@@ -157,8 +157,6 @@ class Mooncake(TraceLine):
     """Mooncake: milliseconds, and the chained hashes of blocks of 512 tokens."""
 
     format = "mooncake"
-    is_csv = False
-    time_column = "timestamp"
     timestamp: float
     input_length: Tokens
     output_length: Tokens
@@ -175,8 +173,6 @@ class Qwen(TraceLine):
     """Qwen-Bailian: seconds, and the hashes of blocks of 16 tokens."""
 
     format = "qwen"
-    is_csv = False
-    time_column = "timestamp"
     timestamp: float
     input_length: Tokens
     output_length: Tokens
@@ -199,8 +195,6 @@ class LmCache(TraceLine):
     """
 
     format = "lmcache"
-    is_csv = False
-    time_column = "timestamp"
     timestamp: float
     input: str
     output: str
@@ -227,7 +221,6 @@ class AgentCall(TraceLine):
     begin at once here."""
 
     format = "agents"
-    is_csv = False
     time_column = "t_s"
     app: Name
     session: Name
@@ -250,7 +243,6 @@ class AccessLogLine(TraceLine):
     """fairgate's own access log. A line is written when a request ends, so it says when that began, too."""
 
     format = "fairgate"
-    is_csv = False
     is_log = True
     time_column = "ts"
     ts: float

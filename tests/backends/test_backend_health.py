@@ -155,7 +155,7 @@ async def test_models_are_listed_or_refused(engine: Engine, session: aiohttp.Cli
     engine.pages = {"/v1/models": (200, cards)}
     assert await fetch_models(session, engine.url) == [
         ModelCard("a", 4096),
-        ModelCard("lora", None, is_adapter=True),
+        ModelCard("lora", None, parent="a"),
         ModelCard("b", None),
     ]
     for answer in ((200, b"<html>"), (401, b"{}")):

@@ -254,7 +254,7 @@ async def test_a_draining_engine_s_empty_abort_is_tried_elsewhere(start: Starter
         simulated(time_scale=0) as well,
         start(policy=BY_LOAD, pools=preferring(drains, well)) as live,
     ):
-        drains.server.begin_drain()
+        drains.faults.is_draining = True
         got = await live.ask(path, {**DIALECTS[path], "stream": stream})
         assert got.status == 200
         assert b"abort" not in got.body

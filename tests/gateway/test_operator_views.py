@@ -20,9 +20,9 @@ from gateway.config.load import Overrides, load_config
 from gateway.operator import views
 from gateway.operator.effective import effective
 from gateway.operator.snapshots import state_views as present
-from gateway.operator.snapshots.shares import due
 from gateway.operator.snapshots.snapshot import decoded, encoded, moved, together
 from gateway.operator.snapshots.snapshot import snapshot_of as of_process
+from gateway.operator.snapshots.spans import due
 from tests.commands import FAIRGATE, run
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.test_command_line import config_file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from backends.health import Standstill
 from backends.simulated.engine_model import EngineModel, EngineRequest
-from backends.simulated.exposition import Totals, render
+from backends.simulated.exposition import render
 from backends.vllm import VllmAdapter
 from gateway.pool.backend import Backend
 from tests.gateway.live import MODEL, SMALL, Live, Starter, chat, long_chat, simulated, until
@@ -108,7 +109,7 @@ def test_a_long_prompt_is_none(batched_tokens: int) -> None:
     while engine.has_work:
         now += engine.step(now).duration_s
         steps += 1
-        page = render(profile, MODEL, engine.gauges(now), Totals()).decode()
+        page = render(profile, MODEL, engine.gauges(now), Counter()).decode()
         found = VllmAdapter().snapshot(page, now)
         assert found is not None
         standstill.read(found)

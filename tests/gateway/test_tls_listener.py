@@ -110,7 +110,7 @@ async def test_the_official_client(start: Starter, authority: Authority, tls: di
             assert sum([bool(each.choices[0].delta.content) async for each in stream]) == 7
         server = live.gateway._server
         assert server is not None
-        await until(lambda: server.connections == 0)
+        await until(lambda: len(server.state.connections) == 0)
 
 
 async def test_a_connection_is_kept_and_may_be_asked_ahead(
@@ -306,9 +306,9 @@ async def test_who_only_knocks_is_not_counted_as_refused(start: Starter, tls: di
         server = live.gateway._server
         assert server is not None
         _, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
-        await until(lambda: server.connections == 1)
+        await until(lambda: len(server.state.connections) == 1)
         writer.close()
-        await until(lambda: server.connections == 0)
+        await until(lambda: len(server.state.connections) == 0)
         assert not any("malformed_http" in name for name in await live.metrics())
 
 
@@ -319,16 +319,16 @@ async def test_half_a_handshake_is_a_connection_of_its_address(
         server = live.gateway._server
         assert server is not None
         _, knocking = await asyncio.open_connection("127.0.0.1", live.gateway.port)
-        await until(lambda: server.connections == 1)
+        await until(lambda: len(server.state.connections) == 1)
         with pytest.raises((ConnectionError, ssl.SSLError)):
             async with Client.of(live, authority.client()):
                 pass
         [line] = await live.lines(1)
         assert line["reason"] == "too_many_at_once"
         knocking.close()
-        await until(lambda: server.connections == 0)
+        await until(lambda: len(server.state.connections) == 0)
         async with Client.of(live, authority.client()):
-            assert server.connections == 1
+            assert len(server.state.connections) == 1
 
 
 # --- new certificates ---

@@ -13,7 +13,7 @@ from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.http.server import HttpServer
 from gateway.http.server_limits import ServerLimits
-from gateway.http.server_state import Handler, HeadHook, RefusedHook
+from gateway.http.server_state import Handler, HeadHook, RefusedHook, ServerState
 from tests.waiting import WAIT_S, until
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -43,7 +43,8 @@ class Served:
         self.requests: list[HttpRequest] = []
         self.responders: list[Responder] = []
         self._behave = behave
-        self.server = HttpServer(self._handle, limits=limits, on_head=on_head, on_refused=on_refused, proxies=proxies)
+        state = ServerState(self._handle, limits, on_head=on_head, on_refused=on_refused, proxies=proxies)
+        self.server = HttpServer(state)
         self.port = 0
 
     def _handle(self, request: HttpRequest, responder: Responder) -> None:
@@ -124,7 +125,7 @@ async def serving(
         yield served
     finally:
         await served.server.close(0)
-        assert served.server.connections == 0
+        assert len(served.server.state.connections) == 0
         assert served.server.state.bodies_bytes == 0
         assert len(served.server.state.addresses) == len(served.server.state.tenants) == 0
 

@@ -234,7 +234,7 @@ async def test_a_client_that_leaves_is_noticed_once(
         responder.write(b"late")
         responder.end()
         responder.respond(200, [], b"late")
-        await until(lambda: served.server.connections == 0)
+        await until(lambda: len(served.server.state.connections) == 0)
         assert calls == [True]
         assert len(served.requests) == 1
         writer.close()
@@ -271,7 +271,7 @@ async def test_an_answered_request_calls_no_disconnect() -> None:
         responder.respond(200, [], b"x")
         await read_answer(reader)
         writer.close()
-        await until(lambda: served.server.connections == 0)
+        await until(lambda: len(served.server.state.connections) == 0)
         assert calls == []
 
 
@@ -283,14 +283,14 @@ async def test_stop_lets_answers_end_and_sends_clients_elsewhere() -> None:
         responder = await served.responder()
         responder.start(200, [], first=b"one")
         closing = asyncio.create_task(served.server.close(WAIT_S))
-        await until(lambda: served.server.connections == 1)
+        await until(lambda: len(served.server.state.connections) == 1)
         with pytest.raises(OSError):  # noqa: PT011 (its kind is the system's)
             await served.connect()
         responder.end()
         assert (await read_answer(reader))[1] == b"one"
         writer.close()
         await closing
-        assert repr(served.server) == "<HttpServer stopping, 0 connections>"
+        assert (served.server.state.stopping, len(served.server.state.connections)) == (True, 0)
         idle.close()
 
 
@@ -303,7 +303,7 @@ async def test_close_cuts_what_does_not_end() -> None:
         responder.on_disconnect = lambda: gone.append(True)
         await served.server.close(0.01)
         assert gone == [True]
-        assert served.server.connections == 0
+        assert len(served.server.state.connections) == 0
         writer.close()
 
 
@@ -321,7 +321,7 @@ async def test_while_stopping_an_answer_says_close() -> None:
 async def test_what_had_connected_before_the_stop_is_answered() -> None:
     async with serving() as served:
         silent = await served.connect()
-        await until(lambda: served.server.connections == 1)
+        await until(lambda: len(served.server.state.connections) == 1)
         before = socket.create_connection(("127.0.0.1", served.port))  # the kernel accepts; the server has no turn
         before.setblocking(False)
         before.sendall(GET)
@@ -344,7 +344,7 @@ async def test_what_had_connected_before_the_stop_is_answered() -> None:
 async def test_what_has_asked_nothing_by_the_end_is_closed() -> None:
     async with serving() as served:
         reader, writer = await served.connect()
-        await until(lambda: served.server.connections == 1)
+        await until(lambda: len(served.server.state.connections) == 1)
         await served.server.close(WAIT_S)
         assert await reader.read() == b""
         writer.close()

@@ -103,12 +103,12 @@ async def test_connections_beyond_the_limit_are_told_so() -> None:
         head, _, body = (await beyond.read()).partition(b"\r\n\r\n")
         assert statuses_of(head + b"\r\n") == [503]
         assert json.loads(body)["error"]["code"] == "server_busy"
-        await until(lambda: served.server.connections == 1)  # it takes no room, though its client stays
+        await until(lambda: len(served.server.state.connections) == 1)  # it takes no room, though its client stays
         staying.close()
         responder.respond(200, [], b"")
         assert statuses_of(await reader.read()) == [200]
         writer.close()
-        await until(lambda: served.server.connections == 0)
+        await until(lambda: len(served.server.state.connections) == 0)
         served.server.state.handler = echo
         assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
 
@@ -135,14 +135,14 @@ async def test_the_idlest_connection_makes_room_for_a_new_one(quick_sweep: None)
         await served.responder()
         for gone in (1, 2):
             assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
-            await until(lambda: served.server.connections < 4)
+            await until(lambda: len(served.server.state.connections) < 4)
             reader, writer = await served.connect()
             clients.append((reader, writer))
             if gone == 1:
                 assert await clients[1][0].read() == b""
                 writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
                 assert statuses_of((await read_answer(reader))[0]) == [200]
-            await until(lambda: served.server.connections == 4)
+            await until(lambda: len(served.server.state.connections) == 4)
         assert await clients[2][0].read() == b""
         served.responders[0].respond(200, [], b"")
         assert statuses_of((await read_answer(clients[0][0]))[0]) == [200]
@@ -158,7 +158,7 @@ async def test_a_flood_of_idle_connections_keeps_nobody_out(quick_sweep: None) -
             writer.write(b"GET / HT")
         for _ in range(20):
             assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
-        assert served.server.connections <= 52
+        assert len(served.server.state.connections) <= 52
         await hang_up(*[writer for _, writer in flood])
 
 
@@ -181,7 +181,7 @@ async def test_one_address_has_only_so_many_connections() -> None:
         assert json.loads(body)["error"]["code"] == "too_many_at_once"
         writer.close()
         clients[0][1].close()
-        await until(lambda: served.server.connections == 1)
+        await until(lambda: len(served.server.state.connections) == 1)
         assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
         await hang_up(writer, *[client for _, client in clients])
 
@@ -218,7 +218,7 @@ async def test_one_tenant_has_only_so_many_connections() -> None:
         assert statuses_of((await read_answer(reader))[0]) == [200]
         assert statuses_of((await read_answer(reader))[0]) == [429]  # whoever changes the key is counted again
         clients[0][1].close()
-        await until(lambda: served.server.connections <= 3)
+        await until(lambda: len(served.server.state.connections) <= 3)
         _, last = await served.connect()
         last.write(asked(b"one"))
         await served.responder(3)
@@ -276,7 +276,7 @@ async def test_the_unfinished_heads_of_an_address_share_a_bound() -> None:
             assert json.loads(body)["error"]["code"] == "too_many_at_once"
             second.close()
         first.close()
-        await until(lambda: served.server.connections == 0)
+        await until(lambda: len(served.server.state.connections) == 0)
         clients = [await served.connect() for _ in range(3)]
         for reader, writer in clients:  # nor what became a request, or was left behind
             writer.write(half_a_head(1500))
@@ -312,7 +312,7 @@ async def test_of_answers_that_are_not_taken_the_tenant_that_has_most_loses_one(
             clients[-1][1].write(asked(b"flood" if number else b"one"))
             (await served.responder(number)).respond(200, [], b"x" * 7_000_000)
             await until(lambda: served.server.state.answers_bytes <= most)
-        await until(lambda: served.server.connections < 12)
+        await until(lambda: len(served.server.state.connections) < 12)
         held = [connection.tenant for connection in served.server.state.answers]
         assert "one" in held, "who has one answer keeps it, whatever others hold"
         assert len(held) < 12

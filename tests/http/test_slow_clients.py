@@ -61,7 +61,7 @@ async def test_whoever_is_not_known_is_not_waited_for_when_it_takes_no_answers()
             for _ in range(1000):
                 writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
                 await writer.drain()
-        await until(lambda: served.server.connections == 0)
+        await until(lambda: len(served.server.state.connections) == 0)
         writer.close()
 
 
@@ -71,7 +71,7 @@ async def test_a_half_sent_head_of_nobody_is_gone_when_its_time_is_over(quick_sw
         reader, writer = await served.connect()
         writer.write(b"GET / HTTP/1.1\r\nHo")
         assert statuses_of(await reader.read()) == [408]
-        await until(lambda: served.server.connections == 0)
+        await until(lambda: len(served.server.state.connections) == 0)
         writer.close()
 
 
@@ -118,7 +118,7 @@ async def test_dribbling_does_not_extend_the_time_for_a_head(
 async def test_whoever_connects_and_waits_has_less_time_for_a_head(quick_sweep: None) -> None:
     async with serving(limits=ServerLimits(head_timeout_s=1000)) as served:
         _, writer = await served.connect()
-        await until(lambda: served.server.connections == 1)
+        await until(lambda: len(served.server.state.connections) == 1)
         [connection] = served.server.state.connections
         was, now = connection.deadline, served.server.state.now
         await until(lambda: served.server.state.now > now)

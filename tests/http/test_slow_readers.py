@@ -81,7 +81,7 @@ async def test_nothing_is_kept_for_a_client_that_half_closes_and_reads_nothing()
         responder = await served.responder()
         responder.start(200, [], first=b"x" * 20_000_000)
         sock.shutdown(socket.SHUT_WR)
-        await until(lambda: served.server.connections == 0)
+        await until(lambda: len(served.server.state.connections) == 0)
         sock.close()
 
 

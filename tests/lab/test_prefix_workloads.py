@@ -13,8 +13,9 @@ from lab.dlpm.programs import BLOCK_TOKENS, Programs, judge, long_context_qa, tr
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
-from simulation.driver import replay, simulate
+from simulation.driver import simulate
 from simulation.run import Run
+from tests.simulation.decided_again import replay
 
 
 def make_engine(policy: object = None) -> AdmissionEngine:

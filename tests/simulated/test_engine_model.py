@@ -147,15 +147,6 @@ def test_admission_asks_for_the_prompt_and_not_for_the_output() -> None:
     assert clock.engine.gauges().preemptions_total > 0
 
 
-def test_the_watermark_stays_free_only_while_something_runs() -> None:
-    clock = Clock(EngineModel(small(watermark=0.25)))  # 5 blocks
-    clock.submit(EngineRequest("alone", 320 - 16, 1))
-    assert clock.step().started == ["alone"]
-    clock.submit(EngineRequest("a", 100, 50), EngineRequest("b", 150, 50))
-    clock.step()
-    assert clock.engine.gauges().running == 1, "7 + 10 blocks of 20 would leave less than 5"
-
-
 def test_no_admission_in_a_step_that_preempts() -> None:
     clock = Clock(EngineModel(small()))
     clock.submit(EngineRequest("a", 160, 30), EngineRequest("b", 159, 30))
@@ -251,29 +242,6 @@ def test_sequence_slots_are_a_limit() -> None:
     assert clock.run() == ["0", "1", "2", "3", "4"]
 
 
-def test_priority_is_ignored_under_fcfs_and_orders_when_switched_on() -> None:
-    for switched_on, order in ((False, ["a", "b", "c"]), (True, ["a", "c", "b"])):
-        clock = Clock(EngineModel(small(max_num_seqs=1, priority_scheduling=switched_on)))
-        clock.submit(EngineRequest("a", 10, 2, priority=9))
-        clock.step()  # running: a more urgent arrival does not evict it
-        clock.submit(EngineRequest("b", 10, 1, priority=5), EngineRequest("c", 10, 1, priority=1))
-        assert clock.run() == order
-
-
-def test_under_priority_the_least_urgent_is_the_victim_even_if_already_planned() -> None:
-    clock = Clock(EngineModel(small(priority_scheduling=True)))
-    clock.submit(EngineRequest("idle talk", 97, 60, priority=9))
-    clock.step()
-    clock.submit(EngineRequest("urgent", 95, 60, priority=0), EngineRequest("normal", 100, 60, priority=1))
-    while not clock.step().preempted:
-        pass
-    step = clock.steps[-1]
-    assert step.preempted == ["idle talk"]
-    assert [name for name, _ in step.tokens] == ["urgent", "normal"], "those behind it are served in the same step"
-    assert clock.run()[-1] == "idle talk"
-    assert clock.tokens() == {"urgent": 60, "normal": 60, "idle talk": 60}
-
-
 def test_a_pooling_request_ends_with_its_prefill() -> None:
     clock = Clock(EngineModel(small()))
     clock.submit(EngineRequest("embed", 100, 0))
@@ -300,43 +268,28 @@ def test_profiles_are_found_by_name_and_an_unknown_one_lists_them() -> None:
         profile("b200")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_gpu_blocks": 10},
-        {"base_s": 0.0},
-        {"watermark": 1.0},
-        {"max_num_batched_tokens": 4},
-        {"block_size": 0},
-        {"per_seq_s": math.inf},
-    ],
-)
-def test_a_profile_that_contradicts_itself_is_refused(changes: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="profile small"):
-        small(**changes)
+@pytest.mark.parametrize("model", PROFILES.values(), ids=lambda model: model.name)
+def test_no_profile_lets_the_engine_stand_still(model: EngineProfile) -> None:
+    assert model.usable_blocks * model.block_size >= model.max_model_len, "the longest request fits the KV cache"
+    assert model.max_num_batched_tokens >= model.max_num_seqs >= 1
+    assert 0 < model.step_s(0, 0, 0) <= model.step_s(1, 1, 1) < math.inf
 
 
 class EngineMachine(RuleBasedStateMachine):
     """Whatever happens, blocks are neither lost nor made, the gauges add up, and all work ends."""
 
-    @initialize(priority=st.booleans(), watermark=st.sampled_from([0.0, 0.1]), budget=st.sampled_from([8, 40, 512]))
-    def begin(self, priority: bool, watermark: float, budget: int) -> None:
-        model = small(priority_scheduling=priority, watermark=watermark, max_num_batched_tokens=budget)
-        self.engine = EngineModel(model)
+    @initialize(budget=st.sampled_from([8, 40, 512]))
+    def begin(self, budget: int) -> None:
+        self.engine = EngineModel(small(max_num_batched_tokens=budget))
         self.clock = Clock(self.engine)
         self.live: dict[str, EngineRequest] = {}
         self.serial = 0
 
-    @rule(
-        prompt=st.integers(1, 200),
-        output=st.integers(0, 100),
-        text=st.sampled_from(["", "x", "y"]),
-        priority=st.integers(0, 2),
-    )
-    def submit(self, prompt: int, output: int, text: str, priority: int) -> None:
+    @rule(prompt=st.integers(1, 200), output=st.integers(0, 100), text=st.sampled_from(["", "x", "y"]))
+    def submit(self, prompt: int, output: int, text: str) -> None:
         self.serial += 1
         chain = hashes(text, prompt // BLOCK) if text else ()
-        request = EngineRequest(str(self.serial), prompt, output, chain, priority)
+        request = EngineRequest(str(self.serial), prompt, output, chain)
         self.clock.submit(request)
         self.live[request.id] = request
 

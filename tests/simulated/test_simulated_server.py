@@ -287,7 +287,7 @@ async def test_a_drain_finishes_what_runs_and_aborts_what_comes(start: Start, ht
     server, base = await start(time_scale=0.1)
     running = asyncio.create_task(post(http, f"{base}/v1/chat/completions", {**_CHAT, "max_tokens": 200}))
     await until(server, lambda gauges: gauges.running == 1)
-    server.begin_drain()
+    server.faults.is_draining = True
     status, raw = await post(http, f"{base}/v1/chat/completions", {**_CHAT, "max_tokens": 5})
     answer = json.loads(raw)
     assert (status, answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == (200, "abort", 0)
@@ -295,12 +295,11 @@ async def test_a_drain_finishes_what_runs_and_aborts_what_comes(start: Start, ht
     assert (status, raw) == (200, b"data: [DONE]\n\n")
     async with http.get(f"{base}/health") as health:
         assert health.status == 200
-    await server.stop(drain_s=30.0)
     status, raw = await running
     assert json.loads(raw)["usage"]["completion_tokens"] == 200
 
 
-async def test_stop_without_a_drain_drops_what_runs(start: Start, http: aiohttp.ClientSession) -> None:
+async def test_a_stop_drops_what_runs(start: Start, http: aiohttp.ClientSession) -> None:
     server, base = await start(time_scale=1.0)
     task = asyncio.create_task(post(http, f"{base}/v1/chat/completions", {**_CHAT, "max_tokens": 4000}))
     await until(server, lambda gauges: gauges.running == 1)

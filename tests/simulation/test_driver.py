@@ -13,10 +13,11 @@ from policies.admission.lifecycle import UnknownRequest
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow
-from simulation.driver import replay, simulate
+from simulation.driver import simulate
 from simulation.run import Arrival, Record, Run
 from simulation.statistics import jain, percentile
 from tests.policies.making import policy_with
+from tests.simulation.decided_again import replay
 
 
 def make_engine(policy: str = "vtc", limits: QueueLimits | None = None) -> AdmissionEngine:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
 from typing import Any, Final
@@ -36,19 +37,21 @@ QUEUED_LISTED: Final = 20
 TENANTS_DRAWN: Final = 24
 TASK: Final = "looks for the page"
 POINTS_MAX: Final = 120
+_SHOWN_AS_IT_IS: Final = (
+    "request_id", "pool", "tenant", "app", "model", "outcome", "reason", "backend", "prompt_tokens", "output_tokens",
+)  # fmt: skip
+"""Of an end."""
 WORDS: Final = encode({"waits": OF_WAIT, "obstacles": OF_OBSTACLE, "refusals": OF_REFUSAL})
 
 logger = logging.getLogger("fairgate")
 
 
+@dataclass(slots=True)
 class _Part:
     """One kind of event, as it was last."""
 
-    __slots__ = ("data", "serial")
-
-    def __init__(self) -> None:
-        self.data = b""
-        self.serial = 0
+    data: bytes = b""
+    serial: int = 0
 
 
 class Feed:
@@ -203,23 +206,13 @@ class Feed:
         }
 
     def _ended(self, end: End) -> dict[str, Any]:
-        arrived_s = end.dispatched_s - end.queue_s
         return {
-            "request_id": end.request_id,
-            "pool": end.pool,
-            "tenant": end.tenant,
-            "app": end.app,
-            "model": end.model,
-            "outcome": end.outcome,
-            "reason": end.reason,
-            "backend": end.backend,
+            **{name: getattr(end, name) for name in _SHOWN_AS_IT_IS},
             "ended_at_s": round(self._epoch_s + end.ended_s, 2),
             "queue_s": round(end.queue_s, 4),
             "waited_s": {str(obstacle): round(seconds, 4) for obstacle, seconds in end.waited_s.items()},
             "first_token_s": None if end.first_token_s is None else round(end.first_token_s, 4),
-            "total_s": round(end.ended_s - arrived_s, 4),
-            "prompt_tokens": end.prompt_tokens,
-            "output_tokens": end.output_tokens,
+            "total_s": round(end.ended_s - end.dispatched_s + end.queue_s, 4),
         }
 
     def _draw_tenants(self, summed: dict[str, Any]) -> None:

@@ -10,11 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.operator.snapshots.shares import due
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
-from gateway.operator.snapshots.spans import Usual, part_within, percentile
-from gateway.telemetry.recent_requests import End, RecentRequests
-from gateway.telemetry.record import Outcome
+from gateway.operator.snapshots.spans import Taken, TenantSums, percentile, shares_due, sums
+from gateway.telemetry.recent_requests import RecentRequests
 from policies.admission.explanation import OF_OBSTACLE
 from policies.capacity.obstacle import Obstacle
 
@@ -54,102 +52,49 @@ def _queue(pool: PoolSnapshot, now: float, requests_max: int) -> dict[str, Any]:
     }
 
 
-class _TenantView:
-    """What is known of one tenant in one pool, within the window."""
-
-    def __init__(self, weight: float = 1.0) -> None:
-        self.weight = weight
-        self.queued_requests = 0
-        self.running_requests = 0
-        self.received = 0.0
-        self.waiting = 0.0
-        """Service of the requests that wait, as far as it is known."""
-        self.waits_s: list[float] = []
-        self.outcomes: Counter[str] = Counter()
-        self.refused: Counter[str] = Counter()
-
-
-class _Taken:
-    """The requests of one pool as they are now: taken on the loop, since that costs little, and summed up beside it."""
-
-    def __init__(
-        self, pool: PoolSnapshot, now: float, ends: Sequence[End], window_s: float, configured: Sequence[TenantConfig]
-    ) -> None:
-        self.pool = pool.pool
-        self.policy = pool.policy
-        self.ends = ends
-        self.now = now
-        self.since_s = self.now - window_s
-        self.waiting = pool.waiting
-        self.running = pool.running
-        self.configured = configured
-
-    def answer(self) -> dict[str, Any]:
-        asked = self._sums()
-        total = sum(one.received for one in asked.values())
-        weights = sum(one.weight for one in asked.values())
-        shares = due({name: (one.received, one.weight, one.waiting) for name, one in asked.items()})
-        idle = {one.name: _TenantView(one.weight) for one in self.configured if one.name not in asked}
-        busiest = sorted(asked.items(), key=lambda item: (-item[1].queued_requests, -item[1].received, item[0]))
-        return {
-            "pool": self.pool,
-            "policy": self.policy,
-            "tenants": [
-                _tenant(name, one, total, shares.get(name, 0.0), one.weight / weights if name in asked else 0.0)
-                for name, one in [*busiest, *idle.items()][:TENANTS_MAX]
-            ],
-            "tenants_left_out": max(0, len(asked) + len(idle) - TENANTS_MAX),
-            "running_by_backend": self._running(),
-        }
-
-    def _running(self) -> dict[str, dict[str, int]]:
-        """Whose requests does each engine run? The tenants with most."""
-        by: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for each in self.running:
-            by[each.backend][each.tenant] += 1
-        return {name: dict(counts.most_common(RUNNING_LISTED)) for name, counts in by.items()}
-
-    def _sums(self) -> dict[str, _TenantView]:
-        found: defaultdict[str, _TenantView] = defaultdict(_TenantView)
-        usual = Usual()
-        for end in reversed(self.ends):
-            if end.pool != self.pool:
-                continue
-            one = found[end.tenant]
-            one.weight = end.weight
-            one.received += end.service * part_within(self.since_s, self.now, end.dispatched_s, end.ended_s)
-            usual.note(end.tenant, end.service)
-            one.waits_s.append(end.queue_s)
-            one.outcomes[end.outcome] += 1
-            if end.outcome == Outcome.REFUSED:
-                one.refused[end.reason] += 1
-        for each in self.running:
-            one = found[each.tenant]
-            one.weight = each.weight
-            one.running_requests += 1
-            one.received += each.service * part_within(self.since_s, self.now, each.dispatched_s, self.now)
-        for name, waiting in self.waiting.items():
-            one = found[name]
-            one.weight, one.queued_requests = waiting.weight, waiting.requests
-            one.waiting = usual.of(name, waiting.requests)
-        return found
-
-
 def tenants(
     snapshot: GatewaySnapshot, recent: RecentRequests, configured: Sequence[TenantConfig] = ()
 ) -> Callable[[], dict[str, Any]]:
     """Who received how much of the engines within the last minute, who was due how much, and how long did they wait?
 
     `snapshot` with what runs. `configured`: tenants of the config; the ones that asked for nothing are named too, and
-    come last. The function that is returned sums all up, which takes milliseconds: call it beside the loop.
+    come last. What runs is taken on the loop, since that costs little. The function that is returned sums all up, which
+    takes milliseconds: call it beside the loop.
     """
     ends, window_s = recent.within(time.monotonic())
-    taken = [_Taken(pool, snapshot.at_s, ends, window_s, configured) for pool in snapshot.pools]
-    return lambda: {"window_s": round(window_s, 1), "pools": [one.answer() for one in taken]}
+    now = snapshot.at_s
+    pools = [(pool.policy, Taken(pool.pool, now, ends, pool.running, pool.waiting)) for pool in snapshot.pools]
+    return lambda: {
+        "window_s": round(window_s, 1),
+        "pools": [_served(policy, taken, sums(taken, now - window_s, now), configured) for policy, taken in pools],
+    }
 
 
-def _tenant(name: str, one: _TenantView, total: float, share_due: float, by_weight: float) -> dict[str, Any]:
-    waits_s = sorted(one.waits_s)
+def _served(
+    policy: str, taken: Taken, asked: dict[str, TenantSums], configured: Sequence[TenantConfig]
+) -> dict[str, Any]:
+    total = sum(one.received for one in asked.values())
+    weights = sum(one.weight for one in asked.values())
+    shares = shares_due(asked)
+    idle = {one.name: TenantSums(one.weight) for one in configured if one.name not in asked}
+    busiest = sorted(asked.items(), key=lambda item: (-item[1].queued_requests, -item[1].received, item[0]))
+    running: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for each in taken.running:
+        running[each.backend][each.tenant] += 1
+    return {
+        "pool": taken.pool,
+        "policy": policy,
+        "tenants": [
+            _tenant(name, one, total, shares.get(name, 0.0), one.weight / weights if name in asked else 0.0)
+            for name, one in [*busiest, *idle.items()][:TENANTS_MAX]
+        ],
+        "tenants_left_out": max(0, len(asked) + len(idle) - TENANTS_MAX),
+        "running_by_backend": {name: dict(counts.most_common(RUNNING_LISTED)) for name, counts in running.items()},
+    }
+
+
+def _tenant(name: str, one: TenantSums, total: float, share_due: float, by_weight: float) -> dict[str, Any]:
+    waits_s = one.waits_s + one.refused_after_s
     return {
         "tenant": name,
         "weight": one.weight,

@@ -94,26 +94,20 @@ class ExchangeServer:
         kinds = _ARGUMENTS.get(what)
         if kinds is None:
             raise ValueError(f"no answer to {what!r}")
-        arguments = msgspec.convert(arguments, kinds)
-        if what == "exchange":
-            me, pool, number, content = arguments
-            view = self.about(pool).exchange(me, number, _decode(content), self.now_ms())
-            worker.names.add((me, pool))
-            return _encode(view)
-        if what == "leave":
-            me, pool = arguments
-            self.about(pool).leave(me)
-        elif what == "learned":
-            [pool] = arguments
-            return self._learned.get(pool)
-        elif what == "learn":
-            pool, content = arguments
-            self.about(pool)
-            self._learned[pool] = content
-        else:
-            pool, content = arguments
-            for other in self.connections:
-                if other is not worker:
+        match what, msgspec.convert(arguments, kinds):
+            case "exchange", (me, pool, number, content):
+                view = self.about(pool).exchange(me, number, _decode(content), self.now_ms())
+                worker.names.add((me, pool))
+                return _encode(view)
+            case "leave", (me, pool):
+                self.about(pool).leave(me)
+            case "learned", (pool,):
+                return self._learned.get(pool)
+            case "learn", (pool, content):
+                self.about(pool)
+                self._learned[pool] = content
+            case "news", (pool, content):
+                for other in self.connections - {worker}:
                     other.send([0, pool, content])
         return None
 

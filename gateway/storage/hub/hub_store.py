@@ -59,15 +59,13 @@ class HubStore:
             pass  # the fault says it
 
     async def exchange(self, about: str, number: int, report: bytes) -> bytes:
-        reply: bytes = await self._ask("exchange", self.replica, about, number, report)
-        return reply
+        return await self._ask("exchange", self.replica, about, number, report) or b""
 
     async def leave(self, about: str) -> None:
         await self._ask("leave", self.replica, about)
 
     async def learned(self, pool: str) -> bytes | None:
-        found: bytes | None = await self._ask("learned", pool)
-        return found
+        return await self._ask("learned", pool)
 
     async def learn(self, pool: str, content: bytes) -> None:
         await self._ask("learn", pool, content)
@@ -94,7 +92,7 @@ class HubStore:
             raise StoreUnavailable(self.fault or "")
         return self._connection
 
-    async def _ask(self, *question: Any) -> Any:
+    async def _ask(self, *question: Any) -> bytes | None:
         try:
             answer = await self._hub().ask(*question)
         except StoreUnavailable as error:
@@ -125,16 +123,17 @@ class _Hub(Frames):
         super().__init__()
         self.listeners: dict[str, list[Callable[[bytes], None]]] = {}
         self._lost = lost
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._asked: dict[int, asyncio.Future[bytes | None]] = {}
         self._number = 0
 
-    async def ask(self, *question: Any) -> Any:
+    async def ask(self, *question: Any) -> bytes | None:
         """The answer. Raises StoreUnavailable."""
         if len(self._asked) >= ASKED_MAX:
             raise StoreUnavailable(f"the hub has not answered {ASKED_MAX} questions")
         self._number += 1
         number = self._number
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
         try:
             self.send([number, *question])
             async with asyncio.timeout(DEADLINE_S):

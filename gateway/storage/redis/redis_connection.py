@@ -9,7 +9,7 @@ import asyncio
 import os
 import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis._parsers import _AsyncHiredisParser
@@ -42,6 +42,8 @@ MOVES_MAX = 3
 NODES_MAX = 16
 WAITING_MAX = 16
 """Commands that wait for the connection. More come only of callers that gave up and call again."""
+SILENT_S = 5.0
+"""A subscription on which nothing came for so long is asked whether it lives, and given up after as long again."""
 PUBLISHED_BYTES_MAX = 512 * 1024
 """Of what others publish at once. Ours is a tenth of it."""
 
@@ -153,11 +155,20 @@ class RedisConnection:
                 f"{self.where}: cannot use the files of its url ({', '.join(named)}): {error}"
             ) from error
 
-    def beside(self) -> AbstractConnection:
-        """Another connection to the url's server, not made yet, for what others publish."""
-        return self._made(self._configured_node, parser_class=_Bounded)
+    async def subscribe(self, channel: str, received: Callable[[bytes], None]) -> None:
+        """What is published there, on a connection of its own, until cancelled. Raises StoreError when that ends."""
+        connection = self._made(self._configured_node, parser_class=_Bounded)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await connection.connect()  # type: ignore[no-untyped-call]
+                await connection.send_command("SUBSCRIBE", channel)
+            await _listen(connection, channel, received)
+        except Exception as error:  # where an answer is garbage, redis-py raises whatever comes of it
+            raise self._failure(error) from error
+        finally:
+            await connection.disconnect(nowait=True)
 
-    def failure(self, error: Exception) -> StoreError:
+    def _failure(self, error: Exception) -> StoreError:
         """What went wrong on a connection, and what to do if it does not pass."""
         what, advice = f"{self.where}: {_what_happened(error)}", _advice(error)
         return StoreUnavailable(what) if advice is None else StoreRefused(f"{what}; {advice}")
@@ -178,7 +189,7 @@ class RedisConnection:
         except DataError:
             raise  # nothing was sent: an argument that is neither text nor bytes nor a number
         except Exception as error:  # where an answer is garbage, redis-py raises whatever comes of it
-            failure = self.failure(error)
+            failure = self._failure(error)
             self.fault = f"{self.where}: {_what_happened(error)}"
             self.failed += 1
             self._pause_s = min(max(PAUSE_S, 2 * self._pause_s), PAUSE_S_MAX)
@@ -231,6 +242,23 @@ class RedisConnection:
     def _go_to(self, at: int) -> None:
         if at != self._at:
             self._at, self._connection = at, None
+
+
+async def _listen(connection: AbstractConnection, channel: str, received: Callable[[bytes], None]) -> None:
+    is_asked = False
+    while True:
+        try:
+            async with asyncio.timeout(SILENT_S):
+                kind, *_, content = await connection.read_response(disconnect_on_error=False)
+            is_asked = False
+        except TimeoutError:
+            if is_asked:
+                raise
+            await connection.send_command("SUBSCRIBE", channel)
+            is_asked = True
+            continue
+        if kind == b"message":
+            received(content)
 
 
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 import msgspec
 from redis.exceptions import ResponseError
 
-from gateway.storage.redis import subscription
 from gateway.storage.redis.redis_connection import Argument, RedisConnection
 from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
@@ -75,10 +74,10 @@ class RedisStore:
         self.pools = pools
         """May be others at any time: the next renewal says so."""
         self._deadline_s = deadline_s
-        self._connections: dict[
-            str, RedisConnection
-        ] = {}  # one for each tag, of which there are as many as pools and kinds of keys
-        self._of_news: dict[str, RedisConnection] = {}  # by pool; what may be lost is no fault of the shared state
+        self._connections: dict[str, RedisConnection] = {}
+        """One for each tag; there are as many tags as pools and kinds of keys."""
+        self._of_news: dict[str, RedisConnection] = {}
+        """By pool. What may be lost is no fault of the shared state."""
         self._commands: set[asyncio.Task[Any]] = set()
         self._not_open: str | None = f"{self._where}: not asked yet"
         self._logged_fault: str | None = None
@@ -161,13 +160,13 @@ class RedisStore:
         await self.command("SET", pool_key(pool, "learned"), content, "EX", LEARNED_KEPT_S)
 
     async def publish(self, pool: str, content: bytes) -> int:
-        connection = self._connection_of_news(pool)
+        connection = self._of(self._of_news, pool)
         receivers: int = self.shaped(int, await connection.ask("PUBLISH", _channel(pool, connection), content))
         return receivers
 
     async def subscribe(self, pool: str, received: Callable[[bytes], None]) -> None:
-        connection = self._connection_of_news(pool)
-        await subscription.subscribe(connection, _channel(pool, connection), received)
+        connection = self._of(self._of_news, pool)
+        await connection.subscribe(_channel(pool, connection), received)
 
     async def close(self) -> None:
         """Leave, so that others need not wait until this replica is forgotten, and disconnect."""
@@ -232,15 +231,12 @@ class RedisStore:
 
     def _connection(self, key: str) -> RedisConnection:
         found = re.search(r"\{([^}]+)\}", key)
-        tag = found[1] if found is not None else key
-        if tag not in self._connections:
-            self._connections[tag] = RedisConnection(self._url, self._where, deadline_s=self._deadline_s)
-        return self._connections[tag]
+        return self._of(self._connections, found[1] if found is not None else key)
 
-    def _connection_of_news(self, pool: str) -> RedisConnection:
-        if pool not in self._of_news:
-            self._of_news[pool] = RedisConnection(self._url, self._where, deadline_s=self._deadline_s)
-        return self._of_news[pool]
+    def _of(self, connections: dict[str, RedisConnection], name: str) -> RedisConnection:
+        if name not in connections:
+            connections[name] = RedisConnection(self._url, self._where, deadline_s=self._deadline_s)
+        return connections[name]
 
     async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         rest = (len(keys), *keys, *args)
