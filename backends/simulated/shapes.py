@@ -12,7 +12,7 @@ import msgspec
 from backends.simulated.calls import CallRefusedError, Endpoint, SimulatedCall
 
 ABORT = "abort"
-"""How an answer ends of which the engine makes no token, since it shuts down."""
+"""How an answer ends when the engine shuts down before its first token."""
 _WORDS = (
     " the", " queue", " gives", " each", " tenant", " a", " fair", " share", " of", " every", " step", " and", " no",
 )  # fmt: skip
