@@ -2,8 +2,9 @@
 
     python -m bench.bodies [--megabytes 32] [--runs 2]
 
-Every kind of body that the tests know is read as the gateway reads it, slice by slice. `longest slice` is how long
-everybody else waits at most, in CPU time: of each run the longest, of the runs the shortest.
+Every kind of body that the tests know is read as the gateway reads it: at one go, or slice by slice.
+`longest slice` is how long everybody else waits at most, in CPU time: of each run the longest, of the runs the
+shortest.
 `memory` is the most that the process held beyond what it held before, the body with it, over the size of the body.
 """
 
@@ -14,12 +15,19 @@ from pathlib import Path
 
 from bench import report
 from gateway.http.errors import ApiError
-from tests.request.large_bodies import KINDS, Kind, reading
+from tests.request.large_bodies import KINDS, Kind, is_read_at_once, read_at_once, reading
 
 
 def longest_slice_s(kind: Kind, body: bytes) -> tuple[float, str]:
     """Of one reading, and how it ended."""
     longest_s = 0.0
+    if is_read_at_once(kind, body):
+        began_s = time.thread_time()
+        try:
+            read_at_once(kind, body)
+        except ApiError as error:
+            return time.thread_time() - began_s, f"refused: {error.code.value}"
+        return time.thread_time() - began_s, "read at one go"
     work = reading(kind, body)
     while True:
         began_s = time.thread_time()

@@ -32,8 +32,8 @@ from gateway.proxy.own_standing import own_standing
 from gateway.proxy.passthrough import PassThrough, engines_of
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.large_body import LargePayload
-from gateway.request.body.payload import LARGE_BODY_BYTES, JsonPayload, Payload
-from gateway.request.body.read import read_body, read_body_in_slices
+from gateway.request.body.payload import JsonPayload, Payload
+from gateway.request.body.read import is_quick, read_body, read_body_in_slices
 from gateway.request.body.readings import Reading, Readings
 from gateway.request.body.slices import Slices
 from gateway.request.cors import Cors
@@ -202,7 +202,7 @@ class Pipeline:
             self.stored(context)
         elif treatment is Treatment.PASS and not context.body:
             self._pass_through(context, None).send()
-        elif len(context.body) <= LARGE_BODY_BYTES:
+        elif is_quick(context.body, context.route.api):
             context.payload = read_body(context, context.route.api)
             if not self.keyring.takes(context.principal):
                 raise _revoked()

@@ -9,6 +9,8 @@ from gateway.config.sections.apps import InteractionRules
 from gateway.request.apis import AUDIO as AUDIO_API
 from gateway.request.body.form import read_form
 from gateway.request.body.large_body import read_large_json
+from gateway.request.body.payload import read_json
+from gateway.request.body.read import is_quick
 from gateway.request.interaction_claim import ClaimReader
 from gateway.request.routes import Routes
 from policies.request import Flow
@@ -94,6 +96,19 @@ KINDS: dict[str, Kind] = {
     "form of heads": (AUDIO, lambda size: _of(b"--x\r\n", b"content-disposition: ", b"", size)),
     "form of parts": (AUDIO, lambda size: _of(b"", _FILE + b"\r\n", _FORM_END, size)),
 }
+
+
+def is_read_at_once(kind: Kind, body: bytes) -> bool:
+    """Does the gateway read it at one go?"""
+    return is_quick(body, ROUTES.find("POST", kind[0]).api)
+
+
+def read_at_once(kind: Kind, body: bytes) -> None:
+    """The same as `reading`, of a body that is read at one go."""
+    payload = read_json(body, ROUTES.find("POST", kind[0]).api)
+    claim_of(ClaimReader(InteractionRules(), {}), [], payload, FLOW, generates=True)
+    payload.ask_usage()
+    assert b"cache_salt" in payload.salted("salt")[0]
 
 
 def reading(kind: Kind, body: bytes) -> Generator[None, None, None]:

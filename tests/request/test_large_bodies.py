@@ -20,6 +20,7 @@ from gateway.request.apis import CHAT, RESPONSES
 from gateway.request.body.json_ranges import DEPTH_MAX
 from gateway.request.body.large_body import TURNS_MAX, read_large_json
 from gateway.request.body.payload import LARGE_BODY_BYTES, STEERING, read_json
+from gateway.request.body.read import AT_ONCE_BYTES_MAX, is_quick
 from gateway.request.body.readings import Reading, Readings
 from gateway.request.body.slices import WINDOW_BYTES, Slices, at_once
 from gateway.request.interaction_claim import ClaimReader
@@ -27,7 +28,7 @@ from tests.claims import claim_of
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, until
 from tests.gateway.test_headers_and_fields import STEERING as STEERING_FIELDS
-from tests.request.large_bodies import FLOW, KINDS, Kind, reading
+from tests.request.large_bodies import FLOW, KINDS, Kind, is_read_at_once, read_at_once, reading
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
 PATH = "/v1/chat/completions"
@@ -93,6 +94,45 @@ def test_no_slice_of_it_does_more_than_a_little(kind: Kind, monkeypatch: pytest.
     finally:
         sys.setprofile(None)
     assert most < 20_000  # some milliseconds
+
+
+@pytest.mark.interpreted_only("counts calls, which compiled code does not report")
+def test_what_is_read_at_one_go_does_no_more_than_some_slices() -> None:
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    in_slices = set()
+    for name, kind in KINDS.items():
+        body = kind[1](AT_ONCE_BYTES_MAX - 100_000)
+        if not is_read_at_once(kind, body):
+            in_slices.add(name)
+            continue
+        calls = 0
+        sys.setprofile(count)
+        try:
+            read_at_once(kind, body)
+        except ApiError:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert calls < 100_000, name
+    assert in_slices >= {"turns", "tiny turns", "parts of results", "half results", "small images", "items", "prompts"}
+    assert not in_slices & {"one long text", "long turns", "quotes", "backslashes", "line ends", "marked text", "image"}
+
+
+@pytest.mark.parametrize("begin", ["{", "{ ", "{\n", "{\t", "{\r"])
+def test_objects_are_counted_however_they_are_written(begin: str) -> None:
+    turns = f'{{"messages": [{begin}"role": "user", "content": "a"}}' + f", {begin}}}" * 100_000 + "]}"
+    assert not is_quick(turns.encode(), CHAT)
+
+
+def test_code_in_a_text_is_no_object() -> None:
+    code = 'if (a) {\n  b = {"c": `${d}`};\n}\n' * 20_000
+    assert is_quick(json.dumps(chat(code)).encode(), CHAT)
+    assert not is_quick(json.dumps(chat(code * 2)).encode(), CHAT), "too long"
 
 
 def _large(**fields: Any) -> dict[str, Any]:

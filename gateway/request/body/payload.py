@@ -32,7 +32,7 @@ from gateway.request.fields import (
 from gateway.request.prompt import Prompt, prompt_of
 
 LARGE_BODY_BYTES: Final = 1 << 18
-"""A body of up to so many bytes is read at one go: it takes some milliseconds at most, whatever it holds."""
+"""A body of up to so many bytes is read at one go, whatever it holds; of others see `read.is_quick`."""
 SEQUENCES_MAX: Final = 128
 _BRACKET: Final = ord("[")
 USER_LENGTH_MAX: Final = 128
@@ -175,7 +175,7 @@ def read_json(body: bytes, api: Api) -> JsonPayload:
         fields,
         api,
         prompt_of(bytes(parts[0]) if len(parts) == 1 else b"".join(parts)),
-        _prompts(fields.prompt) if fields.prompt else 1,
+        _prompts(fields.prompt) if fields.prompt and "prompt" in api.prompt else 1,
         fields.model,
         bool(fields.stream),
         user_of(fields),
