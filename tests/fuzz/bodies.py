@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from gateway.config.sections.apps import InteractionRules
@@ -115,7 +117,7 @@ def read_claim(data: bytes) -> None:
     readings = [each for each in _readings(data) if not isinstance(each, ApiError)]
     for headers in ([(b"x-session-affinity", b"s")], []):
         found = {claim_of(claims, headers, payload, FLOW, generates=True) for payload in readings}
-        assert len({each._replace(extends=()) for each in found}) <= 1, found
+        assert len({replace(each, extends=()) for each in found}) <= 1, found
 
 
 HARNESSES = (
