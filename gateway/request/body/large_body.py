@@ -37,6 +37,7 @@ from gateway.request.conversation.turns import (
     Shape,
     TurnKind,
     Turns,
+    and_rest,
     holds_result,
     is_of_result,
     same_text,
@@ -75,18 +76,10 @@ class HashedTurns(Turns):
         return self._asks
 
     def named(self, *rest: bytes, last_only: bool = False) -> str:
-        return _and_rest(self._last if last_only else self._all, rest)
+        return and_rest((self._last if last_only else self._all).copy(), rest)
 
     def named_before(self, *rest: bytes) -> str:
-        return _and_rest(self._all_before, rest)
-
-
-def _and_rest(asked: xxh3_64, rest: tuple[bytes, ...]) -> str:
-    name = asked.copy()
-    for part in rest:
-        name.update(b"\0")
-        name.update(part)
-    return name.hexdigest()
+        return and_rest(self._all_before.copy(), rest)
 
 
 class LargePayload(JsonPayload):

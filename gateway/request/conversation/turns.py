@@ -8,13 +8,14 @@ Only the roles are decoded, contents stay unparsed.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import Enum
 from hashlib import sha256
 from typing import Final
 
 import msgspec
 from msgspec import Raw
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64
 
 from gateway.request.conversation.turn_keys import (
     FIRST_TURNS,
@@ -258,7 +259,15 @@ def mark_at(content: bytes, at: int, low: int, high: int) -> tuple[int, int]:
 def named(*parts: bytes) -> str:
     """A short name for these parts, as only text is: XXH3, at a tenth of what sha256 takes. None of them holds a NUL:
     they are JSON, or printable."""
-    return xxh3_64_hexdigest(b"\0".join(parts))
+    return and_rest(xxh3_64(parts[0]), parts[1:])
+
+
+def and_rest(name: xxh3_64, parts: Sequence[bytes]) -> str:
+    """The same where the first ones are in the name already."""
+    for part in parts:
+        name.update(b"\0")
+        name.update(part)
+    return name.hexdigest()
 
 
 def hashed(*parts: bytes) -> str:
