@@ -81,7 +81,7 @@ def test_no_slice_of_it_does_more_than_a_little(kind: Kind, monkeypatch: pytest.
         nonlocal calls
         calls += event in ("call", "c_call")
 
-    work = reading(kind, kind[1](1 << 19))
+    work = reading(kind, kind[1](1 << 18))
     try:
         while True:
             calls = 0
