@@ -124,11 +124,7 @@ class ModelCard(msgspec.Struct):
     id: str
     max_model_len: int | None = None
     parent: object = None
-
-    @property
-    def is_adapter(self) -> bool:
-        """A LoRA adapter of another model."""
-        return bool(self.parent)
+    """Whose LoRA adapter it is."""
 
 
 class _Cards(msgspec.Struct):

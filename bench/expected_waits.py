@@ -17,11 +17,11 @@ from backends.simulated.engine_profiles import EngineProfile
 from bench.regimes import MEDIUM, Clients
 from bench.working_sets import CHAT, FLOOD, SMALL, Row, engine_profile
 from lab.agents import Crowd
+from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow
-from simulation.driver import simulate
 from simulation.run import Arrival, Record
 
 LARGE = replace(MEDIUM, name="64 slots", num_gpu_blocks=12_001, max_num_seqs=64, per_seq_s=5e-5)

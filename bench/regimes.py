@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile
 from bench.report import quantile
+from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.queue.bounds import QueueLimits
 from policies.request import NO_CLAIM, Claim, Flow
-from simulation.driver import simulate
-from simulation.engine_gauges import read_gauges
 from simulation.run import Arrival, Record
 
 HEADS = ["", "required", "measured", ""]
@@ -147,7 +146,7 @@ def run(
         engine=admission,
         backends={name: EngineModel(like) for name in names},
         next_arrival=following,
-        scrape=unseen if is_direct else read_gauges,
+        scrape=unseen if is_direct else None,
     )
     return Outcome(list(found.records.values()), until_s)
 

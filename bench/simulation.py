@@ -17,12 +17,12 @@ from random import Random
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile, profile
 from bench import report
+from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow
-from simulation.driver import simulate
 from simulation.run import Arrival, Record
 
 TENANTS = 32

@@ -9,13 +9,14 @@ from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from backends.simulated.engine_model import EngineModel, Step
+from lab.lab_driver import LabDriver
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
 from policies.replicas.messages import News, ReplicaReport, ReplicaView
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.prefixes import SharedPrefixes
 from policies.replicas.schedule import DEADLINE_S, INTERVAL_S, Schedule
-from simulation.driver import Driver, SimulatedGateway
+from simulation.driver import SimulatedGateway
 from simulation.run import LOST, Arrival, Record, Run
 
 
@@ -54,7 +55,7 @@ def simulate_together(
     until_s: float = inf,
     **settings: Any,
 ) -> Run:
-    """Run the traffic as `simulation.driver.simulate` does, which names the other settings.
+    """Run the traffic as `lab.lab_driver.simulate` does, which names the other settings.
 
     Args:
         engines: of the gateways, by their number.
@@ -81,7 +82,7 @@ class _Gateway(SimulatedGateway):
         self.stalled_until_s = -inf
 
 
-class _Together(Driver):
+class _Together(LabDriver):
     def __init__(
         self,
         engines: Sequence[AdmissionEngine],

@@ -2,7 +2,8 @@
 
 The driver is to the simulation what the dispatcher is to the gateway: it carries decisions out and reports what came of
 them. All events lie on one heap, ordered by time and then by the order in which they were scheduled, so that the same
-input always gives the same run. `lab.several_gateways` adds what gateways in front of the same engines do together.
+input always gives the same run. `lab.lab_driver` adds what may go wrong; `lab.several_gateways` adds what gateways in
+front of the same engines do together.
 """
 
 from __future__ import annotations
@@ -11,37 +12,32 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from typing import Any
+from math import inf
 
-from backends.simulated.engine_model import EngineGauges, EngineModel, EngineRequest, Step
+from backends.simulated.engine_model import EngineModel, EngineRequest, Step
 from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack
 from policies.admission.engine import AdmissionEngine
-from policies.admission.request_ledger import NO_SERVICE
 from policies.capacity.gauges import Gauges
 from policies.request import ServiceTokens
-from simulation.engine_gauges import read_gauges, read_step
-from simulation.run import IMPOSSIBLE, LOST, WRONG, Arrival, EngineEvent, Record, Run
+from simulation.run import IMPOSSIBLE, LOST, Arrival, EngineEvent, Record, Run
 
 TIMER_RESOLUTION_S = 1e-6
 """A timer never fires at the very instant that set it."""
 
 
-def simulate(
-    arrivals: Iterable[Arrival],
-    *,
-    engine: AdmissionEngine,
-    backends: dict[str, EngineModel],
-    until_s: float = float("inf"),
-    **settings: Any,
-) -> Run:
-    """Run the traffic until every request has ended, or until this time.
-
-    Args:
-        arrivals: in order of time.
-        engine: knows every backend by name (`add_backend`), and has seen no event.
-        settings: as `Driver` names them.
-    """
-    return Driver([SimulatedGateway(0, engine)], backends, **settings).run(arrivals, until_s)
+def read_gauges(model: EngineModel, now: float) -> Gauges:
+    """What does a simulated engine say of itself at this time, on its page of metrics?"""
+    gauges, profile = model.gauges(now), model.profile
+    return Gauges(
+        now,
+        running=gauges.running,
+        waiting=gauges.waiting,
+        kv_usage=gauges.kv_usage,
+        kv_capacity_tokens=profile.usable_blocks * profile.block_size,
+        block_size=profile.block_size,
+        preemptions_total=gauges.preemptions_total,
+        prompt_tokens_total=gauges.prompt_tokens_total,
+    )
 
 
 class SimulatedGateway:
@@ -61,27 +57,20 @@ class Driver:
     backends: dict[str, EngineModel]
     next_arrival: Callable[[Record, float], Arrival | Sequence[Arrival] | None] | None = None
     """Closed-loop clients: what follows when this request has ended at this time, if anything."""
-    scrape: Callable[[str, EngineModel, float], Gauges] = read_gauges
-    """What a scrape says; replaced to imitate gauges that are frozen or absent."""
-    refuses: Callable[[str, EngineGauges, float], bool] | None = None
-    """Does this backend answer 503 at this time?"""
     ended: Callable[[Record], None] | None = None
     """Called for every request that has ended. The run then keeps no records, events and decisions, which of a long one
     would not fit in memory."""
     scrape_interval_s: float = 0.1
-    steps: bool = False
-    """Backends also say how they are after each step."""
     network_s: float = 0.001
     """One way between gateway and backend."""
-    timer_s_max: float | None = None
-    """The gateway's timer: set when none is, at most this far away. None: exactly when the engine asks."""
     result: Run = field(init=False, default_factory=Run)
     open_requests: int = field(init=False, default=0)
     _heap: list[tuple[float, int, Callable[[float], None]]] = field(init=False, default_factory=list)
     _scheduled: int = field(init=False, default=0)
     _stepping: set[str] = field(init=False, default_factory=set)
 
-    def run(self, arrivals: Iterable[Arrival], until_s: float) -> Run:
+    def run(self, arrivals: Iterable[Arrival], until_s: float = inf) -> Run:
+        """Until every request has ended, or until this time. `arrivals`: in order of time."""
         self.begin(arrivals)
         while self._heap and self._heap[0][0] <= until_s:
             now, _, happen = heappop(self._heap)
@@ -116,7 +105,7 @@ class Driver:
                 self.result.decisions.append((now, decision))
             if isinstance(decision, Dispatch):
                 self.result.records[decision.id].dispatched_s = now
-                self.at(now + self.network_s, partial(self._reached, decision))
+                self.at(now + self.network_s, partial(self.reached, decision))
             elif isinstance(decision, GiveBack):
                 self._given_back(self.result.records[decision.id], now)
             else:
@@ -174,17 +163,16 @@ class Driver:
 
     def set_timer(self, gateway: SimulatedGateway, now: float) -> None:
         wakeup_s = gateway.engine.next_wakeup()
-        if self.timer_s_max is not None:
-            if wakeup_s is None or gateway.wake_s is not None:
-                return
-            wakeup_s = min(wakeup_s, now + self.timer_s_max)
-        elif wakeup_s is None or wakeup_s == float("inf"):
+        if wakeup_s is None or wakeup_s == inf:
             gateway.wake_s = None
             return
         wakeup_s = max(wakeup_s, now + TIMER_RESOLUTION_S)
         if gateway.wake_s is None or wakeup_s < gateway.wake_s or gateway.wake_s <= now:
-            gateway.wake_s = wakeup_s
-            self.at(wakeup_s, partial(self._woke, gateway))
+            self.wake_at(gateway, wakeup_s)
+
+    def wake_at(self, gateway: SimulatedGateway, wakeup_s: float) -> None:
+        gateway.wake_s = wakeup_s
+        self.at(wakeup_s, partial(self._woke, gateway))
 
     def _woke(self, gateway: SimulatedGateway, now: float) -> None:
         if now == gateway.wake_s:
@@ -193,32 +181,22 @@ class Driver:
 
     def _scraped(self, name: str, now: float) -> None:
         if self.open_requests:
-            self.observed(name, self.scrape(name, self.backends[name], now), now)
+            self.observed(name, self.scraped(name, now), now)
             self.at(now + self.scrape_interval_s, partial(self._scraped, name))
+
+    def scraped(self, name: str, now: float) -> Gauges:
+        """What does a scrape say?"""
+        return read_gauges(self.backends[name], now)
 
     # --- the backend's side ---
 
-    def _reached(self, dispatch: Dispatch, now: float) -> None:
+    def reached(self, dispatch: Dispatch, now: float) -> None:
         """A dispatched request is at its backend."""
-        model = self.backends[dispatch.backend]
-        record = self.result.records[dispatch.id]
-        if self.refuses is not None and self.refuses(dispatch.backend, model.gauges(now), now):
-            record.refusals += 1
-            gateway = self.gateways[record.gateway]
-            self.at(now + self.network_s, lambda at: self.call(gateway, "failed", at, dispatch.id, Failure.REFUSED))
-            return
-        arrival = record.arrival
-        if arrival.is_wrong:
-            self.at(now + self.network_s, partial(self._found_wrong, record))
-            return
+        arrival = self.result.records[dispatch.id].arrival
         tokens, prefix = min(arrival.output_tokens, arrival.output_tokens_max), arrival.context or arrival.prefix
-        model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, tokens, prefix), now)
+        self.backends[dispatch.backend].submit(EngineRequest(arrival.id, arrival.prompt_tokens, tokens, prefix), now)
         if dispatch.backend not in self._stepping:
             self._step(dispatch.backend, now)
-
-    def _found_wrong(self, record: Record, now: float) -> None:
-        self.end(record, WRONG, now)
-        self.call(self.gateways[record.gateway], "failed", now, record.arrival.id, Failure.BROKEN, NO_SERVICE)
 
     def _step(self, name: str, now: float) -> None:
         """The backend begins a batch, if there is anything to do."""
@@ -231,12 +209,12 @@ class Driver:
         for victim in step.preempted:
             self.result.records[victim].preemptions += 1
         self.result.waiting_max = max(self.result.waiting_max, model.gauges().waiting)
-        if self.steps:
-            self.at(
-                now + step.duration_s + self.network_s, partial(self.observed, name, read_step(name, model, step, now))
-            )
-        self.at(now + step.duration_s + self.network_s, partial(self.answered, name, step))
+        self.stepped(name, step, now)
         self.at(now + step.duration_s, partial(self._step, name))
+
+    def stepped(self, name: str, step: Step, now: float) -> None:
+        """A batch has begun; what it makes is at the gateway when it has ended, and a network's way later."""
+        self.at(now + step.duration_s + self.network_s, partial(self.answered, name, step))
 
     def answered(self, backend: str, step: Step, now: float) -> None:
         """What a batch produced is at the gateway."""

@@ -7,9 +7,8 @@ waited for an answer before it asked again does not do so here.
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile
@@ -18,7 +17,7 @@ from policies.admission.named import named_policy
 from policies.orders.cost import LinearCost
 from policies.orders.policy_entries import POLICIES
 from policies.request import ServiceTokens
-from simulation.driver import simulate
+from simulation.driver import Driver, SimulatedGateway
 from simulation.run import IMPOSSIBLE, Arrival, Record
 from simulation.statistics import percentile
 from simulation.timeline import Timeline
@@ -60,19 +59,19 @@ class Percentiles:
         return cls(*(percentile(ordered, share) for share in (0.5, 0.95, 0.99))) if ordered else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TenantResult:
     """What one tenant saw. `service` is prompt tokens and twice the output tokens; times to first token in seconds."""
 
     name: str
     weight: float
-    requests: int
-    completed: int
-    service: float
-    ttft_s: Percentiles | None
+    requests: int = 0
+    completed: int = 0
+    service: float = 0.0
+    ttft_s: Percentiles | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplayResult:
     """What the traffic saw under one policy.
 
@@ -93,20 +92,20 @@ class ReplayResult:
 
     policy: str
     backends: int
-    requests: int
-    completed: int
-    refused: Mapping[str, int]
-    ttft_s: Percentiles | None
-    tokens_per_s: float
-    output_tokens_per_s: float
-    jain: float | None
-    gap_max: float
-    preemptions: int
-    wasted_tokens: int
-    ended_s: float
-    tenants: Sequence[TenantResult]
-    service: Mapping[str, Sequence[tuple[float, float]]]
-    gap: Sequence[tuple[float, float]]
+    requests: int = 0
+    completed: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    ttft_s: Percentiles | None = None
+    tokens_per_s: float = 0.0
+    output_tokens_per_s: float = 0.0
+    jain: float | None = None
+    gap_max: float = 0.0
+    preemptions: int = 0
+    wasted_tokens: int = 0
+    ended_s: float = 0.0
+    tenants: Sequence[TenantResult] = ()
+    service: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    gap: Sequence[tuple[float, float]] = ()
     queued: int = 0
 
 
@@ -127,15 +126,17 @@ def replay_under(
     models = {f"engine-{number}": EngineModel(profile) for number, profile in enumerate(profiles, 1)}
     for name, model in models.items():
         engine.add_backend(name, max_num_seqs=model.profile.max_num_seqs)
-    tally = _Tally(trace)
+    tally = _Tally(trace, ReplayResult(policy, len(profiles)))
 
     def finished(record: Record) -> None:
         tally.add(record)
         ended()
 
-    simulate(_possible(trace, profiles[0], finished), engine=engine, backends=models, ended=finished)
-    wasted_tokens = sum(waste.tokens for waste in engine.interactions.wasted.values())
-    return tally.result(policy, trace, len(profiles), wasted_tokens)
+    driver = Driver([SimulatedGateway(0, engine)], models, ended=finished)
+    driver.run(_possible(trace, profiles[0], finished))
+    result = tally.summed_up(trace)
+    result.wasted_tokens = sum(waste.tokens for waste in engine.interactions.wasted.values())
+    return result
 
 
 def _possible(trace: Trace, profile: EngineProfile, finished: Callable[[Record], None]) -> Iterator[Arrival]:
@@ -148,90 +149,65 @@ def _possible(trace: Trace, profile: EngineProfile, finished: Callable[[Record],
             yield replace(arrival, output_tokens_max=min(arrival.output_tokens_max, room))
 
 
-class _Count:
-    """What is counted of one tenant, or of all."""
-
-    __slots__ = ("completed", "requests", "service", "ttft_s")
-
-    def __init__(self) -> None:
-        self.requests = self.completed = 0
-        self.service = 0.0
-        self.ttft_s = array("d")
-
-    def add(self, record: Record, service: float) -> None:
-        self.requests += 1
-        self.completed += record.outcome == "completed"
-        self.service += service
-        if record.ttft_s is not None:
-            self.ttft_s.append(record.ttft_s)
-
-
 class _Tally:
     """Adds requests up as they end."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, result: ReplayResult) -> None:
         by_demand = sorted(trace.demand, key=lambda tenant: (-trace.demand[tenant], tenant))
         self._compared = by_demand[:TENANTS_COMPARED]
         self._listed = by_demand[:TENANTS_LISTED] if len(by_demand) > TENANTS_LISTED + 1 else by_demand
         self._timeline = Timeline([*self._compared, OTHERS], max(TICK_S_MIN, trace.span_s / TICKS))
-        self._all = _Count()
-        self._tenants = {tenant: _Count() for tenant in [*self._listed, OTHERS]}
-        self._refused: Counter[str] = Counter()
+        self._result = result
+        self._ttft_s = array("d")
+        self._weights = {**trace.weights, OTHERS: 1.0}
+        self._tenants = {
+            tenant: (TenantResult(tenant, self._weights[tenant]), array("d")) for tenant in [*self._listed, OTHERS]
+        }
         self._price = LinearCost()
-        self._prompt_tokens = self._output_tokens = self._preemptions = self._queued = 0
-        self._ended_s = 0.0
+        self._prompt_tokens = self._output_tokens = 0
 
     def add(self, record: Record) -> None:
-        arrival = record.arrival
+        arrival, result = record.arrival, self._result
         tenant = arrival.flow.tenant
         prompt_tokens = arrival.prompt_tokens if record.dispatched_s is not None else 0
         output_tokens = len(record.token_s)
-        service = self._price(ServiceTokens(prompt_tokens, output_tokens))
-        self._all.add(record, service)
-        self._tenants[tenant if tenant in self._tenants else OTHERS].add(record, service)
+        one, ttft_s = self._tenants[tenant if tenant in self._tenants else OTHERS]
+        one.service += self._price(ServiceTokens(prompt_tokens, output_tokens))
+        counts: list[tuple[ReplayResult | TenantResult, array[float]]] = [(result, self._ttft_s), (one, ttft_s)]
+        for count, times_s in counts:
+            count.requests += 1
+            count.completed += record.outcome == "completed"
+            if record.ttft_s is not None:
+                times_s.append(record.ttft_s)
         self._timeline.add(tenant if tenant in self._compared else OTHERS, record)
         if record.outcome != "completed":
-            self._refused[record.outcome] += 1
+            result.refused[record.outcome] = result.refused.get(record.outcome, 0) + 1
         self._prompt_tokens += prompt_tokens
         self._output_tokens += output_tokens
-        self._preemptions += record.preemptions
-        self._queued += record.outcome != IMPOSSIBLE and record.dispatched_s != arrival.arrived_s
-        self._ended_s = max(self._ended_s, record.finished_s or 0.0)
+        result.preemptions += record.preemptions
+        result.queued += record.outcome != IMPOSSIBLE and record.dispatched_s != arrival.arrived_s
+        result.ended_s = max(result.ended_s, record.finished_s or 0.0)
 
-    def result(self, policy: str, trace: Trace, backends: int, wasted_tokens: int) -> ReplayResult:
-        weights = {**trace.weights, OTHERS: 1.0}
-        window_s = min(WINDOW_S_MAX, trace.span_s / WINDOWS)
-        gap = self._timeline.gaps({tenant: weights[tenant] for tenant in self._compared})
+    def summed_up(self, trace: Trace) -> ReplayResult:
+        """All requests have ended."""
+        result, window_s = self._result, min(WINDOW_S_MAX, trace.span_s / WINDOWS)
+        result.gap = self._timeline.gaps({tenant: self._weights[tenant] for tenant in self._compared})
+        result.gap_max = max((value for _, value in result.gap), default=0.0)
+        result.jain = self._timeline.jain(self._weights, window_s)
         rates = {tenant: self._timeline.rates(tenant, window_s) for tenant in [*self._compared, OTHERS]}
         service = {tenant: rates[tenant] for tenant in self._listed}
-        if self._tenants[OTHERS].requests:
+        if self._tenants[OTHERS][0].requests:
             rest = [course for tenant, course in rates.items() if tenant not in service]
             service[OTHERS] = [(course[0][0], sum(rate for _, rate in course)) for course in zip(*rest, strict=True)]
-        return ReplayResult(
-            policy,
-            backends,
-            requests=self._all.requests,
-            completed=self._all.completed,
-            refused=dict(sorted(self._refused.items())),
-            ttft_s=Percentiles.of(self._all.ttft_s),
-            tokens_per_s=self._per_s(self._prompt_tokens + self._output_tokens),
-            output_tokens_per_s=self._per_s(self._output_tokens),
-            jain=self._timeline.jain(weights, window_s),
-            gap_max=max((value for _, value in gap), default=0.0),
-            preemptions=self._preemptions,
-            wasted_tokens=wasted_tokens,
-            ended_s=self._ended_s,
-            tenants=[
-                TenantResult(
-                    name, weights[name], count.requests, count.completed, count.service, Percentiles.of(count.ttft_s)
-                )
-                for name, count in self._tenants.items()
-                if count.requests
-            ],
-            service=service,
-            gap=gap,
-            queued=self._queued,
-        )
+        result.service = service
+        result.refused = dict(sorted(result.refused.items()))
+        result.ttft_s = Percentiles.of(self._ttft_s)
+        result.tokens_per_s = self._per_s(self._prompt_tokens + self._output_tokens)
+        result.output_tokens_per_s = self._per_s(self._output_tokens)
+        for one, ttft_s in self._tenants.values():
+            one.ttft_s = Percentiles.of(ttft_s)
+        result.tenants = [one for one, _ in self._tenants.values() if one.requests]
+        return result
 
     def _per_s(self, tokens: int) -> float:
-        return tokens / self._ended_s if self._ended_s else 0.0
+        return tokens / self._result.ended_s if self._result.ended_s else 0.0

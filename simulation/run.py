@@ -12,8 +12,6 @@ IMPOSSIBLE = "context_length_exceeded"
 """The outcome of a request that is longer than the model's context: the gateway refuses it unseen."""
 LOST = "lost"
 """The outcome of a request whose gateway died."""
-WRONG = "wrong"
-"""The outcome of a request that its engine answered with an error."""
 
 
 @dataclass(frozen=True, slots=True)

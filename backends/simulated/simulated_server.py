@@ -73,7 +73,7 @@ class SimulatedServer:
                 web.get("/ping", _health),
                 web.get("/version", _version),
                 web.get("/metrics", self._metrics),
-                web.get("/metrics/", self._filtered_metrics),
+                web.get("/metrics/", self._metrics),
                 web.get(steps.PATH, self._stream_steps),
             ]
         )
@@ -122,7 +122,7 @@ class SimulatedServer:
 
     def _deliver(self, step: Step) -> None:
         """The step has ended: publish its gauges and hand out its tokens."""
-        self.steps.ranks[0].scheduled = step.scheduled_tokens
+        self.steps.ranks[0].scheduled_tokens = step.scheduled_tokens
         self._set_gauges()
         for request_id, cached_tokens in step.cached_tokens.items():
             answer, choice = self._answers.get(request_id, _ABORTED)
@@ -195,8 +195,9 @@ class SimulatedServer:
     def _set_gauges(self) -> None:
         self.gauges = gauges = self._engine.gauges()
         rank = self.steps.ranks[0]
-        rank.running, rank.waiting, rank.kv_usage = gauges.running, gauges.waiting, gauges.kv_usage
-        rank.preemptions, rank.prompt_tokens = gauges.preemptions_total, gauges.prompt_tokens_total
+        rank.set_usage(gauges.kv_usage)
+        for name in ("running", "waiting", "preemptions_total", "prompt_tokens_total"):
+            setattr(rank, name, getattr(gauges, name))
         self.steps.stepped()
 
     async def _stream_steps(self, request: web.Request) -> web.StreamResponse:
@@ -271,25 +272,22 @@ class SimulatedServer:
         tokens = list(range(count))
         return web.json_response({"count": count, "max_model_len": self.profile.max_model_len, "tokens": tokens})
 
-    def _page(self, names: list[str]) -> bytes:
-        self.scrapes += 1
-        return render(self.profile, self.model_names[0], self.gauges, self._totals, names)
-
     async def _metrics(self, request: web.Request) -> web.Response:
-        kind = "text/plain; version=1.0.0; charset=utf-8"
-        return web.Response(body=self._page([]), headers={"Content-Type": kind})
-
-    async def _filtered_metrics(self, request: web.Request) -> web.Response:
-        kind = "text/plain; version=0.0.4; charset=utf-8"
-        return web.Response(body=self._page(request.query.getall("name[]", [])), headers={"Content-Type": kind})
+        """The mount at /metrics/ knows name[]; the route /metrics does not."""
+        self.scrapes += 1
+        is_mount = request.path.endswith("/")
+        names = request.query.getall("name[]", []) if is_mount else []
+        page = render(self.profile, self.model_names[0], self.gauges, self._totals, names)
+        kind = f"text/plain; version={'0.0.4' if is_mount else '1.0.0'}; charset=utf-8"
+        return web.Response(body=page, headers={"Content-Type": kind})
 
 
 def _steps_of(profile: EngineProfile) -> steps.Steps:
-    feed = steps.Steps()
-    feed.ranks[0] = rank = steps.Rank(
-        block_size=profile.block_size, tokens_max=profile.max_num_batched_tokens, sequences_max=profile.max_num_seqs
-    )
-    rank.blocks, rank.kv_tokens = profile.usable_blocks, profile.usable_blocks * profile.block_size
+    blocks, feed = profile.usable_blocks, steps.Steps()
+    feed.ranks[0] = steps.Rank(
+        0, profile.block_size, profile.max_num_batched_tokens, profile.max_num_seqs,
+        total_blocks=blocks, free_blocks=blocks, kv_tokens=blocks * profile.block_size,
+    )  # fmt: skip
     return feed
 
 

@@ -27,7 +27,7 @@ class StepLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not there whe
 
     def log_engine_initialized(self) -> None:
         try:
-            self._rank = STEPS.ranks[self._index] = _rank_of(self._config)
+            self._rank = STEPS.ranks[self._index] = _rank_of(self._index, self._config)
             for rank in STEPS.ranks.values():
                 _divide(self._config, rank, len(STEPS.ranks))
             if servers := _servers(self._config):
@@ -41,15 +41,15 @@ class StepLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not there whe
             return
         try:
             if iteration_stats is not None:
-                rank.preemptions += iteration_stats.num_preempted_reqs
-                rank.prompt_tokens += iteration_stats.num_prompt_tokens
+                rank.preemptions_total += iteration_stats.num_preempted_reqs
+                rank.prompt_tokens_total += iteration_stats.num_prompt_tokens
             if scheduler_stats is not None:
                 rank.running = scheduler_stats.num_running_reqs
                 rank.deferred = getattr(scheduler_stats, "num_skipped_waiting_reqs", 0)
                 rank.waiting = scheduler_stats.num_waiting_reqs + rank.deferred
-                rank.kv_usage = scheduler_stats.kv_cache_usage
+                rank.set_usage(scheduler_stats.kv_cache_usage)
                 details = getattr(scheduler_stats, "iteration_details", None)
-                rank.scheduled = None if details is None else details.num_ctx_tokens + details.num_generation_tokens
+                rank.scheduled_tokens = details and details.num_ctx_tokens + details.num_generation_tokens
                 STEPS.stepped()
         except Exception as error:
             self._does_not_fit(error)
@@ -61,21 +61,22 @@ class StepLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not there whe
         STEPS.give_up(why)
 
 
-def _rank_of(config: Any) -> Rank:
+def _rank_of(index: int, config: Any) -> Rank:
     scheduler = config.scheduler_config
     return Rank(
+        index,
         block_size=int(config.cache_config.block_size),
-        tokens_max=int(scheduler.max_num_batched_tokens),
-        sequences_max=int(getattr(scheduler, "max_num_active_seqs", None) or scheduler.max_num_seqs),
+        scheduled_tokens_max=int(scheduler.max_num_batched_tokens),
+        max_num_seqs=int(getattr(scheduler, "max_num_active_seqs", None) or scheduler.max_num_seqs),
     )
 
 
 def _divide(config: Any, rank: Rank, ranks: int) -> None:
     """What vLLM counts is the sum of all ranks; one block of each is never given out."""
     cache = config.cache_config
-    rank.blocks = max(int(cache.num_gpu_blocks or 0) // ranks - 1, 0)
+    rank.total_blocks = rank.free_blocks = max(int(cache.num_gpu_blocks or 0) // ranks - 1, 0)
     tokens = getattr(cache, "kv_cache_size_tokens", None)  # of one rank
-    rank.kv_tokens = max(int(tokens) - rank.block_size, 0) if tokens else rank.blocks * rank.block_size
+    rank.kv_tokens = max(int(tokens) - rank.block_size, 0) if tokens else rank.total_blocks * rank.block_size
 
 
 def _servers(config: Any) -> int:

@@ -6,9 +6,11 @@ vLLM's process runs this, and the simulated engine: nothing but the standard lib
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 PATH: Final = "/v1/fairgate/steps"
@@ -23,41 +25,32 @@ HEARTBEAT_S: Final = 0.25
 LISTENERS_MAX: Final = 64
 
 
+@dataclass
 class Rank:
-    """One engine of this process (one rank of data parallelism): its state after its last step, and its size."""
+    """One engine of this process (one rank of data parallelism): its state after its last step, and its size. The names
+    are those of the message."""
 
-    __slots__ = (
-        "block_size", "blocks", "deferred", "kv_tokens", "kv_usage", "preemptions", "prompt_tokens", "running",
-        "scheduled", "sequences_max", "tokens_max", "waiting",
-    )  # fmt: skip
+    rank: int
+    block_size: int
+    scheduled_tokens_max: int
+    """The most tokens that one step computes."""
+    max_num_seqs: int
+    total_blocks: int = 0
+    """That requests can hold, as many tokens as the next says."""
+    kv_tokens: int = 0
+    free_blocks: int = 0
+    running: int = 0
+    waiting: int = 0
+    deferred: int = 0
+    """Requests that wait in the engine for something else than room, such as an adapter or a grammar."""
+    scheduled_tokens: int | None = None
+    """Computed by the step, if the engine says."""
+    preemptions_total: int = 0
+    prompt_tokens_total: int = 0
 
-    def __init__(self, *, block_size: int, tokens_max: int, sequences_max: int) -> None:
-        """`tokens_max`: the most tokens that one step computes."""
-        self.blocks = 0
-        """That requests can hold, as many tokens as the next says."""
-        self.kv_tokens = 0
-        self.block_size = block_size
-        self.tokens_max = tokens_max
-        self.sequences_max = sequences_max
-        self.running = 0
-        self.waiting = 0
-        self.deferred = 0
-        """Requests that wait in the engine for something else than room, such as an adapter or a grammar."""
-        self.kv_usage = 0.0
-        self.scheduled: int | None = None
-        """Tokens that the step computed, if the engine says."""
-        self.preemptions = 0
-        self.prompt_tokens = 0
-
-    def json(self, number: int) -> str:
-        scheduled = "null" if self.scheduled is None else self.scheduled
-        return (
-            f'{{"rank":{number},"running":{self.running},"waiting":{self.waiting},"deferred":{self.deferred},'
-            f'"free_blocks":{round((1.0 - self.kv_usage) * self.blocks)},"total_blocks":{self.blocks},'
-            f'"block_size":{self.block_size},"kv_tokens":{self.kv_tokens},"scheduled_tokens":{scheduled},'
-            f'"scheduled_tokens_max":{self.tokens_max},"max_num_seqs":{self.sequences_max},'
-            f'"preemptions_total":{self.preemptions},"prompt_tokens_total":{self.prompt_tokens}}}'
-        )
+    def set_usage(self, kv_usage: float) -> None:
+        """So much of the KV cache is held, of 1."""
+        self.free_blocks = round((1.0 - kv_usage) * self.total_blocks)
 
 
 class Listener:
@@ -158,10 +151,9 @@ class Steps:
 
     def _line(self, now: float) -> bytes:
         self._serial += 1
-        ranks = ",".join([rank.json(number) for number, rank in self.ranks.items()])
         age_s = 0.0 if self._is_idle() else now - self._stepped_s
-        head = f'{{"v":{VERSION},"start":"{self._start}","seq":{self._serial},"now_s":{now:.6f},"age_s":{age_s:.6f}'
-        return f'{head},"ranks":[{ranks}]}}\n'.encode()
+        head = {"v": VERSION, "start": self._start, "seq": self._serial, "now_s": now, "age_s": age_s}
+        return json.dumps({**head, "ranks": [vars(rank) for rank in self.ranks.values()]}).encode() + b"\n"
 
     def _is_idle(self) -> bool:
         """Is there nothing that a step could change?"""

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile
+from lab.lab_driver import simulate
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings
 from policies.request import NO_CLAIM, Claim, Flow
-from simulation.driver import simulate
 from simulation.run import Arrival, Record
 
 FIGURES = Path(__file__).parents[1] / "figures"

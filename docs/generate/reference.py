@@ -281,13 +281,16 @@ def forward_names(forward: Any) -> list[str]:
     return sorted(name.decode() for name in names if not forward([(name, b"x")]))
 
 
+CLIENT_ONLY = "For that client only."
+
+
 def _reasons() -> Iterator[str]:
     yield "# Reasons and errors, and what to do"
     yield from (
         "",
         "These words stand in answers, in the access log, in metrics and in `fairgate explain`. For each: what",
         "happened, whether it is bad, and what to do. Where only the first is said, it is not bad, and there is",
-        "nothing to do.",
+        "nothing to do. Where only the last is said besides, it is bad for that client only.",
         "",
         "## Reasons",
         "",
@@ -319,7 +322,8 @@ def _entry(word: str, said: dict[str, str] | None, before: str = "") -> Iterator
     if said is not None:
         yield from ("", f"### `{word}`", "", f"{before}{said['happened']}")
         if (said["bad"], said["do"]) != ("No.", "Nothing."):
-            yield from ("", f"**Bad?** {said['bad']} **Do:** {said['do']}")
+            bad = "" if said["bad"] == CLIENT_ONLY else f"**Bad?** {said['bad']} "
+            yield from ("", f"{bad}**Do:** {said['do']}")
 
 
 def log_messages() -> set[str]:

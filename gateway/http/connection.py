@@ -343,11 +343,6 @@ class Connection(asyncio.Protocol):
             return self._since
         return _NEVER
 
-    def make_room(self) -> None:
-        """Close it at once: somebody needs the place, and nothing is lost."""
-        self._close()
-        self._outlet.abort()
-
     def cut(self) -> None:
         """Close now, whatever is going on."""
         self._client_gone()
@@ -376,7 +371,8 @@ class Connection(asyncio.Protocol):
         elif self._writing_paused:
             pass
         elif self._state == _BODY:
-            message = f"The body came too slowly: {self._reader.body_bytes} bytes in {self._body_s():.0f} s."
+            body_s = self._server.now - self._body_began_at
+            message = f"The body came too slowly: {self._reader.body_bytes} bytes in {body_s:.0f} s."
             self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, message))
         elif self._reader.partial:
             message = f"The request's header was not complete within {self._limits.head_timeout_s:g} s."
@@ -385,9 +381,6 @@ class Connection(asyncio.Protocol):
                 self._close()  # without lingering: its time is over
         else:
             self._close()
-
-    def _body_s(self) -> float:
-        return self._server.now - self._body_began_at
 
     def _expire_closing(self) -> None:
         if self._outlet.unsent_bytes() and not self._is_stalled():

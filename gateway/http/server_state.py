@@ -42,7 +42,6 @@ class Held(Protocol):
     def is_asking(self) -> bool: ...
     def expire(self) -> None: ...
     def close_if_idle(self) -> None: ...
-    def make_room(self) -> None: ...
     def cut(self) -> None: ...
 
 
@@ -132,7 +131,7 @@ class ServerState:
         while self._idlest:
             since, connection = self._idlest.pop()
             if connection in self.connections and connection.idle_since() == since:
-                connection.make_room()
+                connection.cut()
                 return True
         return False
 

@@ -193,7 +193,7 @@ class Pool:
                 known.update(backend.models)
         if not self.config.models:
             return known
-        adapters = {name: card for name, card in known.items() if card is not None and card.is_adapter}
+        adapters = {name: card for name, card in known.items() if card is not None and card.parent}
         return adapters | {name: known.get(name) for name in self.config.models}
 
     def context_tokens_max(self, model: str) -> int | None:
@@ -210,7 +210,7 @@ class Pool:
         """Does a backend say that it is an adapter of another model?"""
         for backend in self.backends.values():
             card = backend.models.get(model)
-            if card is not None and card.is_adapter:
+            if card is not None and card.parent:
                 return True
         return False
 

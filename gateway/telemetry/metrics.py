@@ -132,7 +132,7 @@ class Metrics:
         if service.cached is not None:
             self._prompt_ended(record, service.cached)
         if record.reason:
-            self._not_completed(record)
+            self.refused(record)
         for obstacle, seconds in record.waited_s.items():
             held_back = self._held_back.get((pool, obstacle))
             if held_back is None:
@@ -157,10 +157,7 @@ class Metrics:
         prompts.wrong += abs(expected - cached)
 
     def refused(self, record: RequestRecord) -> None:
-        """Before it was known which pool was asked."""
-        self._not_completed(record)
-
-    def _not_completed(self, record: RequestRecord) -> None:
+        """It did not complete; of a request that is refused before its pool is known, nothing else is counted."""
         key = (record.pool, record.tenant, record.outcome, record.reason)
         count = self._reasons.get(key)
         if count is None and len(self._reasons) >= TENANTS_MAX:

@@ -77,11 +77,6 @@ class SpanExport:
         self._made += 1
         self._processor.on_end(self._span(record, trace, policy))
 
-    @property
-    def lost(self) -> int:
-        """Spans that found no room, or that the collector did not take."""
-        return self._sender.lost
-
     def close(self) -> None:
         """Send what is left, if that can be done soon; what cannot is said."""
         ending = threading.Thread(target=self._processor.shutdown, name="last spans", daemon=True)
@@ -93,7 +88,7 @@ class SpanExport:
 
     def collect(self) -> Iterator[Metric]:
         """As a registry of metrics asks for it."""
-        yield family("fairgate_spans_total", [(["sent"], self._sender.sent), (["lost"], self.lost)])
+        yield family("fairgate_spans_total", [(["sent"], self._sender.sent), (["lost"], self._sender.lost)])
 
     def _span(self, record: RequestRecord, trace: TraceContext, policy: str) -> ReadableSpan:
         epoch_s = time.time() - time.monotonic()

@@ -12,12 +12,12 @@ from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile, profile
 from lab.fairserve.interaction_clients import Course, InteractionClients, PlannedInteraction
 from lab.fairserve.population import is_abuser
+from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.overload import OverloadSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal
-from simulation.driver import simulate
 from simulation.run import Arrival, Record, Run
 
 ENGINE = replace(profile("h100-llama3-8b"), max_model_len=32_768)

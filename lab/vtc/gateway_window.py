@@ -14,6 +14,7 @@ from statistics import mean
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile, profile
 from lab.experiment import Experiment, Figure, Findings, Inputs, holds, shown
+from lab.lab_driver import simulate
 from lab.vtc.known_lengths import KnownLengths
 from lab.vtc.runs import arena, measure, serve, step_times, vtc
 from lab.vtc.windows import Rule, in_flight, serve_with_rule, starts_now, waiting
@@ -25,7 +26,6 @@ from policies.orders.fcfs import Fcfs
 from policies.orders.order import Order
 from policies.orders.vtc import Vtc
 from policies.queue.bounds import QueueLimits
-from simulation.driver import simulate
 from simulation.plots import Series
 from simulation.run import Arrival, Run
 

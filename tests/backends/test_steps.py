@@ -45,8 +45,7 @@ def connection(asked_s: float = 50.0) -> _StepStream:
 
 def steps() -> Steps:
     told = Steps()
-    told.ranks[0] = Rank(block_size=16, tokens_max=2048, sequences_max=8)
-    told.ranks[0].blocks, told.ranks[0].kv_tokens = 100, 1600
+    told.ranks[0] = Rank(0, 16, 2048, 8, total_blocks=100, kv_tokens=1600, free_blocks=100)
     return told
 
 
@@ -214,7 +213,8 @@ async def test_a_listener_that_does_not_ask_misses_all_but_the_newest() -> None:
     assert listener is not None
     assert json.loads(await listener.get())["ranks"][0]["free_blocks"] == 100
     for running in range(1, 4):
-        told.ranks[0].running, told.ranks[0].kv_usage = running, running / 100
+        told.ranks[0].running = running
+        told.ranks[0].set_usage(running / 100)
         told.stepped()
     newest = json.loads(await listener.get())["ranks"][0]
     assert (newest["running"], newest["free_blocks"]) == (3, 97)

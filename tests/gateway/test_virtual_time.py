@@ -18,14 +18,14 @@ import pytest
 from backends.simulated.engine_model import EngineModel, EngineRequest, Step
 from backends.simulated.engine_profiles import profile
 from gateway.pool.dispatcher import TIMER_S_MAX, Dispatcher
+from lab.lab_driver import simulate
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow, Request, ServiceTokens
-from simulation.driver import TIMER_RESOLUTION_S, simulate
-from simulation.engine_gauges import read_gauges
+from simulation.driver import TIMER_RESOLUTION_S, read_gauges
 from simulation.run import Arrival
 
 NETWORK_S = 0.001
@@ -128,7 +128,7 @@ class LiveBody:
 
     def _scrape(self, name: str) -> None:
         if self.open:
-            self.dispatcher.backend_changed(name, read_gauges(name, self.backends[name], self.loop.time()))
+            self.dispatcher.backend_changed(name, read_gauges(self.backends[name], self.loop.time()))
             self.loop.call_at(self.loop.time() + SCRAPE_S, self._scrape, name)
 
     def reached(self, client: Client, backend: str) -> None:

@@ -9,9 +9,9 @@ import pytest
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
 from lab.agents import CONTEXT_TOKENS, RETRY_S, Agents, Crowd, Questions
+from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from simulation.driver import simulate
 from simulation.run import Arrival, Record, Run
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
+from lab.lab_driver import simulate
 from lab.vtc.in_engine import A10G_LLAMA2_7B, serve_in_engine
 from lab.vtc.known_lengths import KnownLengths
 from lab.vtc.windows import in_flight, serve_with_rule, starts_now, waiting
@@ -23,7 +24,6 @@ from policies.orders.fcfs import Fcfs
 from policies.orders.policy_entries import POLICIES
 from policies.orders.vtc import Vtc, VtcParams
 from policies.request import Flow
-from simulation.driver import simulate
 from simulation.run import IMPOSSIBLE, Arrival, Record
 from tests.policies.making import policy_with
 

@@ -7,11 +7,11 @@ import pytest
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
 from lab.fairserve.interaction_clients import InteractionClients, PlannedCall, PlannedInteraction
+from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.policy import Policy
 from policies.orders.fcfs import Fcfs
 from policies.request import Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
-from simulation.driver import simulate
 from simulation.run import Arrival
 
 

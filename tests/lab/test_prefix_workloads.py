@@ -10,10 +10,10 @@ from backends.simulated.engine_model import EngineModel
 from lab.dlpm.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
 from lab.dlpm.experiments import A10G, run
 from lab.dlpm.programs import BLOCK_TOKENS, Programs, judge, long_context_qa, tree_of_thoughts
+from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
-from simulation.driver import simulate
 from simulation.run import Run
 from tests.simulation.decided_again import replay
 

@@ -11,10 +11,10 @@ import msgspec
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import PROFILES, EngineProfile
+from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.request import Flow
-from simulation.driver import simulate
 from simulation.run import Arrival
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "access.log.gz"

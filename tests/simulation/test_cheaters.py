@@ -16,13 +16,13 @@ import pytest
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
+from lab.lab_driver import simulate
 from lab.service import service
 from policies.admission.engine import AdmissionEngine
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.cost import Cost, LinearCost
 from policies.request import Claim, CorrelationKeys, Flow
-from simulation.driver import simulate
 from simulation.run import Arrival, Record
 from tests.policies.making import policy_with
 

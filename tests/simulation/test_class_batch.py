@@ -9,11 +9,11 @@ import pytest
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
+from lab.lab_driver import simulate
 from lab.service import service
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.request import Flow, of_batch
-from simulation.driver import simulate
 from simulation.run import Arrival, Record, Run
 
 NIGHT = of_batch("night")

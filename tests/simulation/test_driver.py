@@ -6,6 +6,7 @@ import pytest
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
+from lab.lab_driver import simulate
 from lab.service import service, service_per_weight, throughput, ttft_s
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
@@ -13,7 +14,6 @@ from policies.admission.lifecycle import UnknownRequest
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow
-from simulation.driver import simulate
 from simulation.run import Arrival, Record, Run
 from simulation.statistics import jain, percentile
 from tests.policies.making import policy_with

@@ -11,13 +11,12 @@ import pytest
 
 from backends.simulated.engine_model import EngineModel, EngineRequest
 from backends.simulated.engine_profiles import EngineProfile, profile
+from lab.lab_driver import simulate
 from lab.service import service, service_per_weight, throughput, ttft_s
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.request import Flow, ServiceTokens
-from simulation.driver import simulate
-from simulation.engine_gauges import read_gauges
 from simulation.run import Arrival, Record, Run
 
 Next = Callable[[Record, float], Arrival | None]
@@ -247,7 +246,7 @@ def test_absent_gauges_are_neither_zero_nor_full(streamed: bool) -> None:
 
     arrivals = [Arrival(f"r{i:03}", Flow("a"), 0.001 * i, 100, 40, streamed=streamed) for i in range(200)]
     blind = simulate(arrivals, engine=make_engine(), backends=tiny(), scrape=absent)
-    seeing = simulate(arrivals, engine=make_engine(), backends=tiny(), scrape=read_gauges)
+    seeing = simulate(arrivals, engine=make_engine(), backends=tiny())
     assert {record.outcome for record in blind.records.values()} == {"completed"}
     assert blind.ended_s < 2 * seeing.ended_s
     assert len(blind.events) < 3 * len(seeing.events), "nobody is woken for nothing"

@@ -8,11 +8,11 @@ import pytest
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
+from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.cost import LinearCost
 from policies.request import Flow, ServiceTokens
-from simulation.driver import simulate
 from simulation.run import Arrival, Record, Run
 
 HEAVY = Flow("heavy")

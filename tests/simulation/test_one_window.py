@@ -11,10 +11,10 @@ import pytest
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile
+from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.request import NO_CLAIM, Claim, Flow
-from simulation.driver import simulate
 from simulation.run import Arrival, Record, Run
 
 ENGINE = EngineProfile(

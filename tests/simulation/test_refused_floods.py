@@ -9,11 +9,11 @@ import pytest
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
+from lab.lab_driver import WRONG, simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.request import Flow
-from simulation.driver import simulate
-from simulation.run import WRONG, Arrival, Record
+from simulation.run import Arrival, Record
 
 STREAMS = 32
 RUN_S = 3.0

@@ -11,12 +11,12 @@ import pytest
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile, profile
+from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.cost import LinearCost
 from policies.orders.policy_entries import POLICIES
 from policies.request import Flow, ServiceTokens
-from simulation.driver import simulate
 from simulation.replay import OTHERS, ReplayResult, UnknownPolicyError, policy_names, replay_under
 from simulation.run import IMPOSSIBLE, Arrival, Record
 from simulation.statistics import percentile

@@ -7,11 +7,11 @@ from random import Random
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
+from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow
-from simulation.driver import simulate
 from simulation.run import Arrival, Record
 
 DOCUMENTS, DOCUMENT_BLOCKS, CACHED_DOCUMENTS, BLOCK = 40, 500, 19, 16

@@ -13,10 +13,10 @@ import pytest
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
+from lab.lab_driver import simulate
 from policies.admission.decisions import Reject
 from policies.admission.engine import AdmissionEngine
 from policies.request import Claim, Flow
-from simulation.driver import simulate
 from simulation.run import Arrival, Record, Run
 from tests.policies.making import policy_with
 

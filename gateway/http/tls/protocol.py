@@ -150,9 +150,6 @@ class TlsProtocol(asyncio.Protocol):
     def close_if_idle(self) -> None:
         self.cut()
 
-    def make_room(self) -> None:
-        self.cut()
-
     def cut(self) -> None:
         """Close now."""
         self._wire.abort()

@@ -312,16 +312,14 @@ def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
     if len(pools) == 1:
         return pools[0]
     fullest = max(pools, key=lambda pool: pool.queued_requests)
-    return PoolSnapshot(
-        pool=fullest.pool,
-        policy=fullest.policy,
+    sums = {
+        name: sum(getattr(pool, name) for pool in pools)
+        for name in ("queued_requests", "queued_bytes", "dispatched_requests")
+    }
+    return msgspec.structs.replace(
+        fullest,
         models=list(dict.fromkeys(model for pool in pools for model in pool.models)),
         is_healthy=any(pool.is_healthy for pool in pools),
-        queued_requests=sum(pool.queued_requests for pool in pools),
-        queued_bytes=sum(pool.queued_bytes for pool in pools),
-        dispatched_requests=sum(pool.dispatched_requests for pool in pools),
-        obstacle=fullest.obstacle,
-        next_request_id=fullest.next_request_id,
         waiting=_tenants(pool.waiting for pool in pools),
         requests=sorted((one for pool in pools for one in pool.requests), key=lambda one: -one["wait_s"])[
             :REQUESTS_MAX
@@ -330,6 +328,7 @@ def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
         running=[one for pool in pools for one in pool.running],
         expected_waits={name: sum(pool.expected_waits[name] for pool in pools) for name in fullest.expected_waits},
         gateways=[_gateway(name, pool) for name, pool in processes],
+        **sums,
     )
 
 

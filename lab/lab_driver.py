@@ -1,0 +1,101 @@
+"""What happens to this traffic where engines refuse, gauges lie and timers are late? The driver with all of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import Any
+
+from backends.simulated.engine_model import EngineGauges, EngineModel, Step
+from policies.admission.decisions import Dispatch, Failure
+from policies.admission.engine import AdmissionEngine
+from policies.admission.request_ledger import NO_SERVICE
+from policies.capacity.gauges import Gauges
+from simulation.driver import TIMER_RESOLUTION_S, Driver, SimulatedGateway, read_gauges
+from simulation.run import Arrival, Record, Run
+
+WRONG = "wrong"
+"""The outcome of a request that its engine answered with an error."""
+
+
+def simulate(
+    arrivals: Iterable[Arrival],
+    *,
+    engine: AdmissionEngine,
+    backends: dict[str, EngineModel],
+    until_s: float = inf,
+    **settings: Any,
+) -> Run:
+    """Run the traffic until every request has ended, or until this time.
+
+    Args:
+        arrivals: in order of time.
+        engine: knows every backend by name (`add_backend`), and has seen no event.
+        settings: as `LabDriver` names them.
+    """
+    return LabDriver([SimulatedGateway(0, engine)], backends, **settings).run(arrivals, until_s)
+
+
+def read_step(model: EngineModel, step: Step, now: float) -> Gauges:
+    """What a backend says right after a step."""
+    profile = model.profile
+    return replace(
+        read_gauges(model, inf),  # after the step
+        taken_s=now,
+        is_step=True,
+        free_blocks=profile.usable_blocks - model.gauges().kv_blocks,
+        total_blocks=profile.usable_blocks,
+        scheduled_tokens=step.scheduled_tokens,
+        scheduled_tokens_max=profile.max_num_batched_tokens,
+        max_num_seqs=profile.max_num_seqs,
+    )
+
+
+@dataclass(eq=False)
+class LabDriver(Driver):
+    """The driver, and what may be different of the engines and of the timer."""
+
+    scrape: Callable[[str, EngineModel, float], Gauges] | None = None
+    """What a scrape says, to imitate gauges that are frozen or absent. None: what the engine says."""
+    refuses: Callable[[str, EngineGauges, float], bool] | None = None
+    """Does this backend answer 503 at this time?"""
+    steps: bool = False
+    """Backends also say how they are after each step."""
+    timer_s_max: float | None = None
+    """The gateway's timer: set when none is, at most this far away. None: exactly when the engine asks."""
+
+    def scraped(self, name: str, now: float) -> Gauges:
+        return super().scraped(name, now) if self.scrape is None else self.scrape(name, self.backends[name], now)
+
+    def set_timer(self, gateway: SimulatedGateway, now: float) -> None:
+        if self.timer_s_max is None:
+            super().set_timer(gateway, now)
+            return
+        wakeup_s = gateway.engine.next_wakeup()
+        if wakeup_s is not None and gateway.wake_s is None:
+            self.wake_at(gateway, max(min(wakeup_s, now + self.timer_s_max), now + TIMER_RESOLUTION_S))
+
+    def reached(self, dispatch: Dispatch, now: float) -> None:
+        record = self.result.records[dispatch.id]
+        if self.refuses is not None and self.refuses(
+            dispatch.backend, self.backends[dispatch.backend].gauges(now), now
+        ):
+            record.refusals += 1
+            gateway = self.gateways[record.gateway]
+            self.at(now + self.network_s, lambda at: self.call(gateway, "failed", at, dispatch.id, Failure.REFUSED))
+        elif record.arrival.is_wrong:
+            self.at(now + self.network_s, partial(self._found_wrong, record))
+        else:
+            super().reached(dispatch, now)
+
+    def stepped(self, name: str, step: Step, now: float) -> None:
+        if self.steps:
+            said = read_step(self.backends[name], step, now)
+            self.at(now + step.duration_s + self.network_s, partial(self.observed, name, said))
+        super().stepped(name, step, now)
+
+    def _found_wrong(self, record: Record, now: float) -> None:
+        self.end(record, WRONG, now)
+        self.call(self.gateways[record.gateway], "failed", now, record.arrival.id, Failure.BROKEN, NO_SERVICE)
