@@ -92,8 +92,6 @@ class Standstill:
     `_signs`; requests that come and wait do not.
     """
 
-    __slots__ = ("_page", "_signs", "_since_s", "limit_s")
-
     def __init__(self, limit_s: float) -> None:
         """`limit_s`: no step takes so long."""
         self.limit_s = limit_s

@@ -96,8 +96,6 @@ class _Wrong(Exception):
 class _Clock:
     """When, on our clock, was a message made? Rather too early than too late. Times in monotonic seconds."""
 
-    __slots__ = ("_ahead_s", "_asked_s", "_made_s")
-
     def __init__(self, asked_s: float) -> None:
         """No message was made before `asked_s`."""
         self._asked_s = asked_s
@@ -122,25 +120,23 @@ class _Believed:
     between.
     """
 
-    __slots__ = ("_contradictions", "_highest", "_last", "_lowest", "_page", "_page_came_s", "doubts")
-
     def __init__(self) -> None:
         self.doubts = 1
         self._contradictions = 0
         self._last: list[float] | None = None
-        self._lowest: list[float] = []
-        self._highest: list[float] = []
+        self._steps: list[list[float]] = []
+        """Since the page was asked for, and the one before; empty if there was none."""
         self._page: list[float | None] | None = None
         self._page_came_s = 0.0
 
     def ask(self) -> None:
         """A page is asked for."""
         if self._page is None:
-            self._lowest = self._highest = self._last or []
+            self._steps = [] if self._last is None else [self._last]
 
     def read(self, page: Gauges, now: float) -> None:
         """A page came; it is compared when a step arrives that was made later."""
-        if self._page is None and self._lowest:
+        if self._page is None and self._steps:
             requests = None if page.running is None or page.waiting is None else page.running + page.waiting
             self._page = [requests, page.kv_usage, page.preemptions_total, page.prompt_tokens_total]
             self._page_came_s = now
@@ -150,18 +146,19 @@ class _Believed:
         requests = (snapshot.running or 0) + (snapshot.waiting or 0)
         last = [requests, snapshot.kv_usage or 0.0, snapshot.preemptions_total or 0, snapshot.prompt_tokens_total or 0]
         self._last = last
-        if self._lowest:
-            self._lowest = [min(pair) for pair in zip(self._lowest, last, strict=True)]
-            self._highest = [max(pair) for pair in zip(self._highest, last, strict=True)]
+        if self._steps:
+            self._steps.append(last)
         if self._page is not None and made_s >= self._page_came_s:
             self._compare(self._page)
             self._page = None
 
     def _compare(self, page: list[float | None]) -> None:
         """Raises _Wrong."""
-        slacks = (REQUESTS_SLACK + self._highest[0] / 4, KV_SLACK, 0.0, 0.0)
+        requests_max = max(step[0] for step in self._steps)
+        slacks = (REQUESTS_SLACK + requests_max / 4, KV_SLACK, 0.0, 0.0)
         names = ("requests", "KV usage", "preemptions", "prompt tokens")
-        for name, snapshot, low, high, slack in zip(names, page, self._lowest, self._highest, slacks, strict=True):
+        for name, snapshot, steps, slack in zip(names, page, zip(*self._steps, strict=True), slacks, strict=True):
+            low, high = min(steps), max(steps)
             if snapshot is not None and not low - slack <= snapshot <= high + slack:
                 self.doubts = AGREEMENTS_MIN
                 self._contradictions += 1
@@ -273,8 +270,6 @@ class StepFeed:
 
 class _StepStream:
     """What comes over one connection, from one start of one engine."""
-
-    __slots__ = ("_clock", "_last", "_rest", "made_s")
 
     def __init__(self, clock: _Clock) -> None:
         self._clock = clock

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Any
@@ -14,7 +14,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.request_ledger import NO_SERVICE
 from policies.capacity.gauges import Gauges
 from simulation.driver import TIMER_RESOLUTION_S, Driver, SimulatedGateway, read_gauges
-from simulation.run import Arrival, Record, Run
+from simulation.run import LOST, Arrival, Record, Run
 
 WRONG = "wrong"
 """The outcome of a request that its engine answered with an error."""
@@ -55,8 +55,10 @@ def read_step(model: EngineModel, step: Step, now: float) -> Gauges:
 
 @dataclass(eq=False)
 class LabDriver(Driver):
-    """The driver, and what may be different of the engines and of the timer."""
+    """The driver with closed-loop clients that may hang up, and what may be different of engines and timer."""
 
+    next_arrival: Callable[[Record, float], Arrival | Sequence[Arrival] | None] | None = None
+    """What follows when this request has ended at this time, if anything."""
     scrape: Callable[[str, EngineModel, float], Gauges] | None = None
     """What a scrape says, to imitate gauges that are frozen or absent. None: what the engine says."""
     refuses: Callable[[str, EngineGauges, float], bool] | None = None
@@ -65,6 +67,39 @@ class LabDriver(Driver):
     """Backends also say how they are after each step."""
     timer_s_max: float | None = None
     """The gateway's timer: set when none is, at most this far away. None: exactly when the engine asks."""
+    _anybody_hangs_up: bool = field(init=False, default=False)
+
+    def received(self, gateway: SimulatedGateway, arrival: Arrival, now: float) -> None:
+        if arrival.cancel_after_tokens is not None:
+            self._anybody_hangs_up = True
+        super().received(gateway, arrival, now)
+
+    def end(self, record: Record, outcome: str, now: float) -> None:
+        super().end(record, outcome, now)
+        if outcome in ("cancelled", LOST):
+            self.result.records[record.arrival.id] = record  # its backend does not know yet
+        following = self.next_arrival(record, now) if self.next_arrival is not None else None
+        for follower in (following,) if isinstance(following, Arrival) else following or ():
+            self.open_requests += 1
+            self.at(follower.arrived_s, partial(self.arrived, follower))
+
+    def answered(self, backend: str, step: Step, now: float) -> None:
+        """Clients that have seen enough hang up at once, before the next token of the step."""
+        if self._anybody_hangs_up:
+            for token in step.tokens:
+                super().answered(backend, replace(step, tokens=[token], finished=[]), now)
+                record = self.result.records[token[0]]
+                if not record.outcome and len(record.token_s) == record.arrival.cancel_after_tokens:
+                    self._hung_up(record, backend, now)
+            step = replace(step, tokens=[])
+        super().answered(backend, step, now)
+
+    def _hung_up(self, record: Record, backend: str, now: float) -> None:
+        """The client is gone; the backend learns that a network's way later."""
+        request_id = record.arrival.id
+        self.end(record, "cancelled", now)
+        self.call(self.gateways[record.gateway], "cancelled", now, request_id)
+        self.at(now + self.network_s, partial(self.backends[backend].abort, request_id))
 
     def scraped(self, name: str, now: float) -> Gauges:
         return super().scraped(name, now) if self.scrape is None else self.scrape(name, self.backends[name], now)

@@ -19,7 +19,7 @@ from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
 from policies.request import ServiceTokens
-from simulation.run import IMPOSSIBLE, LOST, Arrival, EngineEvent, Record, Run
+from simulation.run import IMPOSSIBLE, Arrival, EngineEvent, Record, Run
 
 TIMER_RESOLUTION_S = 1e-6
 """A timer never fires at the very instant that set it."""
@@ -40,13 +40,13 @@ def read_gauges(model: EngineModel, now: float) -> Gauges:
     )
 
 
+@dataclass(eq=False)
 class SimulatedGateway:
     """One admission engine and its timer."""
 
-    def __init__(self, index: int, engine: AdmissionEngine) -> None:
-        self.index = index
-        self.engine = engine
-        self.wake_s: float | None = None
+    index: int
+    engine: AdmissionEngine
+    wake_s: float | None = None
 
 
 @dataclass(eq=False)
@@ -55,8 +55,6 @@ class Driver:
 
     gateways: Sequence[SimulatedGateway]
     backends: dict[str, EngineModel]
-    next_arrival: Callable[[Record, float], Arrival | Sequence[Arrival] | None] | None = None
-    """Closed-loop clients: what follows when this request has ended at this time, if anything."""
     ended: Callable[[Record], None] | None = None
     """Called for every request that has ended. The run then keeps no records, events and decisions, which of a long one
     would not fit in memory."""
@@ -129,14 +127,9 @@ class Driver:
         record.finished_s, record.outcome = now, outcome
         self.open_requests -= 1
         self.result.ended_s = now
-        following = self.next_arrival(record, now) if self.next_arrival is not None else None
-        for follower in (following,) if isinstance(following, Arrival) else following or ():
-            self.open_requests += 1
-            self.at(follower.arrived_s, partial(self.arrived, follower))
         if self.ended is not None:
             self.ended(record)
-            if outcome not in ("cancelled", LOST):  # its backend does not know yet
-                del self.result.records[record.arrival.id]
+            del self.result.records[record.arrival.id]
 
     def _schedule_next(self, arrivals: Iterator[Arrival]) -> None:
         arrival = next(arrivals, None)
@@ -225,19 +218,16 @@ class Driver:
             record = records[request_id]
             if record.outcome or record.dispatched_s is None:
                 continue  # on its way when the client hung up, or when it was given back
-            arrival = record.arrival
             if tokens == 1:
                 record.token_s.append(now)
             else:
                 record.token_s.extend([now] * tokens)
-            if arrival.streamed:
+            if record.arrival.streamed:
                 if self.ended is None:
                     self.result.events.append(EngineEvent(now, "progressed", (request_id, tokens)))
                 decisions = gateways[record.gateway].engine.progressed(request_id, tokens, now)
                 if decisions:
                     self.carry_out(decisions, now)
-            if arrival.cancel_after_tokens is not None and len(record.token_s) == arrival.cancel_after_tokens:
-                self._hung_up(record, backend, now)
         for request_id in step.finished:
             record = self.result.records[request_id]
             if record.outcome or record.dispatched_s is None:
@@ -250,10 +240,3 @@ class Driver:
         """What a backend says of itself is at the gateways."""
         for gateway in self.gateways:
             self.call(gateway, "backend_changed", now, name, gauges)
-
-    def _hung_up(self, record: Record, backend: str, now: float) -> None:
-        """The client is gone; the backend learns that a network's way later."""
-        request_id = record.arrival.id
-        self.end(record, "cancelled", now)
-        self.call(self.gateways[record.gateway], "cancelled", now, request_id)
-        self.at(now + self.network_s, partial(self.backends[backend].abort, request_id))

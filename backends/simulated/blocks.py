@@ -17,8 +17,6 @@ BlockKey = int | tuple[int, int]
 class BlockPool:
     """Counts blocks and remembers keys; O(1) per block."""
 
-    __slots__ = ("_blank", "_cached", "_held", "capacity")
-
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._blank = capacity

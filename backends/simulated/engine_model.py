@@ -109,8 +109,7 @@ class EngineModel:
         self._running: list[_Sequence] = []
         self._waiting: deque[_Sequence] = deque()
         self._serial = 0
-        self._preemptions = self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
-        self._queries = self._hits = 0
+        self._totals = dict.fromkeys([name for name in EngineGauges._fields if name.endswith("_total")], 0)
         self._gauges_before = self._gauges_after = EngineGauges()
         self._step_end_s = -math.inf
 
@@ -176,7 +175,7 @@ class EngineModel:
                 tokens.append(sequence.one_token)
             if sequence.emitted >= sequence.output_tokens:
                 done.append(sequence)
-        self._generation_tokens += len(tokens)
+        self._totals["generation_tokens_total"] += len(tokens)
         if done:
             self._finish(done, result)
         result.scheduled_tokens = prefill_tokens + decoding
@@ -233,8 +232,8 @@ class EngineModel:
             sequence.joined = True
             if sequence.cached is None:
                 sequence.cached = sequence.computed
-                self._queries += sequence.tokens
-                self._hits += sequence.computed
+                self._totals["prefix_cache_queries_total"] += sequence.tokens
+                self._totals["prefix_cache_hits_total"] += sequence.computed
             sequence.planned = min(sequence.tokens - sequence.computed, budget)
             budget -= sequence.planned
             self._grow(sequence, sequence.computed + sequence.planned)
@@ -274,14 +273,14 @@ class EngineModel:
     def _note_first_output(self, sequence: _Sequence, result: Step) -> None:
         """The first output since an admission: what vLLM counts only now."""
         sequence.joined = False
-        self._preemptions += sequence.uncounted_preemptions
+        self._totals["preemptions_total"] += sequence.uncounted_preemptions
         sequence.uncounted_preemptions = 0
         if sequence.emitted:
             return
         result.started.append(sequence.id)
-        self._prompt_tokens += sequence.prompt_tokens
+        self._totals["prompt_tokens_total"] += sequence.prompt_tokens
         if sequence.cached:
-            self._cached_tokens += sequence.cached
+            self._totals["prompt_tokens_cached_total"] += sequence.cached
             result.cached_tokens[sequence.id] = sequence.cached
 
     def _finish(self, done: list[_Sequence], result: Step) -> None:
@@ -292,17 +291,6 @@ class EngineModel:
         self._running = [sequence for sequence in self._running if sequence.blocks]
 
     def _read_gauges(self) -> EngineGauges:
-        kv_blocks = self._pool.capacity - self._pool.free
-        running = len(self._running)
-        return EngineGauges(
-            running,
-            len(self._sequences) - running,
-            kv_blocks / self._pool.capacity,
-            kv_blocks,
-            self._preemptions,
-            self._prompt_tokens,
-            self._cached_tokens,
-            self._generation_tokens,
-            self._queries,
-            self._hits,
-        )
+        kv_blocks, running = self._pool.capacity - self._pool.free, len(self._running)
+        waiting = len(self._sequences) - running
+        return EngineGauges(running, waiting, kv_blocks / self._pool.capacity, kv_blocks, **self._totals)

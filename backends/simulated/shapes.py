@@ -89,7 +89,7 @@ class SimulatedAnswer:
 
     def begin(self, choice: int) -> bytes:
         """What precedes a choice's first token?"""
-        raise NotImplementedError
+        return b""
 
     def token(self, choice: int, word: str, finish: str | None) -> bytes:
         """The event of one token."""
@@ -108,9 +108,6 @@ class _Completion(SimulatedAnswer):
     id_prefix = "cmpl-"
     object = "text_completion"
     chunk_object = "text_completion"
-
-    def begin(self, choice: int) -> bytes:
-        return b""
 
     def token(self, choice: int, word: str, finish: str | None) -> bytes:
         return self._chunk(choice, self._choice(word, finish), self.emitted[choice])

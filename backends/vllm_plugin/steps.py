@@ -56,8 +56,6 @@ class Rank:
 class Listener:
     """Receives the newest message. Messages that came while the listener did not ask are gone."""
 
-    __slots__ = ("_awaited", "_ended", "_line")
-
     def __init__(self) -> None:
         self._line: bytes | None = None
         self._ended = False

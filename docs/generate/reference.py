@@ -77,7 +77,7 @@ def _config() -> Iterator[str]:
             code(one.path.rpartition(".")[2]),
             _in_markdown(one.meaning),
             _default_and_bounds(one),
-            "" if one.example.endswith(f": {one.default}") else code(one.example),
+            "" if one.example.endswith(f": {one.default}") else code(one.example.partition(": ")[2]),
         ]
         sections.setdefault(code(one.section) or "The file itself", []).append(row)
     alike: dict[str, list[str]] = {}
@@ -149,7 +149,7 @@ def _commands(command: click.Command, name: str, common: list[list[str]]) -> Ite
     usage = " ".join(command.collect_usage_pieces(context)).removeprefix("[OPTIONS]").strip()
     yield from ("", f"## `{name}`", "", *_help(command))
     if usage:
-        yield from ("", "```text", f"{name} [OPTIONS] {usage}", "```")
+        yield from ("", f"Takes `{usage}`.")
     options = [one for one in command.get_params(context) if isinstance(one, click.Option) and "--help" not in one.opts]
     rows = [_option(one, context) for one in options]
     if all(row in rows for row in common):

@@ -84,7 +84,7 @@ def _tenants(served: Data, window_s: float, rows: int | None) -> Iterator[Render
     for one in shown:
         is_short = one["queued_requests"] and one["share_received"] < SHORT_OF_DUE * one["share_due"]
         table.add_row(
-            _cell(one["tenant"]),
+            _line(one["tenant"]),
             f"{one['weight']:g}",
             Text(f"{one['share_received']:.1%}", "red" if is_short else "green"),
             f"{one['share_due']:.1%}",
@@ -109,7 +109,7 @@ def _engines(backends: list[Data]) -> Table:
         if not one["in_service"]:
             waits_for = Text.assemble(("out of service", "red"), f": {_plain(one['reason'])}")
         table.add_row(
-            _cell(one["backend"]),
+            _line(one["backend"]),
             f"{one['running_sequences']} of {one['slots']}",
             f"{one['kv_ratio']:.0%}",
             str(one["starting_requests"]),
@@ -126,7 +126,7 @@ def _gateways(gateways: list[Data]) -> Iterator[RenderableType]:
     table = _table("gateway", ">waiting", ">running", "most of them of")
     for one in gateways:
         most = ", ".join(f"{_plain(tenant)} ({count})" for tenant, count in one["queued_most"].items())
-        table.add_row(_cell(one["gateway"]), str(one["queued_requests"]), str(one["dispatched_requests"]), most or "-")
+        table.add_row(_line(one["gateway"]), str(one["queued_requests"]), str(one["dispatched_requests"]), most or "-")
     yield Text()
     yield table
 
@@ -144,10 +144,6 @@ def _table(*columns: str) -> Table:
             min_width=None if is_number else 8,
         )
     return table
-
-
-def _cell(name: str) -> Text:
-    return Text(_plain(name))
 
 
 def _line(text: str, style: str = "") -> Text:

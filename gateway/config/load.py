@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 from gateway.config.checks import split_address
 from gateway.config.contradictions import path_of
 from gateway.config.model import FAULTS_FOUND_MAX, Config
-from gateway.config.provenance import Loc, Provenances, Written
+from gateway.config.provenance import Loc, Provenance, Provenances
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 DEPTH_MAX = 20
@@ -198,7 +198,9 @@ class _Source:
     def provenances(self, overrides: set[str]) -> Provenances:
         """Where the values come from. `given`: the fields that the command line gave."""
         written = {
-            loc: Written(_place(node)[0], self.variables.get(loc, ""))
+            loc: Provenance(
+                "environment" if loc in self.variables else "file", _place(node)[0], self.variables.get(loc, "")
+            )
             for loc, node in self.values.items()
             if isinstance(node, yaml.ScalarNode)
         }

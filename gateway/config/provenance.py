@@ -19,17 +19,10 @@ class Provenance(NamedTuple):
     """The (first) environment variable in it."""
 
 
-class Written(NamedTuple):
-    """One value that stands in the file."""
-
-    line: int
-    variable: str = ""
-
-
 class Provenances:
     """What stands in the file, and what the command line gave."""
 
-    def __init__(self, file: str, written: Mapping[Loc, Written], overridden: Set[str]) -> None:
+    def __init__(self, file: str, written: Mapping[Loc, Provenance], overridden: Set[str]) -> None:
         """`file`: ""; there is none, and all that is set was given. `written`: the scalars of the file by their place.
         `given`: the fields of the top level that the command line gave."""
         self.file = file
@@ -43,7 +36,7 @@ class Provenances:
         for end in range(len(loc), 0, -1):  # text in the place of a section is all that is set of it
             written = self.written.get(loc[:end])
             if written is not None:
-                return Provenance("environment" if written.variable else "file", written.line, written.variable)
+                return written
         return Provenance("workers")
 
 

@@ -26,14 +26,11 @@ class Account:
 class Accounts:
     """The clients that hold any bytes, and how many each may hold. There are never more of them than connections."""
 
-    __slots__ = ("_accounts", "_bodies_bytes_max", "_connections_max", "_whose")
-
     def __init__(self, whose: str, connections_max: int, bodies_bytes_max: int) -> None:
         """`whose`: in words, for the client that is refused."""
         self._accounts: dict[str, Account] = {}
         self._whose = whose
-        self._connections_max = connections_max
-        self._bodies_bytes_max = bodies_bytes_max
+        self.set(connections_max, bodies_bytes_max)
 
     def set(self, connections_max: int, bodies_bytes_max: int) -> None:
         """From now on each may hold this much. What is held stays."""

@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
         self._peer_is_proxy = self._server.proxies.trusts(self._peer)
         self._reader = RequestReader(self._limits, self._peer, self._server.kind)
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
-        self._set_deadline(self._limits.head_timeout_s)
+        self._set_deadline(self._limits.client_head_s)
         try:
             self._address = self._server.admit(self, self._peer)
         except ApiError as error:
@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
         if self._state == _ANSWER:
             self.deadline = _EVERY_SWEEP if self._reading_paused else _NEVER
         elif self._state < _ANSWER:
-            self._set_deadline(self._limits.idle_s)
+            self._set_deadline(self._limits.client_idle_s)
             self._read_pending()
         if self._responder is not None and self._responder.on_resume is not None:
             self._responder.on_resume()
@@ -137,7 +137,7 @@ class Connection(asyncio.Protocol):
                 if self._state == _HEAD:
                     if not self._head_began:
                         self._head_began = True
-                        self._set_deadline(self._limits.head_timeout_s)
+                        self._set_deadline(self._limits.client_head_s)
                     at = reader.take_head(data, at)
                     if self._is_anonymous and self._address is not None:
                         self._buffers.hold_head(self._address, len(reader.partial))
@@ -258,7 +258,7 @@ class Connection(asyncio.Protocol):
         self._since = self._server.now
         if self._writing_paused:
             return
-        self._set_deadline(self._limits.idle_s)
+        self._set_deadline(self._limits.client_idle_s)
         if self._pending or self._reading_paused:
             # Not now: the caller of Responder.end() does not expect to be called with the next request.
             self._server.loop.call_soon(self._read_pending)
@@ -356,8 +356,8 @@ class Connection(asyncio.Protocol):
     def _set_body_deadline(self) -> None:
         """A client that sends fast gets more time for its body; a client that sends slowly does not."""
         limits = self._limits
-        paid_s = limits.body_grace_s + self._reader.body_bytes / limits.body_bytes_per_s_min
-        self.deadline = self._body_began_at + min(limits.body_timeout_s, paid_s)
+        paid_s = limits.body_grace_s + self._reader.body_bytes / limits.client_body_bytes_per_s
+        self.deadline = self._body_began_at + min(limits.client_body_s, paid_s)
 
     def expire(self) -> None:
         """The deadline has passed: is somebody to be waited for no longer?"""
@@ -375,7 +375,7 @@ class Connection(asyncio.Protocol):
             message = f"The body came too slowly: {self._reader.body_bytes} bytes in {body_s:.0f} s."
             self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, message))
         elif self._reader.partial:
-            message = f"The request's header was not complete within {self._limits.head_timeout_s:g} s."
+            message = f"The request's header was not complete within {self._limits.client_head_s:g} s."
             self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, message))
             if self._is_anonymous:
                 self._close()  # without lingering: its time is over
@@ -389,12 +389,12 @@ class Connection(asyncio.Protocol):
             self._outlet.abort()
 
     def _is_stalled(self) -> bool:
-        """Has the client taken nothing for `write_stall_s`?"""
+        """Has the client taken nothing for `client_stall_s`?"""
         waiting_bytes = self._waiting_bytes()
         if waiting_bytes < self._undrained_bytes:
             self._drained_at = self._server.now
         self._undrained_bytes = waiting_bytes
-        return self._server.now - self._drained_at >= self._limits.write_stall_s
+        return self._server.now - self._drained_at >= self._limits.client_stall_s
 
     def _waiting_bytes(self) -> int:
         """What the client has not taken, here and in the kernel, which holds megabytes for a slow one."""

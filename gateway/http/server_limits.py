@@ -23,15 +23,15 @@ class ServerLimits:
     connections_max: int = 20000
     client_connections_max: int = 10000
     """Those of one account, and those from one address."""
-    head_timeout_s: float = 10.0
+    client_head_s: float = 10.0
     """From a request's first byte (or the connection's start) to the end of its head."""
-    body_timeout_s: float = 300.0
+    client_body_s: float = 300.0
     """From the end of the head to the end of the body."""
     body_grace_s: float = 20.0
-    """The body may take this long, and longer at `body_bytes_per_s_min`."""
-    body_bytes_per_s_min: float = 1000.0
-    idle_s: float = 75.0
-    write_stall_s: float = 60.0
+    """The body may take this long, and longer at `client_body_bytes_per_s`."""
+    client_body_bytes_per_s: float = 1000.0
+    client_idle_s: float = 75.0
+    client_stall_s: float = 60.0
     """The client takes nothing of what waits for it."""
     linger_s: float = 5.0
     """After a last answer: how long what the client still sends is read and dropped, so that it sees the answer."""

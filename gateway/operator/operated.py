@@ -36,24 +36,17 @@ class Reloads(Protocol):
 class Operated(GatewayProcess, Protocol):
     """A gateway, as its operator has it."""
 
-    @property
-    def metrics(self) -> Metrics: ...
-
-    @property
-    def gauges(self) -> PoolGauges: ...
-
-    @property
-    def shared(self) -> Shared: ...
+    metrics: Metrics
+    gauges: PoolGauges
+    shared: Shared
+    keys: KeyTable | None
+    """Keys that are made while the gateway runs. None: there is no place for them."""
 
     @property
     def exchanges(self) -> Sequence[Exchanges]: ...
 
     @property
     def news(self) -> Sequence[NewsChannel]: ...
-
-    @property
-    def keys(self) -> KeyTable | None:
-        """Keys that are made while the gateway runs. None: there is no place for them."""
 
     @property
     def replicas(self) -> SnapshotSource | None:

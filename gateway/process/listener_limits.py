@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import fields
+from typing import Any
 
 from gateway.config.model import Config
 from gateway.http.server_limits import ServerLimits
@@ -22,17 +24,13 @@ def server_limits(config: Config) -> ServerLimits:
             most,
         )
         connections, of_client = most, None if of_client is None else min(of_client, most // 2)
-    return ServerLimits(
-        header_bytes_max=limits.header_bytes_max,
-        body_bytes_max=limits.body_bytes_max or bounds.body_bytes,
-        bodies_bytes_max=bounds.bodies_bytes,
-        answers_bytes_max=bounds.answers_bytes,
-        client_bodies_bytes_max=bounds.client_bodies_bytes,
-        connections_max=connections,
-        client_connections_max=of_client or max(1, connections // 2),
-        head_timeout_s=limits.client_head_s,
-        body_timeout_s=limits.client_body_s,
-        body_bytes_per_s_min=limits.client_body_bytes_per_s,
-        idle_s=limits.client_idle_s,
-        write_stall_s=limits.client_stall_s,
-    )
+    found: dict[str, Any] = {one.name: getattr(limits, one.name, one.default) for one in fields(ServerLimits)}
+    found |= {
+        "body_bytes_max": limits.body_bytes_max or bounds.body_bytes,
+        "bodies_bytes_max": bounds.bodies_bytes,
+        "answers_bytes_max": bounds.answers_bytes,
+        "client_bodies_bytes_max": bounds.client_bodies_bytes,
+        "connections_max": connections,
+        "client_connections_max": of_client or max(1, connections // 2),
+    }
+    return ServerLimits(**found)

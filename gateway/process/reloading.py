@@ -62,8 +62,7 @@ def _free(parts: list[object]) -> None:
 class Reloadable(GatewayProcess, Protocol):
     """A gateway that goes on under another config."""
 
-    @property
-    def metrics(self) -> Metrics: ...
+    metrics: Metrics
 
     @property
     def is_running(self) -> bool: ...

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,12 +89,7 @@ def share_of(config: Config, index: int) -> Config:
 def with_keys(config: Config) -> tuple[Config, list[MintedKey]]:
     """The configuration with a key for every tenant: minted once, so that all workers know the same."""
     minted = Keyring(config.tenants, open_access=config.open_access, mints=not config.keys_are_shared).minted
-    keys = {each.tenant: KeyConfig(hash=hash_key(each.key)) for each in minted}
-    tenants = [
-        tenant.model_copy(update={"keys": (keys[tenant.name],)}) if tenant.name in keys else tenant
-        for tenant in config.tenants
-    ]
-    return config.model_copy(update={"tenants": tuple(tenants)}), minted
+    return _filled(config, {each.tenant: (KeyConfig(hash=hash_key(each.key)),) for each in minted}), minted
 
 
 def with_known_keys(config: Config, before: Config) -> Config:
@@ -102,15 +97,20 @@ def with_known_keys(config: Config, before: Config) -> Config:
     a key would have to be minted: the workers would not know the same."""
     if config.keys_are_shared:
         return config
-    known = {tenant.name: tenant.keys for tenant in before.tenants}
-    tenants = [
-        tenant if tenant.keys else tenant.model_copy(update={"keys": known.get(tenant.name, ())})
-        for tenant in config.tenants
-    ]
-    missing = [tenant.name for tenant in tenants if not tenant.keys]
+    config = _filled(config, {tenant.name: tenant.keys for tenant in before.tenants})
+    missing = [tenant.name for tenant in config.tenants if not tenant.keys]
     if missing:
         what = f"{missing[0]} has no key, and one that is made now would be known to one worker only"
         raise ConfigError([Fault("config", 0, 0, "tenants", f"{what}: make one, with `fairgate keys create`")])
+    return config
+
+
+def _filled(config: Config, keys: Mapping[str, tuple[KeyConfig, ...]]) -> Config:
+    """The configuration with these keys, by tenant, of tenants that have none there."""
+    tenants = [
+        tenant if tenant.keys else tenant.model_copy(update={"keys": keys.get(tenant.name, ())})
+        for tenant in config.tenants
+    ]
     return config.model_copy(update={"tenants": tuple(tenants)})
 
 

@@ -53,6 +53,7 @@ def recorded_metrics(inputs: Inputs) -> Findings:
     runs = {run.run: measures(run) for run in read_runs(inputs.trace("vtc_artifact_runs.csv.gz"))}
     rows = [recorded_row(name, runs[str(run)], cost, printed) for name, run, cost, printed in RECORDED]
     notes = [
+        "Maximum, average and variance (± 0.05) of the difference. "
         "The requests of nine runs as the authors measured them on an A10G; only the measures are ours. Times have "
         "four decimals, which moves one cell across a rounding border: 743.2249 where the paper prints 743.23. The "
         "remaining cells of tables 3 to 6 come from runs whose records are not published in this form."
@@ -65,7 +66,7 @@ def recorded_row(name: str, run: RunMeasures, cost: str, printed: Printed) -> Ro
     is_met = all(abs(round(a, 2) - b) < 0.0101 for a, b in zip((ours.max, ours.avg), printed[:2], strict=True))
     is_met = is_met and abs(ours.var - printed[2]) <= 0.05
     figures = [" / ".join(f"{number:.2f}" for number in each) for each in (printed, (ours.max, ours.avg, ours.var))]
-    return holds(f"{name}: max / avg / var", figures[0], figures[1], "± 0.01, variance ± 0.05", is_met)
+    return holds(name, figures[0], figures[1], "± 0.01", is_met)
 
 
 def rate_limits(inputs: Inputs) -> Findings:

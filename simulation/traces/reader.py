@@ -171,8 +171,7 @@ class Trace:
             raise TraceError(place.path, str(error), line=place.line, column=row.time_column) from error
         if not math.isfinite(entry.time_s):
             raise TraceError(place.path, "not a finite number", line=place.line, column=row.time_column)
-        weight = self._own_weights.get(entry.flow.tenant)
-        return entry if weight is None else entry._replace(weight=weight)
+        return entry._replace(weight=self._own_weights.get(entry.flow.tenant, row.weight))
 
     def _rows(self) -> Iterator[tuple[_Place, TraceLine]]:
         return chain.from_iterable(map(self._rows_of, self.paths))

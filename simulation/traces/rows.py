@@ -61,6 +61,7 @@ class TracedRequest(NamedTuple):
     output_tokens_max: int | None = None
     """The limit that the request set; None: not said."""
     weight: float = 1.0
+    """Its tenant's; set by who reads the line."""
     streamed: bool = True
     claim: Claim = NO_CLAIM
     hash_ids: Sequence[int] = ()
@@ -115,7 +116,7 @@ class Plain(TraceLine):
 
     def entry(self) -> TracedRequest:
         flow = self.flow(self.client or EVERYBODY)
-        return TracedRequest(self.t_s, self.input_tokens, self.output_tokens, flow, weight=self.weight)
+        return TracedRequest(self.t_s, self.input_tokens, self.output_tokens, flow)
 
 
 class Azure(TraceLine):
@@ -131,7 +132,7 @@ class Azure(TraceLine):
     def entry(self) -> TracedRequest:
         time = datetime.fromisoformat(self.timestamp)
         time_s = (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
-        return TracedRequest(time_s, self.context_tokens, self.generated_tokens, self.flow(), weight=self.weight)
+        return TracedRequest(time_s, self.context_tokens, self.generated_tokens, self.flow())
 
 
 class BurstGpt(TraceLine):
@@ -148,9 +149,7 @@ class BurstGpt(TraceLine):
 
     def entry(self) -> TracedRequest:
         flow = self.flow(app=self.log_type, user=self.session)
-        return TracedRequest(
-            self.timestamp, self.request_tokens, self.response_tokens or None, flow, weight=self.weight
-        )
+        return TracedRequest(self.timestamp, self.request_tokens, self.response_tokens or None, flow)
 
 
 class Mooncake(TraceLine):
@@ -164,26 +163,22 @@ class Mooncake(TraceLine):
 
     def entry(self) -> TracedRequest:
         return TracedRequest(
-            self.timestamp / 1000, self.input_length, self.output_length, self.flow(), weight=self.weight,
+            self.timestamp / 1000, self.input_length, self.output_length, self.flow(),
             hash_ids=self.hash_ids, block_tokens=512,
         )  # fmt: skip
 
 
-class Qwen(TraceLine):
-    """Qwen-Bailian: seconds, and the hashes of blocks of 16 tokens."""
+class Qwen(Mooncake):
+    """Qwen-Bailian: the same columns and more, in seconds, and the hashes of blocks of 16 tokens."""
 
     format = "qwen"
-    timestamp: float
-    input_length: Tokens
-    output_length: Tokens
-    hash_ids: list[int]
     chat_id: int
     parent_chat_id: int
     type: Name = ""
 
     def entry(self) -> TracedRequest:
         return TracedRequest(
-            self.timestamp, self.input_length, self.output_length, self.flow(app=self.type), weight=self.weight,
+            self.timestamp, self.input_length, self.output_length, self.flow(app=self.type),
             hash_ids=self.hash_ids, block_tokens=16,
         )  # fmt: skip
 
@@ -206,7 +201,7 @@ class LmCache(TraceLine):
         blocks = (text[end - block_bytes : end] for end in range(block_bytes, len(text) + 1, block_bytes))
         return TracedRequest(
             self.timestamp / 1e6, -(-len(text) // TOKEN_BYTES), -(-len(answer) // TOKEN_BYTES) or None,
-            self.flow(user=self.session_id), settled_s=float("-inf"), weight=self.weight,
+            self.flow(user=self.session_id), settled_s=float("-inf"),
             claim=Claim(self.session_id, explicit=True), hash_ids=[_hash(block) for block in blocks],
             block_tokens=TEXT_BLOCK_TOKENS,
         )  # fmt: skip
@@ -233,7 +228,7 @@ class AgentCall(TraceLine):
     def entry(self) -> TracedRequest:
         return TracedRequest(
             self.t_s, self.est_input_tokens, self.est_output_tokens, self.flow(self.app, user=self.session),
-            settled_s=float("-inf"), weight=self.weight,
+            settled_s=float("-inf"),
             claim=Claim(self.session, self.call + 1, begins=self.call == 0),
             hash_ids=self.hash_ids, block_tokens=64,
         )  # fmt: skip
@@ -278,7 +273,6 @@ class AccessLogLine(TraceLine):
             self.flow(),
             settled_s=self.ts - REQUEST_S_MAX,
             output_tokens_max=self.tokens_out_max,
-            weight=self.weight,
             streamed=self.stream,
             claim=Claim(self.interaction, self.stage, begins=self.stage == 1) if self.interaction else NO_CLAIM,
             hash_ids=range(base + shared.start, base + shared.stop),

@@ -89,7 +89,7 @@ async def test_a_head_hook_that_fails_gives_500(caplog: pytest.LogCaptureFixture
 
 
 async def test_refusals_speak_the_dialect_of_the_path() -> None:
-    async with serving(echo, ServerLimits(body_timeout_s=0)) as served:
+    async with serving(echo, ServerLimits(client_body_s=0)) as served:
         served.server.state.on_head = raise_busy
         answer = await served.exchange(b"POST /v1/messages HTTP/1.0\r\n\r\n")
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["type"] == "error"

@@ -17,8 +17,8 @@ from tests.http.http_raw import CHUNKED, POST, account_of, dripped, read_answer,
 @pytest.mark.parametrize(
     "limits",
     [
-        ServerLimits(body_grace_s=0.1, body_bytes_per_s_min=1e6),
-        ServerLimits(body_timeout_s=0.1, body_bytes_per_s_min=1.0),
+        ServerLimits(body_grace_s=0.1, client_body_bytes_per_s=1e6),
+        ServerLimits(client_body_s=0.1, client_body_bytes_per_s=1.0),
     ],
     ids=["rate", "time"],
 )
@@ -40,7 +40,7 @@ async def test_a_dripping_body_is_not_waited_for(quick_sweep: None, framing: byt
 
 
 async def test_whoever_sends_fast_enough_has_the_time(quick_sweep: None) -> None:
-    limits = ServerLimits(body_grace_s=0.05, body_bytes_per_s_min=1000.0)
+    limits = ServerLimits(body_grace_s=0.05, client_body_bytes_per_s=1000.0)
     async with serving(limits=limits) as served:
         reader, writer = await served.connect()
         writer.write(POST + b"Content-Length: 60000\r\n\r\n" + b"x" * 59_999)  # enough for a minute
@@ -66,7 +66,7 @@ async def test_whoever_is_not_known_is_not_waited_for_when_it_takes_no_answers()
 
 
 async def test_a_half_sent_head_of_nobody_is_gone_when_its_time_is_over(quick_sweep: None) -> None:
-    limits = ServerLimits(head_timeout_s=0.05, linger_s=1000)
+    limits = ServerLimits(client_head_s=0.05, linger_s=1000)
     async with serving(limits=limits, on_head=account_of) as served:
         reader, writer = await served.connect()
         writer.write(b"GET / HTTP/1.1\r\nHo")
@@ -78,13 +78,13 @@ async def test_a_half_sent_head_of_nobody_is_gone_when_its_time_is_over(quick_sw
 @pytest.mark.parametrize(
     ("sent", "status", "limits"),
     [
-        (b"GET / HTTP/1.1\r\nHo", [408], ServerLimits(head_timeout_s=0.05)),
-        (POST + b"Content-Length: 5\r\n\r\nhel", [408], ServerLimits(body_timeout_s=0.05)),
+        (b"GET / HTTP/1.1\r\nHo", [408], ServerLimits(client_head_s=0.05)),
+        (POST + b"Content-Length: 5\r\n\r\nhel", [408], ServerLimits(client_body_s=0.05)),
         (POST + b"Content-Length: 5\r\n\r\nhel", [408], ServerLimits(body_grace_s=0.05)),
-        (CHUNKED + b"5\r\nhel", [408], ServerLimits(body_timeout_s=0.05)),
-        (b"", [], ServerLimits(head_timeout_s=0.05)),
-        (POST + b"Content-Length: 0\r\n\r\n", [200], ServerLimits(idle_s=0.05)),
-        (POST + b"Content-Length: 0\r\n\r\nGET", [200, 408], ServerLimits(head_timeout_s=0.05)),
+        (CHUNKED + b"5\r\nhel", [408], ServerLimits(client_body_s=0.05)),
+        (b"", [], ServerLimits(client_head_s=0.05)),
+        (POST + b"Content-Length: 0\r\n\r\n", [200], ServerLimits(client_idle_s=0.05)),
+        (POST + b"Content-Length: 0\r\n\r\nGET", [200, 408], ServerLimits(client_head_s=0.05)),
     ],
 )
 async def test_who_is_too_slow_is_not_waited_for(
@@ -111,12 +111,12 @@ ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 async def test_dribbling_does_not_extend_the_time_for_a_head(
     quick_sweep: None, first: bytes, drip: bytes, statuses: list[int]
 ) -> None:
-    async with serving(limits=ServerLimits(head_timeout_s=0.1)) as served:
+    async with serving(limits=ServerLimits(client_head_s=0.1)) as served:
         assert await dripped(served.port, first, drip) == statuses
 
 
 async def test_whoever_connects_and_waits_has_less_time_for_a_head(quick_sweep: None) -> None:
-    async with serving(limits=ServerLimits(head_timeout_s=1000)) as served:
+    async with serving(limits=ServerLimits(client_head_s=1000)) as served:
         _, writer = await served.connect()
         await until(lambda: len(served.server.state.connections) == 1)
         [connection] = served.server.state.connections

@@ -86,7 +86,7 @@ async def test_nothing_is_kept_for_a_client_that_half_closes_and_reads_nothing()
 
 
 async def test_a_client_that_reads_nothing_is_cut(quick_sweep: None) -> None:
-    async with serving(wait, ServerLimits(write_stall_s=0.1)) as served:
+    async with serving(wait, ServerLimits(client_stall_s=0.1)) as served:
         sock = socket.create_connection(("127.0.0.1", served.port))
         sock.sendall(GET)
         responder = await served.responder()
@@ -99,7 +99,7 @@ async def test_a_client_that_reads_nothing_is_cut(quick_sweep: None) -> None:
 
 async def test_a_large_last_answer_reaches_a_slow_reader_whole(quick_sweep: None) -> None:
     body = b"x" * 10_000_000
-    limits = ServerLimits(linger_s=0.05, write_stall_s=WAIT_S)
+    limits = ServerLimits(linger_s=0.05, client_stall_s=WAIT_S)
     async with serving(lambda request, responder: responder.respond(200, [], body), limits) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1000)
         writer.write(GET_CLOSE)

@@ -12,15 +12,8 @@ from gateway.config.checks import fault
 from gateway.config.section import Section
 
 
-class ListenerTlsConfig(Section):
-    """What the listener shows its clients, and whom it lets in. Files that change are read again while it runs."""
-
-    cert_file: str = Field(min_length=1)
-    """The gateway's certificate, followed by those between it and its authority."""
-    key_file: str | None = Field(default=None, min_length=1)
-    """Its key, without a password. Default: it is in cert_file."""
-    client_ca_file: str | None = Field(default=None, min_length=1)
-    """Only clients with a certificate of these authorities are let in (mutual TLS), each with its API key besides."""
+class _TlsConfig(Section):
+    """What names files that have to be there, and to belong together."""
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
@@ -30,6 +23,21 @@ class ListenerTlsConfig(Section):
             raise fault(str(error)) from None
         return self
 
+    def context(self) -> ssl.SSLContext:
+        """From the files as they are now. ValueError if one of them cannot be used."""
+        raise NotImplementedError
+
+
+class ListenerTlsConfig(_TlsConfig):
+    """What the listener shows its clients, and whom it lets in. Files that change are read again while it runs."""
+
+    cert_file: str = Field(min_length=1)
+    """The gateway's certificate, followed by those between it and its authority."""
+    key_file: str | None = Field(default=None, min_length=1)
+    """Its key, without a password. Default: it is in cert_file."""
+    client_ca_file: str | None = Field(default=None, min_length=1)
+    """Only clients with a certificate of these authorities are let in (mutual TLS), each with its API key besides."""
+
     @property
     def files(self) -> tuple[str, ...]:
         """All files that are named, the certificate first."""
@@ -37,11 +45,10 @@ class ListenerTlsConfig(Section):
         return tuple(file for file in named if file is not None)
 
     def context(self) -> ssl.SSLContext:
-        """From the files as they are now. ValueError if one of them cannot be used."""
         return server_context(self.cert_file, key_file=self.key_file, client_ca_file=self.client_ca_file)
 
 
-class BackendTlsConfig(Section):
+class BackendTlsConfig(_TlsConfig):
     """Whom the gateway trusts at an https url, and as whom it presents itself. Files are PEM."""
 
     ca_file: str | None = Field(default=None, min_length=1)
@@ -55,20 +62,11 @@ class BackendTlsConfig(Section):
     """false: any server that answers at the url is trusted. For tests only: such a server can read all prompts, and the
     api_key."""
 
-    @model_validator(mode="after")
-    def _usable(self) -> Self:
-        if self.key_file is not None and self.cert_file is None:
-            raise fault("has a key_file and no cert_file: name the certificate, too")
-        if not self.verify and self.ca_file is not None:
-            raise fault("has a ca_file, which is without effect where verify is false")
-        try:
-            self.context()
-        except ValueError as error:
-            raise fault(str(error)) from None
-        return self
-
     def context(self) -> ssl.SSLContext:
-        """ValueError if a file cannot be used."""
+        if self.key_file is not None and self.cert_file is None:
+            raise ValueError("has a key_file and no cert_file: name the certificate, too")
+        if not self.verify and self.ca_file is not None:
+            raise ValueError("has a ca_file, which is without effect where verify is false")
         return client_context(
             ca_file=self.ca_file, cert_file=self.cert_file, key_file=self.key_file, verify=self.verify
         )

@@ -41,7 +41,7 @@ class TlsProtocol(asyncio.Protocol):
         self._connection: Connection | None = None
         self._account: Account | None = None
         self._since = server.now
-        self.deadline = server.now + server.limits.head_timeout_s
+        self.deadline = server.now + server.limits.client_head_s
 
     # asyncio.Protocol
 
@@ -140,7 +140,7 @@ class TlsProtocol(asyncio.Protocol):
             self._wire.abort()
             return
         self.deadline += self._server.limits.linger_s
-        limit_s = self._server.limits.head_timeout_s
+        limit_s = self._server.limits.client_head_s
         self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, f"TLS was not agreed on within {limit_s:g} s."))
 
     def is_asking(self) -> bool:

@@ -134,12 +134,11 @@ class SnapshotSource(Protocol):
 class GatewayProcess(SnapshotSource, Protocol):
     """What one process shows of itself in a snapshot."""
 
-    @property
-    def pools(self) -> Sequence[Pool]: ...
+    port: int
+    """Of the listener for clients."""
 
     @property
-    def port(self) -> int:
-        """Of the listener for clients."""
+    def pools(self) -> Sequence[Pool]: ...
 
     def not_ready(self) -> list[str]:
         """Why should no traffic come here? Empty: it should."""

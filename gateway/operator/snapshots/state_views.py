@@ -42,7 +42,7 @@ def _queue(pool: PoolSnapshot, now: float, requests_max: int) -> dict[str, Any]:
         "next_request_id": pool.next_request_id,
         "expected_waits": pool.expected_waits,
         "tenants": [
-            {"tenant": name, "queued_requests": one.requests, "oldest_wait_s": _seconds(now - one.oldest_s)}
+            {"tenant": name, "queued_requests": one.requests, "oldest_wait_s": round(now - one.oldest_s, 3)}
             for name, one in by_tenant[:TENANTS_MAX]
         ],
         "tenants_left_out": max(0, len(by_tenant) - TENANTS_MAX),
@@ -162,7 +162,3 @@ def _queued(pool: PoolSnapshot) -> str:
 
 def _requests(count: int) -> str:
     return f"{count} request{'' if count == 1 else 's'}"
-
-
-def _seconds(seconds: float) -> float:
-    return round(seconds, 3)

@@ -82,6 +82,8 @@ class RedisConnection:
         self.failed = 0
         self._deadline_s = deadline_s
         self._options: dict[str, Any] = dict(parse_url(url))
+        self.database = int(self._options.get("db", 0))
+        """Its number; channels, unlike keys, are common to all of one server."""
         self._kind: type[AbstractConnection] = self._options.pop("connection_class", Connection)
         self._configured_node: Node = (self._options.get("host", "localhost"), self._options.get("port", 6379))
         self._nodes = [self._configured_node]
@@ -92,11 +94,6 @@ class RedisConnection:
         self._waiting = 0
         self._pause_s = 0.0
         self._again_s = float("-inf")
-
-    @property
-    def database(self) -> int:
-        """Its number; channels, unlike keys, are common to all of one server."""
-        return int(self._options.get("db", 0))
 
     async def ask(self, *words: Argument, otherwise: Sequence[Argument] | None = None) -> Any:
         """What Redis answers; `otherwise` is asked where it does not know the script.
