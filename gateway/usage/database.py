@@ -29,6 +29,10 @@ _TABLES = (
         output_tokens BIGINT NOT NULL, wasted_tokens BIGINT NOT NULL, queue_us BIGINT NOT NULL,
         PRIMARY KEY (hour_s, tenant, app, end_user, model)
     )""",
+    """CREATE TABLE IF NOT EXISTS fairgate_shares (
+        hour_s BIGINT NOT NULL, tenant TEXT NOT NULL, received DOUBLE PRECISION NOT NULL, due DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (hour_s, tenant)
+    )""",
     """CREATE TABLE IF NOT EXISTS fairgate_writers (
         writer TEXT PRIMARY KEY, batch BIGINT NOT NULL, written_s BIGINT NOT NULL
     )""",

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from gateway.config.sections.usage import PriceConfig
 from gateway.usage.database import Database
-from gateway.usage.written import SUMMED
+from gateway.usage.written import SUMMED, storable
 
 ROWS_MAX = 100_000
 _COLUMNS = {
@@ -179,16 +179,20 @@ class Report:
 FORMATS = {"table": Report.as_table, "csv": Report.as_csv, "json": Report.as_json}
 
 
-def read(database: Database, question: Question, prices: Mapping[str, PriceConfig]) -> Report:
-    """The answer to a question. Raises BadQuestion if it is too long, and what `Database.transaction` raises."""
+def read(
+    database: Database, question: Question, prices: Mapping[str, PriceConfig], tenant: str | None = None
+) -> Report:
+    """The answer to a question, of one tenant or of all. Raises BadQuestion if it is too long, and what
+    `Database.transaction` raises."""
     labels = [f"{_COLUMNS[name]} AS by_{name}" for name in question.by]
     groups = [f"by_{name}" for name in question.by]
     statement = (
         f"SELECT {', '.join([*labels, 'model', *(f'SUM({name})' for name in SUMMED)])} FROM fairgate_usage "
-        f"WHERE hour_s >= %s AND hour_s < %s GROUP BY {', '.join([*groups, 'model'])} LIMIT {ROWS_MAX + 1}"
+        f"WHERE {'hour_s >= %s AND hour_s < %s' if tenant is None else _of_tenant(question)} "
+        f"GROUP BY {', '.join([*groups, 'model'])} LIMIT {ROWS_MAX + 1}"
     )
     with database.transaction(writes=False) as step:
-        found = step.ask(statement, question.hours_s)
+        found = step.ask(statement, question.hours_s if tenant is None else (tenant,))
     if len(found) > ROWS_MAX:
         raise BadQuestion(f"the answer has more than {ROWS_MAX} rows: ask for a shorter time, or by less")
     count = len(question.by)
@@ -207,6 +211,27 @@ def read(database: Database, question: Question, prices: Mapping[str, PriceConfi
     if times:
         ordered.sort(key=lambda row: [row.by[place] for place in times])
     return Report(question, ordered, total, has_prices=bool(prices))
+
+
+def read_own(
+    database: Database, tenant: str, prices: Mapping[str, PriceConfig], now: datetime
+) -> dict[str, dict[str, float | int | None]]:
+    """What one tenant used, received and was due in the last day and month."""
+    found = {}
+    for name, since in (("day", "24h"), ("month", "30d")):
+        question = Question(since, None, (), now)
+        report = read(database, question, prices, storable(tenant))
+        with database.transaction(writes=False) as step:
+            statement = f"SELECT SUM(received), SUM(due) FROM fairgate_shares WHERE {_of_tenant(question)}"
+            [(received, due)] = step.ask(statement, (storable(tenant),))
+        shares = {"service_received": round(received or 0.0, 1), "service_due": round(due or 0.0, 1)}
+        found[name] = {**report.total.measures(has_prices=report.has_prices), **shares}
+    return found
+
+
+def _of_tenant(question: Question) -> str:
+    """The rows of one tenant within the time. Each hour is named, so that no row of another tenant is looked at."""
+    return f"hour_s IN ({', '.join(map(str, range(*question.hours_s, 3600)))}) AND tenant = %s"
 
 
 def _label(name: str, value: object) -> str:
