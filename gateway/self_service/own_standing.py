@@ -70,16 +70,19 @@ def own_standing(
 ) -> OwnStanding:  # fmt: skip
     """`seen`: at all processes, with the requests of this tenant. `recently`: within so many seconds."""
     found = OwnStanding(principal.tenant, [], [], round(recently[0], 1), [], usage)
-    seen_pools = {pool.pool: pool for pool in seen.pools}
+    seen_pools, limits = {pool.pool: pool for pool in seen.pools}, dict[str, OwnLimit]()
     for pool in pools:
         engine, now = pool.dispatcher.engine, pool.dispatcher.clock()
         found.place = _place(engine.requests.entitlements.tree, principal)
         if engine.quotas is not None:
-            standing = engine.quotas.standing(principal.tenant, now)
-            found.limits = [OwnLimit(*limit[:3], round(limit.reset_s, 1)) for limit in standing]
+            for model in ("", *pool.models()):
+                names = engine.quotas.names(principal.tenant, principal.digest.hex(), model)
+                for limit in engine.quotas.standing(principal.tenant, now, names):
+                    limits[limit.name] = OwnLimit(*limit[:3], round(limit.reset_s, 1))
         if pool.name in seen_pools:
             received = recently[1].get(pool.name, {}).get(principal.tenant) or NOTHING
             found.pools.append(_pool(seen_pools[pool.name], received, engine, principal, seen.at_s))
+    found.limits = [*limits.values()]
     return found
 
 

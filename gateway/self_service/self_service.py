@@ -25,7 +25,7 @@ from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.routes import Treatment
 from gateway.self_service.own_page import own_page
-from gateway.self_service.own_standing import NOTHING, Numbers, OwnStanding, Shares, own_standing
+from gateway.self_service.own_standing import Numbers, OwnStanding, Shares, own_standing
 from gateway.storage.hub.run_directory import WorkerSlot
 from gateway.storage.store_errors import StoreError
 from gateway.telemetry.recent_requests import ENDS_MAX, WINDOW_S

@@ -23,7 +23,16 @@ _COLUMNS = {
     "model": "model",
 }
 DIMENSIONS = tuple(_COLUMNS)
-_MEASURES = ("requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens", "queue_s")
+_MEASURES = (
+    "requests",
+    "refused",
+    "input_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "wasted_tokens",
+    "queue_s",
+    "engine_s",
+)
 
 
 class BadQuestion(ValueError):
@@ -89,7 +98,7 @@ class UsageRow:
         self.by = by
         self.requests = self.refused = 0
         self.input_tokens = self.cached_tokens = self.output_tokens = self.wasted_tokens = 0
-        self.queue_s = 0.0
+        self.queue_s = self.engine_s = 0.0
         self.cost: float | None = 0.0
         """None: the price of a model is not known."""
 
@@ -99,7 +108,7 @@ class UsageRow:
 
     def add(self, sums: Sequence[int], price: PriceConfig | None) -> None:
         """One more sum, in the order of the columns, of a model with this price."""
-        requests, refused, prompt, cached, output, wasted, queue_us = map(int, sums)
+        requests, refused, prompt, cached, output, wasted, queue_us, engine_ms = map(int, sums)
         self.requests += requests
         self.refused += refused
         self.input_tokens += prompt
@@ -107,6 +116,7 @@ class UsageRow:
         self.output_tokens += output
         self.wasted_tokens += wasted
         self.queue_s += queue_us / 1e6
+        self.engine_s += engine_ms / 1e3
         if price is None:
             self.cost = None if prompt or output else self.cost
         elif self.cost is not None:
@@ -115,7 +125,7 @@ class UsageRow:
 
     def measures(self, *, has_prices: bool) -> dict[str, float | int | None]:
         found: dict[str, float | int | None] = {name: getattr(self, name) for name in _MEASURES}
-        found["queue_s"] = round(self.queue_s, 3)
+        found["queue_s"], found["engine_s"] = round(self.queue_s, 3), round(self.engine_s, 3)
         if has_prices:
             found["cost"] = None if self.cost is None else round(self.cost, 6)
         return found

@@ -11,10 +11,19 @@ from gateway.usage.database import Database, Transaction
 
 WRITERS_KEPT_S = 30 * 86_400
 DAY_S = 86_400
-SUMMED = ("requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens", "queue_us")
+SUMMED = (
+    "requests",
+    "refused",
+    "input_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "wasted_tokens",
+    "queue_us",
+    "engine_ms",
+)
 _ADD = (
     f"INSERT INTO fairgate_usage (hour_s, tenant, app, end_user, model, {', '.join(SUMMED)}) "
-    f"VALUES ({', '.join(['%s'] * 12)}) ON CONFLICT (hour_s, tenant, app, end_user, model) DO UPDATE SET "
+    f"VALUES ({', '.join(['%s'] * 13)}) ON CONFLICT (hour_s, tenant, app, end_user, model) DO UPDATE SET "
     + ", ".join(f"{name} = fairgate_usage.{name} + excluded.{name}" for name in SUMMED)
 )
 _IS_NEW = (
@@ -27,8 +36,8 @@ _ADD_SHARE = (
     "due = fairgate_shares.due + excluded.due"
 )
 _USED = (
-    "SELECT tenant, SUM(requests - refused), SUM(input_tokens + output_tokens) FROM fairgate_usage "
-    "WHERE hour_s >= %s AND hour_s < %s GROUP BY tenant"
+    "SELECT tenant, model, SUM(requests - refused), SUM(input_tokens + output_tokens), SUM(engine_ms) "
+    "FROM fairgate_usage WHERE hour_s >= %s AND hour_s < %s GROUP BY tenant, model"
 )
 
 
@@ -58,6 +67,7 @@ def _rows(sums: Sums) -> Iterator[tuple[object, ...]]:
             totals.output,
             totals.wasted,
             totals.queue_us,
+            totals.engine_ms,
         )
 
 
@@ -97,12 +107,13 @@ def forget(database: Database, now_s: int, keep_days: int) -> None:
         step.do("DELETE FROM fairgate_writers WHERE written_s < %s", (now_s - WRITERS_KEPT_S,))
 
 
-def used_on(database: Database, day: int) -> list[tuple[str, int, int]]:
-    """What each tenant used on this day (since the epoch): its requests, and its prompt and output tokens."""
+def used_on(database: Database, day: int) -> list[tuple[str, str, int, int, int]]:
+    """What each tenant used of each model on this day (since the epoch): its requests, its prompt and output tokens,
+    and its milliseconds at engines."""
     with database.transaction(writes=False) as step:
         found = step.ask(_USED, (day * DAY_S, (day + 1) * DAY_S))
     return [
-        (tenant, int(requests), int(tokens))
-        for tenant, requests, tokens in found
-        if isinstance(tenant, str) and isfinite(requests) and isfinite(tokens)
+        (tenant, model, int(requests), int(tokens), int(engine_ms))
+        for tenant, model, requests, tokens, engine_ms in found
+        if isinstance(tenant, str) and isinstance(model, str) and isfinite(requests + tokens + engine_ms)
     ]
