@@ -16,6 +16,8 @@ UNITS = {
     "_s": "seconds", "_s_max": "seconds", "_s_max_inside": "seconds", "_bytes_max": "bytes", "_bytes_per_s": "bytes/s",
     "_days": "days", "requests_max": "requests", "requests_per_minute": "requests/min",
     "tokens_per_minute": "tokens/min", "tokens_per_day": "tokens/day", "requests_per_day": "requests/day",
+    "engine_seconds_per_minute": "seconds/min", "engine_seconds_per_day": "seconds/day",
+    "engine_seconds_per_month": "seconds/30 days",
     "tokens_per_month": "tokens/30 days", "requests_per_month": "requests/30 days", "bytes_per_token": "bytes/token",
     "unqueued_per_s": "requests/s", "connections_max": "connections", "calls_max": "calls", "tokens_max": "tokens",
     "window_tokens": "tokens", "window_calls": "calls",
@@ -74,7 +76,8 @@ def _fields(section: dict[str, Any], known: dict[str, Any], before: str) -> Iter
         ):
             yield _field(path, written, ways, is_required=name in required)
     for path, one in inside:
-        yield from _fields(one, known, path)
+        if not path.endswith(".per_model.*."):  # the fields of `quota` once more
+            yield from _fields(one, known, path)
 
 
 def _says(way: dict[str, Any]) -> bool:
@@ -110,7 +113,8 @@ def _field(path: str, written: dict[str, Any], ways: list[dict[str, Any]], *, is
 
 def _example(path: str, written: dict[str, Any]) -> str:
     """From examples.yaml, or else the default if that says anything; empty: there is none."""
-    value = EXAMPLES.get(path, written.get("default"))
+    common = EXAMPLES.get(f"quota.{path.rpartition('.quota.')[2]}", written.get("default"))
+    value = EXAMPLES.get(path, common)
     return "" if value in (None, [], {}, "") else f"{path.rpartition('.')[2].rstrip('[]')}: {_yaml(value)}"
 
 

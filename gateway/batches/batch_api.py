@@ -11,17 +11,17 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from gateway.background import Background
 from gateway.batches import batch_tables as tables
 from gateway.batches.batch_objects import NewBatch, StoredFile, listed, new_batch, new_id, write_caller
 from gateway.config.sections.usage import BatchesConfig
 from gateway.http.errors import ApiError, Reason
-from gateway.proxy.pipeline import JSON, Pipeline
+from gateway.proxy.late_answers import LateAnswers
+from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.form import read_parts
 from gateway.request.body.slices import at_once
-from gateway.storage.store_errors import StoreError
-from gateway.telemetry.record import NO_SERVICE, Outcome, RequestRecord
+from gateway.request.routes import Treatment
+from gateway.telemetry.record import RequestRecord
 from gateway.usage.thread import DatabaseThread
 from gateway.usage.written import storable
 
@@ -39,36 +39,10 @@ class BatchApi:
     ) -> None:  # fmt: skip
         self._do = database.do
         self._limits = limits
-        self._unqueued = pipeline.unqueued
-        self._settled = settled
         self._changed = changed
-        self.tasks = Background()
-        pipeline.stored = self._handle
-
-    def _handle(self, context: RequestContext) -> None:
-        """Raises ApiError where its tenant asks too much at once."""
-        self._unqueued.begin(context.tenant)
-        task = self.tasks.start(self._run(context))
-        context.responder.on_disconnect = lambda: _cancel(task)
-
-    async def _run(self, context: RequestContext) -> None:
-        outcome, reason, responder = Outcome.COMPLETED, "", context.responder
-        try:
-            answer = await self._answer(context)
-            if answer is not None:
-                responder.respond(200, [JSON, context.id_field()], msgspec.json.encode(answer))
-        except asyncio.CancelledError:
-            outcome, reason = Outcome.ABANDONED, "client_disconnected"
-        except (ApiError, StoreError) as error:
-            if isinstance(error, StoreError):
-                error = ApiError(Reason.SERVER_BUSY, "the database cannot be asked now; try again", retry_after_s=1.0)
-            outcome, reason = Outcome.REFUSED, error.code.value
-            context.error(error, is_within=True)
-        finally:
-            responder.on_disconnect = responder.on_pause = responder.on_resume = None
-            self._unqueued.end(context.tenant)
-            context.ended(outcome, reason, NO_SERVICE, time.monotonic())
-            self._settled(context, "")
+        late = LateAnswers(pipeline.unqueued, settled, self._answer)
+        self.tasks = late.tasks
+        pipeline.late[Treatment.BATCHES] = late.begin
 
     async def _answer(self, context: RequestContext) -> dict[str, Any] | None:
         """None: it was answered in pieces."""
@@ -180,7 +154,3 @@ def _asked(context: RequestContext, default: int, most: int) -> tuple[dict[str, 
 
 def _wrong(what: str, param: str | None) -> ApiError:
     return ApiError(Reason.INVALID_REQUEST, what, param=param)
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()

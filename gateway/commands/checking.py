@@ -11,7 +11,9 @@ from pathlib import Path
 
 from gateway.config.load import Finding
 from gateway.config.model import Config
+from gateway.pool.shared import limited, quotas_of
 from gateway.request.estimate import UnusableTokenizer, exact_counter
+from policies.limits.quotas import DAY_S
 
 
 def findings(config: Config) -> Iterator[Finding]:
@@ -37,6 +39,17 @@ def findings(config: Config) -> Iterator[Finding]:
             yield Finding(
                 (field,), f"there is no directory {Path(file).parent}: it is made at the start", is_warning=True
             )
+    if usage is not None and config.state.redis_url is None:
+        needed_days = 2 * quotas_of(config).longest_s / DAY_S
+        if usage.keep_days < needed_days:
+            text = f"limits of a month go on after a restart from what is kept: keep {needed_days:g} days"
+            yield Finding(("usage", "keep_days"), text, is_warning=True)
+    served = {model for pool in config.pools for model in pool.models}
+    for name, section in limited(config).items():
+        unknown = [model for model in section.per_model if model not in served]
+        if unknown and all(pool.models for pool in config.pools):
+            text = f"no pool serves {unknown[0]!r}, which a quota of {name.strip()} limits: write the engines' name"
+            yield Finding(("pools",), text, is_warning=True)
     yield from _expired(config, time.time())
     if config.tracing is not None and find_spec("opentelemetry") is None:
         yield Finding(("tracing",), "needs OpenTelemetry: pip install 'fairgate[opentelemetry]'")

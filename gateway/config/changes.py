@@ -119,8 +119,13 @@ def _normal_service(config: Config) -> dict[str, object]:
 
 
 def _has_quota(config: Config) -> bool:
-    sections = [config.quota, *[each.quota for each in (*config.groups, *config.tenants) if each.quota is not None]]
-    return any(value is not None for section in sections for value in section.model_dump().values())
+    limited: tuple[Any, ...] = (
+        *config.groups,
+        *config.tenants,
+        *[key for tenant in config.tenants for key in tenant.keys],
+    )
+    sections = [config.quota, *[each.quota for each in limited if each.quota is not None]]
+    return any(value not in (None, {}) for section in sections for value in section.model_dump().values())
 
 
 def _parts(path: str, value: Any) -> dict[str, Any] | None:

@@ -46,7 +46,7 @@ from gateway.config.sections.limits import Limits
 from gateway.config.sections.listener import NetworkName, Origin, RouteConfig
 from gateway.config.sections.policy_choice import PolicyConfig, PolicyName
 from gateway.config.sections.state import StateConfig
-from gateway.config.sections.throttling import OverloadConfig, QuotaConfig, ThrottleConfig
+from gateway.config.sections.throttling import ModelQuotasConfig, OverloadConfig, QuotaConfig, ThrottleConfig
 from gateway.config.sections.tls import ListenerTlsConfig
 from gateway.config.sections.tracing import TracingConfig
 from gateway.config.sections.usage import BatchesConfig, UsageConfig
@@ -103,7 +103,7 @@ class TenantConfig(Grouped):
     """What metrics and logs call the tenant; unique."""
     keys: tuple[Annotated[KeyConfig, bare_text_is("hash", str | KeyConfig)], ...] = Field(default=(), strict=False)
     """Hashes of its keys. Empty: a key is minted and printed at every start."""
-    quota: QuotaConfig | None = None
+    quota: ModelQuotasConfig | None = None
     """Its limits at any time, instead of the common ones."""
 
 

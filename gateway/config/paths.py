@@ -34,6 +34,8 @@ KNOWN_PATHS: Final = {
     "/v1/batches/*/cancel": "POST",
     "/v1/models": "GET",
     "/fairgate/me": "GET",
+    "/fairgate/me/page": "GET",
+    "/fairgate/me/page/*": "GET",
     "/v1/responses/*": "GET",
     "/health": "GET",
     "/ping": "GET",

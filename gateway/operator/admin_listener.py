@@ -40,7 +40,7 @@ def worker_app(gateway: Operated) -> web.Application:
     async def snapshot(request: web.Request) -> web.Response:
         """With its ends since the hub had so many of them; of all replicas together, if there are others."""
         source = gateway.replicas or gateway
-        found = await source.snapshot(with_running="running" in request.query)
+        found = await source.snapshot(with_running="running" in request.query, of=request.query.get("of", ""))
         recent = source.recent
         return web.Response(body=encoded(found, recent.latest_after(int(request.query["ends"])), recent.count))
 

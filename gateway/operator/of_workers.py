@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
@@ -43,11 +44,14 @@ class WorkerAnswer(NamedTuple):
 class Workers:
     """All workers, as the hub asks them. A `SnapshotSource`."""
 
-    def __init__(self, config: Config, sockets: Sequence[str], *, port: int, has_reloaded: Callable[[], None]) -> None:
+    def __init__(
+        self, config: Config, sockets: Sequence[str], *, port: int, has_reloaded: Callable[[], None],
+        ends_max: int | None = None,
+    ) -> None:  # fmt: skip
         """`sockets`: on which each listens. `port`: that of clients. `has_reloaded`: one has taken over the config, and
-        all others should."""
+        all others should. `ends_max`: of requests that are remembered."""
         self.config = config
-        self._gathered = Gathered(ENDS_MAX * len(sockets))
+        self._gathered = Gathered(ends_max or ENDS_MAX * len(sockets))
         self.port = port
         self.has_reloaded = has_reloaded
         self._sockets = sockets
@@ -84,8 +88,8 @@ class Workers:
     def recent(self) -> RecentRequests:
         return self._gathered.recent
 
-    async def snapshot(self, *, with_running: bool = False) -> GatewaySnapshot:
-        running = "&running" if with_running else ""
+    async def snapshot(self, *, with_running: bool = False, of: str = "") -> GatewaySnapshot:
+        running = ("&running" if with_running else "") + (f"&of={quote(of, safe='')}" if of else "")
         async with self._turn:  # each end is fetched once
             known = self._gathered.known
             asked = [f"/snapshot?ends={known[f'worker {index}']}{running}" for index in range(len(self._sockets))]

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from gateway.config.model import Config
 from gateway.config.section import filled
+from gateway.config.sections.throttling import ModelQuotasConfig
 from gateway.request.interaction_claim import ClaimReader
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.entitlements import Tree
-from policies.limits.quotas import GROUP, Quota, Quotas
+from policies.limits.quotas import GROUP, KEY, Quota, Quotas
 from policies.orders.policy_entries import POLICIES
 
 
@@ -58,10 +59,12 @@ class Shared:
 
 
 def quotas_of(config: Config) -> Quotas:
-    """The limits of tenants and of the groups around them."""
+    """The limits of tenants, of the groups around them and of their keys."""
     tree = config.tree
-    own = {tenant.name: filled(Quota, tenant.quota) for tenant in config.tenants if tenant.quota is not None}
-    own |= {GROUP + group.name: filled(Quota, group.quota) for group in config.groups if group.quota is not None}
+    sections = limited(config)
+    own = {name: filled(Quota, section) for name, section in sections.items()}
+    for name, section in sections.items():
+        own |= {f"{name} {model}": filled(Quota, one) for model, one in section.per_model.items()}
     around: dict[str, list[str]] = {}
     for tenant, place in tree.tenants.items():
         while place.group:
@@ -69,6 +72,14 @@ def quotas_of(config: Config) -> Quotas:
                 around.setdefault(tenant, []).append(GROUP + place.group)
             place = tree.groups[place.group]
     return Quotas(filled(Quota, config.quota), own, around, tenants_max=config.bounds.of("quotas"))
+
+
+def limited(config: Config) -> dict[str, ModelQuotasConfig]:
+    """Of each tenant, group and key that has limits of its own, by the name under which it is counted."""
+    named = [(GROUP + group.name, group.quota) for group in config.groups]
+    for one in config.tenants:
+        named += [(one.name, one.quota), *[(KEY + key.hash.removeprefix("sha256:"), key.quota) for key in one.keys]]
+    return {name: section for name, section in named if section is not None}
 
 
 def _claims(config: Config) -> ClaimReader:

@@ -39,6 +39,7 @@ from gateway.proxy.request_context import RequestContext
 from gateway.request.cors import Cors
 from gateway.request.routes import Routes
 from gateway.request.unqueued import Unqueued
+from gateway.self_service.self_service import SelfService
 from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import AccessLog
@@ -106,6 +107,7 @@ class Gateway:
         """Keys that are made while the gateway runs. None: there is no place for them."""
         self._follower: Follower | None = None
         self._lane: BatchLane | None = None
+        self._self_service: SelfService | None = None
         self.store: Store | None = None
         self.exchanges: list[Exchanges] = []
         self.news: list[NewsChannel] = []
@@ -161,8 +163,8 @@ class Gateway:
             return None
         return "shared" if self.store.fault is None else f"not shared: {self.store.fault}"
 
-    async def snapshot(self, *, with_running: bool = False) -> GatewaySnapshot:
-        return snapshot_of(self, with_running=with_running)
+    async def snapshot(self, *, with_running: bool = False, of: str = "") -> GatewaySnapshot:
+        return snapshot_of(self, with_running=with_running, of=of)
 
     def reload_certificates(self) -> bool:
         """Read the listener's certificate anew. False: it cannot be used, and the one before stays; the log has why."""
@@ -174,8 +176,7 @@ class Gateway:
         config = self.config
         await self._share()
         self._pools.commit(config, self.shared, await self._pools.prepare(config))
-        if self.store is not None:
-            self._replicate(self.store)
+        self._replicate(self.store)
         if config.usage is not None:
             await self._count_usage(config.usage)
         if self.keys is not None:
@@ -195,18 +196,18 @@ class Gateway:
             self._background.repeat(self._certificates.turn, "certificates")
         self._background.repeat(self._follow_addresses, "engines")
         pipeline = self._pipeline = Pipeline(
-            self._keyring,
-            self.pools,
-            self._settled,
+            self._keyring, self.pools, self._settled,
             routes=Routes.of(config.routes),
             cors=Cors(config.cors_origins),
             unqueued=self._unqueued,
             aliases=config.aliases,
             reading_bytes_max=config.bounds.reading_bytes,
             sampler=None if config.tracing is None else Sampler(config.tracing.sample_ratio),
-        )
+        )  # fmt: skip
         if config.usage is not None:
             self._lane = BatchLane(config.usage, config, pipeline, self._follower, self._settled, self._background)
+        self._self_service = SelfService(self, pipeline, self._settled, self._worker_slot)
+        await self._self_service.open(self._background)
         state = ServerState(
             pipeline.handle, server_limits(config), on_head=pipeline.authorize, on_refused=pipeline.refused,
             proxies=TrustedProxies(config.trusted_proxies), kind=RequestContext,
@@ -303,13 +304,9 @@ class Gateway:
                 await self._lane.close()
             await self._server.close(1.0)
         await self._background.stop()
-        if self._learned is not None:
-            await self._learned.close()
-        if self._follower is not None:
-            await self._follower.close()
-        await self._pools.close()
-        if self._session is not None:
-            await self._session.close()
+        for each in (self._self_service, self._learned, self._follower, self._pools, self._session):
+            if each is not None:
+                await each.close()
         if self._admin is not None:
             await self._admin.cleanup()
         if self.store is not None:
@@ -372,8 +369,10 @@ class Gateway:
 
         self._keyring.tokens = Issuers(self.config.jwt, session, self._background)
 
-    def _replicate(self, store: Store) -> None:
-        """Be one of several gateways in front of the same engines."""
+    def _replicate(self, store: Store | None) -> None:
+        """Be one of several gateways in front of the same engines, if it is."""
+        if store is None:
+            return
         from gateway.pool.replication.learned import Lessons
         from gateway.pool.replication.news import NewsChannel
         from gateway.pool.replication.ticker import Exchanges

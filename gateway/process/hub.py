@@ -108,14 +108,14 @@ async def go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> No
                 f"{window}:{member}",
                 since_s // int(window_s),
                 ceil(3 * window_s),
-                0,
+                engine_ms,
                 requests,
                 tokens,
                 (0, 0, 0),
                 False,
             )
             for window, window_s in (("day", DAY_S), ("month", MONTH_S))
-            for since_s, tenant, requests, tokens in found
-            for member in quotas.members(tenant)
+            for since_s, tenant, model, requests, tokens, engine_ms in found
+            for member in quotas.members(tenant, quotas.names(tenant, "", model))
         ]
     )

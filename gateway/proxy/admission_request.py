@@ -81,6 +81,9 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         client_id=context.client_id,
         wait_s_max=wait_s_max,
         progress=progress,
+        quota_names=()
+        if pool.quotas is None
+        else pool.quotas.names(context.tenant, context.principal.digest.hex(), payload.model),
     )
 
 

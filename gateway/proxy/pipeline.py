@@ -28,7 +28,6 @@ from gateway.pool.pool import Pool
 from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.failover import move
-from gateway.proxy.own_standing import own_standing
 from gateway.proxy.passthrough import PassThrough, engines_of
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.large_body import LargePayload
@@ -74,8 +73,10 @@ class Pipeline:
         self.unqueued = unqueued
         self._sampler = sampler
         self.draining = False
-        self.stored: Callable[[RequestContext], None] | None = None
-        """Answers what concerns files and batches. None: there is no place for them."""
+        self.late: dict[Treatment, Callable[[RequestContext], None]] = {}
+        """Who answers what takes time, but none of an engine."""
+        self.files: Mapping[str, tuple[list[Header], bytes]] = {}
+        """By path, what anybody may have: header fields and content."""
         self.take_over(pools, routes=routes, cors=cors, aliases=aliases)
 
     def take_over(self, pools: Iterable[Pool], *, routes: Routes, cors: Cors, aliases: Mapping[str, str]) -> None:
@@ -120,6 +121,8 @@ class Pipeline:
                 raise ApiError(Reason.INVALID_REQUEST, f"{request.method} {request.path} takes no body; send none")
             if route.treatment is Treatment.HEALTH:
                 return 200, [JSON, request.id_field()], b'{"status":"ok"}'
+            if route.treatment is Treatment.FILE:
+                return self._file(request)
             if route.treatment is Treatment.OPTIONS:
                 allowed = (b"allow", route.methods.encode())
                 return 204, [allowed, request.id_field(), *self._cors.preflight(request, route.methods)], b""
@@ -135,6 +138,12 @@ class Pipeline:
             self.refused(request, error)
             return error.status, [*error.headers(), request.id_field()], error.body(dialect_of(request.path))
         return None
+
+    def _file(self, request: RequestContext) -> tuple[int, list[Header], bytes]:
+        found = self.files.get(request.path)
+        if found is None:
+            raise ApiError(Reason.NOT_FOUND, f"there is no file {request.path[:200]}")
+        return 200, [*found[0], request.id_field()], found[1]
 
     def refused(self, request: HttpRequest, error: ApiError) -> None:
         """A request ends before it has come to `handle`."""
@@ -191,15 +200,11 @@ class Pipeline:
             models = self._models(context.principal, unquote(context.path[len(MODELS) + 1 :]))
             context.responder.respond(200, [JSON, context.id_field()], models)
             self._ended(context, Outcome.COMPLETED, "")
-        elif treatment is Treatment.ME:
-            standing = own_standing(context.principal, self._pools)
-            context.responder.respond(200, [JSON, (b"cache-control", b"no-store"), context.id_field()], standing)
-            self._ended(context, Outcome.COMPLETED, "")
-        elif treatment is Treatment.BATCHES:
-            if self.stored is None:
+        elif treatment is Treatment.BATCHES or treatment is Treatment.ME:
+            if treatment not in self.late:
                 message = "files and batches are kept beside usage, which this gateway does not count: set `usage`"
                 raise ApiError(Reason.NOT_IMPLEMENTED, message)
-            self.stored(context)
+            self.late[treatment](context)
         elif treatment is Treatment.PASS and not context.body:
             self._pass_through(context, None).send()
         elif is_quick(context.body, context.route.api):

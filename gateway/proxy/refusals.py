@@ -41,6 +41,9 @@ _ALWAYS_ON: Final = {
     "tokens_per_day": "{limit} tokens a day",
     "requests_per_month": "{limit} requests in 30 days",
     "tokens_per_month": "{limit} tokens in 30 days",
+    "engine_seconds": "{limit} seconds at engines a minute",
+    "engine_seconds_per_day": "{limit} seconds at engines a day",
+    "engine_seconds_per_month": "{limit} seconds at engines in 30 days",
 }
 
 
@@ -105,6 +108,8 @@ def rate_limit_headers(limits: Iterable[Limit]) -> list[Header]:
     """`x-ratelimit-*` as OpenAI's clients read them: one limit of requests and one of tokens, the tightest of each."""
     tightest: dict[bytes, Limit] = {}
     for limit in limits:
+        if limit.name.startswith("engine"):
+            continue
         kind = b"tokens" if "tokens" in limit.name.partition(" ")[0] else b"requests"
         other = tightest.get(kind)
         if other is None or limit.remaining * other.limit < other.remaining * limit.limit:

@@ -146,4 +146,5 @@ class RequestContext(RequestRecord):
             fields.append(expected_wait(wait.expected.wait_s))
         quotas = self.serving_pool.quotas
         if quotas is not None:
-            fields += rate_limit_headers(quotas.standing(self.tenant, time.monotonic()))
+            names = self.request.quota_names if self.request is not None else ()
+            fields += rate_limit_headers(quotas.standing(self.tenant, time.monotonic(), names))

@@ -30,6 +30,8 @@ class Treatment(Enum):
     """Files and batches of them, answered here."""
     ME = auto()
     """How its tenant stands, answered here."""
+    FILE = auto()
+    """A file of a page, which anybody may have."""
     HEALTH = auto()
     OPTIONS = auto()
     """What may be asked there, answered here."""
@@ -60,6 +62,7 @@ ONE_ANSWER: Final = Route(Treatment.ADMIT, api=ONE_PASS)
 GENERATE: Final = Route(Treatment.ADMIT, generates=True)
 _READ: Final = Route(Treatment.PASS, takes_body=False)
 _STORED: Final = Route(Treatment.BATCHES)
+_FILE: Final = Route(Treatment.FILE, takes_body=False)
 _TREATMENTS: Final = {"generate": GENERATE, "compute": ONE_ANSWER, "pass": PASS}
 
 MODELS: Final = "/v1/models"
@@ -91,6 +94,8 @@ _ROUTES: Final = {
     "/v1/batches/*/cancel": _STORED,
     MODELS: Route(Treatment.MODELS, takes_body=False),
     "/fairgate/me": Route(Treatment.ME, takes_body=False),
+    "/fairgate/me/page": _FILE,
+    "/fairgate/me/page/*": _FILE,
     "/v1/responses/*": _READ,
     "/health": Route(Treatment.HEALTH, takes_body=False),
     "/ping": Route(Treatment.HEALTH, takes_body=False),

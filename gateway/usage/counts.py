@@ -27,7 +27,7 @@ Key = tuple[int, str, str, str, str]
 class UsageTotals:
     """What was used under one key."""
 
-    __slots__ = ("cached", "input", "output", "queue_us", "refused", "requests", "wasted")
+    __slots__ = ("cached", "engine_ms", "input", "output", "queue_us", "refused", "requests", "wasted")
 
     def __init__(self) -> None:
         self.requests = 0
@@ -39,6 +39,8 @@ class UsageTotals:
         """Tokens that had been spent in interactions which were then cut."""
         self.queue_us = 0
         """Time in the queue, in microseconds, summed as the access log rounds it: to hundredths of a millisecond."""
+        self.engine_ms = 0
+        """Time at engines, for each answer of a request."""
 
 
 Sums = dict[Key, UsageTotals]
@@ -87,15 +89,19 @@ class UsageCounts:
         totals.cached += service.cached or 0
         totals.output += service.output
         totals.queue_us += int(record.queue_s * 100_000 + 0.5) * 10
+        if record.was_dispatched and request is not None:
+            totals.engine_ms += int((record.ended_s - record.dispatched_s) * request.sequences * 1000)
         if is_refused:
             totals.refused += 1
             if request is not None:
                 totals.wasted += request.progress.wasted_tokens
 
-    def used(self) -> Iterator[tuple[int, str, int, int]]:
-        """Of each sum its hour (seconds since the epoch), the tenant, its requests and its prompt and output tokens."""
-        for (hour, tenant, *_), totals in self._sums.items():
-            yield hour * HOUR_S, tenant, totals.requests - totals.refused, totals.input + totals.output
+    def used(self) -> Iterator[tuple[int, str, str, int, int, int]]:
+        """Of each sum its hour (seconds since the epoch), tenant and model, its requests, its prompt and output tokens,
+        and its milliseconds at engines."""
+        for (hour, tenant, _, _, model), totals in self._sums.items():
+            requests, tokens = totals.requests - totals.refused, totals.input + totals.output
+            yield hour * HOUR_S, tenant, model, requests, tokens, totals.engine_ms
 
     def take(self) -> Sums:
         """All that was added since the last time."""

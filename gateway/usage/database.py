@@ -29,6 +29,10 @@ _TABLES = (
         output_tokens BIGINT NOT NULL, wasted_tokens BIGINT NOT NULL, queue_us BIGINT NOT NULL,
         PRIMARY KEY (hour_s, tenant, app, end_user, model)
     )""",
+    """CREATE TABLE IF NOT EXISTS fairgate_shares (
+        hour_s BIGINT NOT NULL, tenant TEXT NOT NULL, received DOUBLE PRECISION NOT NULL, due DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (hour_s, tenant)
+    )""",
     """CREATE TABLE IF NOT EXISTS fairgate_writers (
         writer TEXT PRIMARY KEY, batch BIGINT NOT NULL, written_s BIGINT NOT NULL
     )""",
@@ -87,6 +91,8 @@ class _Kind(Protocol):
     mark: str
     begin: str
     """A transaction that writes."""
+    has_column: str
+    """Asks whether a table has a column."""
 
     def connect(self) -> Any: ...
 
@@ -157,6 +163,8 @@ class Database:
                     step.ask("SELECT pg_advisory_xact_lock(20260117)")  # two that make the same table are in conflict
                 for table in _TABLES:
                     step.do(table)
+                if not step.ask(self._kind.has_column, ("fairgate_usage", "engine_ms")):  # tables of before have none
+                    step.do("ALTER TABLE fairgate_usage ADD COLUMN engine_ms BIGINT NOT NULL DEFAULT 0")
                 step.do(_NOTE_LAYOUT, (LAYOUT,))
                 step.do("COMMIT")
             [(layout,)] = step.ask(_READ_LAYOUT) or [("none",)]
@@ -169,6 +177,7 @@ class Database:
 class _Sqlite:
     mark = "?"
     begin = "BEGIN IMMEDIATE"
+    has_column = "SELECT 1 FROM pragma_table_info(%s) WHERE name = %s"
 
     def __init__(self, path: Path, *, makes: bool) -> None:
         self._path = path
@@ -232,6 +241,7 @@ def _as_text(stored: bytes) -> str:
 class _PostgreSql:
     mark = "%s"
     begin = "BEGIN"
+    has_column = "SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s"
 
     def __init__(self, url: str) -> None:
         self._url = url

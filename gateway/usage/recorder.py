@@ -175,5 +175,5 @@ def _by_utc(quotas: Quotas) -> None:
 
 
 def _add_used(quotas: Quotas, found: Used) -> None:
-    for since_s, tenant, requests, tokens in found:
-        quotas.go_on(since_s, tenant, requests, tokens, time.monotonic())
+    for used in found:
+        quotas.go_on(*used, time.monotonic())

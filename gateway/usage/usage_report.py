@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from gateway.config.sections.usage import PriceConfig
 from gateway.usage.database import Database
-from gateway.usage.written import SUMMED
+from gateway.usage.written import SUMMED, storable
 
 ROWS_MAX = 100_000
 _COLUMNS = {
@@ -23,7 +23,16 @@ _COLUMNS = {
     "model": "model",
 }
 DIMENSIONS = tuple(_COLUMNS)
-_MEASURES = ("requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens", "queue_s")
+_MEASURES = (
+    "requests",
+    "refused",
+    "input_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "wasted_tokens",
+    "queue_s",
+    "engine_s",
+)
 
 
 class BadQuestion(ValueError):
@@ -89,7 +98,7 @@ class UsageRow:
         self.by = by
         self.requests = self.refused = 0
         self.input_tokens = self.cached_tokens = self.output_tokens = self.wasted_tokens = 0
-        self.queue_s = 0.0
+        self.queue_s = self.engine_s = 0.0
         self.cost: float | None = 0.0
         """None: the price of a model is not known."""
 
@@ -99,7 +108,7 @@ class UsageRow:
 
     def add(self, sums: Sequence[int], price: PriceConfig | None) -> None:
         """One more sum, in the order of the columns, of a model with this price."""
-        requests, refused, prompt, cached, output, wasted, queue_us = map(int, sums)
+        requests, refused, prompt, cached, output, wasted, queue_us, engine_ms = map(int, sums)
         self.requests += requests
         self.refused += refused
         self.input_tokens += prompt
@@ -107,6 +116,7 @@ class UsageRow:
         self.output_tokens += output
         self.wasted_tokens += wasted
         self.queue_s += queue_us / 1e6
+        self.engine_s += engine_ms / 1e3
         if price is None:
             self.cost = None if prompt or output else self.cost
         elif self.cost is not None:
@@ -115,7 +125,7 @@ class UsageRow:
 
     def measures(self, *, has_prices: bool) -> dict[str, float | int | None]:
         found: dict[str, float | int | None] = {name: getattr(self, name) for name in _MEASURES}
-        found["queue_s"] = round(self.queue_s, 3)
+        found["queue_s"], found["engine_s"] = round(self.queue_s, 3), round(self.engine_s, 3)
         if has_prices:
             found["cost"] = None if self.cost is None else round(self.cost, 6)
         return found
@@ -179,16 +189,20 @@ class Report:
 FORMATS = {"table": Report.as_table, "csv": Report.as_csv, "json": Report.as_json}
 
 
-def read(database: Database, question: Question, prices: Mapping[str, PriceConfig]) -> Report:
-    """The answer to a question. Raises BadQuestion if it is too long, and what `Database.transaction` raises."""
+def read(
+    database: Database, question: Question, prices: Mapping[str, PriceConfig], tenant: str | None = None
+) -> Report:
+    """The answer to a question, of one tenant or of all. Raises BadQuestion if it is too long, and what
+    `Database.transaction` raises."""
     labels = [f"{_COLUMNS[name]} AS by_{name}" for name in question.by]
     groups = [f"by_{name}" for name in question.by]
     statement = (
         f"SELECT {', '.join([*labels, 'model', *(f'SUM({name})' for name in SUMMED)])} FROM fairgate_usage "
-        f"WHERE hour_s >= %s AND hour_s < %s GROUP BY {', '.join([*groups, 'model'])} LIMIT {ROWS_MAX + 1}"
+        f"WHERE {'hour_s >= %s AND hour_s < %s' if tenant is None else _of_tenant(question)} "
+        f"GROUP BY {', '.join([*groups, 'model'])} LIMIT {ROWS_MAX + 1}"
     )
     with database.transaction(writes=False) as step:
-        found = step.ask(statement, question.hours_s)
+        found = step.ask(statement, question.hours_s if tenant is None else (tenant,))
     if len(found) > ROWS_MAX:
         raise BadQuestion(f"the answer has more than {ROWS_MAX} rows: ask for a shorter time, or by less")
     count = len(question.by)
@@ -207,6 +221,27 @@ def read(database: Database, question: Question, prices: Mapping[str, PriceConfi
     if times:
         ordered.sort(key=lambda row: [row.by[place] for place in times])
     return Report(question, ordered, total, has_prices=bool(prices))
+
+
+def read_own(
+    database: Database, tenant: str, prices: Mapping[str, PriceConfig], now: datetime
+) -> dict[str, dict[str, float | int | None]]:
+    """What one tenant used, received and was due in the last day and month."""
+    found = {}
+    for name, since in (("day", "24h"), ("month", "30d")):
+        question = Question(since, None, (), now)
+        report = read(database, question, prices, storable(tenant))
+        with database.transaction(writes=False) as step:
+            statement = f"SELECT SUM(received), SUM(due) FROM fairgate_shares WHERE {_of_tenant(question)}"
+            [(received, due)] = step.ask(statement, (storable(tenant),))
+        shares = {"service_received": round(received or 0.0, 1), "service_due": round(due or 0.0, 1)}
+        found[name] = {**report.total.measures(has_prices=report.has_prices), **shares}
+    return found
+
+
+def _of_tenant(question: Question) -> str:
+    """The rows of one tenant within the time. Each hour is named, so that no row of another tenant is looked at."""
+    return f"hour_s IN ({', '.join(map(str, range(*question.hours_s, 3600)))}) AND tenant = %s"
 
 
 def _label(name: str, value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import isfinite
 
 from gateway.telemetry.access_log import hidden
@@ -11,19 +11,33 @@ from gateway.usage.database import Database, Transaction
 
 WRITERS_KEPT_S = 30 * 86_400
 DAY_S = 86_400
-SUMMED = ("requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens", "queue_us")
+SUMMED = (
+    "requests",
+    "refused",
+    "input_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "wasted_tokens",
+    "queue_us",
+    "engine_ms",
+)
 _ADD = (
     f"INSERT INTO fairgate_usage (hour_s, tenant, app, end_user, model, {', '.join(SUMMED)}) "
-    f"VALUES ({', '.join(['%s'] * 12)}) ON CONFLICT (hour_s, tenant, app, end_user, model) DO UPDATE SET "
+    f"VALUES ({', '.join(['%s'] * 13)}) ON CONFLICT (hour_s, tenant, app, end_user, model) DO UPDATE SET "
     + ", ".join(f"{name} = fairgate_usage.{name} + excluded.{name}" for name in SUMMED)
 )
 _IS_NEW = (
     "INSERT INTO fairgate_writers (writer, batch, written_s) VALUES (%s, %s, %s) ON CONFLICT (writer) DO UPDATE "
     "SET batch = excluded.batch, written_s = excluded.written_s WHERE fairgate_writers.batch < excluded.batch"
 )
+_ADD_SHARE = (
+    "INSERT INTO fairgate_shares (hour_s, tenant, received, due) VALUES (%s, %s, %s, %s) "
+    "ON CONFLICT (hour_s, tenant) DO UPDATE SET received = fairgate_shares.received + excluded.received, "
+    "due = fairgate_shares.due + excluded.due"
+)
 _USED = (
-    "SELECT tenant, SUM(requests - refused), SUM(input_tokens + output_tokens) FROM fairgate_usage "
-    "WHERE hour_s >= %s AND hour_s < %s GROUP BY tenant"
+    "SELECT tenant, model, SUM(requests - refused), SUM(input_tokens + output_tokens), SUM(engine_ms) "
+    "FROM fairgate_usage WHERE hour_s >= %s AND hour_s < %s GROUP BY tenant, model"
 )
 
 
@@ -53,6 +67,7 @@ def _rows(sums: Sums) -> Iterator[tuple[object, ...]]:
             totals.output,
             totals.wasted,
             totals.queue_us,
+            totals.engine_ms,
         )
 
 
@@ -74,19 +89,31 @@ def add_sums(step: Transaction, sums: Sums) -> None:
     step.do_each(_ADD, sorted(_rows(sums)))
 
 
+def add_shares(
+    database: Database, writer: str, number: int, now_s: int, shares: Mapping[str, tuple[float, float]]
+) -> None:
+    """Add what each tenant received and was due, in the unit of the policy, unless that was done before."""
+    hour_s = now_s // HOUR_S * HOUR_S
+    with database.transaction() as step:
+        if step.do(_IS_NEW, (writer, number, now_s)):
+            step.do_each(_ADD_SHARE, sorted((hour_s, storable(name), *both) for name, both in shares.items()))
+
+
 def forget(database: Database, now_s: int, keep_days: int) -> None:
     """Hours that are too old, and writers that are gone."""
     with database.transaction() as step:
-        step.do("DELETE FROM fairgate_usage WHERE hour_s < %s", (now_s - keep_days * 86_400,))
+        for table in ("fairgate_usage", "fairgate_shares"):
+            step.do(f"DELETE FROM {table} WHERE hour_s < %s", (now_s - keep_days * 86_400,))
         step.do("DELETE FROM fairgate_writers WHERE written_s < %s", (now_s - WRITERS_KEPT_S,))
 
 
-def used_on(database: Database, day: int) -> list[tuple[str, int, int]]:
-    """What each tenant used on this day (since the epoch): its requests, and its prompt and output tokens."""
+def used_on(database: Database, day: int) -> list[tuple[str, str, int, int, int]]:
+    """What each tenant used of each model on this day (since the epoch): its requests, its prompt and output tokens,
+    and its milliseconds at engines."""
     with database.transaction(writes=False) as step:
         found = step.ask(_USED, (day * DAY_S, (day + 1) * DAY_S))
     return [
-        (tenant, int(requests), int(tokens))
-        for tenant, requests, tokens in found
-        if isinstance(tenant, str) and isfinite(requests) and isfinite(tokens)
+        (tenant, model, int(requests), int(tokens), int(engine_ms))
+        for tenant, model, requests, tokens, engine_ms in found
+        if isinstance(tenant, str) and isinstance(model, str) and isfinite(requests + tokens + engine_ms)
     ]

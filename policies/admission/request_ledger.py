@@ -210,22 +210,22 @@ class RequestLedger:
         """
         self._apply(lifecycle.FINISHED, request)
         lease = self.leases[request.id] if request.progress.wait is not None else None
-        self._end_lease(request, _charged(request, service), now)
+        ran_s = self._end_lease(request, _charged(request, service), now)
         if lease is not None:
             self.expected_waits.answered(request.progress.order.backlog, request, now - lease.dispatched_s)
         self.entitlements.left(request)
         self.interactions.served(request, service, now, awaits_more)
         self.working_set.left(request, service, now)
-        self._settle(request, service, now)
+        self._settle(request, service, now, ran_s)
 
     def broken(self, request: Request, service: ServiceTokens, now: float) -> None:
         """It ends without its whole answer, and took this much."""
         self._apply(lifecycle.BROKEN, request)
-        self._end_lease(request, _charged(request, service), now)
+        ran_s = self._end_lease(request, _charged(request, service), now)
         self.entitlements.left(request)
         self.interactions.broke_off(request, service, now)
         self.working_set.left(request, service, now)
-        self._settle(request, service, now)
+        self._settle(request, service, now, ran_s)
 
     def give_back(self, request: Request, obstacles: Mapping[str, Obstacle], now: float) -> list[GiveBack]:
         """Is another request stopped, because this one cannot wait and has no room at these engines?"""
@@ -331,7 +331,8 @@ class RequestLedger:
             self.starts.left(request)
         self.working_set.left(request, NO_SERVICE, now)
 
-    def _end_lease(self, request: Request, charged: ServiceTokens, now: float, *, is_given_back: bool = False) -> None:
+    def _end_lease(self, request: Request, charged: ServiceTokens, now: float, *, is_given_back: bool = False) -> float:
+        """For how long did it run?"""
         lease = self.leases.pop(request.id)
         if request.can_wait:
             self.giving_back.ended(request, charged, is_given_back=is_given_back)
@@ -339,6 +340,7 @@ class RequestLedger:
         self.tenants.ended(request, lease.held_tokens)
         self.entitlements.ended(request, lease.held_tokens)
         self.policy.charge(request, charged, now, final=True)
+        return now - lease.dispatched_s
 
     def _count(self, request: Request, now: float) -> None:
         if self.quotas is not None:
@@ -348,9 +350,9 @@ class RequestLedger:
         if self.quotas is not None:
             self.quotas.withdrawn(request, now)
 
-    def _settle(self, request: Request, service: ServiceTokens, now: float) -> None:
+    def _settle(self, request: Request, service: ServiceTokens, now: float, ran_s: float = 0.0) -> None:
         if self.quotas is not None:
-            self.quotas.ended(request, service.prompt + service.output, now)
+            self.quotas.ended(request, service.prompt + service.output, now, ran_s)
 
 
 def _charged(request: Request, service: ServiceTokens) -> ServiceTokens:

@@ -1,9 +1,8 @@
-"""Is a tenant, or a group around it, beyond a limit that holds at any time? These are the classic rate limits, off by
-default.
+"""Is a tenant, a group around it, or a key beyond a limit that holds at any time? These are the classic rate limits.
 
-They count whole tenants and groups, under every policy: a request counts for its tenant, and for each group around it
-that has a limit. Work that can wait counts for the tenant that pays. They do not look at interactions: a request beyond
-them is refused in the middle of an interaction too.
+They are off by default, and hold under every policy. A request counts for its tenant, for its key and each group around
+the tenant that has a limit, and for its model with each of them that limits the model. Work that can wait counts for
+the tenant that pays. Interactions are not looked at: a request beyond a limit is refused in the middle of one too.
 """
 
 from __future__ import annotations
@@ -23,6 +22,11 @@ MONTH_S = 30 * DAY_S
 WINDOWS: Final = {"minute": MINUTE_S, "day": DAY_S, "month": MONTH_S}
 GROUP: Final = " "
 """Begins the name under which a group is counted. Names of tenants have no space."""
+KEY: Final = "  "
+"""The same of a key, before its hash. What each of them may have of one model is counted under both names, with a space
+between."""
+ENGINE: Final = "starts"
+"""Quotas count no starts: in the place of them their counts have milliseconds at engines."""
 
 
 def _limit(doc: str) -> Any:
@@ -40,10 +44,15 @@ class Quota:
     requests_per_day: int | None = _limit("Requests in any 24 hours. At least requests_per_minute.")
     tokens_per_month: int | None = _limit("Tokens in any 30 days, prompt and output. At least tokens_per_day.")
     requests_per_month: int | None = _limit("Requests in any 30 days. At least requests_per_day.")
+    engine_seconds_per_minute: int | None = _limit(
+        "Seconds that requests ran at engines, in any 60 seconds. A request with n answers counts n times."
+    )
+    engine_seconds_per_day: int | None = _limit("The same in any 24 hours. At least engine_seconds_per_minute.")
+    engine_seconds_per_month: int | None = _limit("The same in any 30 days. At least engine_seconds_per_day.")
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        for measure in ("requests", "tokens"):
+        for measure in ("requests", "tokens", "engine_seconds"):
             for shorter, longer in combinations([f"{measure}_per_{window}" for window in WINDOWS], 2):
                 most, least = getattr(self, longer), getattr(self, shorter) or 0
                 if most is not None and most < least:
@@ -59,10 +68,11 @@ class Rule(NamedTuple):
     name: str
     """As its `Limit` is called."""
     measure: str
-    """"requests", "tokens" or "concurrent"."""
+    """"requests", "tokens", `ENGINE` or "concurrent"."""
     window: int
     """Its place in `WINDOWS`; -1: it holds at once."""
     most: int
+    """Of `ENGINE` in milliseconds."""
 
 
 Counted = list[tuple[str, tuple[Count, Count, Count]]]
@@ -71,14 +81,24 @@ Counted = list[tuple[str, tuple[Count, Count, Count]]]
 
 def _rules(quota: Quota, member: str = "") -> tuple[Rule, ...]:
     windows, found = [*WINDOWS], []
-    whose = f" (group{member})" if member.startswith(GROUP) else ""
+    whose = _whose(member)
     for field in fields(quota):
         most = getattr(quota, field.name)
         if most is not None:
             measure, _, window = field.name.partition("_per_")
             name = measure if window == "minute" else field.name
+            if measure == "engine_seconds":
+                measure, most = ENGINE, most * 1000
             found.append(Rule(name + whose, measure, windows.index(window) if window else -1, most))
     return tuple(found)
+
+
+def _whose(member: str) -> str:
+    """How people tell its limits from those of the tenant."""
+    name, _, model = member.lstrip().partition(" ")
+    parts = ["key"] if member.startswith(KEY) else [f"group {name}"] if member.startswith(GROUP) else []
+    parts += [f"model {model}"] if model else []
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 class Quotas:
@@ -94,13 +114,15 @@ class Quotas:
     ) -> None:
         """
         Attributes:
-            tenants: limits of tenants that do not have the default, and of groups, whose names begin with `GROUP`.
+            tenants: limits of tenants that do not have the default, of groups and keys, whose names begin with `GROUP`
+                and `KEY`, and of models with any of them.
             around: of a tenant the groups around it that have a quota, by these names.
             tenants_max: tenants and groups that are counted in a window.
         """
         self._default = _rules(default)
         self._rules = {name: _rules(quota, name) for name, quota in (tenants or {}).items()}
         self._members = {tenant: (tenant, *groups) for tenant, groups in (around or {}).items()}
+        self._has_names = any([" " in name.removeprefix(GROUP) for name in self._rules])
         self.minute = SlidingCounts(MINUTE_S, members_max=tenants_max)
         self.day = SlidingCounts(DAY_S, members_max=tenants_max)
         self.month = SlidingCounts(MONTH_S, members_max=tenants_max)
@@ -128,11 +150,21 @@ class Quotas:
     def set(self, other: Quotas) -> None:
         """From now on the limits are the other's. What was counted counts on."""
         self._default, self._rules, self._members = other._default, other._rules, other._members
+        self._has_names = other._has_names
 
-    def members(self, leaf: str) -> tuple[str, ...]:
-        """For whom does a request of this leaf count? The tenant that pays comes first, then the groups around it."""
+    def members(self, leaf: str, names: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """For whom does a request of this leaf count? The tenant that pays comes first, then the groups around it, then
+        its further `names`."""
         tenant = payer(leaf)
-        return self._members.get(tenant) or (tenant,)
+        own = self._members.get(tenant) or (tenant,)
+        return own + names if names else own
+
+    def names(self, tenant: str, key: str, model: str) -> tuple[str, ...]:
+        """Under which further names does a request count, with the key of this hash, for this model?"""
+        if not self._has_names:
+            return ()
+        nodes = (KEY + key, *self.members(tenant))
+        return tuple([name for name in (nodes[0], *[f"{node} {model}" for node in nodes]) if name in self._rules])
 
     def rules(self, member: str) -> tuple[Rule, ...]:
         """The limits of a tenant or group."""
@@ -145,7 +177,7 @@ class Quotas:
     def _refusal(self, request: Request, tokens: int, requests: int, now: float) -> Refused | None:
         """Would one of them be beyond a limit with this many more tokens and requests? None: none would."""
         self._move(now)
-        members = self.members(request.flow.tenant)
+        members = self.members(request.flow.tenant, request.quota_names)
         limits = self._standing(members, tokens, now, requests)
         for limit in limits:
             if limit.reset_s:
@@ -160,23 +192,24 @@ class Quotas:
         """The request was queued."""
         self._move(now)
         counted: Counted = []
-        for member in self.members(request.flow.tenant):
+        for member in self.members(request.flow.tenant, request.quota_names):
             self.under_way[member] = self.under_way.get(member, 0) + 1
             counted.append((member, self._counts(member)))
         request.progress.counted = counted
         self._add(counted, 1, request.prompt_tokens)
 
-    def ended(self, request: Request, tokens: int, now: float) -> None:
-        """The request ended, in whatever way, and took this many tokens.
+    def ended(self, request: Request, tokens: int, now: float, ran_s: float = 0.0) -> None:
+        """The request ended, in whatever way, took this many tokens, and ran for so long at its engine.
 
         Tokens beyond the estimate count now. What was counted and not taken is taken back from the periods in which it
         was counted: else the limits of a later period would let through as much more.
         """
         counted = self._left(request, now)
         more = tokens - request.prompt_tokens
-        if more > 0:
-            counted = [(member, self._counts(member)) for member, _ in counted]
-        self._add(counted, 0, more)
+        if more < 0:
+            self._add(counted, 0, more)
+        counted = [(member, self._counts(member)) for member, _ in counted]
+        self._add(counted, 0, max(more, 0), int(ran_s * request.sequences * 1000))
 
     def withdrawn(self, request: Request, now: float) -> None:
         """The request was counted, but is not served: undo the count."""
@@ -195,22 +228,24 @@ class Quotas:
                 del self.under_way[member]
         return counted
 
-    def standing(self, leaf: str, now: float) -> list[Limit]:
-        """Every limit of this leaf's tenant and of the groups around it, and how much of it is used."""
-        return self._standing(self.members(leaf), 1, now)
+    def standing(self, leaf: str, now: float, names: tuple[str, ...] = ()) -> list[Limit]:
+        """Every limit of this leaf's tenant, of the groups around it and under these `names`, and how much is used."""
+        return self._standing(self.members(leaf, names), 1, now)
 
     def overrun(self, request: Request, now: float) -> Refused | None:
         """Is its tenant, or a group around it, beyond a limit, now that this request has been counted?"""
         return self._refusal(request, 0, 0, now)
 
-    def go_on(self, since_s: float, tenant: str, requests: int, tokens: int, now: float) -> None:
-        """What a tenant used in the hour or the day since then, as it was written down by a gateway that has ended."""
+    def go_on(
+        self, since_s: float, tenant: str, model: str, requests: int, tokens: int, engine_ms: int, now: float
+    ) -> None:
+        """What a tenant used of a model in the hour or the day since then, as a gateway wrote it that has ended."""
         for counts in (self.day, self.month):
             counts.at(now)
             ago = counts.period - int(since_s // counts.window_s)
             if ago not in (0, 1):
                 continue
-            for member in self.members(tenant):
+            for member in self.members(tenant, self.names(tenant, "", model)):
                 count = counts.of(member)
                 if ago:
                     if count.before is None:
@@ -218,6 +253,7 @@ class Quotas:
                     count = count.before
                 count.requests += requests
                 count.tokens += tokens
+                count.starts += engine_ms
 
     def _move(self, now: float) -> None:
         if now != self._now:
@@ -229,15 +265,18 @@ class Quotas:
     def _counts(self, member: str) -> tuple[Count, Count, Count]:
         return self.minute.of(member), self.day.of(member), self.month.of(member)
 
-    def _add(self, counted: Counted, requests: int, tokens: int) -> None:
+    def _add(self, counted: Counted, requests: int, tokens: int, engine_ms: int = 0) -> None:
         for member, by_window in counted:
             minute, day, month = by_window
             minute.requests += requests
             minute.tokens += tokens
+            minute.starts += engine_ms
             day.requests += requests
             day.tokens += tokens
+            day.starts += engine_ms
             month.requests += requests
             month.tokens += tokens
+            month.starts += engine_ms
             if self.minute.changed is not None:
                 for window in {rule.window for rule in self.rules(member) if rule.window >= 0}:
                     self.windows[window].note_change(member, by_window[window])
@@ -247,8 +286,11 @@ class Quotas:
         for member in members:
             for name, measure, window, most in self.rules(member):
                 if window >= 0:
-                    more = requests if measure == "requests" else tokens
-                    limits.append(self.windows[window].limit(name, measure, member, more, most, now))
+                    more = tokens if measure == "tokens" else requests
+                    limit = self.windows[window].limit(name, measure, member, more, most, now)
+                    if measure == ENGINE:
+                        limit = limit._replace(limit=most // 1000, remaining=limit.remaining // 1000)
+                    limits.append(limit)
                 else:
                     left = most - self.under_way.get(member, 0) - self.under_way_elsewhere.get(member, 0)
                     limits.append(Limit(name, most, max(0, left), 0.0 if left >= requests else 1.0))

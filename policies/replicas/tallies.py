@@ -106,7 +106,8 @@ class SharedQuotas:
 
     def is_sure(self, request: Request, now: float) -> bool:
         """Will `refusal` give the same answer whatever the other gateways admit before the next exchange?"""
-        limited = [member for member in self.quotas.members(request.flow.tenant) if self.quotas.rules(member)]
+        members = self.quotas.members(request.flow.tenant, request.quota_names)
+        limited = [member for member in members if self.quotas.rules(member)]
         if not limited or self.quotas.refusal(request, now) is not None:
             return True
         return all([self._has_left(member, 1, request.prompt_tokens, 0.0) for member in limited])
@@ -151,19 +152,19 @@ class SharedQuotas:
         for rule in self.quotas.rules(member):
             if rule.window >= 0:
                 own, known, is_known = self._windows[rule.window].own(member, rule.measure)
-                more = requests if rule.measure == "requests" else tokens
+                more = tokens if rule.measure == "tokens" else requests
                 if own + more > (rule.most - known) * part or not (is_known or part):
                     return False
         return True
 
     def _reserve(self, window: int, member: Hashable) -> Measures:
         """A small part of what is left: what may be admitted before the next exchange."""
-        parts = {"requests": 0, "tokens": 0}
+        parts = dict.fromkeys(MEASURES, 0)
         for rule in self.quotas.rules(str(member)):
             if rule.window == window:
                 own, known, _ = self._windows[window].own(member, rule.measure)
                 parts[rule.measure] = max(0, int((rule.most - known - own) / (RESERVED * self._gateways)))
-        return 0, parts["requests"], parts["tokens"]
+        return parts["starts"], parts["requests"], parts["tokens"]
 
 
 def _take(count: Count, sums: Measures) -> None:

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
+import aiohttp
+import pytest
+
 from gateway.config.sections.keys import hash_key
+from gateway.self_service.own_page import PATH
+from tests.commands import running
+from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Starter, chat, simulated, until
+from tests.gateway.test_command_line import config_file
+from tests.gateway.test_page import CHROMIUM, expect, window
+from tests.gateway.test_usage import CHAT, OK, written
+from tests.redis_server import RedisServer
+from tests.waiting import eventually
 
 GROUPS = [{"name": "research", "guaranteed_share": 0.3, "max_running": 40}, {"name": "nlp", "group": "research"}]
 TENANTS: list[dict[str, Any]] = [
@@ -56,3 +69,142 @@ async def test_only_a_key_that_is_known_sees_anything(start: Starter) -> None:
         assert (await live.get("/fairgate/me", key=None)).status == 401
         assert (await live.ask("/fairgate/me", {}, key="key-of-alice")).status == 405
         assert (await live.get("/fairgate/you", key="key-of-alice")).status == 404
+
+
+async def me(live: Any, key: str) -> Any:
+    got = await live.get("/fairgate/me", key=key)
+    assert (got.status, got.headers["cache-control"]) == (200, "no-store")
+    return got.json
+
+
+async def test_it_says_what_was_received_and_used_and_costs(
+    start: Starter, usage_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.self_service.self_service.AGAIN_S", 0.0)
+    monkeypatch.setattr("gateway.self_service.self_service.WINDOW_S", 0.5)
+    usage = {"url": usage_url, "prices": {"simulated": {"input": 1e6, "output": 0}}}
+    async with (
+        Upstream(replies(OK)) as upstream,
+        start(upstream.url, tenants=TENANTS, groups=GROUPS, usage=usage) as live,
+    ):
+        for key, requests in (("key-of-alice", 2), ("key-of-mallory", 5)):
+            for _ in range(requests):
+                assert (await live.ask(CHAT, chat(), key=key)).status == 200
+        await written(live)
+
+        async def is_kept() -> bool:
+            return bool((await me(live, "key-of-mallory"))["usage"]["month"]["service_received"] > 0)
+
+        await eventually(is_kept)
+        for key, requests in (("key-of-alice", 2), ("key-of-mallory", 5)):
+            found = await me(live, key)
+            [pool] = found["pools"]
+            tokens = requests * 9
+            received = pool["recently"]
+            assert received["service_received"] == received["service_due"] > 0, "nobody waited"
+            for used in (found["usage"]["day"], found["usage"]["month"]):
+                assert (used["requests"], used["input_tokens"] + used["output_tokens"]) == (requests, tokens)
+                assert used["cost"] == used["input_tokens"]
+                assert used["service_received"] == pytest.approx(used["service_due"], rel=0.01)
+                assert used["service_received"] <= 1.01 * received["service_received"]
+        assert found["recently_s"] == 300.0
+
+
+async def test_who_waits_is_due_its_part_of_what_is_served(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live:
+        asked = [
+            asyncio.ensure_future(live.ask(CHAT, chat(f"{n}", max_tokens=4), key="key-of-mallory")) for n in range(40)
+        ]
+        await asyncio.gather(*asked)
+        sim.faults.is_still = True
+        asked = [
+            asyncio.ensure_future(live.ask(CHAT, chat(f"{key}{n}", max_tokens=4), key=key))
+            for key in ("key-of-mallory", "key-of-alice")
+            for n in range(60)
+        ]
+        await until(lambda: live.engine.queued + live.engine.dispatched == 120)
+        [pool] = (await me(live, "key-of-alice"))["pools"]
+        received, due = (pool["recently"][name] for name in ("service_received", "service_due"))
+        assert received < due, "it has waited for a third of what mallory received"
+        sim.faults.is_still = False
+        await asyncio.gather(*asked)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_all_workers_and_replicas_answer_for_all(tmp_path: Path, is_shared: bool) -> None:
+    async with AsyncExitStack() as stack:
+        sim = await stack.enter_async_context(simulated())
+        sim.faults.is_still = True
+        state = {"state": (await stack.enter_async_context(RedisServer())).url} if is_shared else {}
+        urls = []
+        for replica in range(1 + is_shared):
+            directory = tmp_path / str(replica)
+            directory.mkdir()
+            config = config_file(directory, sim.url, tenants=TENANTS, groups=GROUPS, workers=2, **state)
+            command = await stack.enter_async_context(running("serve", "-c", config))
+            urls.append((await command.says(r"serving on (http://[^ ,]+)"))[1])
+
+        async def asks(url: str, http: aiohttp.ClientSession, n: int) -> int:
+            headers = {"authorization": f"Bearer key-of-{'alice' if n % 2 else 'mallory'}"}
+            async with http.post(url + CHAT, json=chat(str(n), max_tokens=4), headers=headers) as response:
+                return response.status
+
+        # Each on a connection of its own, so that all workers have some.
+        http = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+        )
+        asked = [asyncio.create_task(asks(url, http, n)) for url in urls for n in range(40)]
+
+        async def seen(url: str) -> tuple[int, int]:
+            async with http.get(f"{url}/fairgate/me", headers={"authorization": "Bearer key-of-alice"}) as response:
+                assert response.status == 200, await response.text()
+                text = await response.text()
+                assert "mallory" not in text
+                [pool] = (await response.json())["pools"]
+                own = pool["interactive"]
+                return (
+                    own["queued_requests"] + own["running_requests"],
+                    len(pool["requests"]) + pool["requests_left_out"],
+                )
+
+        async def all_see_all() -> bool:
+            found = [await seen(url) for url in urls for _ in range(8)]
+            return set(found) == {(20 * len(urls), 20 * len(urls))}
+
+        await eventually(all_see_all)
+        sim.faults.is_still = False
+        assert set(await asyncio.gather(*asked)) == {200}
+
+
+async def test_files_of_the_page_are_anybodys_and_hold_nothing(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live:
+        for path in (PATH, f"{PATH}/me.js", f"{PATH}/page.css"):
+            got = await live.get(path, key=None)
+            assert got.status == 200
+            assert "script-src 'self'" in got.headers["content-security-policy"]
+            assert b"alice" not in got.body
+        assert (await live.get(f"{PATH}/index.html", key=None)).status == 404
+        assert (await live.ask(PATH, {}, key="key-of-alice")).status == 405
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)")
+async def test_the_page_asks_for_a_key_and_shows_what_is_its_own(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live, window(quiet=False) as seen:
+        for key in ("key-of-alice", "key-of-mallory"):
+            assert (await live.ask(CHAT, chat(max_tokens=4), key=key)).status == 200
+        await seen.page.goto(live.url + PATH)
+        await seen.shows("#link", "asks for your key")
+        await seen.is_accessible()
+        for key, says in (("a-wrong-key", "This key is not taken here."), ("key-of-alice", "")):
+            await seen.page.locator("#token").fill(key)
+            await seen.page.locator("#token-form button").click()
+            if says:
+                await expect(seen.page.locator("#token-wrong")).to_be_visible()
+        await seen.shows("#link", "live")
+        await seen.shows("#place-body", "guaranteed share 0.3")
+        await seen.shows("#limits-body", "99 of 100 left")
+        await seen.shows("#pools-body", "0 wait, 0 run, its part now")
+        await seen.shows("#received-body", "pool, last 5 min")
+        assert "mallory" not in await seen.page.content()
+        await seen.is_accessible()
+        assert [fault for fault in seen.faults if "401" not in fault] == []

@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import aiohttp
 import pytest
 
 from gateway.config.model import Config
+from gateway.config.sections.keys import hash_key
 from gateway.config.sections.usage import UsageConfig
 from gateway.process.gateway import Gateway
 from gateway.proxy.refusals import in_words, rate_limit_headers, refusal_error
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
+from gateway.usage.usage_report import Question, read
 from gateway.usage.used_before import used_before
 from gateway.usage.written import Batch, add
 from policies.admission.decisions import Reject
@@ -26,7 +29,7 @@ from policies.limits.quotas import DAY_S, Quota, Quotas
 from policies.request import Limit, Refusal
 from tests.commands import running
 from tests.gateway.capture import Peer, Seen, Upstream, replies
-from tests.gateway.live import Starter, chat, until
+from tests.gateway.live import MODEL, Live, Starter, chat, until
 from tests.gateway.test_command_line import config_file
 from tests.gateway.test_usage import CHAT, OK, TENANTS, counted, requests_in, written
 from tests.postgres_server import PostgresServer
@@ -156,12 +159,12 @@ async def test_such_a_limit_counts_once_what_waits_for_a_database_that_is_gone(s
 def test_a_day_goes_on_from_what_is_left_of_the_one_before() -> None:
     quotas = Quotas(Quota(tokens_per_day=1000))
     quotas.day.epoch_s = 86_400 / 2  # at 0 half of the day is over
-    quotas.go_on(-86_400, "t", 1, 400, 0.0)
-    quotas.go_on(0, "t", 1, 100, 0.0)
+    quotas.go_on(-86_400, "t", "", 1, 400, 0, 0.0)
+    quotas.go_on(0, "t", "", 1, 100, 0, 0.0)
     [limit] = quotas.standing("t", 0.0)
     assert limit.remaining == 1000 - 100 - 200
-    quotas.go_on(3600, "t", 1, 100, 0.0)
-    quotas.go_on(-2 * 86_400, "t", 1, 1000, 0.0)
+    quotas.go_on(3600, "t", "", 1, 100, 0, 0.0)
+    quotas.go_on(-2 * 86_400, "t", "", 1, 1000, 0, 0.0)
     assert quotas.standing("t", 0.0)[0].remaining == 600
 
 
@@ -238,3 +241,127 @@ async def test_what_was_used_in_two_months_goes_on(start: Starter, now_day: floa
             for ago, count in enumerate(counts.counted(member)[:2]):
                 of_it = [day for day in range(int(now_day) + 1) if day // days == now_day // days - ago]
                 assert (count.requests, count.tokens) == (2 * len(of_it), sum(1000 + day for day in of_it))
+
+
+async def test_seconds_at_engines_are_a_limit_and_go_on_after_a_restart(start: Starter, usage_url: str) -> None:
+    ahead_s, may_end = [0.0], asyncio.Event()
+
+    async def script(seen: Seen, peer: Peer) -> None:
+        await may_end.wait()
+        await peer.send(OK)
+
+    groups = [{"name": "team", "quota": {"engine_seconds_per_day": 10}}]
+    fields: dict[str, Any] = {
+        "tenants": [TENANTS[0] | {"group": "team"}, *TENANTS[1:]], "groups": groups, "usage": usage_url,
+    }  # fmt: skip
+    config = UsageConfig.model_validate({"url": usage_url})
+    async with Upstream(script) as upstream:
+        async with start(upstream.url, **fields) as live:
+            live.gateway.pools[0].dispatcher.clock = lambda: time.monotonic() + ahead_s[0]
+            asked = asyncio.ensure_future(live.ask(CHAT, chat()))
+            await until(lambda: len(upstream.requests) == 1)
+            ahead_s[0] = 20.0
+            may_end.set()
+            got = await asked
+            assert got.status == 200
+            assert "x-ratelimit-limit-requests" not in got.headers
+            got = await live.ask(CHAT, chat())
+            assert got.status == 429
+            assert got.error["message"].startswith(
+                "group team is at its limit of 10 seconds at engines a day; come back"
+            )
+            assert (await live.ask(CHAT, chat(), key="b")).status == 200
+        database = Database(config)
+        total = read(database, Question("1h", None, (), datetime.now(UTC)), {}, "alice").total
+        assert 0 < total.engine_s < 900, "the time itself, not that of the clock above"
+        sums = {(int(time.time()) // 3600, "alice", "", "", ""): UsageTotals()}
+        [totals] = sums.values()
+        totals.engine_ms = 9500
+        add(database, Batch("before", 1, sums), int(time.time()))
+        database.close()
+        async with start(upstream.url, **fields) as live:
+            quotas = live.gateway.shared.quotas
+            assert quotas is not None
+            [limit] = quotas.standing("alice", time.monotonic())
+            assert (limit.limit, limit.remaining) == (10, 0)
+
+
+async def test_a_database_of_before_gets_the_column(usage_url: str) -> None:
+    config = UsageConfig.model_validate({"url": usage_url})
+    now_s = int(time.time())
+    for life in range(3):
+        database = Database(config)
+        with database.transaction() as step:
+            if not life:
+                step.do("ALTER TABLE fairgate_usage DROP COLUMN engine_ms")
+                values = ", ".join(["%s"] * 12)
+                step.do(f"INSERT INTO fairgate_usage VALUES ({values})", (now_s, "alice", *3 * [""], *7 * [3]))
+        if life:
+            total = read(database, Question("1h", None, (), datetime.now(UTC)), {}).total
+            assert (total.requests, total.engine_s) == (3, 0.0)
+        database.close()
+
+
+async def test_keys_and_models_have_limits_beside_those_of_their_tenant(start: Starter, usage_url: str) -> None:
+    quota = {"per_model": {MODEL: {"requests_per_day": 5}}}
+    keys = [{"hash": hash_key("limited"), "quota": {"requests_per_day": 2}}, {"hash": hash_key("free")}]
+    tenants = [{"name": "alice", "keys": keys, "group": "team"}, {"name": "bob", "keys": [hash_key("of-bob")]}]
+    fields: dict[str, Any] = {
+        "tenants": tenants, "groups": [{"name": "team", "quota": quota}], "usage": usage_url,
+        "aliases": {"other-name": MODEL},
+    }  # fmt: skip
+
+    async def asks(live: Live, key: str) -> str:
+        got = await live.ask(CHAT, chat() | {"model": "other-name"}, key=key)
+        assert got.status in (200, 429)
+        return "" if got.status == 200 else str(got.error["message"]).partition(";")[0]
+
+    async with Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, **fields) as live:
+            assert [await asks(live, "limited") for _ in range(3)] == [
+                "",
+                "",
+                "key is at its limit of 2 requests a day",
+            ]
+            assert [await asks(live, "free") for _ in range(3)] == ["", "", ""]
+            at_limit = "group team, model simulated is at its limit of 5 requests a day"
+            assert await asks(live, "free") == at_limit
+            assert await asks(live, "of-bob") == ""
+            found = (await live.get("/fairgate/me", key="limited")).json["limits"]
+            assert {limit["name"]: limit["remaining"] for limit in found} == {
+                "requests_per_day (key)": 0, "requests_per_day (group team, model simulated)": 0,
+            }  # fmt: skip
+            found = (await live.get("/fairgate/me", key="of-bob")).json["limits"]
+            assert found == []
+        async with start(upstream.url, **fields) as live:
+            assert await asks(live, "free") == at_limit, "a model's goes on after a restart"
+
+
+async def test_a_key_with_a_quota_stays_in_the_config(start: Starter, usage_url: str) -> None:
+    keys = [{"hash": hash_key("limited"), "quota": {"requests_per_day": 2}}]
+    fields: dict[str, Any] = {"usage": usage_url, "tenants": [{"name": "alice", "keys": keys}], "admin_token": "t" * 24}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        admin = f"http://127.0.0.1:{live.gateway.admin_port}/keys"
+        headers = {"authorization": f"Bearer {'t' * 24}"}
+        for path, body, why in (
+            (f"/{hash_key('limited')}/rotate", {}, "put the new key there"),
+            ("", {"tenant": "alice", "quota": {"requests_per_day": 9}}, "'quota' is none of"),
+        ):
+            async with live.http.post(admin + path, json=body, headers=headers) as response:
+                assert response.status == 400
+                assert why in await response.text()
+
+
+async def test_a_check_names_days_that_are_not_kept_and_models_that_are_not_served(tmp_path: Path) -> None:
+    quota = {"tokens_per_month": 9, "per_model": {"small": {"concurrent": 1}}}
+    pools = [{"name": "p", "models": ["large"], "backends": [{"url": "http://127.0.0.1:1"}]}]
+    for days, model, keep, unknown in ((59, "small", True, True), (60, "large", False, False)):
+        quota["per_model"] = {model: {"concurrent": 1}}
+        config = config_file(
+            tmp_path, "", pools=pools, tenants=[{"name": "a", "quota": quota}],
+            usage={"url": str(tmp_path / "u.db"), "keep_days": days},
+        )  # fmt: skip
+        async with running("check", config) as command:
+            assert await command.ended() == 0
+            assert ("keep 60 days" in command.said + command.out.decode()) is keep
+            assert ("no pool serves 'small'" in command.said + command.out.decode()) is unknown

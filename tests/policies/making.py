@@ -47,6 +47,7 @@ def make_request(
     system: int = 0,
     prefix: tuple[int, ...] = (),
     adapter: str = "",
+    quota_names: tuple[str, ...] = (),
 ) -> Request:
     return Request(
         id if id is not None else f"{tenant}-{next(_serial)}",
@@ -63,6 +64,7 @@ def make_request(
         prefix=prefix,
         adapter=adapter,
         progress=Progress(expected, reserved),
+        quota_names=quota_names,
     )
 
 

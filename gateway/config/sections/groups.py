@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.config.checks import Name
 from gateway.config.section import Section, filled, settings_from
-from gateway.config.sections.throttling import QuotaConfig
+from gateway.config.sections.throttling import ModelQuotasConfig
 from policies.limits.entitlements import ROOT, GroupSettings, Placing, Tree
 
 _USUAL: Final = frozenset({"name", "weight", "keys", "quota"})
@@ -22,7 +22,7 @@ class Grouped(Section):
     name: Name
     group: Name | None = None
     """The group that it is in. Default: none, so that it shares each pool with all others that are in none."""
-    quota: QuotaConfig | None = None
+    quota: ModelQuotasConfig | None = None
     if TYPE_CHECKING:
         weight: float = 1.0
         """A setting of `GroupSettings`, as all others here."""
@@ -34,7 +34,7 @@ class GroupConfig(Grouped):
 
     name: Name
     """What `group` names; unique among groups."""
-    quota: QuotaConfig | None = None
+    quota: ModelQuotasConfig | None = None
     """Limits of all tenants in it together."""
 
 

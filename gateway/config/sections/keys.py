@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field
 
 from gateway.config.checks import Name, checked_hash, fault, not_empty, unique, url_parts
 from gateway.config.section import Section, with_class
+from gateway.config.sections.throttling import ModelQuotasConfig
 
 KEY_CHARACTERS_MIN = 24
 KEY_CHARACTERS_DIFFERENT_MIN = 10
@@ -93,7 +94,8 @@ class KeyConfig(Section):
     """Models the key may ask for; the others do not exist for it. Default: all."""
     weight: float | None = Field(default=None, gt=0, le=1000)
     """Weight of the tenant while it asks with this key. Default: that of the tenant."""
-
+    quota: ModelQuotasConfig | None = None
+    """Limits of what is asked with this key, beside those of the tenant. Of keys in the config only."""
     label: Annotated[str, AfterValidator(_checked_label)] | None = None
     """What it is for, or who has it, in any words; shown in lists of keys only."""
     created: Annotated[str, AfterValidator(_checked_expiry)] | None = None

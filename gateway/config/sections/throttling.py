@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
+from gateway.config.checks import Name
 from gateway.config.section import Section, settings_from
 from policies.capacity.overload import OverloadSettings
 from policies.limits.quotas import Quota
@@ -33,3 +36,10 @@ class ThrottleConfig(Section):
 @settings_from(Quota)
 class QuotaConfig(Section):
     """Limits of a tenant that hold at any time, whatever the policy. There are none but those written here."""
+
+
+class ModelQuotasConfig(QuotaConfig):
+    """The same, and the same of single models."""
+
+    per_model: dict[Name, QuotaConfig] = Field(default_factory=dict)
+    """Limits of what is asked of one model, by the engines' name of the model."""

@@ -2,7 +2,7 @@
 //
 // EventSource cannot send the token, so the stream is read with fetch; the token is kept for this tab alone.
 
-const TOKEN = "fairgate-admin-token";
+const TOKEN = document.documentElement.dataset.token;
 const SILENCE_MS = 15000;
 const AGAIN_MS = [500, 1000, 2000, 5000];
 

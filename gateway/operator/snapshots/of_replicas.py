@@ -25,7 +25,8 @@ from gateway.operator.snapshots.snapshot import (
 )
 from gateway.storage.store import ALL_POOLS, Store
 from gateway.storage.store_errors import StoreError
-from gateway.telemetry.recent_requests import ENDS_MAX, End
+from gateway.telemetry.ends import End
+from gateway.telemetry.recent_requests import ENDS_MAX
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -46,6 +47,7 @@ class _ReplicaMessage(msgspec.Struct):
     name: str = ""
     """How people call the replica that answers."""
     content: bytes = b""
+    of: str = ""
     epoch_s: float = 0.0
     """By how much the common clock is ahead of its own."""
 
@@ -86,13 +88,12 @@ class Replicas:
             pass  # the store says so
         await asyncio.sleep(RETRY_S)
 
-    async def snapshot(self, *, with_running: bool = False) -> GatewaySnapshot:
+    async def snapshot(self, *, with_running: bool = False, of: str = "") -> GatewaySnapshot:
         async with self._turn:
             known, recent = self._gathered.known, self._gateway.recent
             self._answers.clear()
-            others = (
-                await self._publish(_ReplicaMessage(self._store.replica, dict(known), with_running=with_running)) - 1
-            )
+            question = _ReplicaMessage(self._store.replica, dict(known), with_running=with_running, of=of)
+            others = await self._publish(question) - 1
             try:
                 async with asyncio.timeout(ANSWER_S):
                     while len(self._answers) < others:
@@ -100,7 +101,7 @@ class Replicas:
                         await self._answered.wait()
             except TimeoutError:
                 pass
-            own = snapshot_of(self._gateway, with_running=with_running)
+            own = snapshot_of(self._gateway, with_running=with_running, of=of)
             answers = {
                 self._name: (own, recent.latest_after(known[self._name]), recent.count),
                 **self._answers,
@@ -138,7 +139,7 @@ class Replicas:
 
     async def _answer(self, asked: _ReplicaMessage) -> None:
         gateway, store = self._gateway, self._store
-        found, recent = snapshot_of(gateway, with_running=asked.with_running), gateway.recent
+        found, recent = snapshot_of(gateway, with_running=asked.with_running, of=asked.of), gateway.recent
         content = encoded(found, recent.latest_after(asked.known.get(self._name, 0)), recent.count)
         message = _ReplicaMessage(
             store.replica, {}, to=asked.replica, name=self._name, content=content, epoch_s=store.epoch_s

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
 import msgspec
 
+from gateway.operator.snapshots.own_requests import OwnRequest, oldest, own_requests
 from gateway.operator.snapshots.spans import Running, running
 from gateway.telemetry.access_log import hidden
-from gateway.telemetry.recent_requests import End, Mark, RecentRequests
+from gateway.telemetry.ends import End, Mark
+from gateway.telemetry.recent_requests import RecentRequests
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.bounds import Waiting
 from policies.request import Request, State
@@ -103,6 +105,8 @@ class PoolSnapshot(msgspec.Struct):
     """Waits of over a second that have ended: how many were as long as expected, longer or shorter?"""
     gateways: list[ReplicaSnapshot] = []
     """Who waits where? One entry for each process, where there are several."""
+    own: list[OwnRequest] = []
+    """The oldest of the tenant that was asked for."""
 
 
 class GatewaySnapshot(msgspec.Struct):
@@ -128,7 +132,8 @@ class SnapshotSource(Protocol):
     def recent(self) -> RecentRequests:
         """The latest ends, as of the last snapshot."""
 
-    async def snapshot(self, *, with_running: bool = False) -> GatewaySnapshot: ...
+    async def snapshot(self, *, with_running: bool = False, of: str = "") -> GatewaySnapshot:
+        """`of`: a tenant whose requests are asked for."""
 
 
 class GatewayProcess(SnapshotSource, Protocol):
@@ -147,16 +152,16 @@ class GatewayProcess(SnapshotSource, Protocol):
         """Is state shared with other replicas? None: the config does not ask for it."""
 
 
-def snapshot_of(gateway: GatewayProcess, *, with_running: bool) -> GatewaySnapshot:
-    """`with_running`: each request that is dispatched, too; O(dispatched)."""
+def snapshot_of(gateway: GatewayProcess, *, with_running: bool, of: str = "") -> GatewaySnapshot:
+    """`with_running`: each request that is dispatched, too; O(dispatched). `of`: those of this tenant, and its own."""
     begun_s, pools = time.thread_time(), gateway.pools
     now = pools[0].dispatcher.clock() if pools else 0.0
-    found = [_pool(pool, with_running=with_running) for pool in pools]
+    found = [_pool(pool, with_running=with_running, of=of) for pool in pools]
     marks, cost_s = list(gateway.recent.marks), time.thread_time() - begun_s
     return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, cost_s)
 
 
-def _pool(pool: Pool, *, with_running: bool) -> PoolSnapshot:
+def _pool(pool: Pool, *, with_running: bool, of: str) -> PoolSnapshot:
     dispatcher = pool.dispatcher
     engine, now = dispatcher.engine, dispatcher.clock()
     waiting, blocked = engine.requests.waiting, engine.blocked if engine.queued else None
@@ -173,8 +178,9 @@ def _pool(pool: Pool, *, with_running: bool) -> PoolSnapshot:
         waiting=waiting.by_tenant(),
         requests=[_waiting(request, now) for request in islice(waiting.requests.values(), REQUESTS_MAX)],
         backends=_backends(pool, blocked, now),
-        running=running(engine) if with_running else [],
+        running=running(engine, of) if with_running or of else [],
         expected_waits=engine.requests.expected_waits.counts(),
+        own=own_requests(engine, of) if of else [],
     )
 
 
@@ -327,6 +333,7 @@ def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
         running=[one for pool in pools for one in pool.running],
         expected_waits={name: sum(pool.expected_waits[name] for pool in pools) for name in fullest.expected_waits},
         gateways=[_gateway(name, pool) for name, pool in processes],
+        own=oldest(one for pool in pools for one in pool.own),
         **sums,
     )
 
@@ -387,6 +394,8 @@ def moved(one: GatewaySnapshot, by_s: float) -> GatewaySnapshot:
             each._replace(arrived_s=each.arrived_s + by_s, dispatched_s=each.dispatched_s + by_s)
             for each in pool.running
         ]
+        for own in pool.own:
+            own.arrived_s += by_s
     return one
 
 

@@ -11,10 +11,12 @@ from collections.abc import Container, Mapping, Sequence
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from gateway.telemetry.recent_requests import End, service_of
+from gateway.telemetry.ends import End
+from gateway.telemetry.recent_requests import service_of
 from gateway.telemetry.record import Outcome
 from policies.admission.engine import AdmissionEngine
 from policies.queue.bounds import Waiting
+from policies.request import is_batch, payer
 
 SPAN_S: Final = 5.0
 
@@ -30,11 +32,13 @@ class Running(NamedTuple):
     backend: str = ""
 
 
-def running(engine: AdmissionEngine) -> list[Running]:
-    """What is dispatched just now. O(dispatched)."""
+def running(engine: AdmissionEngine, of: str = "") -> list[Running]:
+    """What is dispatched just now, of one tenant or of all. O(dispatched)."""
     found = []
     for lease in engine.requests.leases.values():
         request = lease.request
+        if of and payer(request.flow.tenant) != of:
+            continue
         service = service_of(request.progress.charged, request.prompt_tokens, lease.output_tokens)
         flow, arrived_s = request.flow, request.arrived_s
         found.append(Running(flow.tenant, request.weight, arrived_s, lease.dispatched_s, service, lease.backend))
@@ -114,15 +118,20 @@ def sums(taken: Taken, since_s: float, until_s: float) -> dict[str, TenantSums]:
         if end.first_token_s is not None:
             one.first_tokens_s.append(end.first_token_s)
     for each in taken.running:
-        one = found.get(each.tenant) or _new(found, each.tenant, each.weight)
+        name = payer(each.tenant)
+        one = found.get(name) or _new(found, name, each.weight)
         one.weight = each.weight
         one.running_requests += 1
         one.received += each.service * part_within(since_s, until_s, each.dispatched_s, taken.now)
         if each.arrived_s < until_s < each.dispatched_s:
             one.waiting += each.service
-    for name, waiting in taken.waiting.items():
+    for leaf, waiting in taken.waiting.items():
+        name = payer(leaf)
         one = found.get(name) or _new(found, name, waiting.weight)
-        one.weight, one.queued_requests = waiting.weight, waiting.requests
+        one.weight = waiting.weight
+        one.queued_requests += waiting.requests
+        if is_batch(leaf):
+            continue  # such work is due what others leave, so what it received
         # They came one after another: so many of them had come by then.
         came = waiting.requests * part_within(-inf, until_s, waiting.oldest_s, taken.now)
         one.waiting += usual.of(name, came)

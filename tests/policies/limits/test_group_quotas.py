@@ -143,10 +143,10 @@ def test_the_sum_of_the_tenants_goes_on_for_their_group() -> None:
     at = 2 * MONTH_S + DAY_S
     quotas.month.epoch_s = quotas.day.epoch_s = at
     for tenant in ("t0", "t1", "t2", "other"):
-        quotas.go_on(int(at - 30 * DAY_S), tenant, 3, 300, 0.0)
-        quotas.go_on(int(at - 2 * DAY_S), tenant, 3, 300, 0.0)
-        quotas.go_on(int(at), tenant, 2, 200, 0.0)
-        quotas.go_on(int(at - 90 * DAY_S), tenant, 1000, 10**6, 0.0)
+        quotas.go_on(int(at - 30 * DAY_S), tenant, "", 3, 300, 0, 0.0)
+        quotas.go_on(int(at - 2 * DAY_S), tenant, "", 3, 300, 0, 0.0)
+        quotas.go_on(int(at), tenant, "", 2, 200, 0, 0.0)
+        quotas.go_on(int(at - 90 * DAY_S), tenant, "", 1000, 10**6, 0, 0.0)
     left = {limit.name: limit.remaining for limit in quotas.standing("t1", 0.0)}
     assert left == {
         "tokens_per_day (group research)": 1000 - 600,
@@ -212,3 +212,35 @@ def test_replicas_keep_what_a_group_may_have_at_once_together() -> None:
     assert refused is not None
     assert refused.limit is not None
     assert refused.limit.name == "concurrent (group research)"
+
+
+def test_a_key_and_a_model_have_limits_of_their_own() -> None:
+    quotas = Quotas(
+        tenants={
+            "a": Quota(requests_per_minute=5), "a large": Quota(requests_per_minute=2),
+            " team": Quota(), " team large": Quota(requests_per_minute=3), "  0f": Quota(requests_per_minute=4),
+        },
+        around={"a": (" team",), "b": (" team",)},
+    )  # fmt: skip
+
+    def asks(tenant: str, key: str, model: str) -> str:
+        request = make_request(tenant, quota_names=quotas.names(tenant, key, model))
+        refused = quotas.refusal(request, 0.0)
+        if refused is None:
+            quotas.admitted(request, 0.0)
+            return ""
+        assert refused.limit is not None
+        return refused.limit.name
+
+    assert quotas.names("c", "1f", "large") == ()
+    assert [asks("a", "0f", "large") for _ in range(3)] == ["", "", "requests (model large)"]
+    assert [asks("b", "1f", "large") for _ in range(2)] == ["", "requests (group team, model large)"]
+    assert [asks("a", "0f", "small") for _ in range(3)] == ["", "", "requests (key)"]
+    assert [asks("a", "1f", "small") for _ in range(2)] == ["", "requests"]
+    left = {limit.name: limit.remaining for limit in quotas.standing("a", 0.0, quotas.names("a", "0f", "large"))}
+    assert left == {
+        "requests": 0, "requests (key)": 0, "requests (model large)": 0, "requests (group team, model large)": 0,
+    }  # fmt: skip
+    quotas.go_on(0, "a", "large", 1, 0, 0, 0.0)
+    assert quotas.day.counted("a large")[0].requests == 2 + 1
+    assert quotas.day.counted(" team large")[0].requests == 3 + 1

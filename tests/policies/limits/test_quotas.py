@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.admission.decisions import Dispatch, Failure
+from policies.admission.engine import AdmissionEngine
+from policies.capacity.fair_shares import Activity
 from policies.limits.quotas import DAY_S, MINUTE_S, Quota, Quotas
-from policies.request import Request
-from tests.policies.making import make_request
+from policies.replicas.messages import ReplicaReport
+from policies.replicas.reference_store import ReferenceStore
+from policies.replicas.tallies import SharedQuotas
+from policies.request import Request, ServiceTokens
+from tests.policies.making import make_request, named_policy
 
 STEPS = st.sampled_from([0.0, 0.5, 7.0, 31.0, 59.0, 60.0, 119.0, 0.4 * DAY_S, DAY_S, 2.5 * DAY_S])
 ESTIMATES = st.sampled_from([1, 40, 300, 1000])
@@ -141,3 +147,58 @@ def test_what_a_request_takes_beyond_its_estimate_counts_when_it_ends() -> None:
     quotas.admitted(request, 0.0)
     quotas.ended(request, 100, 130.0)
     assert quotas.refusal(make_request(prompt=20), 131.0) is not None
+
+
+def test_seconds_at_engines_count_for_each_answer_of_a_request_when_it_ends() -> None:
+    quotas = Quotas(Quota(engine_seconds_per_minute=20, engine_seconds_per_day=100))
+    request = make_request("t", sequences=4)
+    quotas.admitted(request, 0.0)
+    assert [limit.remaining for limit in quotas.standing("t", 0.0)] == [20, 100]
+    quotas.ended(request, request.prompt_tokens, 4.0, ran_s=4.0)
+    assert [limit.remaining for limit in quotas.standing("t", 4.0)] == [4, 84]
+    second = make_request("t")
+    assert quotas.refusal(second, 4.0) is None
+    quotas.admitted(second, 4.0)
+    quotas.ended(second, 0, 14.0, ran_s=4.0)
+    refused = quotas.refusal(make_request("t"), 14.0)
+    assert refused is not None
+    assert refused.limit is not None
+    assert (refused.limit.name, refused.limit.limit) == ("engine_seconds", 20)
+    assert quotas.refusal(make_request("other"), 14.0) is None
+    assert quotas.refusal(make_request("t"), 15.0 + refused.retry_after_s) is None
+
+
+def test_of_a_request_that_came_back_the_engine_that_served_it_counts() -> None:
+    quotas = Quotas(Quota(engine_seconds_per_day=100))
+    engine = AdmissionEngine(named_policy("vtc"), quotas=quotas)
+    engine.add_backend("one")
+    assert isinstance(engine.arrived(make_request("t", id="0"), 0.0)[0], Dispatch)
+    engine.failed("0", Failure.REFUSED, 20.0)
+    assert any(isinstance(decision, Dispatch) for decision in engine.woke(50.0))
+    engine.finished("0", ServiceTokens(10, 5), 57.0)
+    assert [limit.remaining for limit in quotas.standing("t", 57.0)] == [93]
+    engine.arrived(make_request("t", id="1"), 60.0)
+    engine.cancelled("1", 70.0, ServiceTokens(10, 1))
+    assert [limit.remaining for limit in quotas.standing("t", 70.0)] == [83]
+
+
+def test_replicas_count_seconds_at_engines_together() -> None:
+    store = ReferenceStore()
+    gateways = [SharedQuotas(Quotas(Quota(engine_seconds_per_month=1000)), epoch_s=0.0) for _ in range(2)]
+    ran_s, now = 0.0, 0.0
+    for number in range(1, 300):
+        now += 60.0
+        for name, shared in enumerate(gateways):
+            request = make_request("t")
+            asked = not shared.is_sure(request, now)
+            if shared.quotas.refusal(request, now) is None:
+                shared.quotas.admitted(request, now)
+            else:
+                request = None
+            report = ReplicaReport([], Activity(), [], [], shared.report(10), [], [], [], 0.0)
+            shared.receive(store.exchange(str(name), number, report, int(now * 1000)).counted, 2, [])
+            if request is not None:
+                ran_s += 7.0
+                shared.quotas.ended(request, 10, now, ran_s=7.0)
+            assert number < 4 or not asked or ran_s > 800, "far from the limit nobody asks"
+    assert 1000 <= ran_s <= 1000 + 3 * 7, "what ran, or was not reported yet, when it was used up"

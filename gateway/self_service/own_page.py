@@ -1,0 +1,26 @@
+"""The page of /fairgate/me: plain files, which hold nothing of anybody. It asks its reader for the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from gateway.http.headers import Header
+from gateway.operator.page.files import FOLDER, HEADERS, TYPES
+
+PATH: Final = "/fairgate/me/page"
+_OWN: Final = Path(__file__).parent / "page"
+_OF_OPERATOR: Final = ("page.css", "stream.js", "words.js", "draw.js", "icon.svg")
+"""Files of the operator's page that this one uses too."""
+
+
+def own_page() -> dict[str, tuple[list[Header], bytes]]:
+    """By path."""
+    files = {PATH: _OWN / "me.html", f"{PATH}/me.js": _OWN / "me.js"}
+    files |= {f"{PATH}/{name}": FOLDER / name for name in _OF_OPERATOR}
+    return {path: (_fields(TYPES[file.suffix]), file.read_bytes()) for path, file in files.items()}
+
+
+def _fields(content_type: str) -> list[Header]:
+    fields = {"content-type": content_type, **HEADERS}
+    return [(name.encode(), value.encode()) for name, value in fields.items()]

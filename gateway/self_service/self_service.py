@@ -1,0 +1,126 @@
+"""What does a tenant see of itself? Answers /fairgate/me and its page, of all processes of the gateway together.
+
+What each tenant received and was due is summed up once for all who ask. Where usage is counted, that is also written
+down every minute: by one process of the gateway, and by one of the gateways that share a Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from datetime import UTC, datetime
+from secrets import token_hex
+from typing import Final
+
+from gateway.background import Background
+from gateway.operator.of_workers import Workers
+from gateway.operator.operated import Operated
+from gateway.operator.snapshots.snapshot import SnapshotSource
+from gateway.operator.snapshots.spans import Taken, shares_due, sums
+from gateway.proxy.late_answers import LateAnswers
+from gateway.proxy.pipeline import Pipeline
+from gateway.proxy.request_context import RequestContext
+from gateway.request.routes import Treatment
+from gateway.self_service.own_page import own_page
+from gateway.self_service.own_standing import Numbers, OwnStanding, Shares, own_standing
+from gateway.storage.hub.run_directory import WorkerSlot
+from gateway.storage.store_errors import StoreError
+from gateway.telemetry.recent_requests import ENDS_MAX, WINDOW_S
+from gateway.telemetry.record import RequestRecord
+from gateway.usage.counts import OTHERS
+from gateway.usage.thread import CLOSE_S, DatabaseThread
+from gateway.usage.usage_report import read_own
+from gateway.usage.written import add_shares
+
+RECENTLY_S: Final = 300.0
+AGAIN_S: Final = 5.0
+"""So old may be what tenants received and were due."""
+
+
+class SelfService:
+    """Of one process. `open`, then `close`."""
+
+    def __init__(
+        self, gateway: Operated, pipeline: Pipeline, settled: Callable[[RequestRecord, str], None],
+        worker_slot: WorkerSlot | None,
+    ) -> None:  # fmt: skip
+        self._gateway = gateway
+        self._source: SnapshotSource = gateway.replicas or gateway
+        self._slot = worker_slot
+        self._late = LateAnswers(pipeline.unqueued, settled, self._answer)
+        self._stack = AsyncExitStack()
+        self._turn = asyncio.Lock()
+        self._recently: tuple[float, Shares] = (0.0, {})
+        self._summed_s = float("-inf")
+        usage = gateway.config.usage
+        self._database = DatabaseThread(usage) if usage is not None else None
+        self._writer = "shares" if gateway.replicas is not None else token_hex(8)
+        pipeline.files = own_page()
+        pipeline.late[Treatment.ME] = self._late.begin
+
+    async def open(self, background: Background) -> None:
+        """`background`: of the gateway."""
+        slot, gateway = self._slot, self._gateway
+        if slot is not None and gateway.replicas is None:
+            sockets = [slot.run_directory.worker(index) for index in range(slot.run_directory.workers)]
+            self._source = workers = Workers(
+                gateway.config, sockets, port=gateway.port, has_reloaded=lambda: None, ends_max=ENDS_MAX
+            )
+            await workers.open(self._stack)
+        if self._database is not None and (slot is None or not slot.index):
+            background.repeat(self._write, "shares")
+
+    async def close(self) -> None:
+        await self._late.tasks.stop()
+        await self._stack.aclose()
+        if self._database is not None:
+            await self._database.close(CLOSE_S)
+
+    async def _answer(self, context: RequestContext) -> OwnStanding:
+        principal, gateway = context.principal, self._gateway
+        seen = await self._source.snapshot(of=principal.tenant)
+        async with self._turn:
+            if time.monotonic() - self._summed_s >= AGAIN_S:
+                self._recently = await self._shares(RECENTLY_S)
+                self._summed_s = time.monotonic()
+        return own_standing(principal, gateway.pools, seen, self._recently, await self._usage(principal.tenant))
+
+    async def _usage(self, tenant: str) -> dict[str, Numbers] | None:
+        usage = self._gateway.config.usage
+        if self._database is None or usage is None or tenant == OTHERS:  # that name stands for others, too
+            return None
+        with suppress(StoreError):
+            return await self._database.do(read_own, tenant, usage.prices, datetime.now(UTC))
+        return None
+
+    async def _shares(self, window_s: float) -> tuple[float, Shares]:
+        """Of about that time, which it says."""
+        snapshot = await self._source.snapshot(with_running=True)
+        now, (ends, window_s) = snapshot.at_s, self._source.recent.within(time.monotonic(), window_s)
+        taken = [Taken(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
+        return window_s, await asyncio.to_thread(lambda: {one.pool: _shares_of(one, window_s) for one in taken})
+
+    async def _write(self) -> None:
+        """Wait until a minute is over, and write it down."""
+        minute = time.time() // WINDOW_S + 1
+        await asyncio.sleep(minute * WINDOW_S - time.time())
+        covered_s, shares = await self._shares(WINDOW_S)
+        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for name, one in (item for pool in shares.values() for item in pool.items()):
+            # Of more requests than are remembered the last ones stand for all.
+            found[name].update({each: number * WINDOW_S / covered_s for each, number in one.items() if number})
+        rows = {name: (one["service_received"], one["service_due"]) for name, one in found.items() if one}
+        if rows and self._database is not None:
+            await self._database.do(add_shares, self._writer, int(minute), int(time.time()), rows)
+
+
+def _shares_of(taken: Taken, window_s: float) -> dict[str, dict[str, float]]:
+    found = sums(taken, taken.now - window_s, taken.now)
+    due, total = shares_due(found), sum(one.received for one in found.values())
+    return {
+        name: {"service_received": round(one.received, 1), "service_due": round(due[name] * total, 1)}
+        for name, one in found.items()
+    }
