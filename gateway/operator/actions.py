@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from gateway.operator.operated import Operated
-from gateway.telemetry.recent_requests import Mark
+from gateway.telemetry.ends import Mark
 
 
 def changing_routes(gateway: Operated) -> list[web.RouteDef]:

@@ -19,7 +19,7 @@ from gateway.metric_families import family, single
 from gateway.operator.operated import Reloaded
 from gateway.operator.snapshots.snapshot import GatewayProcess
 from gateway.pool.pools import CannotTakeOver
-from gateway.telemetry.recent_requests import Mark
+from gateway.telemetry.ends import Mark
 
 if TYPE_CHECKING:
     from gateway.config.model import Config

@@ -7,10 +7,11 @@ latest ends. They are kept in a ring of fixed size, so a request costs one entry
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice, takewhile
-from typing import Final, NamedTuple
+from typing import Final
 
+from gateway.telemetry.ends import End, Mark
 from gateway.telemetry.record import RequestRecord
 
 WINDOW_S: Final = 60.0
@@ -18,42 +19,6 @@ ENDS_MAX: Final = 8192
 MARKS_MAX: Final = 32
 OUTPUT_WEIGHT: Final = 2.0
 """What a generated token counts where the policy charges nobody; a prompt token counts 1."""
-
-
-class End(NamedTuple):
-    """How did one request end? Times on the monotonic clock."""
-
-    pool: str
-    tenant: str
-    weight: float
-    outcome: str
-    reason: str
-    dispatched_s: float
-    """When its engine got it; when it ended, if none did."""
-    ended_s: float
-    queue_s: float
-    service: float
-    """What its tenant was charged, in the unit of the policy."""
-    request_id: str
-    app: str
-    model: str
-    backend: str
-    """The engine that had it last; "": none did."""
-    waited_s: Mapping[str, float]
-    """What held it back, in seconds by obstacle."""
-    first_token_s: float | None
-    """From arrival; None: none was seen."""
-    prompt_tokens: int
-    output_tokens: int
-
-
-class Mark(NamedTuple):
-    """What did somebody change, and when (on the monotonic clock)?"""
-
-    at_s: float
-    text: str
-    pool: str = ""
-    """"": all of them."""
 
 
 class RecentRequests:

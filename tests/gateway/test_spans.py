@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.operator.snapshots.spans import Running, Taken, part_within, point
-from gateway.telemetry.recent_requests import End
+from gateway.telemetry.ends import End
 from policies.queue.bounds import Waiting
 
 NOW = 100.0

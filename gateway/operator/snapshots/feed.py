@@ -23,7 +23,8 @@ from msgspec.json import encode
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, SnapshotSource
 from gateway.operator.snapshots.spans import SPAN_S, Taken, point
 from gateway.operator.snapshots.state_views import backends, queue, tenants
-from gateway.telemetry.recent_requests import WINDOW_S, End
+from gateway.telemetry.ends import End
+from gateway.telemetry.recent_requests import WINDOW_S
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT
 
 LOOK_S: Final = 1.0
