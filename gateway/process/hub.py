@@ -102,20 +102,12 @@ async def go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> No
             await asyncio.sleep(RETRY_S)
     finally:
         await database.close(CLOSE_S)
-    server.count(
-        [
-            CountDelta(
-                f"{window}:{member}",
-                since_s // int(window_s),
-                ceil(3 * window_s),
-                engine_ms,
-                requests,
-                tokens,
-                (0, 0, 0),
-                False,
-            )
-            for window, window_s in (("day", DAY_S), ("month", MONTH_S))
-            for since_s, tenant, model, requests, tokens, engine_ms in found
-            for member in quotas.members(tenant, quotas.names(tenant, "", model))
-        ]
-    )
+    server.count([
+        CountDelta(
+            f"{window}:{member}", since_s // int(window_s), ceil(3 * window_s), engine_ms, requests, tokens, (0, 0, 0),
+            False,
+        )
+        for window, window_s in (("day", DAY_S), ("month", MONTH_S))
+        for since_s, tenant, model, requests, tokens, engine_ms in found
+        for member in quotas.members(tenant, quotas.names(tenant, "", model))
+    ])  # fmt: skip

@@ -75,7 +75,7 @@ def own_standing(
         engine, now = pool.dispatcher.engine, pool.dispatcher.clock()
         found.place = _place(engine.requests.entitlements.tree, principal)
         if engine.quotas is not None:
-            for model in ("", *pool.models()):
+            for model in ("", *filter(principal.may_ask, pool.models())):
                 names = engine.quotas.names(principal.tenant, principal.digest.hex(), model)
                 for limit in engine.quotas.standing(principal.tenant, now, names):
                     limits[limit.name] = OwnLimit(*limit[:3], round(limit.reset_s, 1))

@@ -81,8 +81,8 @@ class SelfService:
 
     async def _answer(self, context: RequestContext) -> OwnStanding:
         principal, gateway = context.principal, self._gateway
-        seen = await self._source.snapshot(of=principal.tenant)
-        async with self._turn:
+        async with self._turn:  # so that the operator, who asks the same processes, waits for one of them at most
+            seen = await self._source.snapshot(of=principal.tenant)
             if time.monotonic() - self._summed_s >= AGAIN_S:
                 self._recently = await self._shares(RECENTLY_S)
                 self._summed_s = time.monotonic()

@@ -55,20 +55,10 @@ class Batch:
 def _rows(sums: Sums) -> Iterator[tuple[object, ...]]:
     for (hour, tenant, app, user, model), totals in sums.items():
         yield (
-            hour * HOUR_S,
-            storable(tenant),
-            storable(app),
-            OTHERS if user == OTHER_USERS else hidden(user),
-            storable(model),
-            totals.requests,
-            totals.refused,
-            totals.input,
-            totals.cached,
-            totals.output,
-            totals.wasted,
-            totals.queue_us,
-            totals.engine_ms,
-        )
+            hour * HOUR_S, storable(tenant), storable(app), OTHERS if user == OTHER_USERS else hidden(user),
+            storable(model), totals.requests, totals.refused, totals.input, totals.cached, totals.output, totals.wasted,
+            totals.queue_us, totals.engine_ms,
+        )  # fmt: skip
 
 
 def storable(text: str) -> str:

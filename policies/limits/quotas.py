@@ -267,16 +267,10 @@ class Quotas:
 
     def _add(self, counted: Counted, requests: int, tokens: int, engine_ms: int = 0) -> None:
         for member, by_window in counted:
-            minute, day, month = by_window
-            minute.requests += requests
-            minute.tokens += tokens
-            minute.starts += engine_ms
-            day.requests += requests
-            day.tokens += tokens
-            day.starts += engine_ms
-            month.requests += requests
-            month.tokens += tokens
-            month.starts += engine_ms
+            for count in by_window:
+                count.requests += requests
+                count.tokens += tokens
+                count.starts += engine_ms
             if self.minute.changed is not None:
                 for window in {rule.window for rule in self.rules(member) if rule.window >= 0}:
                     self.windows[window].note_change(member, by_window[window])

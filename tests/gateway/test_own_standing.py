@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,11 @@ import aiohttp
 import pytest
 
 from gateway.config.sections.keys import hash_key
+from gateway.config.sections.usage import UsageConfig
 from gateway.self_service.own_page import PATH
+from gateway.usage.database import Database
+from gateway.usage.usage_report import read_own
+from gateway.usage.written import add_shares, forget
 from tests.commands import running
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Starter, chat, simulated, until
@@ -55,7 +61,7 @@ async def test_a_tenant_sees_its_place_its_limits_and_its_requests_and_nothing_o
         assert own["queued_requests"] + own["running_requests"] == 8
         assert batch["queued_requests"] + batch["running_requests"] == 1
         assert own["share"] == 0.3333
-        assert len(pool["requests"]) == 9
+        assert (len(pool["requests"]), pool["requests_left_out"]) == (9, 0)
         assert {request["state"] for request in pool["requests"]} <= {"queued", "dispatched"}
         other = (await live.get("/fairgate/me", key="key-of-mallory")).json
         assert (other["place"], other["limits"]) == ([{"name": "mallory", "weight": 2.0}], [])
@@ -208,3 +214,14 @@ async def test_the_page_asks_for_a_key_and_shows_what_is_its_own(start: Starter)
         assert "mallory" not in await seen.page.content()
         await seen.is_accessible()
         assert [fault for fault in seen.faults if "401" not in fault] == []
+
+
+async def test_a_minute_counts_once_whoever_writes_it(usage_url: str) -> None:
+    database, now_s = Database(UsageConfig.model_validate({"url": usage_url})), int(time.time())
+    for writer, number in (("shares", 7), ("shares", 7), ("shares", 8), ("another gateway", 7)):
+        add_shares(database, writer, number, now_s, {"alice": (10.0, 20.0), "bob": (1.0, 1.0)})
+    found = read_own(database, "alice", {}, datetime.now(UTC))
+    assert [(used["service_received"], used["service_due"]) for used in found.values()] == 2 * [(30.0, 60.0)]
+    forget(database, now_s + 3 * 86_400, 2)
+    assert read_own(database, "alice", {}, datetime.now(UTC))["month"]["service_due"] == 0
+    database.close()

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from policies.admission.engine import AdmissionEngine
+from policies.queue.bounds import Waiting
 from policies.request import of_batch
 
 REQUESTS_MAX: Final = 50
@@ -21,6 +22,16 @@ class OwnRequest(msgspec.Struct):
     user: str
     state: str
     arrived_s: float
+
+
+def own_waiting(engine: AdmissionEngine, tenant: str) -> dict[str, Waiting]:
+    """Of each class. O(requests of the tenant)."""
+    found = {leaf: engine.requests.waiting.of_tenant(leaf) for leaf in (tenant, of_batch(tenant))}
+    return {
+        leaf: Waiting(len(each), each[0].weight, min(one.arrived_s for one in each))
+        for leaf, each in found.items()
+        if each
+    }
 
 
 def own_requests(engine: AdmissionEngine, tenant: str) -> list[OwnRequest]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
 import msgspec
 
-from gateway.operator.snapshots.own_requests import OwnRequest, oldest, own_requests
+from gateway.operator.snapshots.own_requests import OwnRequest, oldest, own_requests, own_waiting
 from gateway.operator.snapshots.spans import Running, running
 from gateway.telemetry.access_log import hidden
 from gateway.telemetry.ends import End, Mark
@@ -175,8 +175,8 @@ def _pool(pool: Pool, *, with_running: bool, of: str) -> PoolSnapshot:
         dispatched_requests=engine.dispatched,
         obstacle=blocked.nearest() if blocked is not None else None,
         next_request_id=engine.blocked.request.id if engine.blocked is not None else None,
-        waiting=waiting.by_tenant(),
-        requests=[_waiting(request, now) for request in islice(waiting.requests.values(), REQUESTS_MAX)],
+        waiting=own_waiting(engine, of) if of else waiting.by_tenant(),
+        requests=[_waiting(request, now) for request in islice(waiting.requests.values(), 0 if of else REQUESTS_MAX)],
         backends=_backends(pool, blocked, now),
         running=running(engine, of) if with_running or of else [],
         expected_waits=engine.requests.expected_waits.counts(),
