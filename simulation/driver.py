@@ -201,7 +201,6 @@ class Driver:
         step = model.step(now)
         for victim in step.preempted:
             self.result.records[victim].preemptions += 1
-        self.result.waiting_max = max(self.result.waiting_max, model.gauges().waiting)
         self.stepped(name, step, now)
         self.at(now + step.duration_s, partial(self._step, name))
 

@@ -25,19 +25,16 @@ class MemberFinder:
     """`wanted`: (depth, name) of each member, 1 being the outermost object. What surrounds the object, as an event's
     fields do, must hold no quote and no bracket. Of two members of one name the first counts."""
 
-    __slots__ = (
-        "_candidates", "_carry", "_depth", "_found", "_in_string", "_is_escaped", "_names", "_values", "_wanted",
-    )  # fmt: skip
+    _carry: bytes = b""
+    _depth: int = 0
+    _in_string: bool = False
+    _is_escaped: bool = False
+    _candidates: int = 0
 
     def __init__(self, wanted: set[tuple[int, str]]) -> None:
         self._wanted = {(depth, name.encode()) for depth, name in wanted}
         names = b"|".join(sorted({re.escape(name) for _, name in self._wanted}))
         self._names = re.compile(rb'"(%b)"[ \t\r\n]{0,16}:' % names)
-        self._carry = b""
-        self._depth = 0
-        self._in_string = False
-        self._is_escaped = False
-        self._candidates = 0
         self._values: dict[bytes, bytes] = {}
         """By name, the first bytes of the value, as far as they have come."""
         self._found: dict[str, Any] = {}

@@ -33,15 +33,14 @@ class Endpoint(Enum):
     EMBEDDINGS = "/v1/embeddings"
 
 
+@dataclass(eq=False)
 class CallRefusedError(Exception):
     """The request is not answered; carries what vLLM would say."""
 
-    def __init__(self, status: int, message: str, type_: str = "BadRequestError", param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.type = type_
-        self.param = param
+    status: int
+    message: str
+    type: str = "BadRequestError"
+    param: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

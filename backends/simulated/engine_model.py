@@ -59,13 +59,11 @@ class Step:
     """Computed by it, of prompts and of answers."""
     tokens: list[tuple[str, int]] = field(default_factory=list)
     """(request, new tokens), in batch order."""
-    started: list[str] = field(default_factory=list)
-    """Requests that got their first token (or, when pooling, their result)."""
     finished: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     """Requests thrown out to be computed again. They are victims before the step's tokens are made."""
     cached_tokens: dict[str, int] = field(default_factory=dict)
-    """Prompt tokens found in the prefix cache, for those of `started` that found any."""
+    """Prompt tokens found in the prefix cache, for requests that got their first token and found any."""
 
 
 class _Sequence:
@@ -277,7 +275,6 @@ class EngineModel:
         sequence.uncounted_preemptions = 0
         if sequence.emitted:
             return
-        result.started.append(sequence.id)
         self._totals["prompt_tokens_total"] += sequence.prompt_tokens
         if sequence.cached:
             self._totals["prompt_tokens_cached_total"] += sequence.cached

@@ -67,20 +67,20 @@ def supervise(config: Config, load: Load | None) -> None:
 
     config, minted = with_keys(config)
     started = config
+    again = None if load is None else lambda: with_known_keys(load(), started)
     client_port = 0
-
-    def reload() -> Config:
-        assert load is not None
-        return with_known_keys(load(), started)
 
     def serve(config: Config, worker: Child) -> None:
         index = worker.worker_slot.index
-        own = None if load is None else lambda: share_of(reload(), index)
+        own = None if again is None else lambda: share_of(again(), index)
         run(lambda: serve_one(share_of(config, index), own, worker))
 
     def serve_hub(config: Config, child: Child) -> None:
         _log(config)
-        run(lambda: hub.serve_hub(config, None if load is None else reload, client_port, child))
+        run(lambda: hub.serve_hub(config, again, client_port, child))
+
+    def log(text: str) -> None:
+        click.echo(f"fairgate: {text}", err=True)
 
     def announce(port: int, admin_port: int) -> None:
         nonlocal client_port
@@ -96,14 +96,7 @@ def supervise(config: Config, load: Load | None) -> None:
         click.echo("\n".join(lines), err=True)
 
     try:
-        status = supervise(
-            config,
-            serve,
-            serve_hub,
-            announce,
-            lambda text: click.echo(f"fairgate: {text}", err=True),
-            None if load is None else reload,
-        )
+        status = supervise(config, serve, serve_hub, announce, log, again)
     except OSError as error:
         raise Failed(f"fairgate: {error}", 1) from None
     sys.exit(status)

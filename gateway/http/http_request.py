@@ -31,27 +31,23 @@ class HttpRequest:
         answer_fields: lines that the head hook adds to the head of the answer, whatever that will be.
     """
 
-    __slots__ = (
-        "answer_fields", "body", "body_follows", "client", "client_id", "headers", "id", "method", "path", "peer",
-        "query", "target", "tenant", "version",
-    )  # fmt: skip
+    method: str = ""
+    target: bytes = b""
+    query: bytes = b""
+    body: bytes = b""
+    version: str = "1.1"
+    id: str = ""
+    client_id: str = ""
+    body_follows: bool = False
+    tenant: str = ""
+    answer_fields: bytes = b""
 
     def __init__(self, peer: str, path: str, headers: list[Header]) -> None:
         """The reader fills in the rest; of a head that cannot be read nothing more is known."""
-        self.method = ""
-        self.target = b""
         self.path = path
-        self.query = b""
         self.headers = headers
-        self.body = b""
-        self.version = "1.1"
         self.peer = peer
-        self.id = ""
-        self.client_id = ""
         self.client = peer
-        self.body_follows = False
-        self.tenant = ""
-        self.answer_fields = b""
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header field; `name` in lower case."""

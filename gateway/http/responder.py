@@ -58,11 +58,6 @@ class Responder:
         """The client reads too slowly: write nothing until `on_resume`."""
         self.on_resume: Callable[[], None] | None = None
 
-    @property
-    def buffered_bytes(self) -> int:
-        """How much of what was written waits for the client."""
-        return self._outlet.unsent_bytes()
-
     def let_body_go(self) -> None:
         """Nobody holds the body of the request any longer."""
         if not self.closed:

@@ -52,34 +52,26 @@ class RequestRecord(HttpRequest):
         service: what it received.
     """
 
-    __slots__ = (
-        "app", "arrived_s", "backend", "dispatched_s", "ended_s", "first_token_s", "is_batch", "model", "outcome",
-        "pool", "queue_s", "reason", "request", "service", "stream", "total_s", "trace", "tries", "waited_s",
-        "was_dispatched",
-    )  # fmt: skip
-
-    def __init__(self, peer: str, path: str, headers: list[Header]) -> None:
-        super().__init__(peer, path, headers)
-        self.app = ""
-        self.model = ""
-        self.stream = False
-        self.is_batch = False
-        self.request: Request | None = None
-        self.trace: TraceContext | None = None
-        self.pool = ""
-        self.backend = ""
-        self.tries = 0
-        self.arrived_s = 0.0
-        self.was_dispatched = False
-        self.dispatched_s = 0.0
-        self.queue_s = 0.0
-        self.first_token_s: float | None = None
-        self.outcome = ""
-        self.reason = ""
-        self.ended_s = 0.0
-        self.total_s = 0.0
-        self.waited_s = NO_WAIT
-        self.service = NO_SERVICE
+    app: str = ""
+    model: str = ""
+    stream: bool = False
+    is_batch: bool = False
+    request: Request | None = None
+    trace: TraceContext | None = None
+    pool: str = ""
+    backend: str = ""
+    tries: int = 0
+    arrived_s: float = 0.0
+    was_dispatched: bool = False
+    dispatched_s: float = 0.0
+    queue_s: float = 0.0
+    first_token_s: float | None = None
+    outcome: str = ""
+    reason: str = ""
+    ended_s: float = 0.0
+    total_s: float = 0.0
+    waited_s: Mapping[str, float] = NO_WAIT
+    service: ServiceTokens = NO_SERVICE
 
     def dispatched(self, backend: str, now: float) -> None:
         self.backend = backend

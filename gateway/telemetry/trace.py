@@ -23,7 +23,12 @@ _LOW_64_BITS: Final = (1 << 64) - 1
 class TraceContext:
     """One request's place in a trace."""
 
-    __slots__ = ("host", "is_sampled", "parent_id", "span_id", "state", "trace_id", "traceparent")
+    parent_id: int = 0
+    """Of the client's span; 0: it has none."""
+    state: bytes = b""
+    """The client's `tracestate`."""
+    host: bytes = b""
+    """What the client calls this gateway, if recorded."""
 
     def __init__(self, trace_id: int, span_id: int, *, is_sampled: bool, traceparent: bool) -> None:
         self.trace_id = trace_id
@@ -32,12 +37,6 @@ class TraceContext:
         self.is_sampled = is_sampled
         self.traceparent = traceparent
         """Did the client send anything about a trace, right or wrong?"""
-        self.parent_id = 0
-        """Of the client's span; 0: it has none."""
-        self.state = b""
-        """The client's `tracestate`."""
-        self.host = b""
-        """What the client calls this gateway, if recorded."""
 
     def passed_on(self, headers: list[Header]) -> list[Header]:
         """The header fields of the request, with this gateway's span as the one that asks. May change the list."""

@@ -26,7 +26,7 @@ async def test_a_client_that_does_not_read_pauses_the_writer() -> None:
             sent += 5000
             await asyncio.sleep(0)
         assert events == ["pause"]
-        assert 10000 < responder.buffered_bytes < 20000
+        assert 10000 < served.server.state.answers_bytes < 20000
         loop = asyncio.get_running_loop()
         received = b""
         while "resume" not in events:

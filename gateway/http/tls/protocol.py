@@ -179,9 +179,6 @@ class TlsTransport(asyncio.Transport):
         """Not on the wire: there are clients that drop what they have not read yet when that ends."""
         self._end()
 
-    def can_write_eof(self) -> bool:
-        return True
-
     def close(self) -> None:
         if not self._wire.is_closing():
             self._end()
