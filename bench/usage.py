@@ -66,11 +66,11 @@ class Killable:
                 *command, stdout=asyncio.subprocess.PIPE, stderr=log, limit=1 << 20
             )
         self._reading = asyncio.create_task(self._read())
-        until_s = time.monotonic() + START_S
-        client = Client(self._url)
+        looks_left, client = 10 * START_S, Client(self._url)
         while (await client.get("/ready")).status != 200:
-            if self._process.returncode is not None or time.monotonic() > until_s:
-                raise BenchError(f"the gateway does not start:\n{self._log.read_text()[-3000:]}")
+            looks_left -= 1
+            if (status := self._process.returncode) is not None or not looks_left:
+                raise BenchError(f"the gateway does not start (status {status}):\n{self._log.read_text()[-3000:]}")
             await asyncio.sleep(0.1)
         client.close()
 
