@@ -31,7 +31,7 @@ from tests.postgres_server import PostgresServer
 
 JOBS = 2
 LINES_MAX = 60
-RUNNING_MAX = 12
+BOUNDS = {"running_max": 12, "files_max": 1_000_000, "batches_max": 1_000_000}
 CANCELLED = 0.1
 LOOK_S = 2.0
 OVER = ("completed", "failed", "expired", "cancelled")
@@ -121,7 +121,7 @@ async def run(options: argparse.Namespace) -> bool:
         if options.database == "postgresql":
             server = await stack.enter_async_context(PostgresServer())
         start = partial(running, "" if server is None else server.url, engines=1, profile="a10g-llama2-7b")
-        gateway, database = await stack.enter_async_context(start(batches={"running_max": RUNNING_MAX}))
+        gateway, database = await stack.enter_async_context(start(batches=BOUNDS))
         url = f"http://127.0.0.1:{gateway.gate.port}"
         api = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=gateway.gate.keys[0], max_retries=8)
         await stack.enter_async_context(api)
