@@ -185,9 +185,10 @@ class Checks:
 
 def answered(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:
     """The line of a request that was answered."""
-    shown: object = body.decode("utf-8", "replace")
+    text = body.decode("utf-8", "replace")
+    shown: object = text
     with suppress(*UNREADABLE):
-        shown = msgspec.Raw(msgspec.json.format(shown, indent=-1))
+        shown = msgspec.Raw(msgspec.json.format(text, indent=-1))
     return _line(request_id, custom_id, {"status_code": status, "request_id": request_id, "body": shown}, None)
 
 

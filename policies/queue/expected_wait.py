@@ -49,6 +49,8 @@ class Expected(NamedTuple):
     """How long if nothing else came."""
     more_s: float
     """How much longer if each member that waits always had something waiting."""
+    fewest: float
+    """Turns until it goes, its own among them, if nothing else comes."""
 
 
 class _Factors:
@@ -105,7 +107,7 @@ class ExpectedWaits:
         at_once = max(1.0, max(running[0], self._at_once) / queues)
         answer_s = self._usual.answer_s or answer_s
         if backlog is None:
-            return _expected(factors, (queued + comes) * answer_s / at_once, 0.0, now)
+            return _expected(factors, (queued + comes) * answer_s / at_once, 0.0, queued + comes, now)
         tenant, own = backlog.tenant(flow.tenant), backlog.flow(flow)
         place = float((own.queued if own is not None else 0) + comes)
         own_s = tenant.answer_s if tenant is not None and tenant.answer_s else answer_s
@@ -116,14 +118,15 @@ class ExpectedWaits:
         line = backlog.batch if request.can_wait else backlog.tenants
         others = _others(line, tenant, request.weight, place, usual, answer_s, backlog.active())
         fewest_s, more_s = place * own_s + others.fewest_s, others.most_s - others.fewest_s
+        fewest = place + others.fewest
         if not request.can_wait:
-            return _expected(factors, fewest_s / at_once, more_s / at_once, now)
+            return _expected(factors, fewest_s / at_once, more_s / at_once, fewest, now)
         # At least what is guaranteed runs; else what other work leaves, once that which waits has gone.
         least, before_s = backlog.batch_share * at_once, _waiting_s(backlog.tenants, answer_s) / at_once
         here = running[1] / queues or at_once
         if least and before_s + fewest_s / here > fewest_s / least:
             here, before_s = least, 0.0
-        return _expected(factors, before_s + fewest_s / here, more_s / here, now)
+        return _expected(factors, before_s + fewest_s / here, more_s / here, fewest, now)
 
     def counts(self) -> dict[str, int]:
         """How many waits of more than `COUNTED_S_MIN` were as long as expected, longer or shorter?"""
@@ -157,8 +160,8 @@ class ExpectedWaits:
             _learn(flow, request.progress.normalised or request.progress.charged, answer_s, QUICK)
 
 
-def _expected(factors: _Factors, fewest_s: float, more_s: float, now: float) -> Expected:
-    return Expected(min(WAIT_S_MAX, factors.wait_s(fewest_s, more_s)), now, fewest_s, more_s)
+def _expected(factors: _Factors, fewest_s: float, more_s: float, fewest: float, now: float) -> Expected:
+    return Expected(min(WAIT_S_MAX, factors.wait_s(fewest_s, more_s)), now, fewest_s, more_s, fewest)
 
 
 def _waiting_s(counters: Counters[M], answer_s: float) -> float:
