@@ -66,11 +66,11 @@ class Killable:
                 *command, stdout=asyncio.subprocess.PIPE, stderr=log, limit=1 << 20
             )
         self._reading = asyncio.create_task(self._read())
-        until_s = time.monotonic() + START_S
-        client = Client(self._url)
+        looks_left, client = 10 * START_S, Client(self._url)
         while (await client.get("/ready")).status != 200:
-            if self._process.returncode is not None or time.monotonic() > until_s:
-                raise BenchError(f"the gateway does not start:\n{self._log.read_text()[-3000:]}")
+            looks_left -= 1
+            if (status := self._process.returncode) is not None or not looks_left:
+                raise BenchError(f"the gateway does not start (status {status}):\n{self._log.read_text()[-3000:]}")
             await asyncio.sleep(0.1)
         client.close()
 
@@ -82,6 +82,11 @@ class Killable:
             self.killed_s.append(time.time())
         await self._process.wait()
         await self._reading
+
+    def leave(self) -> None:
+        """Whatever became of the benchmark, the process does not outlive it."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
 
     async def fill_disk(self) -> None:
         """For a while no file of the gateway takes a byte more."""
@@ -104,28 +109,32 @@ class Killable:
 
 
 @contextlib.asynccontextmanager
-async def running(database: str) -> AsyncIterator[tuple[Killable, str]]:
-    """A gateway in front of two simulated engines, and where it counts."""
+async def running(
+    database: str, *, engines: int = 2, profile: str = "demo", **fields: object
+) -> AsyncIterator[tuple[Killable, str]]:
+    """A gateway in front of simulated engines, and where it counts. `fields` of its config go over the rest."""
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fairgate-bench-")))
-        engines = [free_port(), free_port()]
-        for engine in engines:
+        ports = [free_port() for _ in range(engines)]
+        for engine in ports:
             log = folder / f"engine-{engine}.log"
             command = [sys.executable, "-m", "gateway.commands.main", "sim", "--port", str(engine)]
+            command += ["--profile", profile]
             child = stack.enter_context(process(command, log))
             await wait_ready(f"http://127.0.0.1:{engine}", "/health", child, log, START_S)
         port, admin_port = free_port(), free_port()
-        settings = {
+        settings: dict[str, object] = {
             "listen": f"127.0.0.1:{port}",
             "admin": f"127.0.0.1:{admin_port}",
             "usage": database or str(folder / "usage.db"),
             "drain_s": 5,
-            "pools": [{"name": "usage", "backends": [{"url": f"http://127.0.0.1:{each}"} for each in engines]}],
+            "pools": [{"name": "usage", "backends": [{"url": f"http://127.0.0.1:{each}"} for each in ports]}],
             "tenants": [{"name": name, "keys": [hash_key(f"bench-key-of-{name}")]} for name in TENANTS],
         }
         config = folder / "fairgate.yaml"
-        config.write_text(yaml.safe_dump(settings))
+        config.write_text(yaml.safe_dump(settings | fields))
         gateway = Killable(config, port, admin_port, folder)
+        stack.callback(gateway.leave)
         await gateway.start()
         yield gateway, str(settings["usage"])
 
