@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from gateway.batches import batch_tables as tables
-from gateway.batches.batch_objects import NewBatch, StoredFile, listed, new_batch, new_id, write_caller
+from gateway.batches.batch_objects import UNREADABLE, NewBatch, StoredFile, listed, new_batch, new_id, write_caller
 from gateway.config.sections.usage import BatchesConfig
 from gateway.http.errors import ApiError, Reason
 from gateway.proxy.late_answers import LateAnswers
@@ -128,7 +128,7 @@ class BatchApi:
         """Begin a batch."""
         try:
             asked = msgspec.json.decode(context.body, type=NewBatch)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             raise _wrong(str(error), None) from None
         fields = [(name, value) for name, value in context.headers if name in PASSED_ON]
         app = dict(reversed(fields)).get(PASSED_ON[0])

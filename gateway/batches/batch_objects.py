@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -22,6 +23,8 @@ FAULTS_MAX: Final = 100
 """Faults that are listed of one file."""
 BLANK_BYTES_MAX: Final = 2
 """A line of no more is no request: not even `{}` fits in there, with its line end."""
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What reading JSON raises."""
 _Key = Annotated[str, msgspec.Meta(max_length=64)]
 _Value = Annotated[str, msgspec.Meta(max_length=512)]
 
@@ -160,7 +163,7 @@ class Checks:
             self.total += 1
             try:
                 line = _read_checked(text)
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except UNREADABLE as error:
                 field = re.search(r"(?:\$\.|field `)([\w.]+)", str(error))
                 code = "invalid_request" if isinstance(error, msgspec.ValidationError) else "invalid_json_line"
                 self.fault(n, code, str(error), field[1] if field else None)
@@ -182,10 +185,10 @@ class Checks:
 
 def answered(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:
     """The line of a request that was answered."""
-    try:
-        shown: object = msgspec.Raw(msgspec.json.format(body, indent=-1))
-    except msgspec.MsgspecError:
-        shown = body.decode("utf-8", "replace")
+    text = body.decode("utf-8", "replace")
+    shown: object = text
+    with suppress(*UNREADABLE):
+        shown = msgspec.Raw(msgspec.json.format(text, indent=-1))
     return _line(request_id, custom_id, {"status_code": status, "request_id": request_id, "body": shown}, None)
 
 

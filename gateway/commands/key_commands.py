@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
 
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
-_OPTIONS = {"expires": "--expires", "apps": "--app", "models": "--model", "weight": "--weight", "label": "--label"}
+_OPTIONS = {
+    "expires": "--expires",
+    "apps": "--app",
+    "models": "--model",
+    "weight": "--weight",
+    "label": "--label",
+    "class": "--class",
+}
 Found = TypeVar("Found")
 
 _config = config_option("The gateway's file, which says where its keys are.")
@@ -54,9 +61,10 @@ def keys() -> None:
 @click.option("--model", "models", multiple=True, help="A model it may ask for; repeat for several. Needs -c.")
 @click.option("--weight", type=float, help="Of the tenant while it asks with this key. Needs -c.")
 @click.option("--label", help="What it is for, or who has it; shown in lists. Needs -c.")
+@click.option("--class", "of_class", type=click.Choice(["interactive", "batch"]), help="Of its requests. Needs -c.")
 def create(
     tenant: str | None, path: Path | None, expires: str | None, apps: tuple[str, ...], models: tuple[str, ...],
-    weight: float | None, label: str | None,
+    weight: float | None, label: str | None, of_class: str | None,
 ) -> None:  # fmt: skip
     """Make a new key. The key is for the tenant, the hash is for the config file.
 
@@ -72,10 +80,11 @@ def create(
     if (tenant is None) != (path is None):
         raise click.UsageError("--tenant NAME and -c FILE belong together")
     terms = {"expires": expires, "apps": apps or None, "models": models or None, "weight": weight, "label": label}
+    terms["class"] = of_class
     given = {name: value for name, value in terms.items() if value is not None}
     if path is None and given:
         raise click.UsageError(
-            "--expires, --app, --model, --weight and --label need -c FILE; in the file they stand beside the hash"
+            "--expires, --app, --model, --weight, --label and --class need -c FILE; in the file they stand by the hash"
         )
     key = new_key()
     try:

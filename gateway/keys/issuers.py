@@ -164,5 +164,5 @@ async def _page(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
         raise OperationalError(f"{url} answers {answer.status} with {len(page)} bytes; 200 with less was expected")
     try:
         return msgspec.json.decode(page, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OperationalError(f"{url} answers what is no JSON object: {error}") from None

@@ -89,8 +89,8 @@ class RequestLedger:
         progress, queues = request.progress, self.policy.queues()
         order = queues.get(progress.engine, self.policy.order)
         answer_s = fmean([ledger.pace.lifetime_s for ledger in self.backends.values()] or [0.0])
-        running = len(self.leases) // max(1, len(queues))
-        found = self.expected_waits.of(order.backlog, len(order), request, running, answer_s, now, comes=comes)
+        running, several = (len(self.leases), len(self.giving_back)), max(1, len(queues))
+        found = self.expected_waits.of(order.backlog, len(order), request, running, several, answer_s, now, comes=comes)
         tenant = order.backlog.tenant(request.flow.tenant) if order.backlog is not None else None
         if progress.in_line and tenant is not None and tenant.held is not None:
             held_s = self.starts.expected_s(request.flow, now)
@@ -176,8 +176,7 @@ class RequestLedger:
             self.waits.ended(request, now)
             self._expect(request)  # more is known than when it began to wait
             if wait.expected is not None:
-                self.expected_waits.ended(wait.expected, now)
-        self.expected_waits.dispatches += 1
+                self.expected_waits.ended(request, wait.expected, len(self.leases), now)
         lease = self.leases[request.id] = Lease(request, backend, now)
         if request.can_wait:
             self.giving_back.dispatched(request, backend)

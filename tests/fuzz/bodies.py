@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import BytesIO
 
 import msgspec
 
+from gateway.batches.batch_objects import BLANK_BYTES_MAX, FAULTS_MAX, Checks, answered, read_line
 from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError
 from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES
-from gateway.request.body.form import read_form
+from gateway.request.body.form import read_form, read_parts
 from gateway.request.body.large_body import LargePayload, read_large_json
 from gateway.request.body.payload import LARGE_BODY_BYTES, STEERING, JsonPayload, read_json
 from gateway.request.body.slices import at_once
@@ -62,8 +64,11 @@ FORM_TOKENS = (
     ),
     *(b"content-disposition:", b"name*=utf-8''model", b"content-transfer-encoding: base64"),
 )
-
-
+BATCH_TOKENS = (
+    *JSON_TOKENS, b'"custom_id"', b'"method":"POST"', b'"url":"/v1/chat/completions"', b'"body"', b"\r\n", b"\n{}\n",
+)  # fmt: skip
+MEMORY_OF_LINES = 200.0
+"""Each line is a value of its own, however short. Their number is bounded (`batches.lines_max`)."""
 APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, ONE_PASS, OTHER)
 
 
@@ -111,6 +116,26 @@ def read_body_form(data: bytes) -> None:
     assert (again.body, again.model, again.stream) == (payload.body, payload.model, payload.stream)
 
 
+def read_upload(data: bytes) -> None:
+    """The parts of an upload lie behind one another, and each inside of it."""
+    at = 0
+    for part in at_once(read_parts(data, b"multipart/form-data; boundary=x")):
+        assert at <= part.begin <= part.end <= len(data)
+        at = part.end
+
+
+def read_batch(data: bytes) -> None:
+    """What passes the checks of a file can be read when it is asked, and what an engine answers is one line of JSON."""
+    checks, rows = Checks("/v1/chat/completions", lambda model: None), list(enumerate(BytesIO(data), 1))
+    checks.take(rows)
+    assert len(checks.faults) <= FAULTS_MAX
+    asked = [read_line(text) for _, text in rows if len(text) > BLANK_BYTES_MAX] if not checks.faults else []
+    for body in (data, *[bytes(line.body) for line in asked]):
+        shown = answered("batch_1-1", "id", 200, body)
+        assert shown.count(b"\n") == 1
+        assert msgspec.json.decode(shown)["response"]["status_code"] == 200
+
+
 def read_claim(data: bytes) -> None:
     """A conversation is recognised again when it has grown, whether it is read at once or in slices."""
     claims = ClaimReader(InteractionRules(), {})
@@ -123,5 +148,7 @@ def read_claim(data: bytes) -> None:
 HARNESSES = (
     Harness("json", read_body, (ApiError,), JSON_TOKENS),
     Harness("form", read_body_form, (ApiError,), FORM_TOKENS),
+    Harness("upload", read_upload, (ApiError,), FORM_TOKENS),
+    Harness("batch", read_batch, (RecursionError,), BATCH_TOKENS, memory_ratio_max=MEMORY_OF_LINES),
     Harness("claim", read_claim, (ApiError,), JSON_TOKENS),
 )

@@ -166,7 +166,8 @@ async def test_the_command_makes_tenants_that_the_file_does_not_have(start: Star
     url = str(start.directory / "usage.db")
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=[], usage=url) as live:
         config = config_file(start.directory, upstream.url, tenants=[], usage=url)
-        code, out, said = await run("keys", "create", "--tenant", "carol", "--weight", "3", "--app", "x", "-c", config)
+        terms = "--tenant carol --weight 3 --app x --class batch"
+        code, out, said = await run("keys", "create", *terms.split(), "-c", config)
         assert (code, said) == (0, "")
         key = out.split()[1]
         await answers(live, key, 200)
@@ -175,7 +176,7 @@ async def test_the_command_makes_tenants_that_the_file_does_not_have(start: Star
         assert (line["tenant"], line["weight"], line["app"]) == ("carol", 3.0, "x")
         listed = (await run("keys", "list", "-c", config))[1]
         assert re.fullmatch(
-            f"{hash_key(key)}  database carol apps=x weight=3 created={MOMENT}( used={MOMENT})?\n", listed
+            f"{hash_key(key)}  database carol apps=x weight=3 class=batch created={MOMENT}( used={MOMENT})?\n", listed
         )
         assert (await run("keys", "revoke", "-c", config, given=key.encode() + b"\n"))[1].endswith("revoked\n")
         await answers(live, key, 401)

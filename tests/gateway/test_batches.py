@@ -164,6 +164,7 @@ async def test_a_batch_with_bad_lines_fails_and_says_which(start: Starter, tmp_p
                     line(4) | {"method": "GET"}, line(5) | {"custom_id": ""}, {"custom_id": "x"}, line(6),
                 ).splitlines(),
                 b"\xff",
+                jsonl(line(7))[:-1].replace(b"item-7", b"\xff"),
             ]  # fmt: skip
             done = await when(api, (await made(api, b"\n".join(bad))).id, is_over)
             assert (done.status, done.output_file_id, done.error_file_id) == ("failed", None, None)
@@ -178,7 +179,10 @@ async def test_a_batch_with_bad_lines_fails_and_says_which(start: Starter, tmp_p
                 (10, "invalid_request", "custom_id"),
                 (11, "invalid_request", "method"),
                 (13, "invalid_json_line", None),
+                (14, "invalid_json_line", None),
             ]
+            asked = await live.ask("/v1/batches", b'{"input_file_id":"\xff"}')
+            assert (asked.status, asked.json["error"]["code"]) == (400, "invalid_request")
             empty = await when(api, (await made(api, b"\n")).id, is_over)
             assert [each.code for each in empty.errors.data] == ["empty_file"]
         assert upstream.requests == []
@@ -238,6 +242,27 @@ async def test_files_and_batches_are_their_tenants_own_and_bounded(start: Starte
         assert (await api.files.delete(file.id)).deleted
         with pytest.raises(openai.NotFoundError):
             await api.files.retrieve(file.id)
+
+
+async def test_results_that_take_all_the_room_leave_the_rest_unasked(start: Starter, tmp_path: Path) -> None:
+    content = jsonl(*map(line, range(5)))
+    bounds = {"stored_bytes_max": len(content) + 2000, "running_max": 1}
+    async with (
+        Upstream(replies(answer(b'{"said":"%s"}' % (b"y" * 1000)))) as upstream,
+        start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db"), batches=bounds) as live,
+        client(live.url) as api,
+    ):
+        done = await when(api, (await made(api, content)).id, is_over)
+        assert (done.status, counts(done), len(upstream.requests)) == ("completed", (5, 2, 3), 2)
+        assert [each["error"]["code"] for each in await lines_of(api, done.error_file_id)] == ["no_room"] * 3
+
+
+async def test_an_answer_that_is_no_utf_8_is_a_line_that_is(start: Starter, tmp_path: Path) -> None:
+    async with Upstream(replies(answer(b'{"said":"\xff"}'))) as upstream:
+        async with start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db")) as live, client(live.url) as api:
+            done = await when(api, (await made(api, jsonl(line(0)))).id, is_over)
+            content = (await api.files.content(done.output_file_id)).content
+            assert json.loads(content)["response"]["body"] == {"said": "\ufffd"}
 
 
 async def test_a_batch_that_is_cancelled_keeps_what_was_answered(start: Starter, tmp_path: Path) -> None:

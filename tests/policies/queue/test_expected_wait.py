@@ -14,7 +14,7 @@ from policies.admission.named import named_policy
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.queue.expected_wait import Expected, ExpectedWaits
-from policies.request import WAIT_S_MAX, Refusal, Request, ServiceTokens
+from policies.request import WAIT_S_MAX, Refusal, Request, ServiceTokens, of_batch
 from tests.policies.making import make_request, policy_with
 
 PATIENT = QueueLimits(queue_wait_s_max=1e6)
@@ -66,6 +66,16 @@ def test_it_is_longer_the_more_others_wait_and_the_less_its_tenant_weighs() -> N
         assert told_s(engine, "a", 2.0) <= waits[-1]
     assert waits == sorted(waits)
     assert waits[0] < waits[-1]
+
+
+def test_class_batch_has_the_other_work_before_it() -> None:
+    waits = []
+    for others in (0, 3, 20):
+        engine = full()
+        for number in range(others):
+            engine.arrived(make_request(f"other-{number}"), 0.5)
+        waits.append(told_s(engine, of_batch("night")))
+    assert waits == sorted(set(waits))
 
 
 def test_a_thousand_tenants_are_looked_at_by_a_sample() -> None:
@@ -149,9 +159,9 @@ def test_a_willing_client_waits_for_no_longer_than_it_may() -> None:
 
 @pytest.mark.parametrize(("wait_s", "said"), [(7.9, "shorter"), (8.1, "right"), (13.3, "right"), (13.4, "longer")])
 def test_told_is_right_within_a_quarter_of_the_true_wait(wait_s: float, said: str) -> None:
-    waits = ExpectedWaits()
-    waits.ended(Expected(10.0, 100.0, 5.0, 9.0, 0), 100.0 + wait_s)
-    waits.ended(Expected(10.0, 100.0, 5.0, 9.0, 0), 101.0)
+    waits, request = ExpectedWaits(), make_request("a")
+    waits.ended(request, Expected(10.0, 100.0, 5.0, 9.0, 3.0), 2, 100.0 + wait_s)
+    waits.ended(request, Expected(10.0, 100.0, 5.0, 9.0, 3.0), 2, 101.0)
     assert waits.counts() == {"right": 0, "longer": 0, "shorter": 0} | {said: 1}, "a second is too short to be counted"
 
 
