@@ -126,7 +126,8 @@ async def test_engines_come_and_go_with_the_addresses_and_nothing_breaks(start: 
 async def test_one_that_is_back_while_it_ends_what_it_runs_is_used_again(start: Starter) -> None:
     async with engines(ONE, TWO) as (port, servers):
         names = Names(ONE, TWO)
-        async with start(pools=pools(port), limits=OFTEN, resolver=names) as live:
+        spread = {"name": "fairserve", "placement": "least_loaded"}
+        async with start(pools=pools(port), limits=OFTEN, resolver=names, policy=spread) as live:
             asked = [stream(live, 800) for _ in range(4)]
             await until(lambda: servers[ONE].gauges.running)
             names.answer = [TWO]
