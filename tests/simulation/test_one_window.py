@@ -38,7 +38,7 @@ class Agents:
         made = self._made[agent] = self._made[agent] + 1
         interaction, stage = divmod(made - 1, self._calls)
         name = f"{self.tenant}-{agent}-{interaction}"
-        claim = Claim(name, None, None, stage == self._calls - 1, explicit=True) if self._calls > 1 else NO_CLAIM
+        claim = Claim(name, ends=stage == self._calls - 1, explicit=True) if self._calls > 1 else NO_CLAIM
         user = f"u{agent % self._users}" if self._users > 1 else ""
         return Arrival(f"{self.tenant}/{agent}/{made}", Flow(self.tenant, "", user), now, 200, 60, claim=claim)
 
