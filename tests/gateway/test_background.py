@@ -83,9 +83,9 @@ async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Start
             pass
         with sqlite3.connect(path) as other:
             row = "(CAST(strftime('%s') AS INTEGER) / 3600 * 3600"
-            other.execute(f"INSERT INTO fairgate_usage VALUES {row}, x'ff', '', '', '', 1, 0, 9e999, 0, 0, 0, 0)")
+            other.execute(f"INSERT INTO fairgate_usage VALUES {row}, x'ff', '', '', '', 1, 0, 9e999, 0, 0, 0, 0, 0)")
             other.execute(
-                f"INSERT INTO fairgate_usage VALUES {row}, CAST(x'ff' AS TEXT), '', '', '', 1, 0, 7, 0, 0, 0, 0)"
+                f"INSERT INTO fairgate_usage VALUES {row}, CAST(x'ff' AS TEXT), '', '', '', 1, 0, 7, 0, 0, 0, 0, 0)"
             )
         async with start(upstream.url, **fields, admin_token=TOKEN) as live:
             key = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
@@ -108,6 +108,7 @@ BREAKS = {
     "metrics": "backends.scraper.Scraper._scrape",
     "news received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "news sent": "gateway.storage.redis.redis_store.RedisStore.publish",
+    "shares": "gateway.self_service.self_service.SelfService._shares",
     "state_file": "gateway.pool.learned_file.LearnedFile.save",
     "steps": "backends.step_feed.StepFeed._listen",
     "store": "gateway.storage.redis.redis_store.RedisStore._join_all",
@@ -121,7 +122,10 @@ FAILURES = "fairgate_background_failures_total"
 
 
 @pytest.mark.interpreted_only("breaks what runs in the background")
-async def test_every_task_goes_on_after_a_surprise(start: Starter, tmp_path: Path) -> None:
+async def test_every_task_goes_on_after_a_surprise(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.self_service.self_service.WINDOW_S", 0.1)
     authority, names = Authority(tmp_path), Names("127.0.0.1")
     certificate, key = authority.sign("listener")
     async with simulated() as sim, RedisServer() as redis:
