@@ -21,7 +21,6 @@ from gateway.proxy.request_context import RequestContext
 from gateway.request.body.form import read_parts
 from gateway.request.body.slices import at_once
 from gateway.request.routes import Treatment
-from gateway.telemetry.record import RequestRecord
 from gateway.usage.thread import DatabaseThread
 from gateway.usage.written import storable
 
@@ -34,13 +33,12 @@ class BatchApi:
     """Answers what the pipeline has for it. `changed` is called when a batch has to be looked at."""
 
     def __init__(
-        self, database: DatabaseThread, limits: BatchesConfig, pipeline: Pipeline,
-        settled: Callable[[RequestRecord, str], None], changed: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self, database: DatabaseThread, limits: BatchesConfig, pipeline: Pipeline, changed: Callable[[], None]
+    ) -> None:
         self._do = database.do
         self._limits = limits
         self._changed = changed
-        late = LateAnswers(pipeline.unqueued, settled, self._answer)
+        late = LateAnswers(pipeline, self._answer)
         self.tasks = late.tasks
         pipeline.late[Treatment.BATCHES] = late.begin
 

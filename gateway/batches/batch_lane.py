@@ -24,7 +24,6 @@ from gateway.config.sections.usage import UsageConfig
 from gateway.keys.issued import Follower
 from gateway.proxy.pipeline import Pipeline
 from gateway.storage.store_errors import StoreError, StoreUnavailable
-from gateway.telemetry.record import RequestRecord
 from gateway.usage.counts import UsageCounts
 from gateway.usage.database import Database
 from gateway.usage.thread import CLOSE_S, DatabaseThread
@@ -46,9 +45,8 @@ class BatchLane:
     """Files and batches of one gateway, from now on until `stop` and `close`."""
 
     def __init__(
-        self, usage: UsageConfig, config: Config, pipeline: Pipeline, follower: Follower | None,
-        settled: Callable[[RequestRecord, str], None], within: Background,
-    ) -> None:  # fmt: skip
+        self, usage: UsageConfig, config: Config, pipeline: Pipeline, follower: Follower | None, within: Background
+    ) -> None:
         """`follower`: knows which keys are taken, once it has asked; None: the config does."""
         self.pipeline = pipeline
         self.limits = config.batches
@@ -61,7 +59,7 @@ class BatchLane:
         self._drivers: dict[str, tuple[BatchDriver, asyncio.Task[None]]] = {}
         self._tasks = Background(within)
         self._forgot_s = float("-inf")
-        self._api = BatchApi(self.database, config.batches, pipeline, settled, self._woken.set)
+        self._api = BatchApi(self.database, config.batches, pipeline, self._woken.set)
         self._tasks.repeat(self._turn, "batches")
 
     async def _turn(self) -> None:

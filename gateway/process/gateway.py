@@ -205,8 +205,8 @@ class Gateway:
             sampler=None if config.tracing is None else Sampler(config.tracing.sample_ratio),
         )  # fmt: skip
         if config.usage is not None:
-            self._lane = BatchLane(config.usage, config, pipeline, self._follower, self._settled, self._background)
-        self._self_service = SelfService(self, pipeline, self._settled, self._worker_slot)
+            self._lane = BatchLane(config.usage, config, pipeline, self._follower, self._background)
+        self._self_service = SelfService(self, pipeline, self._worker_slot)
         await self._self_service.open(self._background)
         state = ServerState(
             pipeline.handle, server_limits(config), on_head=pipeline.authorize, on_refused=pipeline.refused,

@@ -151,7 +151,7 @@ class Pipeline:
         request.arrived_s = time.monotonic()
         if self._sampler is not None:
             self._trace(request, self._sampler)
-        self._ended(request, Outcome.REFUSED, error.code.value)
+        self.ended(request, Outcome.REFUSED, error.code.value)
 
     def handle(self, request: HttpRequest, responder: Responder) -> None:
         """Runs when a request is there whole."""
@@ -162,23 +162,22 @@ class Pipeline:
         try:
             self._handle(request)
         except Exception as error:
-            self._failed(request, error)
+            self.failed(request, error)
 
     @staticmethod
     def _trace(context: RequestContext, sampler: Sampler) -> None:
         if context.tenant:  # who has no key makes no spans
             context.trace = sampler.begin(context.headers)
 
-    def _failed(self, context: RequestContext, error: Exception) -> None:
-        """Say what is wrong with the request, or with the gateway."""
-        if isinstance(error, ApiError):
-            self._ended(context, Outcome.REFUSED, error.code.value)
-            context.error(error)
-            return
-        logger.error("request %s: fault in the gateway", context.id, exc_info=error)
-        self._ended(context, Outcome.FAILED, Reason.INTERNAL_ERROR.value)
-        message = f"fault in the gateway; its log has more under {context.id}"
-        context.error(ApiError(Reason.INTERNAL_ERROR, message), is_within=True)
+    def failed(self, context: RequestContext, error: Exception) -> None:
+        """Say what is wrong with the request, or with the gateway. No engine has the request."""
+        outcome = Outcome.REFUSED
+        if not isinstance(error, ApiError):
+            logger.error("request %s: fault in the gateway", context.id, exc_info=error)
+            message = f"fault in the gateway; its log has more under {context.id}"
+            outcome, error = Outcome.FAILED, ApiError(Reason.INTERNAL_ERROR, message)
+        self.ended(context, outcome, error.code.value)
+        context.error(error, is_within=True)
 
     def ask(self, context: RequestContext, responder: Responder) -> None:
         """What a stored line asks, as a request of its tenant; whose it is was found out before."""
@@ -199,7 +198,7 @@ class Pipeline:
         if treatment is Treatment.MODELS:
             models = self._models(context.principal, unquote(context.path[len(MODELS) + 1 :]))
             context.responder.respond(200, [JSON, context.id_field()], models)
-            self._ended(context, Outcome.COMPLETED, "")
+            self.ended(context, Outcome.COMPLETED, "")
         elif treatment is Treatment.BATCHES or treatment is Treatment.ME:
             if treatment not in self.late:
                 message = "files and batches are kept beside usage, which this gateway does not count: set `usage`"
@@ -246,13 +245,14 @@ class Pipeline:
                 self._submit(context, request)
         except Exception as error:
             responder.on_disconnect = None
-            self._failed(context, error)
+            self.failed(context, error)
 
     def _gone_while_read(self, reading: Reading, context: RequestContext) -> None:
         self._readings.cancel(reading)
-        self._ended(context, Outcome.ABANDONED, "client_disconnected")
+        self.ended(context, Outcome.ABANDONED, "client_disconnected")
 
-    def _ended(self, context: RequestContext, outcome: str, reason: str) -> None:
+    def ended(self, context: RequestContext, outcome: str, reason: str) -> None:
+        """A request has ended that no engine has had."""
         context.ended(outcome, reason, NO_SERVICE, time.monotonic())
         self._settled(context, "")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from secrets import token_hex
@@ -29,7 +28,6 @@ from gateway.self_service.own_standing import Numbers, OwnStanding, Shares, own_
 from gateway.storage.hub.run_directory import WorkerSlot
 from gateway.storage.store_errors import StoreError
 from gateway.telemetry.recent_requests import ENDS_MAX, WINDOW_S
-from gateway.telemetry.record import RequestRecord
 from gateway.usage.counts import OTHERS
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from gateway.usage.usage_report import read_own
@@ -43,14 +41,11 @@ AGAIN_S: Final = 5.0
 class SelfService:
     """Of one process. `open`, then `close`."""
 
-    def __init__(
-        self, gateway: Operated, pipeline: Pipeline, settled: Callable[[RequestRecord, str], None],
-        worker_slot: WorkerSlot | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, gateway: Operated, pipeline: Pipeline, worker_slot: WorkerSlot | None) -> None:
         self._gateway = gateway
         self._source: SnapshotSource = gateway.replicas or gateway
         self._slot = worker_slot
-        self._late = LateAnswers(pipeline.unqueued, settled, self._answer)
+        self._late = LateAnswers(pipeline, self._answer)
         self._stack = AsyncExitStack()
         self._turn = asyncio.Lock()
         self._recently: tuple[float, Shares] = (0.0, {})
@@ -66,8 +61,9 @@ class SelfService:
         slot, gateway = self._slot, self._gateway
         if slot is not None and gateway.replicas is None:
             sockets = [slot.run_directory.worker(index) for index in range(slot.run_directory.workers)]
+            ends_max = min(ENDS_MAX, gateway.config.bounds.of("ends"))
             self._source = workers = Workers(
-                gateway.config, sockets, port=gateway.port, has_reloaded=lambda: None, ends_max=ENDS_MAX
+                gateway.config, sockets, port=gateway.port, has_reloaded=lambda: None, ends_max=ends_max
             )
             await workers.open(self._stack)
         if self._database is not None and (slot is None or not slot.index):

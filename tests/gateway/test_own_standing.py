@@ -69,6 +69,24 @@ async def test_a_tenant_sees_its_place_its_limits_and_its_requests_and_nothing_o
         assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
 
 
+async def test_a_fault_is_answered_logged_and_leaves_the_place_free(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unforeseen(*_: Any) -> None:
+        raise TypeError("nobody thought of it")
+
+    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS, limits={"unqueued_max": 1}) as live:
+        with monkeypatch.context() as patch:
+            patch.setattr("gateway.self_service.self_service.own_standing", unforeseen)
+            got = await live.get("/fairgate/me", key="key-of-alice")
+            assert (got.status, got.error["code"]) == (500, "internal_error")
+        assert (await live.get("/fairgate/me", key="key-of-alice")).status == 200
+        lines = await live.lines(2)
+        assert [(line["outcome"], line["reason"]) for line in lines] == [
+            ("failed", "internal_error"), ("completed", ""),
+        ]  # fmt: skip
+
+
 async def test_only_a_key_that_is_known_sees_anything(start: Starter) -> None:
     async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live:
         assert (await live.get("/fairgate/me", key="key-of-nobody")).status == 401
