@@ -26,7 +26,7 @@ KEY: Final = "  "
 """The same of a key, before its hash. What each of them may have of one model is counted under both names, with a space
 between."""
 ENGINE: Final = "starts"
-"""Quotas count no starts: in the place of them their counts have milliseconds at engines."""
+"""The measure of engine-seconds. Quotas count no starts, so this number of their counts has milliseconds at engines."""
 
 
 def _limit(doc: str) -> Any:
