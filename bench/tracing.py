@@ -22,7 +22,6 @@ from bench.settled import record_of
 from bench.stack import BenchError, Route, fairgate, run_bench
 from bench.upstream import MODEL, PROXY_CORE, echo_upstream
 from bench.wrk import TENANT
-from gateway.config.sections.tracing import TracingConfig
 from gateway.telemetry.span_export import SPANS_WAITING_MAX, SpanExport
 from gateway.telemetry.trace import Sampler
 
@@ -43,7 +42,7 @@ def alone_us(ratio: float, collector: str, requests: int) -> float:
     added = []
     for _ in range(ALONE_ROUNDS):
         plain_s = _ended_without_s(requests)
-        spans = SpanExport(TracingConfig(endpoint=collector, sample_ratio=ratio))
+        spans = SpanExport(collector, {})
         traced_s = _ended_with_s(spans, Sampler(ratio), requests)
         if spans.lost:
             raise BenchError(f"{spans.lost} spans were lost")

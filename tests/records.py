@@ -6,6 +6,6 @@ from gateway.telemetry.record import RequestRecord
 
 
 def record_of(id: str, *, arrived_s: float = 0.0) -> RequestRecord:
-    record = RequestRecord("", "/v1/chat/completions", [])
-    record.id, record.arrived_s = id, arrived_s
+    record = RequestRecord()
+    record.path, record.id, record.arrived_s = "/v1/chat/completions", id, arrived_s
     return record

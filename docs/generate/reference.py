@@ -19,7 +19,7 @@ from docs.generate.config_fields import ConfigField, fields
 from gateway.commands.admin import asks_admin
 from gateway.commands.main import main as fairgate
 from gateway.http.errors import ApiError, Reason
-from gateway.metric_families import FAMILIES, family
+from gateway.telemetry.metric_families import FAMILIES, family
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gateway.config.load import Finding
 from gateway.config.model import Config
+from gateway.pool.pool import estimator_of
 from gateway.pool.shared import limited, quotas_of
-from gateway.request.estimate import UnusableTokenizer, exact_counter
 from policies.limits.quotas import DAY_S
 
 
@@ -20,9 +20,8 @@ def findings(config: Config) -> Iterator[Finding]:
     """Faults, and warnings of what works and is seldom meant. Leaves nothing behind, and asks nobody on the network."""
     for p, pool in enumerate(config.pools):
         try:
-            if pool.tokenizer is not None:
-                exact_counter(pool.tokenizer)
-        except UnusableTokenizer as error:
+            estimator_of(pool)
+        except ValueError as error:
             yield Finding(("pools", p, "tokenizer"), str(error))
     if config.access_log not in ("stdout", "off") and (why := _not_writable(Path(config.access_log))):
         yield Finding(("access_log",), f"cannot be written: {why}")

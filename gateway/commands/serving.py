@@ -135,8 +135,8 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
     """
     import signal
 
-    from gateway.background import Background
     from gateway.process.gateway import Gateway
+    from gateway.telemetry.background import Background
 
     log = _log(config)
     if worker is None:

@@ -16,18 +16,16 @@ import httptools
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header
 from gateway.http.server_limits import ServerLimits
+from gateway.telemetry.record import RequestRecord
 
 
-class HttpRequest:
+class HttpRequest(RequestRecord):
     """One request, as HTTP has it. Header names are lower-cased and in order; `target`, `path` and `query` are as sent.
+    Its body is held for its tenant, as the head hook found out.
 
     Attributes:
         peer: the address at the other end of the connection: a client's, or a proxy's.
-        client: the address of the client: that of the peer, unless the peer is trusted to name it.
-        id: given by the server; every answer carries it as `x-request-id`.
-        client_id: what the client calls it in its own `x-request-id`; empty if that is not well-formed.
         body_follows: known before the body is read.
-        tenant: for whom the body is held, as the head hook found out; empty: for nobody in particular.
         answer_fields: lines that the head hook adds to the head of the answer, whatever that will be.
     """
 
@@ -36,10 +34,7 @@ class HttpRequest:
     query: bytes = b""
     body: bytes = b""
     version: str = "1.1"
-    id: str = ""
-    client_id: str = ""
     body_follows: bool = False
-    tenant: str = ""
     answer_fields: bytes = b""
 
     def __init__(self, peer: str, path: str, headers: list[Header]) -> None:

@@ -17,12 +17,12 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from gateway.background import Background, OperationalError
 from gateway.config.checks import is_name
 from gateway.config.sections.keys import IssuerConfig
 from gateway.http.errors import ApiError, Reason
 from gateway.keys.identity import DEFAULT_APP, Principal
 from gateway.storage.store_errors import StoreRefused
+from gateway.telemetry.background import Background, OperationalError
 
 try:
     import jwt

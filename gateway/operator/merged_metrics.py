@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from gateway.metric_families import FAMILIES, LEAST, MOST, SUM
+from gateway.telemetry.metric_families import FAMILIES, LEAST, MOST, SUM
 
 _OF_PROCESSES: Final = {"process_max_fds": LEAST, "process_start_time_seconds": LEAST}
 """What the client library says of each process; all else there is added up."""

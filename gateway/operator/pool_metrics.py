@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.metrics_core import Metric
 
-from gateway.metric_families import Row, family, single
+from gateway.telemetry.metric_families import Row, family, single
 from gateway.telemetry.metrics import OTHERS, TENANTS_MAX, Metrics
 from policies.interactions import Interactions
 

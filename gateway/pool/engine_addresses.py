@@ -12,11 +12,11 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 
 from backends.name_resolution import KnownAddresses, Resolver
-from gateway.background import Background
 from gateway.config.model import Config, PoolConfig
 from gateway.config.sections.backends import BackendConfig
 from gateway.config.sections.limits import Limits
-from gateway.metric_families import Row, family
+from gateway.telemetry.background import Background
+from gateway.telemetry.metric_families import Row, family
 
 logger = logging.getLogger("fairgate")
 

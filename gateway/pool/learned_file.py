@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.background import OperationalError
+from gateway.telemetry.background import OperationalError
 from policies.admission import memory
 from policies.admission.engine import AdmissionEngine
 

@@ -13,7 +13,6 @@ import aiohttp
 from backends.health import ModelCard
 from backends.scraper import Scraper
 from backends.step_feed import StepFeed
-from gateway.background import Background
 from gateway.config.model import Config, PoolConfig
 from gateway.config.section import can_wait
 from gateway.config.sections.backends import BackendConfig
@@ -26,6 +25,7 @@ from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
 from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.prefix_hashes import prefix_hashes, salt_of
+from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
 from policies.admission.takeover import remove_backend, reweigh, take_over
 from policies.placements.least_loaded import least_loaded

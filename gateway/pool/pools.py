@@ -11,20 +11,27 @@ import aiohttp
 from backends.name_resolution import Resolver
 from backends.simulated.engine_profiles import profile
 from backends.simulated.simulated_server import SimulatedServer
-from gateway.background import Background, OperationalError
 from gateway.config.model import Config, PoolConfig
 from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import Backend, terms_of
 from gateway.pool.engine_addresses import Addresses
 from gateway.pool.pool import RETIRE_LOOK_S, Pool, estimator_of
 from gateway.pool.shared import Shared
-from gateway.request.estimate import TokenEstimator, UnusableTokenizer
+from gateway.request.estimate import TokenEstimator
+from gateway.storage.store import Deployment
+from gateway.telemetry.background import Background, OperationalError
 from gateway.telemetry.record import RequestRecord
 from policies.admission.engine import AdmissionEngine
 
 EMBEDDED_MODELS = ("simulated",)
 EMBEDDED_PROFILE = "demo"
 NO_OTHERS: Mapping[str, float] = MappingProxyType({})
+
+
+def deployments_of(config: Config) -> list[Deployment]:
+    """Of all pools: what its replicas must agree on."""
+    policy = config.policy.name
+    return [Deployment(pool.name, policy, tuple(backend.url for backend in pool.backends)) for pool in config.pools]
 
 
 class CannotTakeOver(OperationalError):
@@ -92,7 +99,7 @@ class Pools:
                 for backend in self.addresses.engines(each):
                     made = await self._backend(backend, each, config, {} if pool is None else pool.backends)
                     one.backends[made] = backend
-        except (UnusableTokenizer, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             await self.let_go(prepared)
             raise CannotTakeOver(str(error)) from error
         session = self._session

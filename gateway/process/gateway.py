@@ -13,8 +13,6 @@ import aiohttp
 from aiohttp import web
 
 from backends.name_resolution import Resolver, resolve
-from gateway.background import Background
-from gateway.batches.batch_lane import BatchLane
 from gateway.config.model import Config
 from gateway.http.addresses import TrustedProxies
 from gateway.http.errors import ApiError, Reason
@@ -26,23 +24,24 @@ from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
 from gateway.operator.admin_listener import admin_app, worker_app
 from gateway.operator.pool_metrics import PoolGauges
+from gateway.operator.self_service.self_service import SelfService
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, snapshot_of
 from gateway.pool.learned_file import LearnedFile
 from gateway.pool.pool import Pool
-from gateway.pool.pools import CannotTakeOver, Pools
+from gateway.pool.pools import CannotTakeOver, Pools, deployments_of
 from gateway.pool.shared import Shared
 from gateway.process.listener_limits import server_limits
 from gateway.process.reloading import Reloading
+from gateway.proxy.batches.batch_lane import BatchLane
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.cors import Cors
 from gateway.request.routes import Routes
 from gateway.request.unqueued import Unqueued
-from gateway.self_service.self_service import SelfService
-from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.background import Background
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.recent_requests import RecentRequests
 from gateway.telemetry.record import Outcome, RequestRecord
@@ -262,7 +261,7 @@ class Gateway:
             self._certificates.set(config.tls.context, config.tls.files)
         self._turn_away_revoked()
         if self.store is not None:
-            self.store.pools = Deployment.all_of(config)
+            self.store.pools = deployments_of(config)
         if self.usage is not None and first is not None:
             await self.usage.flush()
 
@@ -322,7 +321,7 @@ class Gateway:
 
     async def _share(self) -> None:
         """Join the other replicas, if there are any: now, or as soon as their store can be asked."""
-        url, worker_slot, deployments = self.config.state.redis_url, self._worker_slot, Deployment.all_of(self.config)
+        url, worker_slot, deployments = self.config.state.redis_url, self._worker_slot, deployments_of(self.config)
         if url is not None:
             from gateway.keys.in_redis import RedisKeys  # redis-py is loaded only where there is a Redis
             from gateway.storage.redis.redis_store import RedisStore
@@ -361,7 +360,8 @@ class Gateway:
             from gateway.telemetry.span_export import SpanExport  # the SDK is loaded only where spans are sent
         except ModuleNotFoundError as error:
             raise StoreRefused("tracing: needs OpenTelemetry: pip install 'fairgate[opentelemetry]'") from error
-        self.spans = SpanExport(tracing)
+        headers = {name: value.get_secret_value() for name, value in tracing.headers.items()}
+        self.spans = SpanExport(tracing.endpoint, headers)
         self.metrics.registry.register(self.spans)
 
     def _take_tokens(self, session: aiohttp.ClientSession) -> None:

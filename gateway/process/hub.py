@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from gateway.background import Background
 from gateway.config.model import Config
 from gateway.operator.of_workers import Workers, workers_app
 from gateway.storage.hub.exchange_server import ExchangeServer
 from gateway.storage.store_errors import StoreError
+from gateway.telemetry.background import Background
 from policies.limits.quotas import DAY_S, MONTH_S
 from policies.replicas.messages import CountDelta
 

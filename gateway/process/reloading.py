@@ -15,11 +15,11 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.config.changes import changes, config_hash, needs_restart
 from gateway.config.load import ConfigError
-from gateway.metric_families import family, single
 from gateway.operator.operated import Reloaded
 from gateway.operator.snapshots.snapshot import GatewayProcess
 from gateway.pool.pools import CannotTakeOver
 from gateway.telemetry.ends import Mark
+from gateway.telemetry.metric_families import family, single
 
 if TYPE_CHECKING:
     from gateway.config.model import Config

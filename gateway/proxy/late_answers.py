@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.background import Background
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header
 from gateway.proxy.pipeline import JSON, Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.storage.store_errors import StoreError
+from gateway.telemetry.background import Background
 from gateway.telemetry.record import Outcome
 
 NO_STORE: Final[Header] = (b"cache-control", b"no-store")

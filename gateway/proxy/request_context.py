@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.http.errors import ApiError, expected_wait
 from gateway.http.headers import Header, forward_response_headers
+from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.keys.identity import Principal
 from gateway.proxy.refusals import in_words, rate_limit_headers
 from gateway.request.body.payload import Payload
 from gateway.request.routes import Route
-from gateway.telemetry.record import RequestRecord
 from policies.request import State
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ EVENT_STREAM: Final = (
 )
 
 
-class RequestContext(RequestRecord):
+class RequestContext(HttpRequest):
     """One request. Each part is there once its station was passed: `route` and `principal` since the head, `responder`
     since the request is there whole, `payload` since it was read, `serving_pool` since admission was asked for.
 
@@ -135,7 +135,7 @@ class RequestContext(RequestRecord):
         pool, fields = self.serving_pool, forward_response_headers(headers)
         self._add_own_fields(fields)
         if pool.debug_headers:
-            fields += self.debug_headers(pool.policy_name)
+            fields += self._debug_fields(pool.policy_name)
         return fields
 
     def _add_own_fields(self, fields: list[Header]) -> None:
@@ -148,3 +148,15 @@ class RequestContext(RequestRecord):
         if quotas is not None:
             names = self.request.quota_names if self.request is not None else ()
             fields += rate_limit_headers(quotas.standing(self.tenant, time.monotonic(), names))
+
+    def _debug_fields(self, policy: str) -> list[Header]:
+        """Who was served how, for the client to see. `policy` is the pool's."""
+        queue_ms = f"{self.queue_s * 1000:.1f}"
+        fields = {
+            "x-fairgate-tenant": self.tenant,
+            "x-fairgate-policy": policy,
+            "x-fairgate-backend": self.backend,
+            "x-fairgate-queue-ms": queue_ms,
+            "server-timing": f"queue;dur={queue_ms}",
+        }
+        return [(name.encode(), value.encode()) for name, value in fields.items()]

@@ -24,7 +24,7 @@ LOOKED_AT_BYTES_MAX: Final = 1 << 20
 _NO_EXTRA: Final = "install the extra first: pip install 'fairgate[tokenize]'"
 
 
-class UnusableTokenizer(Exception):
+class UnusableTokenizer(ValueError):
     """The tokenizer that the config names cannot be had; the message says what to do."""
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gateway.http.headers import forward_request_headers
-from gateway.telemetry.record import RequestRecord
+from gateway.http.http_request import HttpRequest
 
 
-def upstream_head(request: RequestRecord) -> bytes:
+def upstream_head(request: HttpRequest) -> bytes:
     """The head of this request."""
     parts = [request.method.encode(), b" ", request.target, b" HTTP/1.1\r\n"]
     fields = forward_request_headers(request.headers)

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from gateway.config.model import Config
+from typing import Protocol
 
 ALL_POOLS = "*"
 """Stands for the name of a pool in a report about all pools."""
@@ -25,13 +22,6 @@ class Deployment:
     policy: str
     backends: tuple[str, ...]
     """Their urls."""
-
-    @classmethod
-    def all_of(cls, config: Config) -> list[Deployment]:
-        """Those of all pools."""
-        return [
-            cls(pool.name, config.policy.name, tuple(backend.url for backend in pool.backends)) for pool in config.pools
-        ]
 
 
 class Store(Protocol):

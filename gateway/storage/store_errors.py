@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.background import OperationalError
+from gateway.telemetry.background import OperationalError
 
 
 class StoreError(OperationalError):

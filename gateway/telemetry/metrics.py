@@ -17,7 +17,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from gateway import BUILD, __version__
-from gateway.metric_families import Row, family, single
+from gateway.telemetry.metric_families import Row, family, single
 from gateway.telemetry.record import RequestRecord
 
 if TYPE_CHECKING:

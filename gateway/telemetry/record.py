@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.http.headers import Header
-from gateway.http.http_request import HttpRequest
 from gateway.telemetry.trace import TraceContext
 from policies.admission.waits import seconds_of
 from policies.request import Request, ServiceTokens
@@ -29,10 +27,15 @@ class Outcome:
     """It was queued, or asked to be, and was not served; or somebody, be it the engine, found it wrong by itself."""
 
 
-class RequestRecord(HttpRequest):
+class RequestRecord:
     """A request and what became of it. Times on the monotonic clock, tokens as settled.
 
     Attributes:
+        id: given by the server; every answer carries it as `x-request-id`.
+        client_id: what the client calls it in its own `x-request-id`; empty if that is not well-formed.
+        client: the address of the client: that of the peer, unless the peer is trusted to name it.
+        path: as sent, without a query.
+        tenant: who pays, as the head says; empty: nobody in particular.
         app: which app of its tenant asks.
         model: the model that is asked for, by the engines' name once a pool is found.
         stream: a streamed answer is asked for.
@@ -52,6 +55,11 @@ class RequestRecord(HttpRequest):
         service: what it received.
     """
 
+    id: str = ""
+    client_id: str = ""
+    client: str = ""
+    path: str = ""
+    tenant: str = ""
     app: str = ""
     model: str = ""
     stream: bool = False
@@ -96,15 +104,3 @@ class RequestRecord(HttpRequest):
         wait = None if self.request is None else self.request.progress.wait
         if wait is not None:
             self.waited_s = seconds_of(wait)
-
-    def debug_headers(self, policy: str) -> list[Header]:
-        """Who was served how, for the client to see. `policy` is the pool's."""
-        queue_ms = f"{self.queue_s * 1000:.1f}"
-        fields = {
-            "x-fairgate-tenant": self.tenant,
-            "x-fairgate-policy": policy,
-            "x-fairgate-backend": self.backend,
-            "x-fairgate-queue-ms": queue_ms,
-            "server-timing": f"queue;dur={queue_ms}",
-        }
-        return [(name.encode(), value.encode()) for name, value in fields.items()]

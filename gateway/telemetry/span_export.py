@@ -22,9 +22,8 @@ from opentelemetry.util.types import AttributeValue
 from prometheus_client.metrics_core import Metric
 
 from gateway import __version__
-from gateway.config.sections.tracing import TracingConfig
-from gateway.metric_families import family
 from gateway.telemetry.access_log import hidden, interaction_name
+from gateway.telemetry.metric_families import family
 from gateway.telemetry.record import PATH_LENGTH_MAX, Outcome, RequestRecord
 from gateway.telemetry.trace import TraceContext
 
@@ -51,10 +50,10 @@ _OPERATIONS: Final = {
 class SpanExport:
     """Makes spans and has them sent. `close` at the end."""
 
-    def __init__(self, config: TracingConfig) -> None:
-        headers = {name: value.get_secret_value() for name, value in config.headers.items()}
-        exporter = OTLPSpanExporter(endpoint=config.endpoint, headers=headers or None, timeout=SEND_S)
-        self._sender = _Sender(exporter, config.endpoint or "the collector that OTEL_EXPORTER_OTLP_ENDPOINT names")
+    def __init__(self, endpoint: str | None, headers: dict[str, str]) -> None:
+        """What is not given is what OpenTelemetry's own environment variables say."""
+        exporter = OTLPSpanExporter(endpoint=endpoint, headers=headers or None, timeout=SEND_S)
+        self._sender = _Sender(exporter, endpoint or "the collector that OTEL_EXPORTER_OTLP_ENDPOINT names")
         self._processor = BatchSpanProcessor(
             self._sender,
             max_queue_size=SPANS_WAITING_MAX,

@@ -10,8 +10,6 @@ import re
 from random import getrandbits
 from typing import Final
 
-from gateway.http.headers import Header
-
 TRACEPARENT: Final = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
 )
@@ -38,7 +36,7 @@ class TraceContext:
         self.traceparent = traceparent
         """Did the client send anything about a trace, right or wrong?"""
 
-    def passed_on(self, headers: list[Header]) -> list[Header]:
+    def passed_on(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """The header fields of the request, with this gateway's span as the one that asks. May change the list."""
         if self.traceparent:
             headers = [field for field in headers if field[0] != b"traceparent" and field[0] != b"tracestate"]
@@ -54,7 +52,7 @@ class Sampler:
     def __init__(self, ratio: float) -> None:
         self._bound = round(ratio * (1 << 64))
 
-    def begin(self, headers: list[Header]) -> TraceContext | None:
+    def begin(self, headers: list[tuple[bytes, bytes]]) -> TraceContext | None:
         """None: the client has said that its trace is not recorded, and what it said is passed on as it is."""
         traceparent = state = b""
         for name, value in headers:

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 
-from gateway.background import OperationalError
 from gateway.config.memory_bounds import MEMORY_MAX, Bounds, bounds_of
 from gateway.config.sections.usage import UsageConfig
-from gateway.metric_families import single
 from gateway.storage.store_errors import StoreError, StoreUnavailable
+from gateway.telemetry.background import OperationalError
+from gateway.telemetry.metric_families import single
 from gateway.usage.counts import UsageCounts
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from gateway.usage.used_before import Used, used_before

@@ -14,7 +14,7 @@ from backends.health import HealthState, ModelCard, fetch_models, probe
 from backends.scraper import Scraper
 from backends.upstream_errors import ConnectFailed, ProtocolViolation
 from backends.vllm import VllmAdapter
-from gateway.background import Background
+from gateway.telemetry.background import Background
 from policies.capacity.gauges import Gauges
 from tests.waiting import WAIT_S
 

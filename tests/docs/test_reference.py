@@ -15,9 +15,9 @@ from docs.generate.config_fields import EXAMPLES, ConfigField, fields
 from gateway.config.load import ConfigError, load_config
 from gateway.config.sections.policy_choice import policy_settings
 from gateway.http.errors import Reason
-from gateway.metric_families import FAMILIES
 from gateway.proxy.refusals import REASONS
 from gateway.telemetry.log_line import Line
+from gateway.telemetry.metric_families import FAMILIES
 from gateway.telemetry.record import Outcome
 from policies.capacity.obstacle import Obstacle
 from policies.orders.policy_entries import POLICIES

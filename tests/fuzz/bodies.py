@@ -7,9 +7,9 @@ from io import BytesIO
 
 import msgspec
 
-from gateway.batches.batch_objects import BLANK_BYTES_MAX, FAULTS_MAX, Checks, answered, read_line
 from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError
+from gateway.proxy.batches.batch_objects import BLANK_BYTES_MAX, FAULTS_MAX, Checks, answered, read_line
 from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES
 from gateway.request.body.form import read_form, read_parts
 from gateway.request.body.large_body import LargePayload, read_large_json

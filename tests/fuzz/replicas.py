@@ -16,7 +16,6 @@ import hiredis
 import msgspec
 from redis.exceptions import ResponseError
 
-from gateway.background import Background
 from gateway.keys.in_redis import RedisKeys
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, decoded, moved, together
 from gateway.operator.snapshots.state_views import backends, queue
@@ -32,6 +31,7 @@ from gateway.storage.hub.wire import Frames
 from gateway.storage.redis.redis_store import RedisStore
 from gateway.storage.store import Deployment, Store
 from gateway.storage.store_errors import StoreError, StoreUnavailable
+from gateway.telemetry.background import Background
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.memory import snapshot

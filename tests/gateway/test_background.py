@@ -96,7 +96,7 @@ async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Start
 
 
 BREAKS = {
-    "batches": "gateway.batches.batch_tables.claim",
+    "batches": "gateway.proxy.batches.batch_tables.claim",
     "addresses": "gateway.pool.engine_addresses.Addresses._look_up",
     "certificates": "gateway.http.tls.certificates.Certificates._look",
     "engines": "gateway.pool.pools.Pools.prepare",
@@ -108,7 +108,7 @@ BREAKS = {
     "metrics": "backends.scraper.Scraper._scrape",
     "news received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "news sent": "gateway.storage.redis.redis_store.RedisStore.publish",
-    "shares": "gateway.self_service.self_service.SelfService._shares",
+    "shares": "gateway.operator.self_service.self_service.SelfService._shares",
     "state_file": "gateway.pool.learned_file.LearnedFile.save",
     "steps": "backends.step_feed.StepFeed._listen",
     "store": "gateway.storage.redis.redis_store.RedisStore._join_all",
@@ -125,7 +125,7 @@ FAILURES = "fairgate_background_failures_total"
 async def test_every_task_goes_on_after_a_surprise(
     start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.self_service.self_service.WINDOW_S", 0.1)
+    monkeypatch.setattr("gateway.operator.self_service.self_service.WINDOW_S", 0.1)
     authority, names = Authority(tmp_path), Names("127.0.0.1")
     certificate, key = authority.sign("listener")
     async with simulated() as sim, RedisServer() as redis:

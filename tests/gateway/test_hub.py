@@ -16,13 +16,13 @@ import pytest
 from prometheus_client.metrics_core import GaugeMetricFamily
 
 from gateway.config.model import Config
-from gateway.metric_families import FAMILIES
 from gateway.operator.merged_metrics import merged
 from gateway.process.hub import go_on
 from gateway.process.supervisor import unix_listener
 from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER, ExchangeServer
 from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 from gateway.storage.hub.wire import FRAME_BYTES_MAX
+from gateway.telemetry.metric_families import FAMILIES
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
 from gateway.usage.written import Batch, add

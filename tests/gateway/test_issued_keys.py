@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from gateway.background import Background
 from gateway.config.model import TenantConfig
 from gateway.config.sections.keys import KeyConfig, hash_key
 from gateway.config.sections.usage import UsageConfig
@@ -22,6 +21,7 @@ from gateway.keys.in_database import DatabaseKeys
 from gateway.keys.in_redis import CHANGED, TABLE, RedisKeys
 from gateway.keys.issued import Follower, KeyTable, TableFull, entry, read_entry
 from gateway.storage.store_errors import StoreUnavailable
+from gateway.telemetry.background import Background
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from tests.gateway.live import until
 from tests.gateway.test_store import opened

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.config.sections.keys import hash_key
 from gateway.config.sections.usage import UsageConfig
-from gateway.self_service.own_page import PATH
+from gateway.operator.self_service.own_page import PATH
 from gateway.usage.database import Database
 from gateway.usage.usage_report import read_own
 from gateway.usage.written import add_shares, forget
@@ -77,7 +77,7 @@ async def test_a_fault_is_answered_logged_and_leaves_the_place_free(
 
     async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS, limits={"unqueued_max": 1}) as live:
         with monkeypatch.context() as patch:
-            patch.setattr("gateway.self_service.self_service.own_standing", unforeseen)
+            patch.setattr("gateway.operator.self_service.self_service.own_standing", unforeseen)
             got = await live.get("/fairgate/me", key="key-of-alice")
             assert (got.status, got.error["code"]) == (500, "internal_error")
         assert (await live.get("/fairgate/me", key="key-of-alice")).status == 200
@@ -104,8 +104,8 @@ async def me(live: Any, key: str) -> Any:
 async def test_it_says_what_was_received_and_used_and_costs(
     start: Starter, usage_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.self_service.self_service.AGAIN_S", 0.0)
-    monkeypatch.setattr("gateway.self_service.self_service.WINDOW_S", 0.5)
+    monkeypatch.setattr("gateway.operator.self_service.self_service.AGAIN_S", 0.0)
+    monkeypatch.setattr("gateway.operator.self_service.self_service.WINDOW_S", 0.5)
     usage = {"url": usage_url, "prices": {"simulated": {"input": 1e6, "output": 0}}}
     async with (
         Upstream(replies(OK)) as upstream,

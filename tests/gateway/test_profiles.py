@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.background import OperationalError
 from gateway.pool.learned_file import LearnedFile
+from gateway.telemetry.background import OperationalError
 from policies.admission import memory
 from tests.gateway.live import Live, Starter, chat, simulated, until
 

@@ -19,8 +19,8 @@ from backends.step_feed import SILENCE_S, StepFeed
 from backends.vllm import VllmAdapter
 from backends.vllm_plugin import steps
 from gateway import __version__
-from gateway.background import Background
 from gateway.commands.main import main
+from gateway.telemetry.background import Background
 from policies.capacity.gauges import Gauges
 from tests.gateway.live import SMALL, Live, Starter, chat, simulated, until
 

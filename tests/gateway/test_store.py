@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from bench.ports import free_port
-from gateway.background import Background
 from gateway.storage.redis.redis_store import LAYOUT, RedisStore, Script, pool_key
 from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
+from gateway.telemetry.background import Background
 from tests.gateway.live import WAIT_S, until
 from tests.redis_server import Proxy, RedisServer
 

@@ -23,7 +23,7 @@ def clone(tmp_path: Path) -> Path:
         os.utime(tmp_path / file, (1, 1))
     for package in ("policies", "gateway", "backends", "simulation"):
         (tmp_path / package).mkdir()
-    module = tmp_path / "gateway/background.py"
+    module = tmp_path / "gateway/__init__.py"
     module.write_text("")
     os.utime(module, (1, 1))
     return tmp_path

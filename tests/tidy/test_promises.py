@@ -11,8 +11,8 @@ import pytest
 from gateway import BUILD, __version__
 from gateway.commands.main import main
 from gateway.config.model import Config
-from gateway.metric_families import FAMILIES
 from gateway.telemetry.log_line import Line
+from gateway.telemetry.metric_families import FAMILIES
 from tests.conftest import COMPILED
 
 ROOT = Path(__file__).parents[2]

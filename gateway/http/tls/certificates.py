@@ -8,7 +8,7 @@ import os
 import ssl
 from collections.abc import Callable, Sequence
 
-from gateway.background import OperationalError
+from gateway.telemetry.background import OperationalError
 
 LOOK_S = 3.0
 

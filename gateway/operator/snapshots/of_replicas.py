@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from gateway.background import Background
 from gateway.operator.snapshots.snapshot import (
     GatewayProcess,
     GatewaySnapshot,
@@ -25,6 +24,7 @@ from gateway.operator.snapshots.snapshot import (
 )
 from gateway.storage.store import ALL_POOLS, Store
 from gateway.storage.store_errors import StoreError
+from gateway.telemetry.background import Background
 from gateway.telemetry.ends import End
 from gateway.telemetry.recent_requests import ENDS_MAX
 

@@ -14,19 +14,19 @@ from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Final
 
-from gateway.background import Background
 from gateway.operator.of_workers import Workers
 from gateway.operator.operated import Operated
+from gateway.operator.self_service.own_page import own_page
+from gateway.operator.self_service.own_standing import Numbers, OwnStanding, Shares, own_standing
 from gateway.operator.snapshots.snapshot import SnapshotSource
 from gateway.operator.snapshots.spans import Taken, shares_due, sums
 from gateway.proxy.late_answers import LateAnswers
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.routes import Treatment
-from gateway.self_service.own_page import own_page
-from gateway.self_service.own_standing import Numbers, OwnStanding, Shares, own_standing
 from gateway.storage.hub.run_directory import WorkerSlot
 from gateway.storage.store_errors import StoreError
+from gateway.telemetry.background import Background
 from gateway.telemetry.recent_requests import ENDS_MAX, WINDOW_S
 from gateway.usage.counts import OTHERS
 from gateway.usage.thread import CLOSE_S, DatabaseThread

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from prometheus_client.metrics_core import Metric
 
-from gateway.metric_families import family
+from gateway.telemetry.metric_families import family
 
 logger = logging.getLogger("fairgate")
 

@@ -14,16 +14,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from gateway.background import Background
-from gateway.batches import batch_tables as tables
-from gateway.batches.batch_api import BatchApi
-from gateway.batches.batch_objects import Checks, Result, answered, files_of, not_asked, read_caller, read_line
-from gateway.batches.stored_request import StoredRequest
 from gateway.config.model import Config
 from gateway.config.sections.usage import UsageConfig
 from gateway.keys.issued import Follower
+from gateway.proxy.batches import batch_tables as tables
+from gateway.proxy.batches.batch_api import BatchApi
+from gateway.proxy.batches.batch_objects import Checks, Result, answered, files_of, not_asked, read_caller, read_line
+from gateway.proxy.batches.stored_request import StoredRequest
 from gateway.proxy.pipeline import Pipeline
 from gateway.storage.store_errors import StoreError, StoreUnavailable
+from gateway.telemetry.background import Background
 from gateway.usage.counts import UsageCounts
 from gateway.usage.database import Database
 from gateway.usage.thread import CLOSE_S, DatabaseThread

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from gateway.http.headers import Header
 from gateway.operator.page.files import FOLDER, HEADERS, TYPES
 
 PATH: Final = "/fairgate/me/page"
@@ -14,13 +13,13 @@ _OF_OPERATOR: Final = ("page.css", "stream.js", "words.js", "draw.js", "icon.svg
 """Files of the operator's page that this one uses too."""
 
 
-def own_page() -> dict[str, tuple[list[Header], bytes]]:
+def own_page() -> dict[str, tuple[list[tuple[bytes, bytes]], bytes]]:
     """By path."""
     files = {PATH: _OWN / "me.html", f"{PATH}/me.js": _OWN / "me.js"}
     files |= {f"{PATH}/{name}": FOLDER / name for name in _OF_OPERATOR}
     return {path: (_fields(TYPES[file.suffix]), file.read_bytes()) for path, file in files.items()}
 
 
-def _fields(content_type: str) -> list[Header]:
+def _fields(content_type: str) -> list[tuple[bytes, bytes]]:
     fields = {"content-type": content_type, **HEADERS}
     return [(name.encode(), value.encode()) for name, value in fields.items()]

@@ -11,10 +11,18 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from gateway.batches import batch_tables as tables
-from gateway.batches.batch_objects import UNREADABLE, NewBatch, StoredFile, listed, new_batch, new_id, write_caller
 from gateway.config.sections.usage import BatchesConfig
 from gateway.http.errors import ApiError, Reason
+from gateway.proxy.batches import batch_tables as tables
+from gateway.proxy.batches.batch_objects import (
+    UNREADABLE,
+    NewBatch,
+    StoredFile,
+    listed,
+    new_batch,
+    new_id,
+    write_caller,
+)
 from gateway.proxy.late_answers import LateAnswers
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from gateway.batches.batch_objects import BLANK_BYTES_MAX, DAY_S, WINDOW_S, Result, StoredFile, files_of, id_of
 from gateway.config.sections.usage import BatchesConfig
+from gateway.proxy.batches.batch_objects import BLANK_BYTES_MAX, DAY_S, WINDOW_S, Result, StoredFile, files_of, id_of
 from gateway.usage.counts import UsageCounts
 from gateway.usage.database import Database, Transaction
 from gateway.usage.written import add_sums
