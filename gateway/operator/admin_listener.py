@@ -19,7 +19,7 @@ from gateway.operator.snapshots.feed import Feed
 from gateway.operator.snapshots.snapshot import encoded, snapshot_of
 from gateway.operator.snapshots.state_views import tenants
 from gateway.operator.usage_routes import usage_routes
-from gateway.operator.views import views
+from gateway.operator.views import health, ready, views
 
 
 def admin_app(gateway: Operated) -> web.Application:
@@ -52,17 +52,8 @@ def worker_app(gateway: Operated) -> web.Application:
 def _own(gateway: Operated) -> list[web.RouteDef]:
     """What one process says of itself."""
 
-    async def health(request: web.Request) -> web.Response:
-        return web.json_response({"status": "ok"})
-
-    async def ready(request: web.Request) -> web.Response:
-        why_not = gateway.not_ready()
-        answer: dict[str, object] = {"ready": not why_not, "why_not": why_not}
-        if (state := gateway.state()) is not None:
-            answer["state"] = state  # a gateway on its own serves all the same
-        if faults := gateway.faults():
-            answer["faults"] = faults
-        return web.json_response(answer, status=503 if why_not else 200)
+    async def readiness(request: web.Request) -> web.Response:
+        return ready(gateway.not_ready(), gateway.state(), gateway.faults())
 
     async def metrics(request: web.Request) -> web.Response:
         gateway.gauges.read(gateway.pools, gateway.shared.interactions)
@@ -87,7 +78,7 @@ def _own(gateway: Operated) -> list[web.RouteDef]:
 
     return [
         web.get("/health", health),
-        web.get("/ready", ready),
+        web.get("/ready", readiness),
         web.get("/metrics", metrics),
         web.get("/explain/{id}", explanation),
         *changing_routes(gateway),

@@ -23,7 +23,7 @@ from gateway.operator.merged_metrics import merged
 from gateway.operator.page.files import page
 from gateway.operator.snapshots.feed import Feed
 from gateway.operator.snapshots.snapshot import NO_ANSWER, GatewaySnapshot, Gathered, decoded, grouped_by_text, state_of
-from gateway.operator.views import views
+from gateway.operator.views import health, ready, views
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 
 ANSWER_S: Final = 2.5
@@ -79,9 +79,9 @@ class Workers:
         except (OSError, TimeoutError, aiohttp.ClientError):
             return WorkerAnswer(name, 0, b"")
 
-    async def ask_all(self, path: str, *, method: str = "GET", within_s: float = ANSWER_S) -> list[WorkerAnswer]:
+    async def ask_all(self, path: str, *, method: str = "GET") -> list[WorkerAnswer]:
         """The same of all at once, those included that did not answer."""
-        asked = (self.ask(index, path, method=method, within_s=within_s) for index in range(len(self._sockets)))
+        asked = (self.ask(index, path, method=method) for index in range(len(self._sockets)))
         return list(await asyncio.gather(*asked))
 
     @property
@@ -122,18 +122,13 @@ class _Answers:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
 
-    async def health(self, request: web.Request) -> web.Response:
-        return web.json_response({"status": "ok"})
-
     async def ready(self, request: web.Request) -> web.Response:
         readiness = [(one.name, _ready(one)) for one in await self._workers.ask_all("/ready")]
-        why_not = grouped_by_text([(name, answer["why_not"]) for name, answer in readiness])
-        answer: dict[str, object] = {"ready": not why_not, "why_not": why_not}
-        if (state := state_of([(name, answer.get("state")) for name, answer in readiness])) is not None:
-            answer["state"] = state
-        if faults := grouped_by_text([(name, answer.get("faults", [])) for name, answer in readiness]):
-            answer["faults"] = faults
-        return web.json_response(answer, status=503 if why_not else 200)
+        return ready(
+            grouped_by_text([(name, answer["why_not"]) for name, answer in readiness]),
+            state_of([(name, answer.get("state")) for name, answer in readiness]),
+            grouped_by_text([(name, answer.get("faults", [])) for name, answer in readiness]),
+        )
 
     async def metrics(self, request: web.Request) -> web.Response:
         answers = [one for one in await self._workers.ask_all("/metrics") if one.status == 200]
@@ -196,7 +191,7 @@ def workers_app(workers: Workers) -> web.Application:
     app = web.Application(middlewares=[guard(lambda: workers.config)])
     app.add_routes(
         [
-            web.get("/health", answers.health),
+            web.get("/health", health),
             web.get("/ready", answers.ready),
             web.get("/metrics", answers.metrics),
             web.get("/explain/{id}", answers.one_knows),

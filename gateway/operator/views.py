@@ -1,14 +1,30 @@
-"""What stands where just now? /queue, /tenants, /backends and /config of the admin listener, as JSON."""
+"""What stands where just now? /health and /ready, /queue, /tenants, /backends and /config, as JSON."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from aiohttp import web
 
 from gateway.operator.effective import effective
 from gateway.operator.snapshots.snapshot import REQUESTS_MAX, SnapshotSource
 from gateway.operator.snapshots.state_views import backends, queue, tenants
+
+
+async def health(request: web.Request) -> web.Response:
+    """Is there a process at all?"""
+    return web.json_response({"status": "ok"})
+
+
+def ready(why_not: Sequence[str], state: str | None, faults: Sequence[str]) -> web.Response:
+    """Should traffic come? A gateway whose state is not shared, or that has faults, serves all the same."""
+    answer: dict[str, object] = {"ready": not why_not, "why_not": why_not}
+    if state is not None:
+        answer["state"] = state
+    if faults:
+        answer["faults"] = faults
+    return web.json_response(answer, status=503 if why_not else 200)
 
 
 def views(source: SnapshotSource) -> list[web.RouteDef]:

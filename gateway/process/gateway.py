@@ -46,7 +46,6 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.recent_requests import RecentRequests
 from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.telemetry.trace import Sampler
-from gateway.usage.counts import UsageCounts
 
 if TYPE_CHECKING:
     from gateway.config.sections.tracing import TracingConfig
@@ -100,7 +99,6 @@ class Gateway:
         self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=mints, guessers_max=callers_max)
         self._keyring.on_learned = self._turn_away_revoked
         self.usage: UsageRecorder | None = None
-        self._usage: UsageCounts | None = None
         self.spans: SpanExport | None = None
         self.keys: KeyTable | None = None
         """Keys that are made while the gateway runs. None: there is no place for them."""
@@ -348,7 +346,6 @@ class Gateway:
         from gateway.usage.recorder import UsageRecorder
 
         self.usage = UsageRecorder(usage, None if self.store is not None else self.shared.quotas, self.config.bounds)
-        self._usage = self.usage.counts
         self.metrics.registry.register(self.usage)
         await self.usage.open()
         self._background.repeat(self.usage.turn, "usage")
@@ -432,8 +429,8 @@ class Gateway:
             self.recent.ended(record)
         elif record.outcome == Outcome.REFUSED:
             self.metrics.refused(record)
-        if self._usage is not None and not record.is_batch:
-            self._usage.ended(record)
+        if self.usage is not None and not record.is_batch:
+            self.usage.counts.ended(record)
         self._access_log.write(record, policy)
         if self.spans is not None:
             self.spans.ended(record, policy)

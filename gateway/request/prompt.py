@@ -49,9 +49,6 @@ class Prompt:
         return head.count(b",") + 1, prompts
 
 
-NO_PROMPT: Final = Prompt(b"", 0, 0, 0)
-
-
 def prompt_of(text: bytes) -> Prompt:
     """A prompt that is at hand as a whole."""
     attachments = attached_bytes = 0

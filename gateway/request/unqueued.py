@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from gateway.http.errors import ApiError, Reason
-from policies.limits.leaky_counts import MEMBERS_MAX as TENANTS_MAX
 from policies.limits.leaky_counts import LeakyCounts
 
 
 class Unqueued:
     """How many of them run at once, and how fast do they come? Who is beyond a limit gets an `ApiError`."""
 
-    def __init__(self, at_once_max: int, per_s: float, tenants_max: int = TENANTS_MAX) -> None:
+    def __init__(self, at_once_max: int, per_s: float, tenants_max: int) -> None:
         self._tenants_max = tenants_max
         self._running: dict[str, int] = {}
         """By tenant, as long as there are any."""

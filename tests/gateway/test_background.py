@@ -27,7 +27,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
         "keys.issued.POLL_S",
         "http.tls.certificates.LOOK_S",
         "pool.learned_file.SAVE_INTERVAL_S",
-        "background.RETRY_S",
+        "telemetry.background.RETRY_S",
     )
     for name in (
         *often,
