@@ -39,7 +39,7 @@ RETIRE_LOOK_S = 0.1
 
 
 def estimator_of(config: PoolConfig) -> TokenEstimator:
-    """Raises UnusableTokenizer."""
+    """Raises ValueError for a tokenizer that cannot be had."""
     counter = exact_counter(config.tokenizer) if config.tokenizer else None
     return TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
 
@@ -62,7 +62,7 @@ class Pool:
         estimator: TokenEstimator | None = None,
         background: Background | None = None,
     ):
-        """Raises UnusableTokenizer, unless an `estimator` is given. `background`: collects the faults of its tasks."""
+        """Raises ValueError, unless an `estimator` is given. `background`: collects the faults of its tasks."""
         self.name = config.name
         self.backends: dict[str, Backend] = {}
         """A backend that leaves is among them until none of its requests runs."""

@@ -24,10 +24,6 @@ LOOKED_AT_BYTES_MAX: Final = 1 << 20
 _NO_EXTRA: Final = "install the extra first: pip install 'fairgate[tokenize]'"
 
 
-class UnusableTokenizer(ValueError):
-    """The tokenizer that the config names cannot be had; the message says what to do."""
-
-
 class TokenEstimator:
     """Prompt tokens of a request to one model, by bytes per token or by the model's own tokenizer."""
 
@@ -75,7 +71,7 @@ class TokenEstimator:
 def exact_counter(spec: str) -> Callable[[str], int]:
     """A tokenizer from the config: a path to a `tokenizer.json`, or `tiktoken:ENCODING`. Needs the extra `tokenize`.
 
-    Raises UnusableTokenizer when it cannot be had; a tiktoken encoding must be in its local cache, since a gateway does
+    Raises ValueError when it cannot be had; a tiktoken encoding must be in its local cache, since a gateway does
     not reach for the network to start.
     """
     if spec.startswith("tiktoken:"):
@@ -83,13 +79,13 @@ def exact_counter(spec: str) -> Callable[[str], int]:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise UnusableTokenizer(_NO_EXTRA) from error
+        raise ValueError(_NO_EXTRA) from error
     if not Path(spec).is_file():
-        raise UnusableTokenizer(f"there is no file {spec} to load a tokenizer from")
+        raise ValueError(f"there is no file {spec} to load a tokenizer from")
     try:
         tokenizer = Tokenizer.from_file(spec)
     except Exception as error:  # it raises nothing narrower
-        raise UnusableTokenizer(f"{spec} is no tokenizer.json that can be loaded: {error}") from error
+        raise ValueError(f"{spec} is no tokenizer.json that can be loaded: {error}") from error
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
@@ -98,14 +94,14 @@ def _tiktoken_counter(encoding_name: str) -> Callable[[str], int]:
         import tiktoken
         import tiktoken.load
     except ImportError as error:
-        raise UnusableTokenizer(_NO_EXTRA) from error
+        raise ValueError(_NO_EXTRA) from error
     if encoding_name not in (known := tiktoken.list_encoding_names()):
-        raise UnusableTokenizer(f"tiktoken has no '{encoding_name}'; it has {', '.join(known)}")
+        raise ValueError(f"tiktoken has no '{encoding_name}'; it has {', '.join(known)}")
     tiktoken.load.read_file = _not_fetched
     try:
         encoding = tiktoken.get_encoding(encoding_name)
     except Exception as error:  # and whatever a plugin raises
-        raise UnusableTokenizer(f"tiktoken cannot load '{encoding_name}': {error}") from error
+        raise ValueError(f"tiktoken cannot load '{encoding_name}': {error}") from error
     return lambda text: len(encoding.encode(text, disallowed_special=()))
 
 
