@@ -74,7 +74,7 @@ class RequestContext(HttpRequest):
         comment, request = WAITING, self.request
         if request is not None and request.progress.state is State.QUEUED:
             expected = dispatcher.engine.requests.expected(request, dispatcher.clock(), comes=False)
-            ahead = max(0, round(expected.fewest) - 1)
+            ahead = max(0, round(expected.turns) - 1)
             text = f": waiting, about {in_words(expected.wait_s)}, behind {ahead} request{'' if ahead == 1 else 's'}"
             comment = text.encode() + b"\n\n"
         if responder.started:

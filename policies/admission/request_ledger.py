@@ -26,11 +26,12 @@ from policies.capacity.working_set import WorkingSet
 from policies.interactions import Interactions
 from policies.limits.entitlements import Entitlements
 from policies.limits.quotas import Quotas
+from policies.orders.order import Order
 from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.expected_wait import Expected, ExpectedWaits
 from policies.queue.giving_back import GivingBack
 from policies.queue.start_waits import StartWaits
-from policies.request import WAIT_S_MAX, Refusal, Refused, Request, ServiceTokens, State
+from policies.request import Refusal, Refused, Request, ServiceTokens, State
 
 GIVES: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
 """Obstacles that are gone when another request is stopped."""
@@ -86,16 +87,11 @@ class RequestLedger:
 
     def expected(self, request: Request, now: float, *, comes: bool) -> Expected:
         """How long is this request expected to wait? `comes`: it does not wait, and would come now. Changes nothing."""
-        progress, queues = request.progress, self.policy.queues()
-        order = queues.get(progress.engine, self.policy.order)
+        order, queues = self._order_of(request), max(1, len(self.policy.queues()))
         answer_s = fmean([ledger.pace.lifetime_s for ledger in self.backends.values()] or [0.0])
-        running, several = (len(self.leases), len(self.giving_back)), max(1, len(queues))
-        found = self.expected_waits.of(order.backlog, len(order), request, running, several, answer_s, now, comes=comes)
-        tenant = order.backlog.tenant(request.flow.tenant) if order.backlog is not None else None
-        if progress.in_line and tenant is not None and tenant.held is not None:
-            held_s = self.starts.expected_s(request.flow, now)
-            return found._replace(wait_s=min(WAIT_S_MAX, held_s)) if held_s else found
-        return found
+        return self.expected_waits.of(
+            order.backlog, len(order), request, len(self.leases), queues, answer_s, now, comes=comes
+        )
 
     # --- events: one that is not possible in the request's state is an `IllegalEvent`, and changes nothing ---
 
@@ -126,6 +122,8 @@ class RequestLedger:
         progress = request.progress
         if progress.context is None and progress.state is State.QUEUED:
             self.starts.queued(request, now)
+        if progress.state is State.QUEUED:
+            self.expected_waits.began(self._order_of(request).backlog, request, now)
         assert progress.wait is not None
         expected = self.expected(request, now, comes=progress.state is not State.QUEUED)
         progress.wait.expected = expected
@@ -175,8 +173,9 @@ class RequestLedger:
         if wait is not None:
             self.waits.ended(request, now)
             self._expect(request)  # more is known than when it began to wait
-            if wait.expected is not None:
-                self.expected_waits.ended(request, wait.expected, len(self.leases), now)
+        if wait is not None or len(self.waiting):
+            order, queues = request.progress.order, max(1, len(self.policy.queues()))
+            self.expected_waits.dispatched(order.backlog, len(order), request, queues, now)
         lease = self.leases[request.id] = Lease(request, backend, now)
         if request.can_wait:
             self.giving_back.dispatched(request, backend)
@@ -321,8 +320,14 @@ class RequestLedger:
         progress.output_tokens_expected = self.lengths.expected(request)
         progress.output_tokens_reserved = self.lengths.reserved(request)
 
+    def _order_of(self, request: Request) -> Order:
+        """The order of the queue that it waits in, or would."""
+        return self.policy.queues().get(request.progress.engine, self.policy.order)
+
     def _leave_line(self, request: Request, now: float) -> None:
         self.policy.remove(request, now)
+        order = self._order_of(request)
+        self.expected_waits.left(order.backlog, len(order), request)
         self.giving_back.forget(request)
         self.tenants.withdrawn(request)
         self.entitlements.left(request)

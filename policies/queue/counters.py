@@ -43,8 +43,10 @@ class Member:
 
     __slots__ = (
         "answer_s",
+        "asked_s",
         "counter",
         "entry",
+        "gap_s",
         "is_asleep",
         "is_sole",
         "lifted",
@@ -78,6 +80,10 @@ class Member:
         """Charge of a request that had to wait, a moving average; 0: none has been answered."""
         self.answer_s = 0.0
         """How long an engine has such a request."""
+        self.asked_s = -1.0
+        """When the last one of its requests that had to wait came; -1: none has."""
+        self.gap_s = 0.0
+        """Between two of them, a moving average."""
         self.entry: Entry = None
         """Its valid heap entry; None while nothing of it waits."""
         self.reported: Any = None

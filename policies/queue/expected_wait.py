@@ -2,13 +2,13 @@
 
 What stands before it is counted as the order counts. The k-th request of a flow goes when the flow has received what
 k - 1 usual requests of it take. Until then, every other flow of its tenant, and every other tenant, goes first as often
-as brings it up to there: `most` turns if something of it always waits, and `fewest` if no more of it comes.
-Each turn takes an engine as long as answers of its tenant usually do, and as many answers are made at once as run now
-(Little's law). A request that can wait has those before it that cannot, and the slots that such work has.
+as brings it up to there, but no more often than requests of it wait and come at its usual rate. These are the turns
+before it. Others go first who do not wait yet: how many times as many turns come true (`passed`) is learned from waits
+that have ended.
 
-Two factors are learned from waits that have ended: how many times as long those who come later and go first make the
-wait (`passed`), and how much of the difference between most and fewest comes true (`returns`), for that depends on how
-soon clients ask again. Each wait moves both, each by the part of the expected wait that it made.
+How long a turn takes is measured of each class of work: the time in which something of the class waited, over what went
+of it then. If the tenants before a request have longer answers than the tenants that went lately, a turn takes so much
+longer.
 
 All of it is asked and learned only of requests that wait. Of many members that wait, a sample is looked at, so that an
 answer costs about the same however many they are.
@@ -16,23 +16,28 @@ answer costs about the same however many they are.
 
 from __future__ import annotations
 
-from math import exp, log
+from math import exp, inf, log
 from typing import Final, NamedTuple
 
 from policies.averages import QUICK, STEADY
 from policies.queue.backlog import Backlog
 from policies.queue.counters import Counters, M, Member
+from policies.queue.tenants_and_flows import TenantMember
 from policies.request import WAIT_S_MAX, Request
 
 SAMPLED: Final = 64
 """Members of one level."""
-RETURNS_MAX: Final = 1.5
-"""Some come who do not wait yet, and have not been here for long."""
+WINDOW_S: Final = 15.0
+"""Of the pace: what lies so far back counts 1/e."""
+PASSED: Final = 1.5
+"""While nothing is learned. `bench.expected_waits` finds 1.4 to 1.6 in each kind of traffic."""
 PASSED_MAX: Final = 3.0
-STEP: Final = 0.03
-"""What one wait changes of the factors, of the logarithm of the true wait over the expected one."""
+STEP: Final = 0.003
+"""What one wait changes of it, of the logarithm of the true turns over the expected ones."""
 ERROR_MAX: Final = 0.5
 """Of this logarithm: a few waits that nobody could foresee change little."""
+SHORT_S: Final = 1e-3
+"""Two requests of a member come no closer, as far as this is concerned."""
 COUNTED_S_MIN: Final = 1.0
 """Shorter waits are not counted."""
 RIGHT: Final = 0.25
@@ -45,40 +50,43 @@ class Expected(NamedTuple):
     wait_s: float
     since_s: float
     """When this was expected."""
-    fewest_s: float
-    """How long if nothing else came."""
-    more_s: float
-    """How much longer if each member that waits always had something waiting."""
-    fewest: float
-    """Turns until it goes, its own among them, if nothing else comes."""
+    turns: float
+    """Until it goes, its own among them, if nothing comes that is not known."""
+    gone: int
+    """Requests of its class that had been dispatched by then."""
 
 
-class _Factors:
-    """What is learned of the waits of one class of work."""
+class _Pace:
+    """How fast does one class of work go while some of it waits?"""
 
     def __init__(self) -> None:
-        self.passed = 1.0
-        self.returns = 0.5
+        self.passed = PASSED
+        self.gone = 0
+        """Requests dispatched."""
+        self.since_s = -1.0
+        """Since when something has waited and nothing gone; -1: nothing waits."""
+        self._turns = self._seconds = self._answers_s = 0.0
+        """While something waited: requests dispatched, seconds, and those of their tenants' usual answers."""
 
-    def wait_s(self, fewest_s: float, more_s: float) -> float:
-        return self.passed * fewest_s + self.returns * more_s
+    def turn_s(self, running: int, answer_s: float) -> float:
+        """By Little's law while nothing is known, which counts as one turn."""
+        return (self._seconds + answer_s / max(1, running)) / (self._turns + 1.0)
 
-    def learn(self, expected: Expected, wait_s: float) -> None:
-        of_fewest, all_s = self.passed * expected.fewest_s, self.wait_s(expected.fewest_s, expected.more_s)
-        if all_s <= 0.0 or wait_s <= 0.0:
-            return
-        step, part = STEP * max(-ERROR_MAX, min(ERROR_MAX, log(wait_s / all_s))), of_fewest / all_s
-        self.passed = max(1.0, min(PASSED_MAX, self.passed * exp(step * part)))
-        self.returns = max(STEP, min(RETURNS_MAX, self.returns * exp(step * (1.0 - part))))
+    def answer_s(self) -> float:
+        """Usual seconds of the answers of the tenants whose requests went lately; 0: none is known."""
+        return self._answers_s / self._turns if self._turns else 0.0
 
+    def went(self, answer_s: float, now: float) -> None:
+        elapsed_s = now - self.since_s
+        kept = exp(-elapsed_s / WINDOW_S)
+        self._turns = self._turns * kept + 1.0
+        self._seconds = self._seconds * kept + elapsed_s
+        self._answers_s = self._answers_s * kept + answer_s
 
-class _Others(NamedTuple):
-    """The turns of the other members of a level, and the seconds of their answers."""
-
-    fewest: float
-    most: float
-    fewest_s: float
-    most_s: float
+    def learn(self, expected: Expected, turns: float) -> None:
+        error = log(turns / (self.passed * expected.turns))
+        self.passed *= exp(STEP * max(-ERROR_MAX, min(ERROR_MAX, error)))
+        self.passed = max(1.0, min(PASSED_MAX, self.passed))
 
 
 class ExpectedWaits:
@@ -88,45 +96,41 @@ class ExpectedWaits:
         self._right = self._longer = self._shorter = 0
         self._usual = Member(())
         """What a request of any tenant takes."""
-        self._at_once = 0.0
-        """Usually run when a request goes that had to wait."""
-        self._factors = _Factors(), _Factors()
+        self._paces = _Pace(), _Pace()
         """Of work that cannot wait, and of work that can."""
 
     def of(
-        self, backlog: Backlog | None, queued: int, request: Request, running: tuple[int, int], queues: int,
+        self, backlog: Backlog | None, queued: int, request: Request, running: int, queues: int,
         answer_s: float, now: float, *, comes: bool,
     ) -> Expected:  # fmt: skip
-        """How long would this request wait, of so many that wait in its queue?
+        """How long would this request wait, of so many that wait in its queue, one of so many queues?
 
-        `backlog`: None if all go in the order in which they came. `running`: requests, and those of them that can wait,
-        of so many queues. `answer_s`: how long answers take, where none was seen of a request that waited. `comes`: it
-        does not wait yet. Changes nothing.
+        `backlog`: None if all go in the order in which they came. `running`: requests at the engines. `answer_s`: how
+        long answers take, where none was seen of a request that waited. `comes`: it does not wait yet. Changes nothing.
         """
-        flow, factors = request.flow, self._factors[request.can_wait]
-        at_once = max(1.0, max(running[0], self._at_once) / queues)
+        flow, pace = request.flow, self._paces[request.can_wait]
         answer_s = self._usual.answer_s or answer_s
+        turn_s = pace.passed * pace.turn_s(running, answer_s) * queues
         if backlog is None:
-            return _expected(factors, (queued + comes) * answer_s / at_once, 0.0, queued + comes, now)
+            turns = float(queued + comes)
+            return Expected(min(WAIT_S_MAX, turns * turn_s), now, turns, pace.gone)
         tenant, own = backlog.tenant(flow.tenant), backlog.flow(flow)
-        place = float((own.queued if own is not None else 0) + comes)
-        own_s = tenant.answer_s if tenant is not None and tenant.answer_s else answer_s
-        if tenant is not None:
-            others = _others(tenant.flows, own, 1.0, place, backlog.usual_of_flow or 1.0, own_s, 0)
-            place += _between(others.fewest, others.most, factors.returns)
         usual = self._usual.usual or backlog.usual or float(request.prompt_tokens)
-        line = backlog.batch if request.can_wait else backlog.tenants
-        others = _others(line, tenant, request.weight, place, usual, answer_s, backlog.active())
-        fewest_s, more_s = place * own_s + others.fewest_s, others.most_s - others.fewest_s
-        fewest = place + others.fewest
-        if not request.can_wait:
-            return _expected(factors, fewest_s / at_once, more_s / at_once, fewest, now)
-        # At least what is guaranteed runs; else what other work leaves, once that which waits has gone.
-        least, before_s = backlog.batch_share * at_once, _waiting_s(backlog.tenants, answer_s) / at_once
-        here = running[1] / queues or at_once
-        if least and before_s + fewest_s / here > fewest_s / least:
-            here, before_s = least, 0.0
-        return _expected(factors, before_s + fewest_s / here, more_s / here, fewest, now)
+        own_s = (tenant.answer_s if tenant is not None else 0.0) or answer_s
+        place = float((own.queued if own is not None else 0) + comes)
+        turns, wait_s = place, inf
+        for _ in range(2):  # how much comes meanwhile depends on the wait: at first, all that may go before is counted
+            turns = place
+            if tenant is not None:
+                turns += _before(tenant.flows, own, 1.0, place, backlog.usual_of_flow or 1.0, own_s, wait_s, now)[0]
+            line = _line(backlog, request)
+            others, others_s = _before(line, tenant, request.weight, turns, usual, answer_s, wait_s, now)
+            all_s = turns * own_s + others_s
+            turns += others
+            wait_s = turn_s * (all_s / pace.answer_s() if pace.answer_s() and all_s else turns)
+        if request.can_wait:  # what waits that cannot goes first
+            wait_s += _queued(backlog.tenants) * self._paces[False].turn_s(running, answer_s) * queues
+        return Expected(min(WAIT_S_MAX, wait_s), now, turns, pace.gone)
 
     def counts(self) -> dict[str, int]:
         """How many waits of more than `COUNTED_S_MIN` were as long as expected, longer or shorter?"""
@@ -134,13 +138,36 @@ class ExpectedWaits:
 
     # --- events ---
 
-    def ended(self, request: Request, expected: Expected, running: int, now: float) -> None:
-        """A wait has ended with a dispatch. `expected`: when it began. `running`: before it."""
+    def began(self, backlog: Backlog | None, request: Request, now: float) -> None:
+        """It waits from now on."""
+        pace = self._paces[request.can_wait]
+        if pace.since_s < 0.0:
+            pace.since_s = now
+        if backlog is not None:
+            for member in (backlog.tenant(request.flow.tenant), backlog.flow(request.flow)):
+                if member is not None:
+                    _asks(member, now)
+
+    def left(self, backlog: Backlog | None, queued: int, request: Request) -> None:
+        """It has left its queue, in which so many wait now, otherwise than by a dispatch."""
+        if not _waits(backlog, queued, request):
+            self._paces[request.can_wait].since_s = -1.0
+
+    def dispatched(self, backlog: Backlog | None, queued: int, request: Request, queues: int, now: float) -> None:
+        """It has left its queue, in which so many wait now, for an engine, whether it had waited or not."""
+        pace, wait = self._paces[request.can_wait], request.progress.wait
+        pace.gone += 1
+        if pace.since_s >= 0.0:
+            tenant = backlog.tenant(request.flow.tenant) if backlog is not None else None
+            pace.went((tenant.answer_s if tenant is not None else 0.0) or self._usual.answer_s, now)
+            pace.since_s = now if _waits(backlog, queued, request) else -1.0
+        if wait is None or wait.expected is None:
+            return
+        expected = wait.expected
         wait_s = now - expected.since_s
-        self._at_once += (QUICK if self._at_once else 1.0) * (running - self._at_once)
-        self._factors[request.can_wait].learn(expected, wait_s)
         if wait_s <= COUNTED_S_MIN:
             return
+        pace.learn(expected, (pace.gone - expected.gone) / queues)
         if abs(expected.wait_s - wait_s) <= RIGHT * wait_s:
             self._right += 1
         elif expected.wait_s < wait_s:
@@ -160,19 +187,28 @@ class ExpectedWaits:
             _learn(flow, request.progress.normalised or request.progress.charged, answer_s, QUICK)
 
 
-def _expected(factors: _Factors, fewest_s: float, more_s: float, fewest: float, now: float) -> Expected:
-    return Expected(min(WAIT_S_MAX, factors.wait_s(fewest_s, more_s)), now, fewest_s, more_s, fewest)
+def _line(backlog: Backlog, request: Request) -> Counters[TenantMember]:
+    return backlog.batch if request.can_wait else backlog.tenants
 
 
-def _waiting_s(counters: Counters[M], answer_s: float) -> float:
-    """The seconds of the answers of all that waits on a level."""
+def _waits(backlog: Backlog | None, queued: int, request: Request) -> bool:
+    """Does anything of its class wait?"""
+    return queued > 0 if backlog is None else len(_line(backlog, request)) > 0
+
+
+def _queued(counters: Counters[M]) -> float:
+    """Requests that wait on a level."""
     members = counters.some(SAMPLED)
-    seconds = sum([member.queued * (member.answer_s or answer_s) for member in members])
-    return seconds * len(counters) / max(1, len(members))
+    return sum([member.queued for member in members]) * len(counters) / max(1, len(members))
 
 
-def _between(fewest: float, most: float, part: float) -> float:
-    return fewest + part * (most - fewest) if part <= 1.0 else most * part
+def _asks(member: Member, now: float) -> None:
+    """Something more of it waits."""
+    if member.asked_s < 0.0:
+        member.gap_s = WINDOW_S  # as good as any other: twice or half as long changes no row of the benchmark
+    else:
+        member.gap_s += QUICK * (now - member.asked_s - member.gap_s)
+    member.asked_s = now
 
 
 def _learn(member: Member, charged: float, answer_s: float, part: float) -> None:
@@ -182,20 +218,20 @@ def _learn(member: Member, charged: float, answer_s: float, part: float) -> None
     member.answer_s += part * (answer_s - member.answer_s)
 
 
-def _others(
-    counters: Counters[M], own: M | None, weight: float, place: float, usual: float, answer_s: float, active: int
-) -> _Others:
-    """What goes before the request that is in this place of a member? `active`: members that have something waiting or
-    running.
+def _before(
+    counters: Counters[M], own: M | None, weight: float, place: float, usual: float, answer_s: float, wait_s: float,
+    now: float,
+) -> tuple[float, float]:  # fmt: skip
+    """The turns of other members before the request that is in this place of a member and waits for so long, and the
+    seconds of their answers.
     """
     rank = counters.floor()
+    usual_of_own = usual
     if own is not None:
         rank = counters.rank(own) if own.queued else max(rank, own.counter)
         usual_of_own = own.usual or usual
-    else:
-        usual_of_own = usual
     level = rank + (place - 1.0) * usual_of_own / weight
-    fewest = most = fewest_s = most_s = 0.0
+    turns = seconds = 0.0
     seen = 0
     for member in counters.some(SAMPLED):
         if member is own:
@@ -205,14 +241,9 @@ def _others(
         if rounds < 0.0:
             continue
         rounds += 0.5  # of those that are level with it, half go first
-        few, seconds = min(float(member.queued), rounds), member.answer_s or answer_s
-        fewest += few
-        most += rounds
-        fewest_s += few * seconds
-        most_s += rounds * seconds
-    if not seen:
-        return _Others(0.0, 0.0, 0.0, 0.0)
-    waiting = len(counters) - (own is not None and own.queued > 0)
-    scale = waiting / seen
-    of_all = max(waiting, active - 1) / seen
-    return _Others(fewest * scale, most * of_all, fewest_s * scale, most_s * of_all)
+        if wait_s < inf:
+            rounds = min(rounds, member.queued + wait_s / max(member.gap_s, now - member.asked_s, SHORT_S))
+        turns += rounds
+        seconds += rounds * (member.answer_s or answer_s)
+    scale = (len(counters) - (own is not None and own.queued > 0)) / max(1, seen)
+    return turns * scale, seconds * scale

@@ -60,9 +60,9 @@ class _TenantStarts:
         else:
             del self._starts[flow]
 
-    def expected_s(self, flow: Flow, now: float, more: int = 1) -> float:
-        """How long would one more start of this flow wait? 0 more: its last one here. O(starts of the flow)."""
-        turns = sum(self._flows_with[: self._starts.get(flow, 0) + more]) + more
+    def expected_s(self, flow: Flow, now: float) -> float:
+        """How long would one more start of this flow wait? O(starts of the flow)."""
+        turns = sum(self._flows_with[: self._starts.get(flow, 0) + 1]) + 1
         # The turn that is not over yet counts with what is known of it: it takes at least as long as it has taken.
         beyond_s = max(0.0, now - self.first_since_s - self.turn_s)
         return (self.turn_s + _part(self.turns) * beyond_s) * (turns + sqrt(turns))
@@ -88,11 +88,6 @@ class StartWaits:
         """Starts of this tenant that wait here, for whatever reason."""
         own = self._tenants.get(tenant)
         return 0 if own is None else own.waiting
-
-    def expected_s(self, flow: Flow, now: float) -> float:
-        """How long does the last start of this flow that waits here have to wait? 0: nothing is known."""
-        own = self._tenants.get(flow.tenant)
-        return 0.0 if own is None else own.expected_s(flow, now, 0)
 
     def comes_back_in(self, request: Request, wait_s_max: float, now: float) -> float:
         """In how many seconds is this start to come back, because it would wait for longer than `wait_s_max`? Its place

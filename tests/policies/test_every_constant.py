@@ -49,7 +49,7 @@ BOUNDS = """
     placements.prefix_index.BLOCKS_MAX placements.prefix_index.BLOCKS_MIN placements.siblings.LOOKED_UP
     plain_data.ROWS_MAX plain_data.NUMBER_MAX settings.COUNT_MAX
     queue.bounds.KEPT_FREE queue.bounds.PLACES_MAX queue.bounds.LOOKED_AT
-    queue.expected_wait.SAMPLED queue.expected_wait.RETURNS_MAX queue.expected_wait.PASSED_MAX
+    queue.expected_wait.SAMPLED queue.expected_wait.SHORT_S queue.expected_wait.PASSED_MAX
     queue.start_waits.PLACES_MAX
     request.WAIT_S_MAX
     replicas.shared_interactions.ASKED_MAX replicas.messages.NUMBER_MAX replicas.messages.REPORTED_MAX
@@ -63,7 +63,8 @@ FINENESS = """
     admission.explanation.SHOWN_S_MIN
     capacity.gauges.USAGE_DIFFERS_MAX
     queue.expected_wait.COUNTED_S_MIN queue.expected_wait.RIGHT
-    queue.expected_wait.STEP queue.expected_wait.ERROR_MAX
+    queue.expected_wait.STEP queue.expected_wait.ERROR_MAX queue.expected_wait.PASSED
+    queue.expected_wait.WINDOW_S
     capacity.kv_cache.OFF_BY_TOKENS capacity.kv_cache.OFF_BY_TOKENS_PER_LEASE capacity.kv_cache.OFF_BY_PART
     capacity.kv_cache.CLOCK_MAX
     capacity.kv_forecast.LOOKS capacity.kv_forecast.FINE capacity.kv_forecast.PARTS capacity.kv_forecast.FINE_OPEN

@@ -14,7 +14,7 @@ from policies.admission.named import named_policy
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.queue.expected_wait import Expected, ExpectedWaits
-from policies.request import WAIT_S_MAX, Refusal, Request, ServiceTokens, of_batch
+from policies.request import WAIT_S_MAX, Refusal, Request, ServiceTokens, Wait, of_batch
 from tests.policies.making import make_request, policy_with
 
 PATIENT = QueueLimits(queue_wait_s_max=1e6)
@@ -84,7 +84,7 @@ def test_a_thousand_tenants_are_looked_at_by_a_sample() -> None:
         engine.arrived(make_request(f"t{number}"), 0.5)
     found = make_request("last")
     engine.arrived(found, 1.0)
-    assert 300 <= expected(found).fewest <= 1100
+    assert 300 <= expected(found).turns <= 1100
 
 
 def traffic(policy: str, *, asks: bool) -> list[Decision]:
@@ -160,9 +160,97 @@ def test_a_willing_client_waits_for_no_longer_than_it_may() -> None:
 @pytest.mark.parametrize(("wait_s", "said"), [(7.9, "shorter"), (8.1, "right"), (13.3, "right"), (13.4, "longer")])
 def test_told_is_right_within_a_quarter_of_the_true_wait(wait_s: float, said: str) -> None:
     waits, request = ExpectedWaits(), make_request("a")
-    waits.ended(request, Expected(10.0, 100.0, 5.0, 9.0, 3.0), 2, 100.0 + wait_s)
-    waits.ended(request, Expected(10.0, 100.0, 5.0, 9.0, 3.0), 2, 101.0)
+    request.progress.wait = Wait(100.0, "turn", 0.0)
+    request.progress.wait.expected = Expected(10.0, 100.0, 5.0, 0)
+    waits.dispatched(None, 0, request, 1, 100.0 + wait_s)
+    waits.dispatched(None, 0, request, 1, 101.0)
     assert waits.counts() == {"right": 0, "longer": 0, "shorter": 0} | {said: 1}, "a second is too short to be counted"
+
+
+def paced(*gaps_s: float, idle_s: float = 0.0) -> float:
+    """What two that wait are told, after so many others have gone, so long after each other."""
+    waits, now = ExpectedWaits(), 100.0
+    for gap_s in gaps_s:
+        if idle_s:
+            now += idle_s
+        waits.began(None, make_request("a"), now)
+        now += gap_s
+        waits.dispatched(None, 0 if idle_s else 5, make_request("a"), 1, now)
+    return waits.of(None, 2, make_request("b"), 1, 1, 0.0, now, comes=False).wait_s
+
+
+def test_a_turn_takes_as_long_as_lately_while_something_waited() -> None:
+    quick, slow = paced(*[0.1] * 50), paced(*[0.2] * 50)
+    assert slow == pytest.approx(2 * quick, rel=0.05)
+    assert paced(*[0.1] * 50, idle_s=60.0) == pytest.approx(quick, rel=0.05), "idle time is none of it"
+    assert paced(*[0.1] * 1000, *[0.2] * 300) == pytest.approx(slow, rel=0.05), "what is long ago counts no more"
+
+
+def test_nothing_counts_while_nothing_waits() -> None:
+    waits = ExpectedWaits()
+    waits.began(None, make_request("a"), 0.0)
+    waits.left(None, 0, make_request("a"))
+    waits.dispatched(None, 0, make_request("a"), 1, 1000.0)
+    assert waits.of(None, 1, make_request("b"), 1, 1, 0.0, 1000.0, comes=False).wait_s == 0.0
+
+
+def test_how_many_turns_come_true_is_learned() -> None:
+    waits, now = ExpectedWaits(), 0.0
+
+    def told() -> Expected:
+        return waits.of(None, 5, make_request("a"), 1, 1, 0.0, now, comes=False)
+
+    parts = []
+    for _ in range(1000):
+        request = make_request("a")
+        waits.began(None, request, now)
+        request.progress.wait = Wait(now, "turn", 0.0)
+        request.progress.wait.expected = told()
+        for _ in range(9):  # one more than can be known goes before each that is
+            waits.dispatched(None, 5, make_request("b"), 1, now := now + 1.0)
+        waits.dispatched(None, 5, request, 1, now := now + 1.0)
+        parts.append(told().wait_s / 10.0)
+    assert parts[0] < 0.8
+    assert parts[-1] == pytest.approx(1.0, rel=0.1)
+
+
+def test_with_a_queue_for_each_engine_every_other_turn_is_of_another_queue() -> None:
+    waits = ExpectedWaits()
+    one, two = (waits.of(None, 4, make_request("a"), 1, queues, 3.0, 0.0, comes=False).wait_s for queues in (1, 2))
+    assert two == 2 * one > 0
+
+
+def test_turns_of_tenants_with_long_answers_take_longer() -> None:
+    def told(answer_s: float) -> float:
+        engine = full()
+        for tenant in ("short", "long", "long"):
+            told_s(engine, tenant)
+        backlog = engine.policy.order.backlog
+        assert backlog is not None
+        members = [member for name in ("running", "short", "long") if (member := backlog.tenant(name)) is not None]
+        for member in members:
+            member.answer_s = 1.0
+        engine.finished(next(iter(engine.requests.leases)), ServiceTokens(10, 10), 1.0)
+        members[-1].answer_s = answer_s
+        return told_s(engine, "long", now=2.0)
+
+    assert told(5.0) > 2 * told(1.0)
+
+
+def test_a_tenant_that_asks_now_and_then_goes_first_as_often_as_it_asks() -> None:
+    """Not as often as it might by its counter."""
+
+    def told(gap_s: float) -> float:
+        engine = full()
+        for number in range(100):
+            engine.arrived(make_request("often"), number * 0.001)
+        for number in range(20):
+            engine.arrived(make_request("rare", id=f"r{number}"), number * gap_s)
+            if number < 19:
+                engine.cancelled(f"r{number}", number * gap_s)
+        return told_s(engine, "often", now=20 * gap_s)
+
+    assert told(60.0) < 0.8 * told(0.01)
 
 
 def test_most_waits_under_steady_overload_are_as_long_as_was_told() -> None:
