@@ -206,6 +206,7 @@ class Gateway:
         )  # fmt: skip
         if config.usage is not None:
             self._lane = BatchLane(config.usage, config, pipeline, self._follower, self._background)
+            self.metrics.registry.register(self._lane)
         self._self_service = SelfService(self, pipeline, self._worker_slot)
         await self._self_service.open(self._background)
         state = ServerState(
