@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from aiohttp import web
 from backends.name_resolution import Resolver, resolve
 from gateway.background import Background
 from gateway.batches.batch_lane import BatchLane
+from gateway.config.changes import weights_that_differ
 from gateway.config.model import Config
 from gateway.http.addresses import TrustedProxies
 from gateway.http.errors import ApiError, Reason
@@ -50,6 +51,7 @@ from gateway.telemetry.trace import Sampler
 from gateway.usage.counts import UsageCounts
 
 if TYPE_CHECKING:
+    from gateway.config.sections.throttling import ModelQuotasConfig
     from gateway.config.sections.tracing import TracingConfig
     from gateway.config.sections.usage import UsageConfig
     from gateway.operator.snapshots.of_replicas import Replicas
@@ -98,8 +100,10 @@ class Gateway:
         self.admin_port = 0
         self._access_log = self.metrics.access_log = AccessLog(config.access_log)
         callers_max, mints = config.bounds.of("rates") // 2, not config.keys_are_shared
-        self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=mints, guessers_max=callers_max)
-        self._keyring.on_learned = self._turn_away_revoked
+        self._keyring = Keyring(
+            config.tenants, config.groups, open_access=config.open_access, mints=mints, guessers_max=callers_max
+        )
+        self._keyring.on_learned = self._learn
         self.usage: UsageRecorder | None = None
         self._usage: UsageCounts | None = None
         self.spans: SpanExport | None = None
@@ -234,9 +238,9 @@ class Gateway:
             await self._take_over(config)
 
     async def _take_over(self, config: Config) -> None:
-        keys = await asyncio.to_thread(self._keyring.read, config.tenants)
+        keys = await asyncio.to_thread(self._keyring.read, config.tenants, config.groups)
         shared = await asyncio.to_thread(self.shared.read, self.config, config)
-        weights = await asyncio.to_thread(_weights_that_differ, self.config, config)
+        weights = await asyncio.to_thread(weights_that_differ, self.config, config)
         prepared = await self._pools.prepare(config)
         if config.access_log != self.config.access_log:
             try:
@@ -247,7 +251,7 @@ class Gateway:
         # From here on in one step: no request sees half of it.
         before, self.config = self.config, config
         counted, self.shared = self.shared.quotas, self.shared.taken_over(shared, config)
-        first = self.shared.quotas if counted is None and self.store is None else None
+        first = self.shared.quotas if counted is not self.shared.quotas and self.store is None else None
         if self.usage is not None and first is not None:
             self.usage.go_on_with(first)  # before it counts what is under way
         self._keyring.take_over(keys, open_access=config.open_access)
@@ -278,6 +282,10 @@ class Gateway:
         except Exception:
             changed.set()  # the engines stay as they are, and are tried again
             raise
+
+    def _learn(self, quotas: Mapping[str, ModelQuotasConfig]) -> None:
+        self.shared.issue(quotas)
+        self._turn_away_revoked()
 
     def _turn_away_revoked(self) -> None:
         if self._pipeline is not None:
@@ -438,8 +446,3 @@ class Gateway:
         self._access_log.write(record, policy)
         if self.spans is not None:
             self.spans.ended(record, policy)
-
-
-def _weights_that_differ(before: Config, config: Config) -> dict[str, float]:
-    known = {tenant.name: tenant.weight for tenant in before.tenants}
-    return {tenant.name: tenant.weight for tenant in config.tenants if tenant.weight != known.get(tenant.name)}
