@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from tests.commands import run
+from tests.commands import run, running
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Live, Starter, chat
 from tests.gateway.test_admin_keys import OK, TOKEN, admin, answers
@@ -118,6 +121,33 @@ async def test_gateways_of_one_redis_count_an_issued_key_together_over_a_restart
         async with start(upstream.url, **fields) as three:
             await until_left(three, key, {"requests_per_month (key)": 4})
             assert await refusal(three, key) == at_limit
+
+
+@pytest.mark.parametrize("place", ["usage", "state"])
+async def test_workers_count_an_issued_key_together_also_over_kills_where_redis_counts(
+    tmp_path: Path, place: str
+) -> None:
+    async with RedisServer() as redis, Upstream(replies(OK)) as upstream, aiohttp.ClientSession() as http:
+        url = redis.url if place == "state" else str(tmp_path / "u.db")
+        config = config_file(tmp_path, upstream.url, tenants=TENANTS, workers=2, **{place: url})
+        quota = ("--tenant", "bob", "--quota", '{"requests_per_day": 20}')
+        key = (await run("keys", "create", "-c", config, *quota))[1].split()[1]
+
+        async def asked(address: str) -> int:
+            headers = {"authorization": f"Bearer {key}", "connection": "close"}
+            async with http.post(address + CHAT, json=chat(), headers=headers) as response:
+                return response.status
+
+        served, lives = 0, 3 if place == "state" else 1
+        for _ in range(lives):
+            async with running("serve", "-c", config) as command:
+                address = (await command.says(r"serving on (http://\S+) with 2 workers"))[1]
+                served += (await asyncio.gather(*[asked(address) for _ in range(60)])).count(200)
+                command.signal(signal.SIGKILL)
+                await command.ended()
+        assert 20 <= served <= 20 + 10 * lives, (
+            "some more are let through where workers have not met yet, and not the limit anew"
+        )
 
 
 @pytest.mark.parametrize(
