@@ -159,12 +159,13 @@ class SharedQuotas:
         return True
 
     def _reserve(self, window: int, member: Hashable) -> Measures:
-        """A small part of what is left: what may be admitted before the next exchange."""
+        """A small part of what is left: what may be admitted before the next exchange. Nothing as long as it is not
+        known what is left: it may be nothing."""
         parts = dict.fromkeys(REPORTED, 0)
         for rule in self.quotas.rules(str(member)):
             if rule.window == window:
-                own, known, _ = self._windows[window].own(member, rule.measure)
-                parts[rule.measure] = max(0, int((rule.most - known - own) / (RESERVED * self._gateways)))
+                own, known, is_known = self._windows[window].own(member, rule.measure)
+                parts[rule.measure] = is_known * max(0, int((rule.most - known - own) / (RESERVED * self._gateways)))
         return parts[ENGINE], parts["requests"], parts["tokens"]
 
 
