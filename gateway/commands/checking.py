@@ -44,7 +44,7 @@ def findings(config: Config) -> Iterator[Finding]:
             text = f"limits of a month go on after a restart from what is kept: keep {needed_days:g} days"
             yield Finding(("usage", "keep_days"), text, is_warning=True)
     served = {model for pool in config.pools for model in pool.models}
-    for name, section in limited(config).items():
+    for name, section in [("every tenant", config.quota), *limited(config).items()]:
         unknown = [model for model in section.per_model if model not in served]
         if unknown and all(pool.models for pool in config.pools):
             text = f"no pool serves {unknown[0]!r}, which a quota of {name.strip()} limits: write the engines' name"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
+import msgspec
 
 from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
 
@@ -27,6 +28,7 @@ _OPTIONS = {
     "weight": "--weight",
     "label": "--label",
     "class": "--class",
+    "quota": "--quota",
 }
 Found = TypeVar("Found")
 
@@ -62,9 +64,10 @@ def keys() -> None:
 @click.option("--weight", type=float, help="Of the tenant while it asks with this key. Needs -c.")
 @click.option("--label", help="What it is for, or who has it; shown in lists. Needs -c.")
 @click.option("--class", "of_class", type=click.Choice(["interactive", "batch"]), help="Of its requests. Needs -c.")
+@click.option("--quota", help='Its limits in JSON: {"tokens_per_day": 1000000}. Needs -c.')
 def create(
     tenant: str | None, path: Path | None, expires: str | None, apps: tuple[str, ...], models: tuple[str, ...],
-    weight: float | None, label: str | None, of_class: str | None,
+    weight: float | None, label: str | None, of_class: str | None, quota: str | None,
 ) -> None:  # fmt: skip
     """Make a new key. The key is for the tenant, the hash is for the config file.
 
@@ -79,19 +82,20 @@ def create(
 
     if (tenant is None) != (path is None):
         raise click.UsageError("--tenant NAME and -c FILE belong together")
-    terms = {"expires": expires, "apps": apps or None, "models": models or None, "weight": weight, "label": label}
-    terms["class"] = of_class
+    terms = {
+        "expires": expires, "apps": apps or None, "models": models or None, "weight": weight, "label": label,
+        "class": of_class, "quota": None if quota is None else _mapping(quota),
+    }  # fmt: skip
     given = {name: value for name, value in terms.items() if value is not None}
     if path is None and given:
-        raise click.UsageError(
-            "--expires, --app, --model, --weight, --label and --class need -c FILE; in the file they stand by the hash"
-        )
+        raise click.UsageError(f"{', '.join(_OPTIONS.values())} need -c FILE; in the file they stand by the hash")
     key = new_key()
     try:
         issued = KeyConfig.model_validate({"hash": hash_key(key), "created": moment(time.time()), **given})
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False)
-        raise click.BadParameter(first["msg"], param_hint=_OPTIONS[str(first["loc"][0])]) from None
+        where = "".join([f"{name}: " for name in first["loc"][1:] if isinstance(name, str)])
+        raise click.BadParameter(where + first["msg"], param_hint=_OPTIONS[str(first["loc"][0])]) from None
     if path is not None and tenant is not None:
         config = loaded(path)
         if (why := nobody_of(config, tenant, issued)) is not None:
@@ -230,6 +234,15 @@ def _described(config: Config, place: str, name: str, noted: bytes) -> tuple[str
     return place if nobody_of(config, tenant, key) is None else "unknown", in_words(tenant, key)
 
 
+def _mapping(text: str) -> dict[str, object]:
+    """What an option says in JSON."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        message = f'should be JSON such as {{"tokens_per_day": 1000000}}: {error}'
+        raise click.BadParameter(message, param_hint="--quota") from None
+
+
 def _hash_of(given: str | None) -> str:
     """The hash that is given, or that of the key on standard input."""
     from gateway.config.sections.keys import hash_key
@@ -257,7 +270,7 @@ def _needed(path: Path | None) -> Path:
 
 
 def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Found]]) -> Found:
-    if config.state.redis_url is None and config.usage is None:
+    if not config.issues_keys:
         raise Failed(
             f"fairgate: {path} has neither `usage:` nor `state: redis://...`: its keys stand in the file, under "
             "`tenants`"

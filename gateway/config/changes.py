@@ -70,6 +70,12 @@ def _changes(path: str, before: Any, after: Any) -> Iterator[Change]:
         yield from _changes(place, mine.get(place), theirs.get(place))
 
 
+def weights_that_differ(before: Config, config: Config) -> dict[str, float]:
+    """Of tenants that are new, or have another weight."""
+    known = {tenant.name: tenant.weight for tenant in before.tenants}
+    return {tenant.name: tenant.weight for tenant in config.tenants if tenant.weight != known.get(tenant.name)}
+
+
 def config_hash(config: Config) -> str:
     """The same for configurations that mean the same, on every replica: 16 hex digits."""
     digest = hashlib.sha256()
@@ -106,9 +112,6 @@ def _of_replicas(before: Config, after: Config) -> dict[str, str]:
     reasons = {"policy": common, "throttle": common}
     if _normal_service(before) != _normal_service(after):
         reasons["apps["] = common
-    if not _has_quota(before) and _has_quota(after):
-        first = "is the first limit, and replicas count limits together from the start on"
-        reasons |= {"quota": first, "tenants[": first, "groups": first}
     for name in {pool.name for pool in before.pools} ^ {pool.name for pool in after.pools}:
         reasons[f"pools[{name}]"] = "replicas share a pool from its start on"
     return reasons
@@ -116,16 +119,6 @@ def _of_replicas(before: Config, after: Config) -> dict[str, str]:
 
 def _normal_service(config: Config) -> dict[str, object]:
     return {app.name: app.normal_service for app in config.apps if app.normal_service is not None}
-
-
-def _has_quota(config: Config) -> bool:
-    limited: tuple[Any, ...] = (
-        *config.groups,
-        *config.tenants,
-        *[key for tenant in config.tenants for key in tenant.keys],
-    )
-    sections = [config.quota, *[each.quota for each in limited if each.quota is not None]]
-    return any(value not in (None, {}) for section in sections for value in section.model_dump().values())
 
 
 def _parts(path: str, value: Any) -> dict[str, Any] | None:

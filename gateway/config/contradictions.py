@@ -176,6 +176,9 @@ def _tree_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
         group = _get(one, "group")
         if group is not None and str(group) not in above:
             yield (*loc, "group"), "is no group that `groups` has"
+    for i, issuer in _items(config, "jwt"):
+        if _get(issuer, "group_claim") is not None and not groups:
+            yield ("jwt", i, "group_claim"), "there are no `groups` that a token could name; leave it out, or add them"
     policy = _get(config, "policy")
     policy = policy if isinstance(policy, str) else _get(policy, "name")
     if groups and policy in POLICIES and not issubclass(POLICIES[str(policy)].order, CounterOrder):

@@ -46,7 +46,7 @@ from gateway.config.sections.limits import Limits
 from gateway.config.sections.listener import NetworkName, Origin, RouteConfig
 from gateway.config.sections.policy_choice import PolicyConfig, PolicyName
 from gateway.config.sections.state import StateConfig
-from gateway.config.sections.throttling import ModelQuotasConfig, OverloadConfig, QuotaConfig, ThrottleConfig
+from gateway.config.sections.throttling import ModelQuotasConfig, OverloadConfig, ThrottleConfig
 from gateway.config.sections.tls import ListenerTlsConfig
 from gateway.config.sections.tracing import TracingConfig
 from gateway.config.sections.usage import BatchesConfig, UsageConfig
@@ -151,7 +151,7 @@ class Config(Section):
     """When throttling begins and ends."""
     throttle: ThrottleConfig = ThrottleConfig()
     """Who is throttled then."""
-    quota: QuotaConfig = QuotaConfig()
+    quota: ModelQuotasConfig = ModelQuotasConfig()
     """Limits of every tenant at any time; none by default."""
     workers: Annotated[int, BeforeValidator(no_text)] = Field(
         default=1, ge=1, le=WORKERS_MAX, json_schema_extra=or_auto
@@ -223,6 +223,11 @@ class Config(Section):
     def keys_are_shared(self) -> bool:
         """Do several gateways follow one table of keys, so that a key that only one of them knows would be refused?"""
         return self.state.redis_url is not None or (self.usage is not None and self.usage.is_server)
+
+    @property
+    def issues_keys(self) -> bool:
+        """Is there a place for keys that are made while the gateway runs?"""
+        return self.state.redis_url is not None or self.usage is not None
 
     @property
     def has_replicas(self) -> bool:

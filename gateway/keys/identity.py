@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from math import inf
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from gateway.config.model import TenantConfig
 from gateway.config.section import can_wait
+from gateway.config.sections.groups import GroupConfig
 from gateway.config.sections.keys import KeyConfig, hash_key, new_key, open_name
+from gateway.config.sections.throttling import ModelQuotasConfig
 from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import MEMBERS_MAX, LeakyCounts
 
@@ -41,18 +43,25 @@ class Principal:
     """From when on the key is not taken, in seconds since the epoch."""
     digest: bytes = b""
     """Of its key. Empty: it brought none."""
+    groups: frozenset[str] | None = None
+    """Groups that its signed token names: its tenant stands in one of them. None: it may stand anywhere."""
     user: str = ""
     """Who asks, by a signed token, whatever the request says. Empty: the request says it."""
     issuer: str = ""
     """Of the token that it brought in the place of a key. Empty: none."""
     can_wait: bool = False
     """What it asks for is of class batch."""
+    counts_as: str = ""
+    """The name under which the quota of its key is counted."""
+    quota: ModelQuotasConfig | None = None
+    """Of its key."""
 
     @classmethod
     def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
         models = None if key.models is None else frozenset(key.models)
         weight = tenant.weight if key.weight is None else key.weight
-        return cls(tenant.name, weight, key.apps, models, key.expires_s, _digest(key), can_wait=can_wait(key))
+        more: dict[str, Any] = {"can_wait": can_wait(key), "counts_as": key.counts_as, "quota": key.quota}
+        return cls(tenant.name, weight, key.apps, models, key.expires_s, _digest(key), **more)
 
     def may_ask(self, model: str) -> bool:
         """Does the model exist for it?"""
@@ -73,8 +82,10 @@ class Principal:
 class Tokens(Protocol):
     """Who signs tokens that are taken beside keys?"""
 
-    def principal(self, token: bytes, tenants: Container[str], weight_of: Callable[[str], float]) -> Principal:
-        """Whom does the token name? Raises ApiError."""
+    def principal(
+        self, token: bytes, tenants: Mapping[str, TenantConfig], stands_in: Callable[[str, Container[str]], bool]
+    ) -> Principal:
+        """Whom does the token name? `stands_in`: is a tenant in one of these groups? Raises ApiError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +98,10 @@ class MintedKey:
 
 @dataclass(frozen=True, slots=True)
 class KeysRead:
-    """Tenants by name, what keys present by the digests of them, and the keys that were minted."""
+    """Tenants and groups by name, what keys present by the digests of them, and the keys that were minted."""
 
     tenants: dict[str, TenantConfig]
+    groups: dict[str, GroupConfig]
     principals: dict[bytes, Principal]
     minted: list[MintedKey]
 
@@ -98,7 +110,13 @@ class Keyring:
     """Which principal holds this key? Only hashes are kept."""
 
     def __init__(
-        self, tenants: Sequence[TenantConfig], *, open_access: bool, mints: bool = True, guessers_max: int = MEMBERS_MAX
+        self,
+        tenants: Sequence[TenantConfig],
+        groups: Sequence[GroupConfig] = (),
+        *,
+        open_access: bool,
+        mints: bool = True,
+        guessers_max: int = MEMBERS_MAX,
     ) -> None:
         """`mints`: a tenant without a key gets one, known to this process only. `guessers_max`: addresses whose wrong
         keys are counted."""
@@ -114,21 +132,22 @@ class Keyring:
         self._used_from: dict[bytes, str] = {}
         """The address from which a key was used last."""
         self._tenants: dict[str, TenantConfig] = {}
+        self._groups: dict[str, GroupConfig] = {}
         self.tokens: Tokens | None = None
         """None: only keys are taken."""
         self._verified: OrderedDict[bytes, Principal] = OrderedDict()
         """By the digests of signed tokens."""
         self.minted: list[MintedKey] = []
-        self.on_learned: Callable[[], None] = _nobody
-        """Hears that other keys are taken than before."""
+        self.on_learned: Callable[[Mapping[str, ModelQuotasConfig]], None] = _nobody
+        """Hears that other keys are taken than before, and the quotas of those issued, by what they are counted as."""
         self.revision = 0
         """Another one whenever there are other tenants."""
-        self.take_over(self.read(tenants), open_access=open_access)
+        self.take_over(self.read(tenants, groups), open_access=open_access)
 
-    def read(self, tenants: Sequence[TenantConfig]) -> KeysRead:
+    def read(self, tenants: Sequence[TenantConfig], groups: Sequence[GroupConfig] = ()) -> KeysRead:
         """Who holds which key, by the config, for `take_over`; in any thread, since there may be many. A key that was
         minted stays its tenant's, as long as the tenant has no other."""
-        read = KeysRead({tenant.name: tenant for tenant in tenants}, {}, [])
+        read = KeysRead({one.name: one for one in tenants}, {one.name: one for one in groups}, {}, [])
         known = {one.tenant: one for one in self.minted}
         for tenant in tenants:
             keys = tenant.keys
@@ -148,7 +167,9 @@ class Keyring:
             self._issued = {
                 digest: principal for digest, principal in self._issued.items() if principal.tenant in read.tenants
             }
-        self._tenants, self._principals, self.minted = read.tenants, read.principals, read.minted
+        self._tenants, self._groups, self._principals, self.minted = (
+            read.tenants, read.groups, read.principals, read.minted,
+        )  # fmt: skip
         self._verified.clear()
         self.revision += 1
 
@@ -167,7 +188,7 @@ class Keyring:
     def learn(self, issued: Mapping[bytes, Principal], revoked: Set[bytes]) -> None:
         """Also take these keys, by the digests of them, and no longer those, wherever they are from."""
         self._issued, self._revoked = issued, revoked
-        self.on_learned()
+        self.on_learned({one.counts_as: one.quota for one in issued.values() if one.quota is not None})
 
     def take_uses(self) -> dict[bytes, float]:
         """When known keys were last used, in seconds since the epoch, by their digests: those used since the last
@@ -181,7 +202,8 @@ class Keyring:
         if digest in self._revoked:
             return False
         if principal.issuer:
-            return principal.tenant in self._tenants
+            groups = principal.groups
+            return principal.tenant in self._tenants and (groups is None or self._stands_in(principal.tenant, groups))
         return self._open_access or digest in self._principals or digest in self._issued
 
     def present(self, principal: Principal) -> Principal:
@@ -225,7 +247,7 @@ class Keyring:
         if self._failed:
             _refuse_guesser(self._failed.wait_s(address, time.monotonic()))
         try:
-            found = tokens.principal(token, self._tenants, lambda tenant: self._tenants[tenant].weight)
+            found = tokens.principal(token, self._tenants, self._stands_in)
         except ApiError as error:
             if error.code is Reason.INVALID_API_KEY:
                 _refuse_guesser(self._failed.take(address, time.monotonic()))
@@ -234,6 +256,13 @@ class Keyring:
         if len(self._verified) > TOKENS_MAX:
             self._verified.popitem(last=False)
         return principal
+
+    def _stands_in(self, tenant: str, groups: Container[str]) -> bool:
+        """Is this tenant in one of these groups, or in a group that is?"""
+        group = self._tenants[tenant].group
+        while group is not None and group not in groups:
+            group = self._groups[group].group
+        return group is not None
 
     def _moved(self, digest: bytes, address: str) -> None:
         """A key is used from where it was not used last."""
@@ -248,7 +277,7 @@ def _digest(key: KeyConfig) -> bytes:
     return bytes.fromhex(key.hash.removeprefix("sha256:"))
 
 
-def _nobody() -> None:
+def _nobody(quotas: Mapping[str, ModelQuotasConfig]) -> None:
     """Nobody wants to know."""
 
 

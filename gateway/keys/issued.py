@@ -47,6 +47,7 @@ NAMES_MAX = 1000
 NAMED_MAX = 20
 """In one message."""
 _Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=NAMES_MAX)]
+_PerModel = Annotated[dict[str, dict[str, int]], msgspec.Meta(max_length=NAMES_MAX)]
 
 
 class _Entry(msgspec.Struct, omit_defaults=True):
@@ -58,19 +59,19 @@ class _Entry(msgspec.Struct, omit_defaults=True):
     label: str | None = None
     created: str | None = None
     can_wait: bool = False
+    quota: dict[str, int | _PerModel] | None = None
+    counted_as: str | None = None
 
 
-_TERMS = ("expires", "apps", "models", "weight", "label", "created")
+_TERMS = ("expires", "apps", "models", "weight", "label", "created", "quota", "counted_as")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Entry).decode
 
 
 def entry(tenant: str, key: KeyConfig) -> str:
-    """What is noted of a key: whose it is and, if that is not all, until when, for what, and with which weight."""
-    apps = key.apps if "apps" in key.model_fields_set else None
-    return _encode(
-        _Entry(tenant, key.expires, apps, key.models, key.weight, key.label, key.created, can_wait(key))
-    ).decode()
+    """What is noted of a key: whose it is and, if that is not all, on which terms."""
+    terms = key.model_dump(include={*_TERMS}, exclude_unset=True, exclude_none=True)
+    return _encode(_Entry(tenant, **terms, can_wait=can_wait(key))).decode()
 
 
 def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
@@ -110,11 +111,14 @@ def unfit(
         return "expires", f"{key.expires} is past"
     if models is None and all(pool.models for pool in config.pools):
         models = [*(model for pool in config.pools for model in pool.models), *config.aliases]
-    for model in key.models or ():
-        if models and model not in models:
-            known = ", ".join(sorted(models)[:NAMED_MAX])
+    engines = [model for model in models or () if model not in config.aliases]
+    terms = [("models", model, models) for model in key.models or ()]
+    terms += [("quota", model, engines) for model in (key.quota.per_model if key.quota is not None else ())]
+    for term, model, served in terms:
+        if served and model not in served:
+            known = ", ".join(sorted(served)[:NAMED_MAX])
             return (
-                "models",
+                term,
                 f"no pool serves {model!r}; there are: {known}. Name a new one under `models` of its pool first",
             )
     of_keys = (app for tenant in config.tenants for each in tenant.keys for app in each.apps)
@@ -139,6 +143,8 @@ def in_words(tenant: str, key: KeyConfig) -> str:
         words.append(f"weight={key.weight:g}")
     if can_wait(key):
         words.append("class=batch")
+    if key.quota is not None:
+        words.append(f"quota={key.quota.model_dump_json(exclude_unset=True, exclude_none=True)}")
     if key.label is not None:
         words.append(f"label={json.dumps(key.label, ensure_ascii=False)}")
     if key.created is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ import aiohttp
 import msgspec
 
 from gateway.config.checks import is_name
+from gateway.config.model import TenantConfig
 from gateway.config.sections.keys import IssuerConfig
 from gateway.http.errors import ApiError, Reason
 from gateway.keys.identity import DEFAULT_APP, Principal
@@ -35,7 +36,7 @@ REFRESH_S_MIN: Final = 10.0
 """Between two reads that tokens ask for. A client that invents key ids does not make the gateway ask more often."""
 LIMIT_S: Final = 10.0
 PAGE_BYTES_MAX: Final = 256 * 1024
-APPS_MAX: Final = 1000
+NAMES_MAX: Final = 1000
 DISCOVERY: Final = "/.well-known/openid-configuration"
 
 
@@ -53,7 +54,9 @@ class Issuer:
         self._asked = asyncio.Event()
         """A token has named a key that is not known."""
 
-    def principal(self, token: str, tenants: Container[str], weight_of: Callable[[str], float]) -> Principal:
+    def principal(
+        self, token: str, tenants: Mapping[str, TenantConfig], stands_in: Callable[[str, Container[str]], bool]
+    ) -> Principal:
         """Whom does the token name? Raises ApiError: 401 for a token that is not to be taken, 503 while the keys of
         its issuer are still to be read."""
         config = self.config
@@ -67,17 +70,23 @@ class Issuer:
             leeway=config.leeway_s,
             options={"require": ["exp", "iss", "aud"]},
         )
-        named = _values(claims.get(config.tenant_claim))
-        tenant = next((name for name in named if name in tenants), None)
-        if tenant is None:
-            message = f"its claim '{config.tenant_claim}' names no tenant of this gateway"
+        named, groups, where = _values(claims.get(config.tenant_claim)), None, ""
+        if config.group_claim is not None:
+            groups = frozenset(_values(claims.get(config.group_claim))[:NAMES_MAX])
+            where = f" in a group that its claim '{config.group_claim}' names"
+        found = [name for name in named if name in tenants and (groups is None or stands_in(name, groups))]
+        if not found:
+            message = f"its claim '{config.tenant_claim}' names no tenant of this gateway{where}"
             raise ApiError(Reason.INVALID_API_KEY, f"this token is not taken: {message}; ask the operator")
         apps: tuple[str, ...] = (DEFAULT_APP,)
         if config.app_claim is not None:
-            apps = tuple(filter(is_name, _values(claims.get(config.app_claim))[:APPS_MAX])) or apps
+            apps = tuple(filter(is_name, _values(claims.get(config.app_claim))[:NAMES_MAX])) or apps
         user = next(iter(_values(claims.get(config.user_claim))), "")
         expires_s = float(claims["exp"]) + config.leeway_s
-        return Principal(tenant, weight_of(tenant), apps, expires_s=expires_s, user=user, issuer=config.issuer)
+        return Principal(
+            found[0], tenants[found[0]].weight, apps, expires_s=expires_s, groups=groups, user=user,
+            issuer=config.issuer,
+        )  # fmt: skip
 
     async def turn(self, session: aiohttp.ClientSession) -> None:
         """Wait until the keys are to be read, and read them. OperationalError: they cannot be read; the ones that are
@@ -129,15 +138,17 @@ class Issuers:
         for name, issuer in self._by_name.items():
             background.repeat(partial(issuer.turn, session), "jwt", name)
 
-    def principal(self, token: bytes, tenants: Container[str], weight_of: Callable[[str], float]) -> Principal:
-        """Whom does the token name? `tenants`: their names. Raises ApiError."""
+    def principal(
+        self, token: bytes, tenants: Mapping[str, TenantConfig], stands_in: Callable[[str, Container[str]], bool]
+    ) -> Principal:
+        """Whom does the token name? Raises ApiError."""
         try:
             text = token.decode("ascii")
             named = jwt.decode(text, options={"verify_signature": False}).get("iss")
             issuer = self._by_name.get(named) if isinstance(named, str) else None
             if issuer is None:
                 raise jwt.InvalidIssuerError("its issuer is not known here")
-            return issuer.principal(text, tenants, weight_of)
+            return issuer.principal(text, tenants, stands_in)
         except jwt.ExpiredSignatureError:
             message = "this token has expired; get a new one from its issuer"
             raise ApiError(Reason.EXPIRED_API_KEY, message) from None

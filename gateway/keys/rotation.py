@@ -41,9 +41,9 @@ async def rotate(
         raise CannotRotate(
             "the config names this key, so its last day stands there: give it `expires`, or rotate at once"
         )
-    if old.quota is not None:
-        raise CannotRotate("the config gives this key a quota, which issued keys have none of: put the new key there")
     changed = {"hash": new_hash, "created": moment(unix_s), **({} if expires is None else {"expires": expires})}
+    if old.quota is not None:
+        changed["counted_as"] = old.counted_as or old.hash
     try:
         new = KeyConfig.model_validate({**old.model_dump(exclude_unset=True), **changed})
     except ValidationError as error:

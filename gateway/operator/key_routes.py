@@ -21,7 +21,7 @@ from gateway.storage.store_errors import StoreError
 if TYPE_CHECKING:
     from gateway.config.model import Config
 
-TERMS = ("tenant", "expires", "apps", "models", "weight", "label", "class")
+TERMS = ("tenant", "expires", "apps", "models", "weight", "label", "class", "quota")
 ROTATION_TERMS = ("grace", "expires")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.config.model import Config
@@ -31,7 +32,7 @@ class Shared:
         return cls(
             Interactions(_settings(config)) if knows_interactions else None,
             _claims(config) if knows_interactions else None,
-            None if quotas.is_off else quotas,
+            quotas if config.issues_keys or config.has_replicas or not quotas.is_off else None,
             config.tree,
         )
 
@@ -45,40 +46,55 @@ class Shared:
 
     def taken_over(self, fresh: Shared, config: Config) -> Shared:
         """The tables under another configuration. What was counted and is open stays in them; none is ever taken away,
-        since requests may be noted there."""
+        since requests may be noted there. Where nobody had a limit, the first ones come with counts of their own, which
+        can go on from what is written down; but not where replicas know the table."""
         if self.interactions is not None:
             self.interactions.set(_settings(config))
-        if self.quotas is not None:
-            self.quotas.set(Quotas() if fresh.quotas is None else fresh.quotas)
+        quotas = self.quotas
+        if quotas is not None and (config.has_replicas or not quotas.is_off):
+            quotas.set(Quotas() if fresh.quotas is None else fresh.quotas)
+        elif fresh.quotas is not None and not fresh.quotas.is_off:
+            quotas = fresh.quotas
         return Shared(
             fresh.interactions if self.interactions is None else self.interactions,
             fresh.claims,
-            fresh.quotas if self.quotas is None else self.quotas,
+            quotas,
             fresh.tree,
         )
+
+    def issue(self, quotas: Mapping[str, ModelQuotasConfig]) -> None:
+        """These are the limits of keys that were made while the gateway runs, by what the keys are counted as."""
+        if self.quotas is not None:
+            self.quotas.issue(_with_models({KEY + name: section for name, section in quotas.items()}))
 
 
 def quotas_of(config: Config) -> Quotas:
     """The limits of tenants, of the groups around them and of their keys."""
     tree = config.tree
-    sections = limited(config)
-    own = {name: filled(Quota, section) for name, section in sections.items()}
-    for name, section in sections.items():
-        own |= {f"{name} {model}": filled(Quota, one) for model, one in section.per_model.items()}
+    own = _with_models(limited(config))
     around: dict[str, list[str]] = {}
     for tenant, place in tree.tenants.items():
         while place.group:
             if GROUP + place.group in own:
                 around.setdefault(tenant, []).append(GROUP + place.group)
             place = tree.groups[place.group]
-    return Quotas(filled(Quota, config.quota), own, around, tenants_max=config.bounds.of("quotas"))
+    of_models = {model: filled(Quota, one) for model, one in config.quota.per_model.items()}
+    return Quotas(filled(Quota, config.quota), own, around, of_models, tenants_max=config.bounds.of("quotas"))
+
+
+def _with_models(sections: Mapping[str, ModelQuotasConfig]) -> dict[str, Quota]:
+    """By name, and by name and model."""
+    own = {name: filled(Quota, section) for name, section in sections.items()}
+    for name, section in sections.items():
+        own |= {f"{name} {model}": filled(Quota, one) for model, one in section.per_model.items()}
+    return own
 
 
 def limited(config: Config) -> dict[str, ModelQuotasConfig]:
     """Of each tenant, group and key that has limits of its own, by the name under which it is counted."""
     named = [(GROUP + group.name, group.quota) for group in config.groups]
     for one in config.tenants:
-        named += [(one.name, one.quota), *[(KEY + key.hash.removeprefix("sha256:"), key.quota) for key in one.keys]]
+        named += [(one.name, one.quota), *[(KEY + key.counts_as, key.quota) for key in one.keys]]
     return {name: section for name, section in named if section is not None}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from backends.name_resolution import Resolver, resolve
+from gateway.config.changes import weights_that_differ
 from gateway.config.model import Config
 from gateway.http.addresses import TrustedProxies
 from gateway.http.errors import ApiError, Reason
@@ -48,6 +49,7 @@ from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.telemetry.trace import Sampler
 
 if TYPE_CHECKING:
+    from gateway.config.sections.throttling import ModelQuotasConfig
     from gateway.config.sections.tracing import TracingConfig
     from gateway.config.sections.usage import UsageConfig
     from gateway.operator.snapshots.of_replicas import Replicas
@@ -96,8 +98,10 @@ class Gateway:
         self.admin_port = 0
         self._access_log = self.metrics.access_log = AccessLog(config.access_log)
         callers_max, mints = config.bounds.of("rates") // 2, not config.keys_are_shared
-        self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=mints, guessers_max=callers_max)
-        self._keyring.on_learned = self._turn_away_revoked
+        self._keyring = Keyring(
+            config.tenants, config.groups, open_access=config.open_access, mints=mints, guessers_max=callers_max
+        )
+        self._keyring.on_learned = self._learn
         self.usage: UsageRecorder | None = None
         self.spans: SpanExport | None = None
         self.keys: KeyTable | None = None
@@ -203,6 +207,7 @@ class Gateway:
         )  # fmt: skip
         if config.usage is not None:
             self._lane = BatchLane(config.usage, config, pipeline, self._follower, self._background)
+            self.metrics.registry.register(self._lane)
         self._self_service = SelfService(self, pipeline, self._worker_slot)
         await self._self_service.open(self._background)
         state = ServerState(
@@ -230,9 +235,9 @@ class Gateway:
             await self._take_over(config)
 
     async def _take_over(self, config: Config) -> None:
-        keys = await asyncio.to_thread(self._keyring.read, config.tenants)
+        keys = await asyncio.to_thread(self._keyring.read, config.tenants, config.groups)
         shared = await asyncio.to_thread(self.shared.read, self.config, config)
-        weights = await asyncio.to_thread(_weights_that_differ, self.config, config)
+        weights = await asyncio.to_thread(weights_that_differ, self.config, config)
         prepared = await self._pools.prepare(config)
         if config.access_log != self.config.access_log:
             try:
@@ -243,7 +248,7 @@ class Gateway:
         # From here on in one step: no request sees half of it.
         before, self.config = self.config, config
         counted, self.shared = self.shared.quotas, self.shared.taken_over(shared, config)
-        first = self.shared.quotas if counted is None and self.store is None else None
+        first = self.shared.quotas if counted is not self.shared.quotas and self.store is None else None
         if self.usage is not None and first is not None:
             self.usage.go_on_with(first)  # before it counts what is under way
         self._keyring.take_over(keys, open_access=config.open_access)
@@ -274,6 +279,10 @@ class Gateway:
         except Exception:
             changed.set()  # the engines stay as they are, and are tried again
             raise
+
+    def _learn(self, quotas: Mapping[str, ModelQuotasConfig]) -> None:
+        self.shared.issue(quotas)
+        self._turn_away_revoked()
 
     def _turn_away_revoked(self) -> None:
         if self._pipeline is not None:
@@ -434,8 +443,3 @@ class Gateway:
         self._access_log.write(record, policy)
         if self.spans is not None:
             self.spans.ended(record, policy)
-
-
-def _weights_that_differ(before: Config, config: Config) -> dict[str, float]:
-    known = {tenant.name: tenant.weight for tenant in before.tenants}
-    return {tenant.name: tenant.weight for tenant in config.tenants if tenant.weight != known.get(tenant.name)}

@@ -87,6 +87,8 @@ FAMILIES: Final = {
     "fairgate_usage_written": MetricFamily("1 while usage is written, 0 while it is kept in memory.", (), LEAST),
     "fairgate_usage_waiting_sums": MetricFamily("Sums of usage that are not written yet."),
     "fairgate_usage_requests_dropped_total": _counter("Requests for which no sum had room."),
+    "fairgate_batches": MetricFamily("Batches that are under way here."),
+    "fairgate_batch_items_total": _counter("Requests of batches whose results are written, by outcome.", "outcome"),
     "fairgate_config_info": MetricFamily("1; the same hash means the same settings.", ("hash",), MOST),
     "fairgate_config_reload_success": MetricFamily("1 if the last reload succeeded.", (), LEAST),
     "fairgate_config_reload_timestamp_seconds": MetricFamily("When the config in force was read.", (), LEAST),

@@ -25,8 +25,8 @@ GROUP: Final = " "
 KEY: Final = "  "
 """The same of a key, before its hash. What each of them may have of one model is counted under both names, with a space
 between."""
-ENGINE: Final = "starts"
-"""The measure of engine-seconds. Quotas count no starts, so this number of their counts has milliseconds at engines."""
+ENGINE: Final = "engine_ms"
+"""The measure of engine-seconds."""
 
 
 def _limit(doc: str) -> Any:
@@ -109,6 +109,7 @@ class Quotas:
         default: Quota = UNLIMITED,
         tenants: Mapping[str, Quota] | None = None,
         around: Mapping[str, Sequence[str]] | None = None,
+        of_models: Mapping[str, Quota] | None = None,
         *,
         tenants_max: int = 100_000,
     ) -> None:
@@ -117,12 +118,15 @@ class Quotas:
             tenants: limits of tenants that do not have the default, of groups and keys, whose names begin with `GROUP`
                 and `KEY`, and of models with any of them.
             around: of a tenant the groups around it that have a quota, by these names.
+            of_models: limits of each model for tenants that have the default.
             tenants_max: tenants and groups that are counted in a window.
         """
         self._default = _rules(default)
+        self._of_models = {model: _rules(quota, f"_ {model}") for model, quota in (of_models or {}).items()}
         self._rules = {name: _rules(quota, name) for name, quota in (tenants or {}).items()}
+        self._issued: Mapping[str, tuple[Rule, ...]] = {}
         self._members = {tenant: (tenant, *groups) for tenant, groups in (around or {}).items()}
-        self._has_names = any([" " in name.removeprefix(GROUP) for name in self._rules])
+        self._has_names = bool(of_models) or any([" " in name.removeprefix(GROUP) for name in self._rules])
         self.minute = SlidingCounts(MINUTE_S, members_max=tenants_max)
         self.day = SlidingCounts(DAY_S, members_max=tenants_max)
         self.month = SlidingCounts(MONTH_S, members_max=tenants_max)
@@ -139,18 +143,23 @@ class Quotas:
     @property
     def is_off(self) -> bool:
         """Has nobody a limit?"""
-        return not self._default and not any(self._rules.values())
+        return not (self._default or any([any(each.values()) for each in (self._of_models, self._rules, self._issued)]))
 
     @property
     def longest_s(self) -> float:
         """The longest window in which anybody has a limit."""
-        last = max([rule.window for rules in (self._default, *self._rules.values()) for rule in rules], default=-1)
+        sets = (self._default, *self._of_models.values(), *self._rules.values(), *self._issued.values())
+        last = max([rule.window for rules in sets for rule in rules], default=-1)
         return self.windows[last].window_s if last >= 0 else 0.0
 
     def set(self, other: Quotas) -> None:
-        """From now on the limits are the other's. What was counted counts on."""
+        """From now on the limits are the other's, beside what is issued. What was counted counts on."""
         self._default, self._rules, self._members = other._default, other._rules, other._members
-        self._has_names = other._has_names
+        self._of_models, self._has_names = other._of_models, other._has_names
+
+    def issue(self, quotas: Mapping[str, Quota]) -> None:
+        """From now on these limits of keys hold beside what is configured, by names as `tenants` has them."""
+        self._issued = {name: _rules(quota, name) for name, quota in quotas.items()}
 
     def members(self, leaf: str, names: tuple[str, ...] = ()) -> tuple[str, ...]:
         """For whom does a request of this leaf count? The tenant that pays comes first, then the groups around it, then
@@ -160,15 +169,21 @@ class Quotas:
         return own + names if names else own
 
     def names(self, tenant: str, key: str, model: str) -> tuple[str, ...]:
-        """Under which further names does a request count, with the key of this hash, for this model?"""
-        if not self._has_names:
+        """Under which further names does a request count, with a key that counts as this one, for this model?"""
+        if not self._has_names and not self._issued:
             return ()
         nodes = (KEY + key, *self.members(tenant))
-        return tuple([name for name in (nodes[0], *[f"{node} {model}" for node in nodes]) if name in self._rules])
+        return tuple([name for name in (nodes[0], *[f"{node} {model}" for node in nodes]) if self.rules(name)])
 
     def rules(self, member: str) -> tuple[Rule, ...]:
-        """The limits of a tenant or group."""
-        return self._rules.get(member, self._default)
+        """The limits of a tenant, a group or a key, or of a model with one of them."""
+        found = self._issued.get(member) or self._rules.get(member)
+        if found is not None:
+            return found
+        tenant, _, model = member.partition(" ")
+        if not tenant or tenant in self._rules:
+            return ()
+        return self._of_models.get(model, ()) if model else self._default
 
     def refusal(self, request: Request, now: float) -> Refused | None:
         """Is its tenant, or a group around it, beyond a limit? None: they are not."""
@@ -253,7 +268,7 @@ class Quotas:
                     count = count.before
                 count.requests += requests
                 count.tokens += tokens
-                count.starts += engine_ms
+                count.engine_ms += engine_ms
 
     def _move(self, now: float) -> None:
         if now != self._now:
@@ -270,7 +285,7 @@ class Quotas:
             for count in by_window:
                 count.requests += requests
                 count.tokens += tokens
-                count.starts += engine_ms
+                count.engine_ms += engine_ms
             if self.minute.changed is not None:
                 for window in {rule.window for rule in self.rules(member) if rule.window >= 0}:
                     self.windows[window].note_change(member, by_window[window])

@@ -15,10 +15,10 @@ from policies.request import Limit
 class Count:
     """What was counted for one member in one period, and in the previous one."""
 
-    __slots__ = ("before", "members", "period", "reported", "requests", "starts", "tokens")
+    __slots__ = ("before", "engine_ms", "members", "period", "reported", "requests", "starts", "tokens")
 
     def __init__(self, before: Count | None, period: int = 0) -> None:
-        self.starts = self.requests = self.tokens = self.members = 0
+        self.starts = self.requests = self.tokens = self.engine_ms = self.members = 0
         self.period = period
         self.reported: Any = None
         """What other gateways know of it. Written by the code that reports to them."""
@@ -28,7 +28,6 @@ class Count:
 
 
 NO_COUNT = Count(None)
-MEASURES = ("starts", "requests", "tokens")
 
 
 class SlidingCounts:
@@ -96,8 +95,8 @@ class SlidingCounts:
     def limit(self, name: str, measure: str, member: Hashable, more: float, limit: float, now: float) -> Limit:
         """How much of a limit has a member used that wants `more` of a measure?
 
-        `reset_s` says when it may have that much; 0 if now. `measure` is "starts", "requests" or "tokens". A question:
-        `now` may be in the future.
+        `reset_s` says when it may have that much; 0 if now. `measure` is "starts", "requests", "tokens" or
+        "engine_ms". A question: `now` may be in the future.
         """
         one, earlier, left = self._seen(member, now)
         count, before = getattr(one, measure), getattr(earlier, measure)

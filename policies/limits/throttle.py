@@ -15,9 +15,12 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from policies.limits.sliding_counts import MEASURES, Count, SlidingCounts
+from policies.limits.sliding_counts import Count, SlidingCounts
 from policies.request import RETRY_S_MAX, Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
 from policies.settings import COUNT_MAX, Contradiction, check_bounds, setting
+
+MEASURES: Final = ("starts", "requests", "tokens")
+"""What `Ceilings` limit, and `SlidingCounts.sliding` gives."""
 
 
 def _ceiling(doc: str) -> Any:

@@ -139,11 +139,11 @@ class CountDelta(NamedTuple):
     name: str
     period: int
     ttl_s: int
-    starts: int
+    engine_ms: int
     requests: int
     tokens: int
     base: tuple[int, int, int]
-    """The counts of all gateways as they are known here: starts, requests, tokens."""
+    """The counts of all gateways as they are known here: milliseconds at engines, requests, tokens."""
     is_new: bool
     """No reply has had its counts of this period yet. The answer then includes the counts of the previous period."""
 
@@ -151,10 +151,10 @@ class CountDelta(NamedTuple):
 class Counted(NamedTuple):
     """What all gateways counted for it in this period and in the previous one (zeros where that was not asked)."""
 
-    starts: int
+    engine_ms: int
     requests: int
     tokens: int
-    starts_before: int = 0
+    engine_ms_before: int = 0
     requests_before: int = 0
     tokens_before: int = 0
 

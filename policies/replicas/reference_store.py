@@ -267,8 +267,8 @@ class ReferenceStore:
         sums = tally.base if kept is None else kept.value
         if not was_here:
             sums = (max(sums[0], tally.base[0]), max(sums[1], tally.base[1]), max(sums[2], tally.base[2]))
-        if not is_repeated and (tally.starts or tally.requests or tally.tokens):
-            sums = (sums[0] + tally.starts, sums[1] + tally.requests, sums[2] + tally.tokens)
+        if not is_repeated and (tally.engine_ms or tally.requests or tally.tokens):
+            sums = (sums[0] + tally.engine_ms, sums[1] + tally.requests, sums[2] + tally.tokens)
             self._sums[key] = _Kept(sums, now_ms + tally.ttl_s * 1000)
         earlier = self._sums.get((tally.period - 1, tally.name)) if tally.is_new else None
         return Counted(*sums, *(earlier.value if earlier is not None else (0, 0, 0)))

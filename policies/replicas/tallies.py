@@ -12,8 +12,8 @@ from itertools import islice
 from math import ceil
 from typing import Final
 
-from policies.limits.quotas import WINDOWS, Quotas
-from policies.limits.sliding_counts import MEASURES, Count, SlidingCounts
+from policies.limits.quotas import ENGINE, WINDOWS, Quotas
+from policies.limits.sliding_counts import Count, SlidingCounts
 from policies.replicas.messages import CountDelta, Counted
 from policies.request import Request
 
@@ -21,7 +21,8 @@ RESERVED: Final = 4
 """Each gateway may use a part of what is left of an active tenant's limit without asking: 1 / (RESERVED * gateways)."""
 
 Measures = tuple[int, int, int]
-"""Starts, requests and tokens."""
+REPORTED: Final = (ENGINE, "requests", "tokens")
+"""What they are of."""
 
 
 class _ReportedCounts:
@@ -59,7 +60,7 @@ class SharedCounts:
             member, period = changed.pop(count), count.period
             reported = _reported_of(count)
             sums = reported.sums or (0, 0, 0)
-            now = (count.starts, count.requests, count.tokens)
+            now = (count.engine_ms, count.requests, count.tokens)
             extra = (0, 0, 0)
             if reserve is not None and period == self.counts.period and reported.last != now:
                 extra = reserve(member)
@@ -67,9 +68,9 @@ class SharedCounts:
                     changed[count] = member
             reported.last = now
             reporting = (now[0] + extra[0], now[1] + extra[1], now[2] + extra[2])
-            starts, requests, tokens = reporting[0] - sums[0], reporting[1] - sums[1], reporting[2] - sums[2]
+            engine_ms, requests, tokens = reporting[0] - sums[0], reporting[1] - sums[1], reporting[2] - sums[2]
             name, ttl_s = f"{self._name}:{_joined(member)}", ceil(3 * self.counts.window_s)
-            tallies.append(CountDelta(name, period, ttl_s, starts, requests, tokens, sums, reported.sums is None))
+            tallies.append(CountDelta(name, period, ttl_s, engine_ms, requests, tokens, sums, reported.sums is None))
             reported.sums = reporting
             self._asked.append(count)
         return tallies
@@ -90,7 +91,7 @@ class SharedCounts:
         whether that sum is known."""
         count, before, left = self.counts.counted(member)
         sums = _reported_of(count).sums if count.reported is not None else None
-        reported = sums[MEASURES.index(measure)] if sums is not None else 0
+        reported = sums[REPORTED.index(measure)] if sums is not None else 0
         return getattr(count, measure) - reported, reported + getattr(before, measure) * left, sums is not None
 
 
@@ -158,13 +159,14 @@ class SharedQuotas:
         return True
 
     def _reserve(self, window: int, member: Hashable) -> Measures:
-        """A small part of what is left: what may be admitted before the next exchange."""
-        parts = dict.fromkeys(MEASURES, 0)
+        """A small part of what is left: what may be admitted before the next exchange. Nothing as long as it is not
+        known what is left: it may be nothing."""
+        parts = dict.fromkeys(REPORTED, 0)
         for rule in self.quotas.rules(str(member)):
             if rule.window == window:
-                own, known, _ = self._windows[window].own(member, rule.measure)
-                parts[rule.measure] = max(0, int((rule.most - known - own) / (RESERVED * self._gateways)))
-        return parts["starts"], parts["requests"], parts["tokens"]
+                own, known, is_known = self._windows[window].own(member, rule.measure)
+                parts[rule.measure] = is_known * max(0, int((rule.most - known - own) / (RESERVED * self._gateways)))
+        return parts[ENGINE], parts["requests"], parts["tokens"]
 
 
 def _take(count: Count, sums: Measures) -> None:
@@ -172,7 +174,7 @@ def _take(count: Count, sums: Measures) -> None:
     reported = _reported_of(count)
     known = reported.sums or (0, 0, 0)
     more = (sums[0] - known[0], sums[1] - known[1], sums[2] - known[2])
-    count.starts += more[0]
+    count.engine_ms += more[0]
     count.requests += more[1]
     count.tokens += more[2]
     reported.sums = sums

@@ -89,8 +89,6 @@ def test_what_is_set_at_the_start_needs_a_restart(field: str) -> None:
     [
         ({"policy": "vtc"}, "policy.name"),
         ({"throttle": {"window_s": 5}}, "throttle.window_s"),
-        ({"quota": {"concurrent": 5}}, "quota.concurrent"),
-        ({"groups": [{"name": "g", "quota": {"tokens_per_month": 5}}]}, "groups[g]"),
         ({"apps": [{"name": "x", "normal_service": 5}]}, "apps[x]"),
         ({"pools": [*BASE["pools"], {"name": "b", "models": ["x"], "backends": [TRI]}]}, "pools[b]"),
     ],
@@ -113,8 +111,9 @@ def test_what_replicas_may_differ_in_for_a_while_is_live() -> None:
     pools = [{"name": "chat", "models": ["m"], "backends": backends}]
     assert refused(config(**REDIS, tenants=tenants, pools=pools), config(**REDIS)) == {}
     assert refused(config(**REDIS, apps=[{"name": "x"}]), config(**REDIS)) == {}
-    limited = {"quota": {"concurrent": 5}}
-    assert refused(config(**REDIS, quota={"concurrent": 9}), config(**REDIS, **limited)) == {}
+    assert refused(config(**REDIS, quota={"concurrent": 9}), config(**REDIS)) == {}
+    groups = [{"name": "g", "quota": {"tokens_per_month": 5}}]
+    assert refused(config(**REDIS, groups=groups), config(**REDIS)) == {}
 
 
 @given(seed=st.integers(0, 10**6))

@@ -154,7 +154,7 @@ def _around(one: ConfigField, files: dict[str, str]) -> dict[str, Any]:
             section.setdefault(field, files.get(given, given) if isinstance(given, str) else given)
     value = yaml.safe_load(one.example)[name.rstrip("[]")]
     section[name.rstrip("[]")] = files.get(value, value) if isinstance(value, str) else value
-    if name == "group":
+    if name in ("group", "group_claim"):
         config.setdefault("groups", []).append({"name": value})
     if one.section == "policy" and name not in ("name", "placement"):
         section["name"] = next(policy for policy in POLICIES if name in policy_settings(policy))

@@ -151,6 +151,13 @@ async def test_what_an_engine_finds_wrong_stands_in_the_file_of_errors(start: St
                 done = await when(api, (await made(api, jsonl(asked), endpoint)).id, is_over)
                 assert (done.status, counts(done)) == ("completed", (1, 1, 0))
 
+            async def shown() -> bool:
+                metrics = await live.metrics()
+                items = [metrics["fairgate_batch_items_total", each] for each in ("completed", "failed")]
+                return metrics["fairgate_batches",] == 0 and items == [4, 2]
+
+            await eventually(shown)
+
 
 async def test_a_batch_with_bad_lines_fails_and_says_which(start: Starter, tmp_path: Path) -> None:
     async with Upstream(replies(OK)) as upstream:

@@ -278,7 +278,7 @@ async def test_corrupt_entries_of_the_table_are_ignored_with_a_message(tmp_path:
             ("create", "--tenant", "bob", "-c", "{memory}"),
             "has neither `usage:` nor `state: redis://...`: its keys stand in the file",
         ),
-        (("create", "--expires", "2099-01-31"), "--expires, --app, --model, --weight, --label and --class need"),
+        (("create", "--expires", "2099-01-31"), "--label, --class, --quota need -c FILE; in the file"),
         (("create", "--tenant", "bob", "-c", "{config}", "--expires", "soon"), "--expires: should be a day such as"),
         (("create", "--tenant", "bob", "-c", "{config}", "--model", "a b"), "--model: should be 1 to 128 characters"),
         (("revoke", "fg-key", "-c", "{config}"), "give the key itself on standard input"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -13,10 +14,12 @@ import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from pydantic import ValidationError
 
 from gateway.keys import issuers
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Answer, Live, Starter, chat
+from tests.gateway.test_moving import Held
 from tests.waiting import until
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
@@ -75,12 +78,14 @@ async def issuer_running() -> AsyncIterator[Issuer]:
 
 
 @asynccontextmanager
-async def serving(start: Starter, **more: Any) -> AsyncIterator[tuple[Live, Issuer, Upstream]]:
+async def serving(
+    start: Starter, tenants: Any = TENANTS, groups: Any = (), **more: Any
+) -> AsyncIterator[tuple[Live, Issuer, Upstream]]:
     """A gateway that takes tokens of an issuer, and has read its keys."""
     async with issuer_running() as issuer, Upstream(replies(OK)) as upstream:
-        async with start(upstream.url, tenants=TENANTS, jwt=issuer.config(**more)) as live:
+        async with start(upstream.url, tenants=tenants, groups=groups, jwt=issuer.config(**more)) as live:
             await until(lambda: issuer.reads > 0)
-            await until_taken(live, issuer.token())
+            await until_taken(live, issuer.token(orgs=["south"]))
             yield live, issuer, upstream
 
 
@@ -217,6 +222,57 @@ async def test_a_reload_takes_a_tenant_away(start: Starter) -> None:
         await live.gateway.take_over(config.model_copy(update={"tenants": config.tenants[1:]}))
         assert "names no tenant" in refused(await live.ask(CHAT, chat(), key=token))
         assert (await live.ask(CHAT, chat(), key=issuer.token(tenant="chemistry"))).status == 200
+
+
+GROUPS = [{"name": "north"}, {"name": "labs", "group": "north"}, {"name": "south"}]
+GROUPED = [{"name": "physics", "group": "south"}, {"name": "chemistry", "group": "labs"}, {"name": "biology"}]
+
+
+async def test_a_token_names_only_tenants_in_the_groups_that_it_names(start: Starter) -> None:
+    async with serving(start, GROUPED, GROUPS, group_claim="orgs") as (live, issuer, _):
+
+        async def tenant_of(orgs: Any, *tenants: str) -> str:
+            got = await live.ask(CHAT, chat(), key=issuer.token(tenant=[*tenants], orgs=orgs))
+            if got.status == 401:
+                assert "names no tenant of this gateway in a group that its claim 'orgs' names" in refused(got)
+                return ""
+            return str((await logged(live, got))["tenant"])
+
+        assert await tenant_of("south", "physics") == "physics"
+        assert await tenant_of("north", "physics", "biology", "chemistry") == "chemistry", "further up"
+        assert await tenant_of(["nowhere", "south", 7], "nobody", "chemistry", "physics") == "physics"
+        for orgs in ("labs", "nowhere", None, [], {"south": 1}, "sout"):
+            assert await tenant_of(orgs, "physics", "biology") == ""
+
+
+async def test_a_reload_that_moves_a_tenant_counts_for_tokens_that_were_taken(start: Starter) -> None:
+    engine = Held()
+    async with issuer_running() as issuer, Upstream(engine) as upstream:
+        backends = [{"url": upstream.url, "max_num_seqs": 1}]
+        pools = [{"name": "pool", "backends": backends, "capacity": {"waiting_target": 0}}]
+        fields: dict[str, Any] = {"tenants": GROUPED, "groups": GROUPS, "jwt": issuer.config(group_claim="orgs")}
+        async with start(pools=pools, **fields) as live:
+            token, config = issuer.token(orgs=["south"]), live.gateway.config
+            await until(lambda: issuer.reads > 0)
+            engine.may.set()
+            await until_taken(live, token)
+            engine.may.clear()
+            runs = asyncio.create_task(live.ask(CHAT, chat(), key=token))
+            await until(lambda: len(upstream.requests) == 2)
+            waits = asyncio.create_task(live.ask(CHAT, chat(), key=token))
+            await until(lambda: live.engine.queued == 1)
+            physics = config.tenants[0].model_copy(update={"group": "north"})
+            await live.gateway.take_over(config.model_copy(update={"tenants": (physics, *config.tenants[1:])}))
+            engine.may.set()
+            assert ((await waits).status, (await runs).status) == (401, 200)
+            assert "in a group" in refused(await live.ask(CHAT, chat(), key=token))
+            assert (await live.ask(CHAT, chat(), key=issuer.token(orgs=["north"]))).status == 200
+
+
+def test_groups_of_tokens_need_groups(start: Starter) -> None:
+    issuer = {"issuer": "https://login.example.com/", "audience": "fairgate", "group_claim": "orgs"}
+    with pytest.raises(ValidationError, match="there are no `groups` that a token could name"):
+        start.config("http://127.0.0.1:1", tenants=TENANTS, jwt=[issuer])
 
 
 async def test_tokens_that_are_wrong_count_as_wrong_keys(start: Starter) -> None:

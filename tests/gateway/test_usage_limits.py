@@ -337,31 +337,47 @@ async def test_keys_and_models_have_limits_beside_those_of_their_tenant(start: S
             assert await asks(live, "free") == at_limit, "a model's goes on after a restart"
 
 
-async def test_a_key_with_a_quota_stays_in_the_config(start: Starter, usage_url: str) -> None:
-    keys = [{"hash": hash_key("limited"), "quota": {"requests_per_day": 2}}]
-    fields: dict[str, Any] = {"usage": usage_url, "tenants": [{"name": "alice", "keys": keys}], "admin_token": "t" * 24}
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
-        admin = f"http://127.0.0.1:{live.gateway.admin_port}/keys"
-        headers = {"authorization": f"Bearer {'t' * 24}"}
-        for path, body, why in (
-            (f"/{hash_key('limited')}/rotate", {}, "put the new key there"),
-            ("", {"tenant": "alice", "quota": {"requests_per_day": 9}}, "'quota' is none of"),
-        ):
-            async with live.http.post(admin + path, json=body, headers=headers) as response:
-                assert response.status == 400
-                assert why in await response.text()
+async def test_what_is_common_limits_models_of_tenants_that_have_nothing_of_their_own(
+    start: Starter, usage_url: str
+) -> None:
+    quota = {"requests_per_day": 9, "per_model": {MODEL: {"requests_per_day": 2}, "other": {"requests_per_day": 1}}}
+    tenants = [*TENANTS, {"name": "carol", "keys": [hash_key("c")], "quota": {"requests_per_day": 3}}]
+    fields: dict[str, Any] = {"tenants": tenants, "quota": quota, "usage": usage_url}
+
+    async def statuses(live: Live, key: str, asked: int) -> list[int]:
+        return [(await live.ask(CHAT, chat(), key=key)).status for _ in range(asked)]
+
+    async with Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, **fields) as live:
+            assert await statuses(live, "k", 3) == [200, 200, 429]
+            assert await statuses(live, "b", 1) == [200], "each tenant has it for itself"
+            assert await statuses(live, "c", 4) == [200, 200, 200, 429]
+            found = (await live.get("/fairgate/me", key="b")).json["limits"]
+            assert {limit["name"]: limit["remaining"] for limit in found} == {
+                "requests_per_day": 8, f"requests_per_day (model {MODEL})": 1,
+            }  # fmt: skip
+        async with start(upstream.url, **fields) as live:
+            got = await live.ask(CHAT, chat())
+            assert got.error["message"].startswith(f"model {MODEL} is at its limit of 2 requests a day")
+            assert await statuses(live, "b", 2) == [200, 429]
 
 
 async def test_a_check_names_days_that_are_not_kept_and_models_that_are_not_served(tmp_path: Path) -> None:
     quota = {"tokens_per_month": 9, "per_model": {"small": {"concurrent": 1}}}
     pools = [{"name": "p", "models": ["large"], "backends": [{"url": "http://127.0.0.1:1"}]}]
-    for days, model, keep, unknown in ((59, "small", True, True), (60, "large", False, False)):
+    for days, model, common, keep, unknown in (
+        (59, "small", "large", True, "quota of a limits"),
+        (60, "large", "large", False, ""),
+        (60, "large", "small", False, "quota of every tenant limits"),
+    ):
         quota["per_model"] = {model: {"concurrent": 1}}
         config = config_file(
             tmp_path, "", pools=pools, tenants=[{"name": "a", "quota": quota}],
-            usage={"url": str(tmp_path / "u.db"), "keep_days": days},
+            usage={"url": str(tmp_path / "u.db"), "keep_days": days}, quota={"per_model": {common: {"concurrent": 1}}},
         )  # fmt: skip
         async with running("check", config) as command:
             assert await command.ended() == 0
             assert ("keep 60 days" in command.said + command.out.decode()) is keep
-            assert ("no pool serves 'small'" in command.said + command.out.decode()) is unknown
+            said = "no pool serves 'small', which a "
+            assert (said in command.said + command.out.decode()) is bool(unknown)
+            assert said + unknown in command.said + command.out.decode() or not unknown

@@ -95,11 +95,18 @@ class KeyConfig(Section):
     weight: float | None = Field(default=None, gt=0, le=1000)
     """Weight of the tenant while it asks with this key. Default: that of the tenant."""
     quota: ModelQuotasConfig | None = None
-    """Limits of what is asked with this key, beside those of the tenant. Of keys in the config only."""
+    """Limits of what is asked with this key, beside those of the tenant."""
+    counted_as: Annotated[str, AfterValidator(checked_hash)] | None = None
+    """Hash of the key whose quota it shares; a rotation writes it."""
     label: Annotated[str, AfterValidator(_checked_label)] | None = None
     """What it is for, or who has it, in any words; shown in lists of keys only."""
     created: Annotated[str, AfterValidator(_checked_expiry)] | None = None
     """When it was made, as `fairgate keys create` notes it; shown in lists of keys only."""
+
+    @property
+    def counts_as(self) -> str:
+        """The name under which its quota is counted."""
+        return (self.counted_as or self.hash).removeprefix("sha256:")
 
     @property
     def expires_s(self) -> float:
@@ -141,6 +148,8 @@ class IssuerConfig(Section):
     """By which its tokens may be signed."""
     tenant_claim: Name = "tenant"
     """The claim that names the tenant. Of several values the first one that is a tenant counts."""
+    group_claim: Name | None = None
+    """The claim that names groups: only a tenant in one of them, directly or further up, counts. Default: any."""
     user_claim: Name = "sub"
     """The claim that names the user, whatever else the request says. A token need not have it."""
     app_claim: Name | None = None

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Concatenate, Final, ParamSpec, TypeVar
+
+from prometheus_client.metrics_core import Metric
 
 from gateway.config.model import Config
 from gateway.config.sections.usage import UsageConfig
@@ -24,6 +27,7 @@ from gateway.proxy.batches.stored_request import StoredRequest
 from gateway.proxy.pipeline import Pipeline
 from gateway.storage.store_errors import StoreError, StoreUnavailable
 from gateway.telemetry.background import Background
+from gateway.telemetry.metric_families import family, single
 from gateway.usage.counts import UsageCounts
 from gateway.usage.database import Database
 from gateway.usage.thread import CLOSE_S, DatabaseThread
@@ -53,6 +57,8 @@ class BatchLane:
         self.answer_bytes_max = config.limits.response_buffer_bytes_max
         self.database = DatabaseThread(usage)
         self.counts = UsageCounts(usage.users_max)
+        self.items = Counter(completed=0, failed=0)
+        """Requests of batches whose results this gateway has written, by outcome."""
         self.owner = secrets.token_hex(8)
         self._follower = follower
         self._woken = asyncio.Event()
@@ -87,6 +93,10 @@ class BatchLane:
 
     def _ended(self, batch: str, task: asyncio.Task[None]) -> None:
         del self._drivers[batch]
+
+    def collect(self) -> Iterator[Metric]:
+        yield single("fairgate_batches", len(self._drivers))
+        yield family("fairgate_batch_items_total", [([outcome], count) for outcome, count in self.items.items()])
 
     async def stop(self) -> None:
         """Ask nothing more, and let others go on at once. Files and batches are still shown."""
@@ -211,7 +221,9 @@ class BatchDriver:
         async with self._writing:
             if group and group is self._unwritten:  # else somebody else has written it
                 self._unwritten = []
-                await self._do(tables.write, self._batch, self._lane.owner, _now_s(), group, self._lane.counts)
+                lane = self._lane
+                done = await self._do(tables.write, self._batch, lane.owner, _now_s(), group, lane.counts)
+                lane.items.update(["failed" if one.is_error else "completed" for one in done])
 
     async def _leave_rest(self, status: str) -> None:
         """What was not answered is an error each."""

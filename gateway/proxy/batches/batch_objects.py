@@ -49,6 +49,7 @@ class Caller(msgspec.Struct, omit_defaults=True):
     user: str = ""
     issuer: str = ""
     can_wait: bool = False
+    groups: frozenset[str] | None = None
 
 
 _read_caller = msgspec.json.Decoder(tuple[Caller, list[Header]]).decode
@@ -56,14 +57,14 @@ _read_caller = msgspec.json.Decoder(tuple[Caller, list[Header]]).decode
 
 def write_caller(of: Principal, fields: list[Header]) -> str:
     """Who makes a batch, and the fields that name app and user. Of the key there is only the hash."""
-    caller = Caller(of.tenant, of.weight, of.apps, of.models, of.digest, of.user, of.issuer, of.can_wait)
+    caller = Caller(of.tenant, of.weight, of.apps, of.models, of.digest, of.user, of.issuer, of.can_wait, of.groups)
     return msgspec.json.encode((caller, fields)).decode()
 
 
 def read_caller(written: str) -> tuple[Principal, list[Header]]:
     """That caller. Whether the key is taken is asked anew for each line."""
     of, fields = _read_caller(written)
-    return Principal(of.tenant, of.weight, of.apps, of.models, 0.0, of.digest, of.user, of.issuer, of.can_wait), fields
+    return Principal(**msgspec.structs.asdict(of), expires_s=0.0), fields
 
 
 class StoredFile(NamedTuple):

@@ -158,12 +158,12 @@ def driven(database: Database, batch: str) -> tuple[dict[str, Any], str, int]:
 
 def write(
     database: Database, batch: str, owner: str, now_s: int, results: Sequence[Result], counts: UsageCounts
-) -> None:
-    """Note what came of these lines, and what was used for them, unless that was done before."""
+) -> list[Result]:
+    """Note what came of these lines, and what was used for them, unless that was done before. Gives what is new."""
     output, errors = files_of(batch)
     with database.transaction() as step:
         if not _is_owner(step, batch, owner, now_s):
-            return
+            return []
         done = [one for one in results if step.do(_ADD_LINE, (errors if one.is_error else output, one.n, one.line)) > 0]
         counts.take()  # what is left of a transaction that failed
         for record in [one.record for one in done if one.record is not None]:
@@ -172,6 +172,7 @@ def write(
         failed = sum(one.is_error for one in done)
         added = "UPDATE fairgate_batches SET completed = completed + %s, failed = failed + %s WHERE id = %s"
         step.do(added, (len(done) - failed, failed, batch))
+    return done
 
 
 def begin(database: Database, batch: str, owner: str, now_s: int, total: int, faults: list[dict[str, Any]]) -> None:

@@ -264,14 +264,14 @@ end
 
 local sums = {}
 for i, tally in ipairs(tallies) do
-  local name, period, ttl_s, starts, requests, tokens, base, is_new = unpack(tally)
+  local name, period, ttl_s, engine_ms, requests, tokens, base, is_new = unpack(tally)
   local key = KEYS[2] .. 'n:' .. string.format('%.0f', period) .. ':' .. name
   local sum = counted(key, base)
   if not before then
     sum = { math.max(sum[1], base[1]), math.max(sum[2], base[2]), math.max(sum[3], base[3]) }
   end
-  if not is_repeated and (starts ~= 0 or requests ~= 0 or tokens ~= 0) then
-    sum = { sum[1] + starts, sum[2] + requests, sum[3] + tokens }
+  if not is_repeated and (engine_ms ~= 0 or requests ~= 0 or tokens ~= 0) then
+    sum = { sum[1] + engine_ms, sum[2] + requests, sum[3] + tokens }
     redis.call('SET', key, cmsgpack.pack(sum), 'EX', ttl_s)
   end
   local earlier = is_new and counted(KEYS[2] .. 'n:' .. string.format('%.0f', period - 1) .. ':' .. name) or { 0, 0, 0 }

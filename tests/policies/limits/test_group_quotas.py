@@ -244,3 +244,41 @@ def test_a_key_and_a_model_have_limits_of_their_own() -> None:
     quotas.go_on(0, "a", "large", 1, 0, 0, 0.0)
     assert quotas.day.counted("a large")[0].requests == 2 + 1
     assert quotas.day.counted(" team large")[0].requests == 3 + 1
+
+
+def test_the_common_limits_of_a_model_are_of_each_tenant_that_has_the_common_ones() -> None:
+    quotas = Quotas(
+        Quota(requests_per_day=9), {"own": Quota(requests_per_day=9), RESEARCH: Quota(requests_per_month=9)},
+        {"a": (RESEARCH,)}, {"m": Quota(engine_seconds_per_day=5), "n": Quota()},
+    )  # fmt: skip
+    assert quotas.names("a", "k", "m") == ("a m",)
+    assert [quotas.names("own", "k", "m"), quotas.names("a", "k", "n"), quotas.names("a", "k", "other")] == [()] * 3
+    assert quotas.rules("  k") == quotas.rules(" gone") == quotas.rules("  k m") == (), "only tenants have the default"
+    request = make_request("a", quota_names=quotas.names("a", "k", "m"))
+    quotas.admitted(request, 0.0)
+    quotas.ended(request, 0, 6.0, 6.0)
+    refused = quotas.refusal(request, 6.0)
+    assert refused is not None
+    assert refused.limit is not None
+    assert refused.limit.name == "engine_seconds_per_day (model m)"
+    assert quotas.refusal(make_request("a"), 6.0) is None
+    assert not Quotas(of_models={"m": Quota(concurrent=1)}).is_off
+    assert Quotas(of_models={"m": Quota(requests_per_month=1)}).longest_s == MONTH_S
+
+
+def test_what_is_issued_holds_beside_what_is_configured_and_over_a_reload() -> None:
+    quotas = Quotas(tenants={"  named": Quota(concurrent=1)})
+    quotas.issue({"  k": Quota(requests_per_day=2), "  k m": Quota(requests_per_day=1)})
+    for _ in range(2):
+        assert quotas.names("t", "k", "m") == ("  k", "  k m")
+        assert quotas.names("t", "named", "m") == ("  named",)
+        quotas.set(Quotas(tenants={"  named": Quota(concurrent=2)}))
+    request = make_request("t", quota_names=("  k", "  k m"))
+    quotas.admitted(request, 0.0)
+    assert quotas.refusal(request, 0.0) is not None
+    quotas.issue({})
+    assert quotas.names("t", "k", "m") == ()
+    assert quotas.refusal(request, 0.0) is None, "a key that is gone has no limit, and not that of tenants either"
+    assert not quotas.is_off
+    quotas.set(Quotas())
+    assert quotas.is_off

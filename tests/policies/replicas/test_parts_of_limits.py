@@ -52,11 +52,21 @@ def test_without_the_others_each_has_an_equal_part_of_what_is_left(gateways: int
     assert max(parts) <= 1.05 * min(parts)
 
 
-def test_of_a_minute_that_is_over_nothing_is_reserved() -> None:
+def test_of_a_minute_that_is_over_or_not_answered_for_nothing_is_reserved() -> None:
     [shared] = told(1)
     shared.quotas.admitted(make_request(), 59.0)
     shared.quotas.admitted(make_request(), 61.0)
     over, present = sorted(shared.report(10)[:2], key=lambda tally: tally.period)
     assert (over.period, present.period) == (0, 1)
     assert over.base[1] + over.requests == USED + 1
-    assert present.base[1] + present.requests > 1, "what may be admitted before the next exchange"
+    assert present.base[1] + present.requests == 1, "nor of one that nobody has answered for yet"
+
+
+def test_nothing_is_reserved_before_it_is_known_what_is_left() -> None:
+    """Another gateway may have used all of it."""
+    quotas = Quotas(Quota(requests_per_day=100))
+    shared = SharedQuotas(quotas, epoch_s=0.0)
+    quotas.admitted(make_request("t"), 0.0)
+    [report] = shared.report(10)
+    assert (report.requests, report.is_new) == (1, True)
+    assert not shared.is_sure(make_request("t"), 0.0), "no answer has come yet"

@@ -1,0 +1,181 @@
+"""Keys that are made while the gateway runs have quotas as those of the config, and a rotation gives nobody more."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.config.sections.keys import hash_key
+from tests.commands import run, running
+from tests.gateway.capture import Upstream, replies
+from tests.gateway.live import MODEL, Live, Starter, chat
+from tests.gateway.test_admin_keys import OK, TOKEN, admin, answers
+from tests.gateway.test_command_line import config_file
+from tests.gateway.test_usage import CHAT
+from tests.redis_server import RedisServer
+from tests.waiting import eventually
+
+QUOTA = {"requests_per_day": 4, "per_model": {MODEL: {"requests_per_month": 3}}}
+AT_LIMIT = f"key, model {MODEL} is at its limit of 3 requests in 30 days"
+TENANTS: list[dict[str, Any]] = [
+    {"name": "alice", "keys": [{"hash": hash_key("named"), "quota": {"requests_per_day": 2}}, hash_key("free")]},
+    {"name": "bob"},
+]
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
+
+
+async def refusal(live: Live, key: str) -> str:
+    """Empty: it was answered."""
+    got = await live.ask(CHAT, chat(), key=key)
+    assert got.status in (200, 429), got.body
+    return "" if got.status == 200 else str(got.error["message"]).partition(";")[0]
+
+
+async def left(live: Live, key: str) -> dict[str, int]:
+    limits = (await live.get("/fairgate/me", key=key)).json["limits"]
+    return {limit["name"]: limit["remaining"] for limit in limits}
+
+
+async def until_left(live: Live, key: str, expected: dict[str, int]) -> None:
+    """As soon as the gateway takes the key."""
+
+    async def is_taken() -> bool:
+        return (await live.get("/fairgate/me", key=key)).status == 200
+
+    await eventually(is_taken, 0.05)
+    assert await left(live, key) == expected
+
+
+async def made(live: Live, **terms: Any) -> str:
+    got = await admin(live, "POST", "/keys", terms)
+    assert got.status == 201, got.body
+    return str(got.json["key"])
+
+
+async def rotated(live: Live, key: str, **terms: Any) -> str:
+    got = await admin(live, "POST", f"/keys/{hash_key(key)}/rotate", terms)
+    assert got.status == 201, got.body
+    return str(got.json["key"])
+
+
+async def test_an_issued_key_is_held_to_its_quota_and_so_is_what_takes_its_place(start: Starter) -> None:
+    fields: dict[str, Any] = {
+        "tenants": [{"name": "bob"}],
+        "usage": str(start.directory / "u.db"),
+        "admin_token": TOKEN,
+    }
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        key, free = await made(live, tenant="bob", quota=QUOTA), await made(live, tenant="bob")
+        at_model = f"requests_per_month (key, model {MODEL})"
+        await until_left(live, key, {"requests_per_day (key)": 4, at_model: 3})
+        assert [await refusal(live, key) for _ in range(2)] == ["", ""]
+        new = await rotated(live, key, grace="1h")
+        await until_left(live, new, {"requests_per_day (key)": 2, at_model: 1})
+        assert await refusal(live, key) == "", "the old key is taken for a while, and both have one quota"
+        assert [await refusal(live, each) for each in (key, new)] == [AT_LIMIT, AT_LIMIT]
+        newest = await rotated(live, new)
+        await until_left(live, newest, {"requests_per_day (key)": 1, at_model: 0})
+        assert await refusal(live, newest) == AT_LIMIT
+        await answers(live, free, 200)
+        assert await left(live, free) == {}
+        listed = {each["hash"]: each for each in (await admin(live, "GET", "/keys")).json["keys"]}
+        assert [listed[hash_key(each)]["quota"] for each in (key, newest)] == [QUOTA, QUOTA]
+        assert listed[hash_key(newest)]["counted_as"] == hash_key(key)
+        await admin(live, "DELETE", f"/keys/{hash_key(newest)}")
+        await answers(live, newest, 401)
+
+
+async def test_a_key_of_the_config_is_rotated_with_its_quota(start: Starter) -> None:
+    fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(start.directory / "u.db"), "admin_token": TOKEN}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        assert await refusal(live, "named") == ""
+        new = await rotated(live, "named")
+        await until_left(live, new, {"requests_per_day (key)": 1})
+        assert await refusal(live, new) == ""
+        await live.gateway.take_over(live.gateway.config)
+        assert await refusal(live, new) == "key is at its limit of 2 requests a day", "a reload takes nothing away"
+        await answers(live, "named", 401)
+        assert await refusal(live, "free") == ""
+
+
+async def test_gateways_of_one_redis_count_an_issued_key_together_over_a_restart(start: Starter) -> None:
+    async with RedisServer() as redis, Upstream(replies(OK)) as upstream:
+        fields: dict[str, Any] = {"tenants": TENANTS, "state": redis.url, "admin_token": TOKEN, "policy": "vtc"}
+        async with start(upstream.url, **fields) as one:
+            key = await made(one, tenant="bob", quota={"requests_per_month": 4})
+            await answers(one, key, 200)
+            async with start(upstream.url, **fields) as two:
+                await answers(two, key, 200)
+                assert [await refusal(each, key) for each in (two, one)] == ["", ""]
+                at_limit = "key is at its limit of 4 requests in 30 days"
+                assert [await refusal(each, key) for each in (two, one)] == [at_limit, at_limit]
+        async with start(upstream.url, **fields) as three:
+            await until_left(three, key, {"requests_per_month (key)": 4})
+            assert await refusal(three, key) == at_limit
+
+
+@pytest.mark.parametrize("place", ["usage", "state"])
+async def test_workers_count_an_issued_key_together_also_over_kills_where_redis_counts(
+    tmp_path: Path, place: str
+) -> None:
+    async with RedisServer() as redis, Upstream(replies(OK)) as upstream, aiohttp.ClientSession() as http:
+        url = redis.url if place == "state" else str(tmp_path / "u.db")
+        config = config_file(tmp_path, upstream.url, tenants=TENANTS, workers=2, **{place: url})
+        quota = ("--tenant", "bob", "--quota", '{"requests_per_day": 20}')
+        key = (await run("keys", "create", "-c", config, *quota))[1].split()[1]
+
+        async def asked(address: str) -> int:
+            headers = {"authorization": f"Bearer {key}", "connection": "close"}
+            async with http.post(address + CHAT, json=chat(), headers=headers) as response:
+                return response.status
+
+        served, lives = 0, 3 if place == "state" else 1
+        for _ in range(lives):
+            async with running("serve", "-c", config) as command:
+                address = (await command.says(r"serving on (http://\S+) with 2 workers"))[1]
+                served += (await asyncio.gather(*[asked(address) for _ in range(60)])).count(200)
+                command.signal(signal.SIGKILL)
+                await command.ended()
+        assert served == 20, "what nobody has counted for it yet is not used in advance"
+
+
+@pytest.mark.parametrize(
+    ("quota", "said"),
+    [
+        ({"requests_per_day": 0}, "quota.requests_per_day: Input should be greater than or equal to 1"),
+        ({"per_model": {"a": {"words": 1}}}, "quota.per_model.a.words: Extra inputs are not permitted"),
+        (7, "quota: Input should be a valid dictionary"),
+        ({"tokens_per_minute": 9, "tokens_per_day": 5}, "quota.tokens_per_day: 5 is less than tokens_per_minute"),
+        ({"per_model": {"b": {"concurrent": 1}}}, "quota: no pool serves 'b'; there are: a. "),
+        ({"per_model": {"also": {"concurrent": 1}}}, "quota: no pool serves 'also'; there are: a. "),
+    ],
+)
+async def test_a_quota_of_a_new_key_is_checked_as_one_of_the_config(start: Starter, quota: Any, said: str) -> None:
+    pools = [{"name": "pool", "models": ["a"], "backends": [{"url": "http://127.0.0.1:1"}]}]
+    fields: dict[str, Any] = {"tenants": TENANTS, "aliases": {"also": "a"}, "pools": pools, "admin_token": TOKEN}
+    async with start(usage=str(start.directory / "u.db"), **fields) as live:
+        got = await admin(live, "POST", "/keys", {"tenant": "bob", "quota": quota})
+        assert (got.status, said in got.json["error"]) == (400, True), got.json
+
+
+async def test_the_command_makes_and_lists_keys_with_quotas(tmp_path: Path) -> None:
+    config = config_file(tmp_path, "http://127.0.0.1:1", tenants=TENANTS, usage=str(tmp_path / "u.db"))
+    make = ("keys", "create", "-c", config, "--tenant", "bob", "--quota")
+    code, out, _ = await run(*make, '{"tokens_per_day": 9, "per_model": {"m": {"concurrent": 1}}}')
+    assert code == 0
+    listed = (await run("keys", "list", "-c", config))[1]
+    assert (
+        f'{out.split()[-1]}  database bob quota={{"tokens_per_day":9,"per_model":{{"m":{{"concurrent":1}}}}}}' in listed
+    )
+    for quota, said in (("{", "should be JSON such as"), ('{"tokens_per_day": 0}', "tokens_per_day: Input should be")):
+        code, _, why = await run(*make, quota)
+        assert (code, said in " ".join(why.replace("│", "").split())) == (2, True), why
