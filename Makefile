@@ -14,7 +14,7 @@ TESTS_AT_ONCE := 4
 ALONE := -q -x --last-failed --last-failed-no-failures none
 # What is compiled is kept, also where the environment says otherwise: each of hundreds of processes would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
-# Rooms of tests that start no server.
+# Rooms of tests that start no server. They wait for nothing, so there are no more of them at once than cores.
 FAST := tests/policies tests/config tests/request tests/simulated/test_engine_model.py tests/tidy --ignore=tests/tidy/test_deploy.py
 # All that is in a distribution. Built from a copy: compiled modules beside the sources would be found before them.
 PACKAGED := pyproject.toml hatch_build.py README.md CHANGELOG.md LICENSE config.example.yaml policies gateway backends simulation
@@ -33,7 +33,7 @@ test: $(INSTALLED) servers  ## the tests that need no vLLM
 	$(BIN)/pytest -q -n $(TESTS_AT_ONCE) --dist worksteal || $(BIN)/pytest $(ALONE)
 
 test-fast: $(INSTALLED)  ## at each save, below a minute: decisions, config, readers and tidiness, without servers and network
-	$(BIN)/pytest -q -n $(TESTS_AT_ONCE) --dist worksteal -m "not slow" $(FAST)
+	$(BIN)/pytest -q -n auto --maxprocesses $(TESTS_AT_ONCE) --dist worksteal -m "not slow" $(FAST)
 
 # RUNLEVEL=1: the package starts no server of its own. Where it cannot be installed, the tests that need it say so.
 servers:

@@ -17,7 +17,7 @@ from gateway.config.memory_bounds import (
 from policies.orders.policy_entries import POLICIES
 from tests.memory.tables import ONE_FILL, blocks, entry_bytes, flows
 
-ENTRIES = 3000
+ENTRIES = 1500
 """A table of hashes has grown just before, so that it is larger than it need be."""
 TRUE = 0.8, 1.03
 """The least and the most that is measured of what is stated: versions of Python differ a little."""

@@ -19,6 +19,8 @@ from policies.settings import Contradiction
 from tests.policies.making import make_request, policy_with
 from tests.policies.trees import parts, random_tree
 
+FLOORED = 59, 64
+"""Seeds of trees in which floors decide: by weight alone some nodes would receive a third of their part."""
 ORDERS = ("fairserve", "wsc", "vtc", "rr", "dlpm", "d2lpm")
 
 
@@ -135,7 +137,8 @@ class Pool:
     def keep_busy(self, tenants: Iterator[str] | list[str], ends: int, deep: int = 4) -> None:
         for _ in range(ends):
             for tenant in tenants:
-                self.send(tenant, max(0, deep - self.waiting[tenant]))
+                if self.waiting[tenant] < deep:
+                    self.send(tenant, deep - self.waiting[tenant])
             self.end_one()
 
 
@@ -153,12 +156,19 @@ def shares(pool: Pool, tree: Tree) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ORDERS)
-@pytest.mark.parametrize("seed", range(3))
-def test_every_node_of_a_random_tree_receives_its_part(policy: str, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("policy", "seed", "ends"),
+    [
+        *[(policy, seed, 5_000) for policy in ORDERS[:4] for seed in FLOORED],
+        *[("dlpm", seed, 12_000) for seed in FLOORED],
+        ("d2lpm", FLOORED[0], 12_000),
+    ],
+)
+def test_every_node_of_a_random_tree_receives_its_part(policy: str, seed: int, ends: int) -> None:
+    """In quanta it takes longer until their size counts for little. With one engine `d2lpm` decides as `dlpm` does."""
     tree = random_tree(Random(seed))
     pool = Pool(tree, policy)
-    pool.keep_busy([*tree.tenants], 12_000)
+    pool.keep_busy([*tree.tenants], ends)
     expected = parts(tree, set(tree.tenants))
     received = shares(pool, tree)
     for name in (*tree.tenants, *[group for group in tree.groups if group in received]):

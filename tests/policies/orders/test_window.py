@@ -159,10 +159,10 @@ def trace(seed: int) -> Questions:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("begin", range(0, 1000, 250))
-@pytest.mark.parametrize("name", WITH_WINDOW)
+@pytest.mark.parametrize(("name", "begin"), [*zip(2 * WITH_WINDOW, range(0, 1000, 167), strict=True)])
 def test_p9_with_a_window_the_bound_holds_on_a_thousand_random_traces(name: str, begin: int) -> None:
-    for seed in range(begin, begin + 250):
+    """Each has a third of them: they have the window in common."""
+    for seed in range(begin, begin + 167):
         traffic = trace(seed)
         assert CachingServers(local(name), traffic).spread(40, "a", "c") <= bound(traffic), traffic
 
