@@ -18,6 +18,8 @@ from tests.simulation.replicas import BACKEND, ENGINE, RAMP_S, SLOTS, Rounds, Tw
 
 GATEWAYS = 3
 LENGTH_S = 30.0
+KNOWN_S = 10.0
+"""A gateway that has just started knows of nobody elsewhere: whom it serves then gets more, and pays it back."""
 
 
 def play_tree(tree: Tree, rounds: Rounds, policy: str) -> Run:
@@ -58,7 +60,7 @@ def rounds_of(leaves: list[str], weights: dict[str, float], rng: Random, rounds:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("policy", "seed"), [("vtc", 6), ("fairserve", 5)])
+@pytest.mark.parametrize(("policy", "seed"), [("vtc", 59), ("fairserve", 62)])  # floors decide in both
 def test_random_trees_with_floors_in_every_round(policy: str, seed: int) -> None:
     rng = Random(seed)
     tree = random_tree(rng)
@@ -67,9 +69,9 @@ def test_random_trees_with_floors_in_every_round(policy: str, seed: int) -> None
     found = play_tree(tree, rounds, policy)
     expected = parts(tree, set(leaves))
     for begins_s in rounds.begins_s:
-        got = received(found, tree, begins_s + RAMP_S, begins_s + LENGTH_S)
+        got = received(found, tree, begins_s + (RAMP_S if begins_s else KNOWN_S), begins_s + LENGTH_S)
         for name, part in got.items():
-            assert part == pytest.approx(expected[name], rel=0.12, abs=0.006), name
+            assert part == pytest.approx(expected[name], rel=0.08), name
 
 
 def test_a_ceiling_counts_what_runs_at_all_gateways() -> None:
