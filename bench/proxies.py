@@ -20,6 +20,7 @@ from bench.ports import free_port
 from bench.stack import BenchError, Route, fairgate, nginx_proxy, process, wait_ready
 from bench.upstream import MODEL, PROXY_CORE
 from bench.wrk import TENANT
+from gateway.http.sockets import connections_allowed
 
 PEERS_HOME = Path(os.environ.get("FAIRGATE_PEERS", Path.home() / ".cache" / "fairgate" / "peers"))
 PEER_START_S = 120.0
@@ -105,9 +106,10 @@ async def proxy(name: str, upstream_url: str, tls: dict[str, str] | None = None)
     if name == "nginx":
         running = nginx_proxy(upstream_url, cpu=PROXY_CORE, tls=tls)
     elif name in OURS:
+        most = connections_allowed()  # all of them from one address, which has half of them by default
         running = fairgate(
             *(upstream_url, {TENANT: 1}), engine_type="openai", model=MODEL, cpu=PROXY_CORE, concurrency=CONCURRENT,
-            tls=tls, policy=OURS[name],
+            tls=tls, policy=OURS[name], limits={"connections_max": most, "client_connections_max": most},
         )  # fmt: skip
     elif tls is not None:
         raise BenchError(f"{name} is not set up for TLS; there are {', '.join(SPEAK_TLS)}")
