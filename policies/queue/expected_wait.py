@@ -2,9 +2,9 @@
 
 What stands before it is counted as the order counts. The k-th request of a flow goes when the flow has received what
 k - 1 usual requests of it take. Until then, every other flow of its tenant, and every other tenant, goes first as often
-as brings it up to there, but no more often than requests of it wait and come at its usual rate. These are the turns
-before it. Others go first who do not wait yet: how many times as many turns come true (`passed`) is learned from waits
-that have ended.
+as brings it up to there, but no more often than requests of it wait and come at its usual rate. These are the known
+turns. Tenants that do not wait yet will come and go first, too: the true number of turns over the known one (`passed`)
+is learned from waits that have ended.
 
 How long a turn takes is measured of each class of work: the time in which something of the class waited, over what went
 of it then. If the tenants before a request have longer answers than the tenants that went lately, a turn takes so much
@@ -30,10 +30,10 @@ SAMPLED: Final = 64
 WINDOW_S: Final = 15.0
 """Of the pace: what lies so far back counts 1/e."""
 PASSED: Final = 1.5
-"""While nothing is learned. `bench.expected_waits` finds 1.4 to 1.6 in each kind of traffic."""
+"""True turns over known ones, until it is learned: `bench.expected_waits` finds 1.4 to 1.6 in each kind of traffic."""
 PASSED_MAX: Final = 3.0
 STEP: Final = 0.003
-"""What one wait changes of it, of the logarithm of the true turns over the expected ones."""
+"""Part of the logarithm of true turns over expected ones by which one wait changes `passed`."""
 ERROR_MAX: Final = 0.5
 """Of this logarithm: a few waits that nobody could foresee change little."""
 SHORT_S: Final = 1e-3
@@ -51,7 +51,7 @@ class Expected(NamedTuple):
     since_s: float
     """When this was expected."""
     turns: float
-    """Until it goes, its own among them, if nothing comes that is not known."""
+    """Known turns until the request goes, its own among them."""
     gone: int
     """Requests of its class that had been dispatched by then."""
 
@@ -66,7 +66,7 @@ class _Pace:
         self.since_s = -1.0
         """Since when something has waited and nothing gone; -1: nothing waits."""
         self._turns = self._seconds = self._answers_s = 0.0
-        """While something waited: requests dispatched, seconds, and those of their tenants' usual answers."""
+        """While something waited: requests dispatched, seconds, and the sum of their tenants' `answer_s`."""
 
     def turn_s(self, running: int, answer_s: float) -> float:
         """By Little's law while nothing is known, which counts as one turn."""
@@ -77,6 +77,7 @@ class _Pace:
         return self._answers_s / self._turns if self._turns else 0.0
 
     def went(self, answer_s: float, now: float) -> None:
+        """A request of a tenant with such answers was dispatched while something waited."""
         elapsed_s = now - self.since_s
         kept = exp(-elapsed_s / WINDOW_S)
         self._turns = self._turns * kept + 1.0
@@ -84,6 +85,7 @@ class _Pace:
         self._answers_s = self._answers_s * kept + answer_s
 
     def learn(self, expected: Expected, turns: float) -> None:
+        """A wait has ended after so many turns."""
         error = log(turns / (self.passed * expected.turns))
         self.passed *= exp(STEP * max(-ERROR_MAX, min(ERROR_MAX, error)))
         self.passed = max(1.0, min(PASSED_MAX, self.passed))
@@ -167,7 +169,10 @@ class ExpectedWaits:
         wait_s = now - expected.since_s
         if wait_s <= COUNTED_S_MIN:
             return
-        pace.learn(expected, (pace.gone - expected.gone) / queues)
+        turns = (pace.gone - expected.gone) / queues
+        # A request that another pool handed over, or that was in no engine's queue yet, knew of none of these turns.
+        if turns > 0.0 and expected.turns > 0.0:
+            pace.learn(expected, turns)
         if abs(expected.wait_s - wait_s) <= RIGHT * wait_s:
             self._right += 1
         elif expected.wait_s < wait_s:
@@ -226,11 +231,9 @@ def _before(
     seconds of their answers.
     """
     rank = counters.floor()
-    usual_of_own = usual
     if own is not None:
         rank = counters.rank(own) if own.queued else max(rank, own.counter)
-        usual_of_own = own.usual or usual
-    level = rank + (place - 1.0) * usual_of_own / weight
+    level = rank + (place - 1.0) * ((own.usual if own is not None else 0.0) or usual) / weight
     turns = seconds = 0.0
     seen = 0
     for member in counters.some(SAMPLED):

@@ -215,6 +215,17 @@ def test_how_many_turns_come_true_is_learned() -> None:
     assert parts[-1] == pytest.approx(1.0, rel=0.1)
 
 
+@pytest.mark.parametrize(("turns", "gone"), [(5.0, 1000), (0.0, 0)])
+def test_nothing_is_learned_of_a_wait_that_began_in_another_pool_or_in_no_queue(turns: float, gone: int) -> None:
+    waits, request = ExpectedWaits(), make_request("a")
+    before = waits.of(None, 5, request, 1, 1, 1.0, 0.0, comes=False)
+    request.progress.wait = Wait(0.0, "turn", 0.0)
+    request.progress.wait.expected = Expected(10.0, 0.0, turns, gone)
+    waits.dispatched(None, 5, request, 1, 9.0)
+    assert waits.counts()["right"] == 1
+    assert waits.of(None, 5, request, 1, 1, 1.0, 0.0, comes=False).wait_s == before.wait_s
+
+
 def test_with_a_queue_for_each_engine_every_other_turn_is_of_another_queue() -> None:
     waits = ExpectedWaits()
     one, two = (waits.of(None, 4, make_request("a"), 1, queues, 3.0, 0.0, comes=False).wait_s for queues in (1, 2))
