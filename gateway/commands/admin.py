@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gateway.commands.common import config_option, loaded
+from gateway.commands.common import config_option, loaded, local_url
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -82,7 +82,4 @@ def _url(config: Config | None) -> str:
     """Where a command finds it, on the gateway's own machine."""
     if config is None:
         return USUAL_URL
-    host, port = config.admin_address
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    host = f"[{host}]" if ":" in host else host
-    return f"http://{host}:{port}"
+    return local_url(*config.admin_address)

@@ -1,4 +1,4 @@
-"""What do commands have in common? The option that names the gateway's file, and how they fail."""
+"""What do commands have in common? The option that names the gateway's file, URLs, and how they fail."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ class Failed(click.ClickException):
 def config_option(text: str, name: str = "path") -> Callable[[_Decorated], _Decorated]:
     """The option `-c`, with this help, as a parameter of this name."""
     return click.option("-c", "--config", name, type=click.Path(path_type=Path), help=text)
+
+
+def local_url(host: str, port: int, scheme: str = "http") -> str:
+    """Where does a program on this machine find what listens at this address?"""
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def loaded(path: Path) -> Config:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gateway import BUILD, __version__
-from gateway.commands.common import BAD_INPUT, Failed
+from gateway.commands.common import BAD_INPUT, Failed, local_url
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -85,10 +85,10 @@ def supervise(config: Config, load: Load | None) -> None:
     def announce(port: int, admin_port: int) -> None:
         nonlocal client_port
         client_port = port
-        host, _ = config.admin_address
+        admin = local_url(config.admin_address[0], admin_port)
         lines = [
             f"fairgate: serving on {_url(config, port)} with {config.workers} workers, admin on"
-            f" http://{host}:{admin_port} for all of them (/ is a live page)",
+            f" {admin} for all of them (/ is a live page)",
             _VERSION,
             *_without_key(config),
         ]
@@ -194,9 +194,7 @@ async def _reload(gateway: Gateway, log: StderrLog) -> None:
 
 def _url(config: Config, port: int) -> str:
     """Where clients on this machine find it."""
-    host, _ = config.listen_address
-    scheme = "http" if config.tls is None else "https"
-    return f"{scheme}://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
+    return local_url(config.listen_address[0], port, "http" if config.tls is None else "https")
 
 
 def _without_key(config: Config) -> list[str]:
@@ -229,10 +227,10 @@ def _worker_announcement(gateway: Gateway, worker: Child) -> str:
 
 def _announcement(gateway: Gateway) -> str:
     """Where is it, and how can it be tried?"""
-    admin_host, _ = gateway.config.admin_address
+    admin = local_url(gateway.config.admin_address[0], gateway.admin_port)
     url = _url(gateway.config, gateway.port)
     lines = [
-        f"fairgate: serving on {url}, admin on http://{admin_host}:{gateway.admin_port} (/ is a live page)",
+        f"fairgate: serving on {url}, admin on {admin} (/ is a live page)",
         _VERSION,
     ]
     for pool in gateway.pools:

@@ -385,3 +385,12 @@ async def test_a_key_that_could_be_guessed_is_not_hashed(key: bytes) -> None:
     assert re.search("at least 24 characters, and 10 different ones .*`fairgate keys create` makes one", said)
     assert key.decode() not in said
     assert (await run("keys", "hash", given=b"0123456789abcdefghijklmn\n"))[0] == 0
+
+
+async def test_it_says_urls_that_a_browser_takes_whatever_it_listens_on(tmp_path: Path) -> None:
+    async with Upstream(OK) as upstream:
+        file = config_file(tmp_path, upstream.url, listen="[::1]:0", admin="0.0.0.0:0", admin_token="a" * 32)
+        async with running("serve", "-c", file) as command:
+            found = await command.says(r"serving on http://\[::1\]:\d+, admin on (http://127\.0\.0\.1:\d+) ")
+            async with aiohttp.ClientSession() as http, http.get(f"{found[1]}/health") as reply:
+                assert reply.status == 200
