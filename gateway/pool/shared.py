@@ -46,8 +46,8 @@ class Shared:
 
     def taken_over(self, fresh: Shared, config: Config) -> Shared:
         """The tables under another configuration. What was counted and is open stays in them; none is ever taken away,
-        since requests may be noted there. Where nobody had a limit, the first ones come with counts of their own, which
-        can go on from what is written down; but not where replicas know the table."""
+        since requests may be noted there. If nobody had a limit before, the first limits bring new counts, which begin
+        with the usage in the database. Where replicas count together, the counts stay."""
         if self.interactions is not None:
             self.interactions.set(_settings(config))
         quotas = self.quotas
