@@ -22,7 +22,7 @@ from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.headers import Header, bearer_key
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
-from gateway.keys.identity import Keyring, Principal
+from gateway.keys.identity import Keyring, Principal, expired
 from gateway.pool.dispatcher import Admitted
 from gateway.pool.pool import Pool
 from gateway.proxy.admission_request import admission_request
@@ -180,9 +180,15 @@ class Pipeline:
         context.error(error, is_within=True)
 
     def ask(self, context: RequestContext, responder: Responder) -> None:
-        """What a stored line asks, as a request of its tenant; whose it is was found out before."""
+        """What a stored line asks, as a request of its tenant; whose it is was found out before. A key may have expired
+        since then. A token has proved who made the batch, so the batch outlives it."""
         context.route = self._routes.find(context.method, context.path)
-        self.handle(context, responder)
+        error = expired(context.principal, time.time())
+        if error is None:
+            self.handle(context, responder)
+        else:
+            context.arrived(responder, time.monotonic())
+            self.failed(context, error)
 
     def why_not(self, principal: Principal, model: str) -> ApiError | None:
         """Why can this caller never ask for the model? None: it may, now or once the engines have said what they

@@ -92,16 +92,16 @@ class StoredFile(NamedTuple):
     """0: when all files do."""
 
     def shown(self, keep_days: int) -> dict[str, Any]:
-        kept_until_s = self.made_s + keep_days * DAY_S
+        until_s = self.made_s + keep_days * DAY_S
         return {
             "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.made_s, "filename": self.filename,
-            "purpose": self.purpose, "status": "processed", "expires_at": min(kept_until_s, self.expires_s or kept_until_s),
+            "purpose": self.purpose, "status": "processed", "expires_at": min(until_s, self.expires_s or until_s),
         }  # fmt: skip
 
 
 class Result(NamedTuple):
-    """What came of one line. `record`: what was used for it; None: nothing was. `instead`: the line to write where there
-    is no room for this one; empty: there is room."""
+    """What came of one line. `record`: what was used for it; None: nothing was. `instead`: the line that is written if
+    there is no room for this one; empty: there is."""
 
     n: int
     line: bytes
