@@ -32,10 +32,11 @@ ROWS: tuple[tuple[str, str, Callable[[Bounds], str]], ...] = (
     ("the largest one, unless configured", "", lambda bounds: _mib(bounds.body_bytes)),
     ("lines of batches that are asked", "lines", lambda bounds: _mib(bounds.lines_bytes)),
     ("of these, the largest one", "", lambda bounds: f"{bounds.line_bytes / (1 << 20):.1f} MiB"),
+    ("their answers that are not written down yet", "results", lambda bounds: _mib(bounds.results_bytes)),
     ("connections of clients", "connections", lambda bounds: f"{bounds.connections:,}"),
     ("answers", "answers", lambda bounds: _mib(2 * bounds.answers_bytes)),
     ("of these, what clients have not taken", "", lambda bounds: _mib(bounds.answers_bytes)),
-    ("of these, what is kept until it is whole, or written down", "", lambda bounds: _mib(bounds.answers_bytes)),
+    ("of these, what is kept until it is whole", "", lambda bounds: _mib(bounds.answers_bytes)),
 )
 
 

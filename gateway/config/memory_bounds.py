@@ -14,7 +14,15 @@ MEMORY_MAX: Final = 448 << 20
 MEMORY_MAX_LEAST: Final = 192 << 20
 BASE_BYTES: Final = 88 << 20
 """A process that serves and has nothing to remember: 66 MB at the start, and what is loaded with the first requests."""
-PARTS: Final = {"names": 0.34, "prompts": 0.08, "bodies": 0.29, "lines": 0.04, "connections": 0.15, "answers": 0.10}
+PARTS: Final = {
+    "names": 0.31,
+    "prompts": 0.08,
+    "bodies": 0.29,
+    "lines": 0.03,
+    "results": 0.04,
+    "connections": 0.15,
+    "answers": 0.10,
+}
 """Of `memory_max` without `BASE_BYTES`."""
 ALLOCATED: Final = 1.25
 """Memory that a process has over what its entries take: the allocator cannot give back all that is free."""
@@ -81,10 +89,12 @@ class Bounds(NamedTuple):
     """Lines of batches that are asked at once."""
     line_bytes: int
     """The largest one."""
+    results_bytes: int
+    """Answers to them, until they are written down; one takes half of it at most."""
     reading_bytes: int
     """Large ones that are read at once."""
     answers_bytes: int
-    """What clients have not taken yet; and as much of answers that are kept until they are whole, or written down."""
+    """What clients have not taken yet; and as much of answers that are kept until they are whole."""
 
     def of(self, table: str) -> int:
         """How many entries the table may have, in each pool if each has one; at least 1."""
@@ -112,6 +122,7 @@ def bounds_of(memory_max: int, pools: int) -> Bounds:
         queue_bytes=bodies // 2,
         lines_bytes=part["lines"],
         line_bytes=int(part["lines"] * LINE_PART),
+        results_bytes=part["results"],
         reading_bytes=reading,
         answers_bytes=part["answers"] // 2,
     )

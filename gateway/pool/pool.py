@@ -73,7 +73,7 @@ class Pool:
         self.estimator = estimator or estimator_of(config)
         self.retries = RetryBudget()
         self.answers_bytes = 0
-        """Of all answers that are kept until they are whole; those of batches until they are written down."""
+        """Of all answers that are kept until they are whole."""
         self._settled = settled
         self._terms = policy_terms(gateway, config)
         self.batch_apps = _batch_apps(gateway)
@@ -214,9 +214,10 @@ class Pool:
                 return True
         return False
 
-    def holds_too_much(self, *, is_batch: bool) -> bool:
-        """Is there no room for more of answers that are kept until they are whole? Batches leave half of it free."""
-        return self.answers_bytes > (self._answers_bytes_max // 2 if is_batch else self._answers_bytes_max)
+    @property
+    def holds_too_much(self) -> bool:
+        """Is there no room for more of answers that are kept until they are whole?"""
+        return self.answers_bytes > self._answers_bytes_max
 
     def is_healthy(self) -> bool:
         return any([backend.in_service for backend in self.backends.values()])

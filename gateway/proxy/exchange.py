@@ -284,12 +284,11 @@ class Exchange:
         self._held.append(data)
         self._held_bytes += len(data)
         self._pool.answers_bytes += len(data)
-        has_no_room = self._pool.holds_too_much(is_batch=self.context.is_batch)
-        is_too_long = self._answer_bytes > self._pool.response_buffer_bytes_max or has_no_room
+        is_too_long = self._answer_bytes > self._pool.response_buffer_bytes_max or self._pool.holds_too_much
         if self._answer_bytes <= SEARCHED_BYTES_MIN and not is_too_long:
             return
         if not 200 <= self._status < 300:
-            if self._answer_bytes > ERROR_BODY_BYTES_MAX or has_no_room:
+            if self._answer_bytes > ERROR_BODY_BYTES_MAX or self._pool.holds_too_much:
                 assert self._call is not None
                 self._call.cancel()
                 self._fail_with_error(b"")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import sqlite3
 import threading
 from contextlib import closing
@@ -19,7 +18,7 @@ from gateway.config.sections.keys import hash_key
 from gateway.config.sections.usage import UsageConfig
 from gateway.keys.identity import Keyring, Principal, expired
 from gateway.proxy.batches import batch_tables as tables
-from gateway.proxy.batches.batch_lane import LinesRoom
+from gateway.proxy.batches.batch_lane import BytesRoom
 from gateway.proxy.batches.batch_objects import read_caller, write_caller
 from gateway.proxy.batches.stored_request import StoredRequest
 from gateway.usage.database import Database
@@ -43,6 +42,8 @@ from tests.gateway.test_batches import (
 )
 from tests.gateway.test_usage import database_at
 from tests.waiting import eventually
+
+NOWHERE = "http://127.0.0.1:9"
 
 
 def found(url: str, statement: str) -> list[tuple[Any, ...]]:
@@ -101,7 +102,7 @@ async def test_several_batches_at_once_share_what_their_tenant_may_keep(start: S
             await api.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h") for _ in range(4)
         ]
         done = [await when(api, batch.id, is_over) for batch in batches]
-        files, counted, size = await stored(usage_url)
+        _, counted, size = await stored(usage_url)
         assert size == counted <= bounds["stored_bytes_max"]
         assert 0 < sum(counts(batch)[1] for batch in done) < 80
         errors = [each for batch in done if batch.error_file_id for each in await lines_of(api, batch.error_file_id)]
@@ -114,15 +115,16 @@ async def test_several_batches_at_once_share_what_their_tenant_may_keep(start: S
 @pytest.mark.parametrize("size", [1000, 300_000])
 async def test_an_upload_that_is_cut_leaves_nothing(start: Starter, tmp_path: Path, size: int) -> None:
     url, content = str(tmp_path / "u.db"), (b"x" * (size - 1) + b"\n") * (8_000_000 // size)
-    async with start(tenants=TENANTS, usage=url, batches={"files_max": 1}, memory_max=1 << 30) as live:
+    async with start(NOWHERE, tenants=TENANTS, usage=url, batches={"files_max": 1}, memory_max=1 << 30) as live:
         form = b"".join(
             b'--b\r\ncontent-disposition: form-data; name="%s"%s\r\n\r\n%s\r\n' % part
             for part in ((b"purpose", b"", b"batch"), (b"file", b'; filename="f"', content))
         )
         _, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
         writer.write(
-            b"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\ncontent-type: multipart/form-data; boundary=b"
-            b"\r\ncontent-length: %d\r\n\r\n%s--b--\r\n" % (len(form) + 7, form)
+            b"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n"
+            b"content-type: multipart/form-data; boundary=b\r\ncontent-length: %d\r\n\r\n%s--b--\r\n"
+            % (len(form) + 7, form)
         )
 
         async def has_begun() -> bool:
@@ -142,7 +144,7 @@ async def test_an_upload_that_is_cut_leaves_nothing(start: Starter, tmp_path: Pa
 async def test_a_line_that_is_too_long_is_said_at_its_upload(start: Starter, tmp_path: Path) -> None:
     most = bounds_of(MEMORY_MAX_LEAST, 1).line_bytes
     url = str(tmp_path / "u.db")
-    async with start(tenants=TENANTS, usage=url, memory_max=MEMORY_MAX_LEAST) as live, client(live.url) as api:
+    async with start(NOWHERE, tenants=TENANTS, usage=url, memory_max=MEMORY_MAX_LEAST) as live, client(live.url) as api:
         with pytest.raises(openai.BadRequestError, match=f"line 2 has more than {most} bytes"):
             await api.files.create(file=("f", b"{}\n" + b"x" * (most + 1)), purpose="batch")
 
@@ -152,64 +154,88 @@ async def test_a_line_that_is_too_long_is_said_at_its_upload(start: Starter, tmp
         await eventually(is_gone)
 
 
-def held_bytes() -> int:
-    """Of answers to lines, in memory."""
-    alive = [each for each in gc.get_objects() if isinstance(each, StoredRequest)]
-    return sum(len(piece) for each in alive for piece in each._pieces)
-
-
-async def test_answers_that_cannot_be_written_stay_within_memory_and_come_to_their_end(
-    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [1000, 500_000])
+async def test_answers_that_cannot_be_written_stay_within_memory_and_are_asked_again(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     monkeypatch.setattr("gateway.usage.database.BUSY_S", 0.01)
     monkeypatch.setattr("gateway.proxy.batches.batch_lane.AGAIN_S", 0.01)
-    part, number = 500_000, 40
-    sent: list[int] = []
-    arrived = asyncio.Event()
+    number, locked, most = 16, asyncio.Event(), [0]
+    url, bound = str(tmp_path / "u.db"), bounds_of(MEMORY_MAX_LEAST, 1).results_bytes
 
     async def script(seen: Seen, peer: Peer) -> None:
-        if len(upstream.requests) == number:
-            arrived.set()
-        await arrived.wait()
+        await locked.wait()
+        alive = [each for each in gc.get_objects() if isinstance(each, StoredRequest)]
+        lines = sum(len(one.line) for driver, _ in lane._drivers.values() for one in driver._unwritten)
+        most.append(lines + sum(len(piece) for each in alive for piece in each._pieces))
         await peer.send(answer(b'{"said":"%s"}' % (b"y" * part)))
-        sent.append(1)
 
-    url, pools = str(tmp_path / "u.db"), {"memory_max": MEMORY_MAX_LEAST}
-    capacity = [{"name": "pool", "backends": []}]
-    async with Upstream(script) as upstream:
-        capacity[0]["backends"] = [{"url": upstream.url}]
-        async with start(tenants=TENANTS, usage=url, pools=capacity, **pools) as live, client(live.url) as api:
-            lane, pool = live.gateway._lane, live.gateway.pools[0]
-            assert lane is not None
-            batch = await made(api, jsonl(*[line(n, max_tokens=1) for n in range(number)]))
-            await when(api, batch.id, lambda one: one.status == "in_progress")
-            await arrived.wait()
-            with closing(sqlite3.connect(url, isolation_level=None)) as other:
-                other.execute("BEGIN EXCLUSIVE")
-                await until(lambda: len(sent) + len(lane.held._waiting) >= number)
-                bound = bounds_of(MEMORY_MAX_LEAST, 1).answers_bytes
-                assert held_bytes() <= bound + part
-                assert pool.answers_bytes <= bound + part
-            done = await when(api, batch.id, is_over)
-            assert (done.status, counts(done)) == ("completed", (number, number, 0))
-            await until(live.holds_nothing)
-            assert (pool.answers_bytes, lane.lines._taken.total(), len(lane.held._waiting)) == (0, 0, 0)
+    async with (
+        Upstream(script) as upstream,
+        start(upstream.url, tenants=TENANTS, usage=url, memory_max=MEMORY_MAX_LEAST) as live,
+        client(live.url) as api,
+    ):
+        assert live.gateway._lane is not None
+        lane = live.gateway._lane
+        batch = await made(api, jsonl(*[line(n, max_tokens=1) for n in range(number)]))
+        await until(lambda: upstream.requests)
+        with closing(sqlite3.connect(url, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            locked.set()
+            await until(lambda: len(upstream.requests) >= (number if part == 1000 else 6))
+        done = await when(api, batch.id, is_over)
+        assert (done.status, counts(done)) == ("completed", (number, number, 0))
+        await until(live.holds_nothing)
+        assert max(most) <= bound
+        assert lane.answers._taken.total() == lane.lines._taken.total() == 0
+        asked_twice = len(upstream.requests) - number
+        assert asked_twice <= 10 if part > 1000 else not asked_twice
 
 
-async def test_each_tenant_may_ask_as_many_lines_as_it_leaves_room_for() -> None:
-    room = LinesRoom(90)
-    for _ in range(4):
+async def test_an_answer_that_is_longer_than_any_may_be_is_an_error(start: Starter, tmp_path: Path) -> None:
+    most = bounds_of(MEMORY_MAX_LEAST, 1).results_bytes // 2
+    async with (
+        Upstream(replies(answer(b'{"said":"%s"}' % (b"y" * most)))) as upstream,
+        start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u"), memory_max=MEMORY_MAX_LEAST) as live,
+        client(live.url) as api,
+    ):
+        done = await when(api, (await made(api, jsonl(line(0)))).id, is_over)
+        assert (counts(done), len(upstream.requests)) == ((1, 0, 1), 2)
+        [error] = await lines_of(api, done.error_file_id)
+        assert error["response"]["status_code"] == 502
+
+
+async def test_each_tenant_may_take_as_much_room_as_it_leaves() -> None:
+    room = BytesRoom(90)
+    for _ in range(5):
         await room.take("a", 10)
     waiting = asyncio.ensure_future(room.take("a", 10))
-    await asyncio.sleep(0)
-    assert not waiting.done(), "45 of 90"
+    await asyncio.sleep(0.0)
+    await asyncio.sleep(0.0)
+    assert not waiting.done(), "50 of 90"
     for _ in range(2):
         await room.take("b", 10)
-    room.give("a", 10)
-    await asyncio.sleep(0)
-    assert not waiting.done(), "b has 20: a may have 35"
-    room.give("b", 20)
+    room.change("a", -10)
+    await room.take("a", 1)
+    assert not waiting.done(), "30 are free, and a has 40"
+    room.change("b", -20)
     await waiting
+
+
+async def test_room_goes_first_to_who_waits_for_it() -> None:
+    room, order = BytesRoom(40), []
+
+    async def ask(tenant: str) -> None:
+        for _ in range(3):
+            await room.take(tenant, 20)
+            order.append(tenant)
+            room.change(tenant, -20)
+
+    async with asyncio.TaskGroup() as group:
+        for tenant in "abc":
+            group.create_task(ask(tenant))
+    assert set(order[:3]) == {"a", "b", "c"}
 
 
 def test_those_who_want_something_of_the_database_take_turns(tmp_path: Path) -> None:
@@ -235,12 +261,14 @@ def test_those_who_want_something_of_the_database_take_turns(tmp_path: Path) -> 
 
 
 async def test_a_head_request_reads_nothing(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with start(tenants=TENANTS, usage=str(tmp_path / "u.db")) as live, client(live.url) as api:
+    async with start(NOWHERE, tenants=TENANTS, usage=str(tmp_path / "u.db")) as live, client(live.url) as api:
         file = await api.files.create(file=("f", b"x" * 600_000 + b"\n{}"), purpose="batch")
         assert (await api.files.content(file.id)).content == b"x" * 600_000 + b"\n{}"
         for name in ("ahead", "lines", "piece"):
             monkeypatch.setattr(tables, name, None)
-        async with live.http.head(f"{live.url}/v1/files/{file.id}/content", headers={"authorization": "Bearer k"}) as got:
+        async with live.http.head(
+            f"{live.url}/v1/files/{file.id}/content", headers={"authorization": "Bearer k"}
+        ) as got:
             assert (got.status, got.headers["content-length"]) == (200, str(file.bytes))
 
 
@@ -264,13 +292,16 @@ async def test_files_are_forgotten_when_their_client_says(start: Starter, usage_
                 await api.files.create(file=("f", b"{}"), purpose="batch", expires_after=wrong)  # type: ignore[arg-type]
             with pytest.raises(openai.BadRequestError):
                 await api.batches.create(
-                    input_file_id=file.id, endpoint=CHAT, completion_window="24h", output_expires_after=wrong  # type: ignore[arg-type]
+                    input_file_id=file.id,
+                    endpoint=CHAT,
+                    completion_window="24h",
+                    output_expires_after=wrong,  # type: ignore[arg-type]
                 )
         await asyncio.to_thread(change, usage_url, "UPDATE fairgate_files SET expires_s = expires_s - 3601")
         assert [one async for one in api.files.list()] == []
         with pytest.raises(openai.NotFoundError):
             await api.files.content(file.id)
-    async with start(tenants=TENANTS, usage=usage_url):
+    async with start(NOWHERE, tenants=TENANTS, usage=usage_url):
 
         async def is_gone() -> bool:
             return await stored(usage_url) == (0, 0, 0)
@@ -293,7 +324,7 @@ async def test_a_byte_order_mark_and_blank_lines_are_no_faults(start: Starter, t
 
 
 async def test_what_no_id_can_hold_is_the_clients_fault(start: Starter, usage_url: str) -> None:
-    async with start(tenants=TENANTS, usage=usage_url) as live:
+    async with start(NOWHERE, tenants=TENANTS, usage=usage_url) as live:
         for query in ("files?after=%00", "files?purpose=%00", "batches?after=a%00b", f"batches?limit={'9' * 5000}"):
             got = await live.get(f"/v1/{query}")
             assert (got.status, got.error["code"]) == (400, "invalid_request"), query

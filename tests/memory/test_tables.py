@@ -54,6 +54,7 @@ def test_the_sum_of_all_bounds_is_memory_max(memory_max: int, pools: int) -> Non
         + bounds.bodies_bytes
         + bounds.reading_bytes
         + bounds.lines_bytes
+        + bounds.results_bytes
         + bounds.connections * CONNECTION_BYTES
         + 2 * bounds.answers_bytes
     )

@@ -32,7 +32,7 @@ from gateway.proxy.batches.batch_objects import (
     read_caller,
     read_line,
 )
-from gateway.proxy.batches.stored_request import HeldAnswers, StoredRequest
+from gateway.proxy.batches.stored_request import StoredRequest
 from gateway.proxy.pipeline import Pipeline
 from gateway.storage.store_errors import StoreError, StoreUnavailable
 from gateway.telemetry.background import Background
@@ -54,25 +54,62 @@ Found = TypeVar("Found")
 Given = ParamSpec("Given")
 
 
-class LinesRoom:
-    """Bytes of lines that are asked at once. Each tenant may take as much as it leaves free: two tenants a third each,
-    and a tenant that comes finds room."""
+class BytesRoom:
+    """Memory for lines that are asked, or for their answers. A tenant may hold as much as is free: one alone half of
+    it, two a third each, and one that comes finds room."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._taken: Counter[str] = Counter()
         self._freed = asyncio.Event()
 
+    def has(self, tenant: str, size: int) -> bool:
+        return self._taken[tenant] + size <= self._bytes_max - self._taken.total()
+
     async def take(self, tenant: str, size: int) -> None:
-        while self._taken[tenant] + size > self._bytes_max - self._taken.total():
+        """Wait until there is room, and take it."""
+        await asyncio.sleep(0)  # who waits already goes first
+        while not self.has(tenant, size):
             self._freed.clear()
             await self._freed.wait()
         self._taken[tenant] += size
 
-    def give(self, tenant: str, size: int) -> None:
-        self._taken[tenant] -= size
-        self._taken += Counter()  # without those that have nothing
-        self._freed.set()
+    def change(self, tenant: str, size: int) -> None:
+        """So much more is taken, or less."""
+        self._taken[tenant] += size
+        if not self._taken[tenant]:
+            del self._taken[tenant]
+        if size < 0:
+            self._freed.set()
+
+
+class HeldAnswer:
+    """What one answer takes of the room, and what was reserved for it."""
+
+    def __init__(self, room: BytesRoom, tenant: str, bytes_max: int) -> None:
+        self._room, self._tenant, self._bytes_max = room, tenant, bytes_max
+        self._size = self._taken = 0
+
+    async def reserve(self) -> None:
+        """Wait until there is room for the longest answer."""
+        await self._room.take(self._tenant, self._bytes_max)
+        self._taken = self._bytes_max
+
+    def grow(self, size: int) -> bool:
+        """Take room for so many bytes more, if there is."""
+        self._size += size
+        more = self._size - self._taken
+        if more <= 0:
+            return True
+        if self._size > self._bytes_max or not self._room.has(self._tenant, more):
+            return False
+        self.become(self._size)
+        return True
+
+    def become(self, size: int) -> None:
+        """The answer has this size now."""
+        self._room.change(self._tenant, size - self._taken)
+        self._size = self._taken = size
 
 
 class BatchLane:
@@ -84,10 +121,10 @@ class BatchLane:
         """`follower`: knows which keys are taken, once it has asked; None: the config does."""
         self.pipeline = pipeline
         self.limits = config.batches
-        self.answer_bytes_max = config.limits.response_buffer_bytes_max
+        self.answer_bytes_max = min(config.limits.response_buffer_bytes_max, config.bounds.results_bytes // 2)
         self.line_bytes_max = config.bounds.line_bytes
-        self.lines = LinesRoom(config.bounds.lines_bytes)
-        self.held = HeldAnswers()
+        self.lines = BytesRoom(config.bounds.lines_bytes)
+        self.answers = BytesRoom(config.bounds.results_bytes)
         self.checking = asyncio.Lock()
         """One file at a time: the ids of all its lines are remembered."""
         self.database = DatabaseThread(usage)
@@ -164,6 +201,8 @@ class BatchDriver:
         self._is_cancelled = False
         self._is_full = False
         """An answer had no room among what its tenant may keep."""
+        self._has_long_answers = False
+        """An answer found no room: from then on room is reserved before a line is asked, so none is cut again."""
         self._lines_bytes = 0
         """Of lines that were read and are not done."""
 
@@ -231,7 +270,7 @@ class BatchDriver:
     def _done_with(self, size: int) -> None:
         """So many bytes of lines are in memory no longer."""
         self._lines_bytes -= size
-        self._lane.lines.give(self._tenant, size)
+        self._lane.lines.change(self._tenant, -size)
 
     async def _is_valid(self) -> bool:
         """Read all lines, and go on only if each of them can be asked, and its results have room."""
@@ -272,19 +311,25 @@ class BatchDriver:
         endpoint, body, lane, pause_s = self._entry["endpoint"], bytes(line.body), self._lane, AGAIN_S / 2
         instead = not_asked(request_id, line.custom_id, "no_room")
         while not self._is_full:
-            asked = StoredRequest(request_id, endpoint, self._fields, body, lane.answer_bytes_max, lane.held)
+            held, is_reserved = HeldAnswer(lane.answers, self._tenant, lane.answer_bytes_max), self._has_long_answers
             try:
+                if is_reserved:
+                    await held.reserve()
+                asked = StoredRequest(request_id, endpoint, self._fields, body, held.grow)
                 principal = lane.pipeline.keyring.present(self._principal)
                 status, again_s, answer = await asked.answer(lane.pipeline, principal)
-                failures += status >= 500 and status not in BUSY
-                if status not in BUSY and (status < 500 or failures == FAILURES_MAX):
+                if asked.is_cut and not is_reserved:
+                    self._has_long_answers = True
+                    continue
+                failures += FAILURES_MAX if asked.is_cut else status >= 500 and status not in BUSY
+                if status not in BUSY and (status < 500 or failures >= FAILURES_MAX):
                     shown = answered(request_id, line.custom_id, status, answer)
-                    asked.count(len(shown))
+                    held.become(len(shown))
                     del answer
                     await self._write(Result(n, shown, not 200 <= status < 300, asked.context, instead))
                     return
             finally:
-                asked.let_go()
+                held.become(0)
             pause_s = max(again_s, min(2 * pause_s, PAUSE_S_MAX))
             await asyncio.sleep(pause_s)
         await self._write(Result(n, instead, True))
