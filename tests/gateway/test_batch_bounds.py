@@ -18,9 +18,8 @@ from gateway.config.sections.keys import hash_key
 from gateway.config.sections.usage import UsageConfig
 from gateway.keys.identity import Keyring, Principal, expired
 from gateway.proxy.batches import batch_tables as tables
-from gateway.proxy.batches.batch_lane import BytesRoom
 from gateway.proxy.batches.batch_objects import read_caller, write_caller
-from gateway.proxy.batches.stored_request import StoredRequest
+from gateway.proxy.batches.stored_request import BytesRoom, StoredRequest
 from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies

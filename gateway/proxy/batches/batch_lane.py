@@ -32,7 +32,7 @@ from gateway.proxy.batches.batch_objects import (
     read_caller,
     read_line,
 )
-from gateway.proxy.batches.stored_request import StoredRequest
+from gateway.proxy.batches.stored_request import BytesRoom, StoredRequest
 from gateway.proxy.pipeline import Pipeline
 from gateway.storage.store_errors import StoreError, StoreUnavailable
 from gateway.telemetry.background import Background
@@ -52,64 +52,6 @@ PAUSE_S_MAX: Final = 60.0
 """It is doubled up to this while a request is refused, unless the refusal says more: many wait for one place."""
 Found = TypeVar("Found")
 Given = ParamSpec("Given")
-
-
-class BytesRoom:
-    """Memory for lines that are asked, or for their answers. A tenant may hold as much as is free: one alone half of
-    it, two a third each, and one that comes finds room."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._taken: Counter[str] = Counter()
-        self._freed = asyncio.Event()
-
-    def has(self, tenant: str, size: int) -> bool:
-        return self._taken[tenant] + size <= self._bytes_max - self._taken.total()
-
-    async def take(self, tenant: str, size: int) -> None:
-        """Wait until there is room, and take it."""
-        await asyncio.sleep(0)  # who waits already goes first
-        while not self.has(tenant, size):
-            self._freed.clear()
-            await self._freed.wait()
-        self._taken[tenant] += size
-
-    def change(self, tenant: str, size: int) -> None:
-        """So much more is taken, or less."""
-        self._taken[tenant] += size
-        if not self._taken[tenant]:
-            del self._taken[tenant]
-        if size < 0:
-            self._freed.set()
-
-
-class HeldAnswer:
-    """What one answer takes of the room, and what was reserved for it."""
-
-    def __init__(self, room: BytesRoom, tenant: str, bytes_max: int) -> None:
-        self._room, self._tenant, self._bytes_max = room, tenant, bytes_max
-        self._size = self._taken = 0
-
-    async def reserve(self) -> None:
-        """Wait until there is room for the longest answer."""
-        await self._room.take(self._tenant, self._bytes_max)
-        self._taken = self._bytes_max
-
-    def grow(self, size: int) -> bool:
-        """Take room for so many bytes more, if there is."""
-        self._size += size
-        more = self._size - self._taken
-        if more <= 0:
-            return True
-        if self._size > self._bytes_max or not self._room.has(self._tenant, more):
-            return False
-        self.become(self._size)
-        return True
-
-    def become(self, size: int) -> None:
-        """The answer has this size now."""
-        self._room.change(self._tenant, size - self._taken)
-        self._size = self._taken = size
 
 
 class BatchLane:
@@ -191,8 +133,8 @@ class BatchDriver:
     """One batch, as long as its gateway has the claim: `run` it, `cut` it when it is cancelled."""
 
     def __init__(self, batch: str, tenant: str, lane: BatchLane) -> None:
-        self._batch = batch
-        self._tenant = tenant
+        self._batch, self._tenant = batch, tenant
+        self._claim = tables.Claim(batch, tenant, lane.owner)
         self._lane = lane
         self._files = files_of(batch)
         self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
@@ -234,7 +176,7 @@ class BatchDriver:
         self._done_with(self._lines_bytes)
         if self._entry["request_counts"]["total"]:
             await self._leave_rest(status)
-        await self._do(tables.end, self._batch, self._lane.owner, _now_s(), self._tenant, status)
+        await self._do(tables.end, self._claim, _now_s(), status)
 
     def cut(self) -> None:
         """Its tenant wants no more of it."""
@@ -284,10 +226,7 @@ class BatchDriver:
         if not checks.total:
             checks.fault(None, "empty_file", "the file has no requests", None)
         self._entry["request_counts"]["total"] = 0 if checks.faults else checks.total
-        return await self._do(
-            tables.begin, self._batch, lane.owner, _now_s(), self._tenant, checks.total, checks.unanswered_bytes,
-            checks.faults, lane.limits,
-        )  # fmt: skip
+        return await self._do(tables.begin, self._claim, _now_s(), checks, lane.limits)
 
     async def _rows(self) -> AsyncIterator[tuple[int, bytes]]:
         """The lines that are still to be asked."""
@@ -311,11 +250,11 @@ class BatchDriver:
         endpoint, body, lane, pause_s = self._entry["endpoint"], bytes(line.body), self._lane, AGAIN_S / 2
         instead = not_asked(request_id, line.custom_id, "no_room")
         while not self._is_full:
-            held, is_reserved = HeldAnswer(lane.answers, self._tenant, lane.answer_bytes_max), self._has_long_answers
+            is_reserved, bytes_max = self._has_long_answers, lane.answer_bytes_max
+            asked = StoredRequest(request_id, endpoint, self._fields, body, lane.answers, self._tenant, bytes_max)
             try:
                 if is_reserved:
-                    await held.reserve()
-                asked = StoredRequest(request_id, endpoint, self._fields, body, held.grow)
+                    await asked.reserve()
                 principal = lane.pipeline.keyring.present(self._principal)
                 status, again_s, answer = await asked.answer(lane.pipeline, principal)
                 if asked.is_cut and not is_reserved:
@@ -324,12 +263,12 @@ class BatchDriver:
                 failures += FAILURES_MAX if asked.is_cut else status >= 500 and status not in BUSY
                 if status not in BUSY and (status < 500 or failures >= FAILURES_MAX):
                     shown = answered(request_id, line.custom_id, status, answer)
-                    held.become(len(shown))
+                    asked.hold(len(shown))
                     del answer
                     await self._write(Result(n, shown, not 200 <= status < 300, asked.context, instead))
                     return
             finally:
-                held.become(0)
+                asked.hold(0)
             pause_s = max(again_s, min(2 * pause_s, PAUSE_S_MAX))
             await asyncio.sleep(pause_s)
         await self._write(Result(n, instead, True))
@@ -344,10 +283,8 @@ class BatchDriver:
             if group and group is self._unwritten:  # else somebody else has written it
                 self._unwritten = []
                 lane = self._lane
-                noted = await self._do(
-                    tables.write, self._batch, lane.owner, _now_s(), self._tenant, group, lane.counts,
-                    lane.limits.stored_bytes_max,
-                )  # fmt: skip
+                bytes_max = lane.limits.stored_bytes_max
+                noted = await self._do(tables.write, self._claim, _now_s(), group, lane.counts, bytes_max)
                 lane.items.update(["failed" if one.is_error else "completed" for one in noted])
                 self._is_full |= any(one.record is not None and not one.instead for one in noted)
 

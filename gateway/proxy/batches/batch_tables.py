@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.config.sections.usage import BatchesConfig
-from gateway.proxy.batches.batch_objects import DAY_S, WINDOW_S, Result, StoredFile, files_of, id_of
+from gateway.proxy.batches.batch_objects import DAY_S, WINDOW_S, Checks, Result, StoredFile, files_of, id_of
 from gateway.storage.store_errors import StoreUnavailable
 from gateway.usage.counts import UsageCounts
 from gateway.usage.database import Database, Transaction
@@ -52,6 +52,14 @@ _OPEN = (
     f"{_NEXT} AND NOT EXISTS (SELECT 1 FROM fairgate_lines AS done WHERE done.file IN (%s, %s) AND"
     " done.n = fairgate_lines.n)"
 )
+
+
+class Claim(NamedTuple):
+    """A batch, whose it is, and which gateway drives it."""
+
+    batch: str
+    tenant: str
+    owner: str
 
 
 def _no_room(
@@ -208,23 +216,16 @@ def driven(database: Database, batch: str) -> tuple[dict[str, Any], str]:
 
 
 def write(
-    database: Database,
-    batch: str,
-    owner: str,
-    now_s: int,
-    tenant: str,
-    results: Sequence[Result],
-    counts: UsageCounts,
-    bytes_max: int,
+    database: Database, of: Claim, now_s: int, results: Sequence[Result], counts: UsageCounts, bytes_max: int
 ) -> list[Result]:
     """Note what came of these lines, and what was used for them, unless that was done before. Returns what is noted of
     them, now or before: after a fault the same is written again."""
-    output, errors = files_of(batch)
+    output, errors = files_of(of.batch)
     grown = "UPDATE fairgate_files SET bytes = bytes + %s WHERE id = %s"
     with database.transaction() as step:
-        is_owner = _is_owner(step, batch, owner, now_s)
-        step.lock(tenant)
-        [(_, kept)] = step.ask(_SIZE, (tenant, "", ""))
+        is_owner = _is_owner(step, of, now_s)
+        step.lock(of.tenant)
+        [(_, kept)] = step.ask(_SIZE, (of.tenant, "", ""))
         noted: list[Result] = []
         failed = completed = 0
         counts.take()  # what is left of a transaction that failed
@@ -249,62 +250,52 @@ def write(
             noted.append(one)
         add_sums(step, counts.take())
         added = "UPDATE fairgate_batches SET completed = completed + %s, failed = failed + %s WHERE id = %s"
-        step.do(added, (completed, failed, batch))
+        step.do(added, (completed, failed, of.batch))
     return noted
 
 
-def begin(
-    database: Database,
-    batch: str,
-    owner: str,
-    now_s: int,
-    tenant: str,
-    total: int,
-    unanswered_bytes: int,
-    faults: list[dict[str, Any]],
-    limits: BatchesConfig,
-) -> bool:
+def begin(database: Database, of: Claim, now_s: int, checks: Checks, limits: BatchesConfig) -> bool:
     """Its file was read: the batch goes on with so many requests, or has failed, by its faults, or because there is no
     room for its results. Returns whether it goes on."""
+    results, faults, size = files_of(of.batch), checks.faults, checks.unanswered_bytes
     with database.transaction() as step:
-        if not _is_owner(step, batch, owner, now_s):
+        if not _is_owner(step, of, now_s):
             return False
-        results = files_of(batch)
-        if not faults and (why := _no_room(step, tenant, limits, len(results), unanswered_bytes, results)):
-            faults = [{"code": "no_room", "message": why, "param": None, "line": None}]
-        for file, size in zip(results, (0, unanswered_bytes), strict=True) if not faults else ():
-            step.do(_ADD_FILE + "NOTHING", (file, "batch_output", "", size, now_s, 0, tenant, 0))
-        counts = {"total": 0 if faults else total, "completed": 0, "failed": 0}
+        if not faults and (why := _no_room(step, of.tenant, limits, len(results), size, results)):
+            checks.fault(None, "no_room", why, None)
+        for file, room in zip(results, (0, size), strict=True) if not faults else ():
+            step.do(_ADD_FILE + "NOTHING", (file, "batch_output", "", room, now_s, 0, of.tenant, 0))
+        counts = {"total": 0 if faults else checks.total, "completed": 0, "failed": 0}
         errors, status = ({"object": "list", "data": faults}, "failed") if faults else (None, "in_progress")
-        _change(step, batch, status, errors=errors, request_counts=counts, **{f"{status}_at": now_s})
+        _change(step, of.batch, status, errors=errors, request_counts=counts, **{f"{status}_at": now_s})
     return not faults
 
 
-def end(database: Database, batch: str, owner: str, now_s: int, tenant: str, status: str) -> None:
+def end(database: Database, of: Claim, now_s: int, status: str) -> None:
     """The batch has this status from now on; its tenant has its files."""
     sums = "SELECT COUNT(*), COALESCE(SUM(length(line)), 0) FROM fairgate_lines WHERE file = %s"
     ids: dict[str, str | None] = {}
     with database.transaction() as step:
-        if not _is_owner(step, batch, owner, now_s):
+        if not _is_owner(step, of, now_s):
             return
-        [(entry,)] = step.ask("SELECT entry FROM fairgate_batches WHERE id = %s", (batch,))
+        [(entry,)] = step.ask("SELECT entry FROM fairgate_batches WHERE id = %s", (of.batch,))
         expiry = json.loads(entry).get("output_expires_after")
         expires_s = now_s + expiry["seconds"] if expiry else 0
-        for name, file in zip(("output", "error"), files_of(batch), strict=True):
+        for name, file in zip(("output", "error"), files_of(of.batch), strict=True):
             [(lines, size)] = step.ask(sums, (file,))
             if lines:
-                shown = StoredFile(file, "batch_output", f"{batch}_{name}.jsonl", int(size), now_s, expires_s)
-                step.do(_END_FILE, (*shown, tenant, 1))
+                shown = StoredFile(file, "batch_output", f"{of.batch}_{name}.jsonl", int(size), now_s, expires_s)
+                step.do(_END_FILE, (*shown, of.tenant, 1))
             else:
                 step.do("DELETE FROM fairgate_files WHERE id = %s", (file,))
             ids[f"{name}_file_id"] = file if lines else None
-        _change(step, batch, status, **ids, finalizing_at=now_s, **{f"{status}_at": now_s})
+        _change(step, of.batch, status, **ids, finalizing_at=now_s, **{f"{status}_at": now_s})
 
 
-def _is_owner(step: Transaction, batch: str, owner: str, now_s: int) -> bool:
+def _is_owner(step: Transaction, of: Claim, now_s: int) -> bool:
     """Is the claim still its own? Then it stays its own until the transaction ends."""
     mine = f"UPDATE fairgate_batches SET lease_s = %s WHERE id = %s AND owner = %s AND {_LIVE}"
-    return step.do(mine, (now_s + LEASE_S, batch, owner)) > 0
+    return step.do(mine, (now_s + LEASE_S, of.batch, of.owner)) > 0
 
 
 def _change(step: Transaction, batch: str, status: str, **fields: Any) -> None:
