@@ -15,14 +15,9 @@ MEMORY_MAX_LEAST: Final = 192 << 20
 BASE_BYTES: Final = 88 << 20
 """A process that serves and has nothing to remember: 66 MB at the start, and what is loaded with the first requests."""
 PARTS: Final = {
-    "names": 0.31,
-    "prompts": 0.08,
-    "bodies": 0.29,
-    "lines": 0.03,
-    "results": 0.04,
-    "connections": 0.15,
+    "names": 0.31, "prompts": 0.08, "bodies": 0.29, "lines": 0.03, "results": 0.04, "connections": 0.15,
     "answers": 0.10,
-}
+}  # fmt: skip
 """Of `memory_max` without `BASE_BYTES`."""
 ALLOCATED: Final = 1.25
 """Memory that a process has over what its entries take: the allocator cannot give back all that is free."""
@@ -90,7 +85,7 @@ class Bounds(NamedTuple):
     line_bytes: int
     """The largest one."""
     results_bytes: int
-    """Answers to them, until they are written down; one takes half of it at most."""
+    """Answers to them, until they are written down."""
     reading_bytes: int
     """Large ones that are read at once."""
     answers_bytes: int

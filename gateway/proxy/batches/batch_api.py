@@ -122,23 +122,23 @@ class BatchApi:
         stored = StoredFile(
             new_id("file-"), "batch", name, len(content), now_s, now_s + expiry.seconds if expiry else 0
         )
-        if why := await self._do(context.tenant, tables.begin_file, context.tenant, stored, limits):
-            raise _wrong(why, "file")
         try:
-            await self._add_lines(context.tenant, stored.id, BytesIO(content))
+            await self._store(context.tenant, stored, BytesIO(content))
         except BaseException:
             self.tasks.start(self._delete(context.tenant, stored.id))
             raise
         return stored
 
-    async def _add_lines(self, tenant: str, file: str, content: BytesIO) -> None:
+    async def _store(self, tenant: str, file: StoredFile, content: BytesIO) -> None:
+        if why := await self._do(tenant, tables.begin_file, tenant, file, self._limits):
+            raise _wrong(why, "file")
         rows, n = [(0, b"")], 0
         while rows:
             rows = list(enumerate(content.readlines(tables.PAGE_BYTES), n + 1))
             for n, line in rows:
                 if len(line) > self._line_bytes_max:
                     raise _wrong(f"line {n} has more than {self._line_bytes_max} bytes", "file")
-            await self._do(tenant, tables.add_lines, file, rows, is_last=not rows)
+            await self._do(tenant, tables.add_lines, file.id, rows, is_last=not rows)
 
     async def _send(self, context: RequestContext, file: StoredFile) -> None:
         """What is in the file, as fast as the client takes it."""
@@ -151,14 +151,8 @@ class BatchApi:
             after, (last, size) = last, await self._do(tenant, tables.ahead, file.id, last)
             if not size:
                 break
-            if size <= tables.PAGE_BYTES:
-                responder.write(
-                    b"".join([line for _, line in await self._do(tenant, tables.lines, file.id, after, last)])
-                )
-                await may_write.wait()
-                continue
-            for begin in range(0, size, tables.PAGE_BYTES):
-                responder.write(await self._do(tenant, tables.piece, file.id, last, begin))
+            for begin in range(0, size, tables.PAGE_BYTES):  # several times for a line that is longer
+                responder.write(await self._do(tenant, tables.piece, file.id, after, last, begin))
                 await may_write.wait()
         responder.end()
 

@@ -63,7 +63,7 @@ class BatchLane:
         """`follower`: knows which keys are taken, once it has asked; None: the config does."""
         self.pipeline = pipeline
         self.limits = config.batches
-        self.answer_bytes_max = min(config.limits.response_buffer_bytes_max, config.bounds.results_bytes // 2)
+        self.answer_bytes_max = min(config.limits.response_buffer_bytes_max, config.bounds.results_bytes)
         self.line_bytes_max = config.bounds.line_bytes
         self.lines = BytesRoom(config.bounds.lines_bytes)
         self.answers = BytesRoom(config.bounds.results_bytes)

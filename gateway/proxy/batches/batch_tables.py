@@ -146,11 +146,11 @@ def lines(database: Database, file: str, after: int, last: int, less: Sequence[s
     return [(n, bytes(line)) for n, line in found]
 
 
-def piece(database: Database, file: str, n: int, begin: int) -> bytes:
-    """The bytes of a line from this one on, `PAGE_BYTES` at most."""
-    asked = "SELECT substr(line, %s, %s) FROM fairgate_lines WHERE file = %s AND n = %s"
+def piece(database: Database, file: str, after: int, last: int, begin: int) -> bytes:
+    """The lines behind the one and up to the other, from this byte of each on, `PAGE_BYTES` of each at most."""
+    asked = f"SELECT substr(line, %s, %s) {_NEXT} AND n <= %s ORDER BY n"
     with database.transaction(writes=False) as step:
-        return b"".join([bytes(found) for [found] in step.ask(asked, (begin + 1, PAGE_BYTES, file, n))])
+        return b"".join([bytes(found) for [found] in step.ask(asked, (begin + 1, PAGE_BYTES, file, after, last))])
 
 
 def add_batch(database: Database, tenant: str, entry: dict[str, Any], caller: str, batches_max: int) -> bool:
