@@ -26,7 +26,7 @@ LEASE_S: Final = 10
 """A claim runs out so long after it was renewed."""
 DRIVEN_MAX: Final = 4
 """Batches of one tenant at once; the rest wait, the oldest first."""
-PAGE_BYTES: Final = 1 << 18
+PAGE_BYTES: Final = 1 << 16
 """Read or written at once: tenants take turns with so much."""
 PAGE_LINES: Final = 256
 ARRIVES_S: Final = 600
