@@ -120,7 +120,8 @@ async def pooled(server: PostgresServer) -> AsyncIterator[str]:
     port, directory = free_port(), _directory()
     config = directory / "pgbouncer.ini"
     config.write_text(
-        f"[databases]\npostgres = host=127.0.0.1 port={server.port} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+        "[databases]\n"
+        f"postgres = host=127.0.0.1 port={server.port} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
         f"listen_port = {port}\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 2\nunix_socket_dir =\n"
         f"logfile = {directory / 'log'}\npidfile = {directory / 'pid'}\n"
     )

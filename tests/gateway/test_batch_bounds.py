@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import openai
 import pytest
@@ -18,7 +18,8 @@ from gateway.config.sections.keys import hash_key
 from gateway.config.sections.usage import UsageConfig
 from gateway.keys.identity import Keyring, Principal, expired
 from gateway.proxy.batches import batch_tables as tables
-from gateway.proxy.batches.batch_objects import read_caller, write_caller
+from gateway.proxy.batches.batch_lane import BatchDriver, BatchLane
+from gateway.proxy.batches.batch_objects import Result, read_caller, write_caller
 from gateway.proxy.batches.stored_request import BytesRoom, StoredRequest
 from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
@@ -42,6 +43,7 @@ from tests.gateway.test_batches import (
 from tests.gateway.test_usage import database_at
 from tests.waiting import eventually
 
+Object = TypeVar("Object")
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -51,6 +53,11 @@ def found(url: str, statement: str) -> list[tuple[Any, ...]]:
         rows = step.ask(statement)
     database.close()
     return rows
+
+
+def alive(kind: type[Object]) -> list[Object]:
+    """All objects of this kind that are in memory."""
+    return [each for each in gc.get_objects() if isinstance(each, kind)]
 
 
 async def stored(url: str) -> tuple[int, int, int]:
@@ -162,9 +169,8 @@ async def test_answers_that_cannot_be_written_stay_within_memory_and_are_asked_a
 
     async def script(seen: Seen, peer: Peer) -> None:
         await locked.wait()
-        alive = [each for each in gc.get_objects() if isinstance(each, StoredRequest)]
-        lines = sum(len(one.line) for driver, _ in lane._drivers.values() for one in driver._unwritten)
-        most.append(lines + sum(len(piece) for each in alive for piece in each._pieces))
+        lines = sum(len(one.line) for one in alive(Result))
+        most.append(lines + sum(len(piece) for each in alive(StoredRequest) for piece in each.pieces))
         await peer.send(answer(b'{"said":"%s"}' % (b"y" * part)))
 
     async with (
@@ -172,8 +178,6 @@ async def test_answers_that_cannot_be_written_stay_within_memory_and_are_asked_a
         start(upstream.url, tenants=TENANTS, usage=url, memory_max=MEMORY_MAX_LEAST) as live,
         client(live.url) as api,
     ):
-        assert live.gateway._lane is not None
-        lane = live.gateway._lane
         batch = await made(api, jsonl(*[line(n, max_tokens=1) for n in range(number)]))
         await until(lambda: upstream.requests)
         with closing(sqlite3.connect(url, isolation_level=None)) as other:
@@ -184,7 +188,7 @@ async def test_answers_that_cannot_be_written_stay_within_memory_and_are_asked_a
         assert (done.status, counts(done)) == ("completed", (number, number, 0))
         await until(live.holds_nothing)
         assert max(most) <= bound
-        assert lane.answers._taken.total() == lane.lines._taken.total() == 0
+        assert {room.taken.total() for lane in alive(BatchLane) for room in (lane.lines, lane.answers)} == {0}
         asked_twice = len(upstream.requests) - number
         assert asked_twice <= 10 if part > 1000 else not asked_twice
 
@@ -353,8 +357,6 @@ async def test_results_are_counted_though_nobody_knew_that_they_were_written(
             """Done, and nobody waits for it any longer."""
             done = write(*given)
             if next(times_out, None):
-                lane = live.gateway._lane
-                assert lane is not None
                 raise tables.StoreUnavailable("committed, and then the connection was lost")
             return done
 
@@ -369,6 +371,7 @@ async def test_a_batch_that_is_cancelled_while_results_are_written_counts_and_ke
     start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, write, begun, go_on = str(tmp_path / "u.db"), tables.write, threading.Event(), threading.Event()
+    gc.collect()
 
     def slow(*given: Any) -> Any:
         begun.set()
@@ -383,9 +386,8 @@ async def test_a_batch_that_is_cancelled_while_results_are_written_counts_and_ke
         monkeypatch.setattr(tables, "write", slow)
         batch = await made(api, jsonl(*map(line, range(2))))
         await asyncio.to_thread(begun.wait)
-        lane = live.gateway._lane
-        assert lane is not None
-        lane._drivers[batch.id][0].cut()
+        [driver] = alive(BatchDriver)
+        driver.cut()
         await asyncio.sleep(0)
         go_on.set()
         done = await when(api, batch.id, is_over)

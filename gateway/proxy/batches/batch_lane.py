@@ -134,7 +134,7 @@ class BatchDriver:
 
     def __init__(self, batch: str, tenant: str, lane: BatchLane) -> None:
         self._batch, self._tenant = batch, tenant
-        self._claim = tables.Claim(batch, tenant, lane.owner)
+        self._driven = tables.DrivenBatch(batch, tenant, lane.owner)
         self._lane = lane
         self._files = files_of(batch)
         self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
@@ -176,7 +176,7 @@ class BatchDriver:
         self._done_with(self._lines_bytes)
         if self._entry["request_counts"]["total"]:
             await self._leave_rest(status)
-        await self._do(tables.end, self._claim, _now_s(), status)
+        await self._do(tables.end, self._driven, _now_s(), status)
 
     def cut(self) -> None:
         """Its tenant wants no more of it."""
@@ -226,7 +226,7 @@ class BatchDriver:
         if not checks.total:
             checks.fault(None, "empty_file", "the file has no requests", None)
         self._entry["request_counts"]["total"] = 0 if checks.faults else checks.total
-        return await self._do(tables.begin, self._claim, _now_s(), checks, lane.limits)
+        return await self._do(tables.begin, self._driven, _now_s(), checks, lane.limits)
 
     async def _rows(self) -> AsyncIterator[tuple[int, bytes]]:
         """The lines that are still to be asked."""
@@ -284,7 +284,7 @@ class BatchDriver:
                 self._unwritten = []
                 lane = self._lane
                 bytes_max = lane.limits.stored_bytes_max
-                noted = await self._do(tables.write, self._claim, _now_s(), group, lane.counts, bytes_max)
+                noted = await self._do(tables.write, self._driven, _now_s(), group, lane.counts, bytes_max)
                 lane.items.update(["failed" if one.is_error else "completed" for one in noted])
                 self._is_full |= any(one.record is not None and not one.instead for one in noted)
 

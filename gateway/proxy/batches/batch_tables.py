@@ -54,7 +54,7 @@ _OPEN = (
 )
 
 
-class Claim(NamedTuple):
+class DrivenBatch(NamedTuple):
     """A batch, whose it is, and which gateway drives it."""
 
     batch: str
@@ -216,7 +216,7 @@ def driven(database: Database, batch: str) -> tuple[dict[str, Any], str]:
 
 
 def write(
-    database: Database, of: Claim, now_s: int, results: Sequence[Result], counts: UsageCounts, bytes_max: int
+    database: Database, of: DrivenBatch, now_s: int, results: Sequence[Result], counts: UsageCounts, bytes_max: int
 ) -> list[Result]:
     """Note what came of these lines, and what was used for them, unless that was done before. Returns what is noted of
     them, now or before: after a fault the same is written again."""
@@ -254,7 +254,7 @@ def write(
     return noted
 
 
-def begin(database: Database, of: Claim, now_s: int, checks: Checks, limits: BatchesConfig) -> bool:
+def begin(database: Database, of: DrivenBatch, now_s: int, checks: Checks, limits: BatchesConfig) -> bool:
     """Its file was read: the batch goes on with so many requests, or has failed, by its faults, or because there is no
     room for its results. Returns whether it goes on."""
     results, faults, size = files_of(of.batch), checks.faults, checks.unanswered_bytes
@@ -271,7 +271,7 @@ def begin(database: Database, of: Claim, now_s: int, checks: Checks, limits: Bat
     return not faults
 
 
-def end(database: Database, of: Claim, now_s: int, status: str) -> None:
+def end(database: Database, of: DrivenBatch, now_s: int, status: str) -> None:
     """The batch has this status from now on; its tenant has its files."""
     sums = "SELECT COUNT(*), COALESCE(SUM(length(line)), 0) FROM fairgate_lines WHERE file = %s"
     ids: dict[str, str | None] = {}
@@ -292,7 +292,7 @@ def end(database: Database, of: Claim, now_s: int, status: str) -> None:
         _change(step, of.batch, status, **ids, finalizing_at=now_s, **{f"{status}_at": now_s})
 
 
-def _is_owner(step: Transaction, of: Claim, now_s: int) -> bool:
+def _is_owner(step: Transaction, of: DrivenBatch, now_s: int) -> bool:
     """Is the claim still its own? Then it stays its own until the transaction ends."""
     mine = f"UPDATE fairgate_batches SET lease_s = %s WHERE id = %s AND owner = %s AND {_LIVE}"
     return step.do(mine, (now_s + LEASE_S, of.batch, of.owner)) > 0

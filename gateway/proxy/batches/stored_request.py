@@ -24,11 +24,11 @@ class BytesRoom:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._taken: Counter[str] = Counter()
+        self.taken: Counter[str] = Counter()
         self._freed = asyncio.Event()
 
     def has(self, tenant: str, size: int) -> bool:
-        return self._taken[tenant] + size <= self._bytes_max - self._taken.total()
+        return self.taken[tenant] + size <= self._bytes_max - self.taken.total()
 
     async def take(self, tenant: str, size: int) -> None:
         """Wait until there is room, and take it."""
@@ -36,13 +36,13 @@ class BytesRoom:
         while not self.has(tenant, size):
             self._freed.clear()
             await self._freed.wait()
-        self._taken[tenant] += size
+        self.taken[tenant] += size
 
     def change(self, tenant: str, size: int) -> None:
         """So much more is taken, or less."""
-        self._taken[tenant] += size
-        if not self._taken[tenant]:
-            del self._taken[tenant]
+        self.taken[tenant] += size
+        if not self.taken[tenant]:
+            del self.taken[tenant]
         if size < 0:
             self._freed.set()
 
@@ -71,7 +71,7 @@ class StoredRequest(asyncio.Transport):
         self._room, self._tenant, self._bytes_max = room, tenant, bytes_max
         self._size = self._held = 0
         self.is_cut = False
-        self._pieces: list[bytes] = []
+        self.pieces: list[bytes] = []
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def answer(self, pipeline: Pipeline, principal: Principal) -> tuple[int, float, bytes]:
@@ -82,8 +82,8 @@ class StoredRequest(asyncio.Transport):
             await self._done
         finally:
             self._responder.disconnected()
-        answer = b"".join(self._pieces)
-        self._pieces = []
+        answer = b"".join(self.pieces)
+        self.pieces = []
         head, _, body = answer.partition(b"\r\n\r\n")
         again = re.search(rb"\r\nretry-after-ms: (\d+)", head)
         return int(head[9:12]), int(again[1]) / 1000 if again else 0.0, body
@@ -107,7 +107,7 @@ class StoredRequest(asyncio.Transport):
         if not self._done.done():
             self._outlet.flush()
             instead = BROKEN if self.is_cut else instead
-            self._pieces = [instead] if instead else self._pieces
+            self.pieces = [instead] if instead else self.pieces
             self._done.set_result(None)
 
     # what writes the answer sees
@@ -134,7 +134,7 @@ class StoredRequest(asyncio.Transport):
             asyncio.get_running_loop().call_soon(self.cut)
             return
         self.hold(max(self._held, self._size))
-        self._pieces.append(bytes(data))
+        self.pieces.append(bytes(data))
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         for data in list_of_data:
