@@ -56,9 +56,10 @@ class DatabaseThread:
         too long, or StoreRefused. Who stops waiting does not stop work that has begun."""
         done: Future[Found] = Future()
         with self._changed:
-            line = self._waiting.setdefault(owner, deque())
-            if len(line) >= WAITING_MAX:
-                raise StoreUnavailable(f"{self.place}: {WAITING_MAX} others wait for it already")
+            line = self._waiting.get(owner) or deque()
+            if self._is_closing or len(line) >= WAITING_MAX:
+                raise StoreUnavailable(f"{self.place}: {len(line)} others wait for it already, or it is closed")
+            self._waiting[owner] = line
             line.append((lambda database: work(database, *given, **named), done))
             self._changed.notify()
         if self._thread is None:
