@@ -80,6 +80,7 @@ class BatchLane:
         self.tasks = Background(within)
         self._api = BatchApi(self.database, config, pipeline, self._woken.set)
         self.tasks.repeat(self._turn, "batches")
+        self._forgot_s = float("-inf")
         self.tasks.repeat(self._forget, "files")
 
     async def _turn(self) -> None:
@@ -103,12 +104,15 @@ class BatchLane:
                 self._drivers[batch][1].add_done_callback(partial(self._ended, batch))
 
     async def _forget(self) -> None:
-        """Forget what is too old, and wait."""
+        """Now and then forget what is too old. A turn is short, so a fault that has passed is no longer told."""
+        await asyncio.sleep(TURN_S)
+        if time.monotonic() - self._forgot_s < FORGET_S:
+            return
         while old := await self.database.do(tables.forget, int(time.time()), self.limits.keep_days):
             for tenant, file in old:
                 while await self.database.do_for(tenant, tables.delete_some, file):
                     pass
-        await asyncio.sleep(FORGET_S)
+        self._forgot_s = time.monotonic()
 
     def _ended(self, batch: str, task: asyncio.Task[None]) -> None:
         del self._drivers[batch]
