@@ -99,7 +99,7 @@ async def test_an_upgrade_refuses_nobody(images: Images, stand_ins: StandIns, tm
     await installed(root, [(UNITS / name, f"etc/systemd/system/{name}", 0o644) for name in sockets])
     async with Machine(root) as machine:
         assert (await machine.execute("systemctl", "start", *sockets))[0] == 0
-        command = machine.command("sh", "-c", ASKING, json.dumps(body(3)))
+        command = machine.command("sh", "-c", ASKING, json.dumps(body(3, stream=False)))
         asking = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         assert asking.stdout is not None
         codes = [await asking.stdout.readline()]  # the first connection starts fairgate@a
