@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Final, NamedTuple
 
 from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, Failure, Recent, Reject
@@ -31,7 +32,7 @@ from policies.limits.quotas import Quotas
 from policies.orders.order import Selection
 from policies.queue.bounds import QueueLimits
 from policies.queue.places import place_of
-from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
+from policies.request import CALM, WAIT_S_MAX, Pressure, Refusal, Refused, Request, ServiceTokens, State
 
 NOTHING: Final[Sequence[Decision]] = ()
 
@@ -96,7 +97,7 @@ class AdmissionEngine:
         self.overload = Overload(overload or OverloadSettings())
         self.recent = Recent(remembered.decisions_max)
         self._now = 0.0
-        self._arrived_s = float("-inf")
+        self._arrived_s = -inf
 
     def __repr__(self) -> str:
         counts = f"{self.queued} queued, {self.dispatched} dispatched, {len(self.backends)} backends"
@@ -112,6 +113,11 @@ class AdmissionEngine:
     @property
     def queued_bytes(self) -> int:
         return self._waiting.bytes
+
+    @property
+    def is_served(self) -> bool:
+        """Is an engine in service?"""
+        return any([ledger.healthy for ledger in self.backends.values()])
 
     @property
     def dispatched(self) -> int:
@@ -138,16 +144,6 @@ class AdmissionEngine:
             return None
         pressure = self.pressure(now)
         now = max(self._now, now + self.set_back_s)
-        numbers = self.policy.explain(known.flow, now)
-        if self.working_set.hold_s:
-            numbers |= {
-                "working_set_tokens": float(self.working_set.tokens_in_all),
-                "working_set_max_tokens": float(self.working_set.capacity_tokens),
-                "working_set_hold_s": self.working_set.hold_s,
-            }
-        if request is not None:
-            numbers |= {"place_in_tenant": float(self._waiting.place_of(request)), "queue": float(self.queued)}
-            numbers["expected_wait_s"] = self.requests.expected(request, now, comes=False).wait_s
         return explain(
             request_id,
             request,
@@ -156,7 +152,7 @@ class AdmissionEngine:
             waited_s=self._waits.so_far(request, now) if request is not None else NEVER_WAITED,
             pressure=pressure,
             limits=self.quotas.standing(known.flow.tenant, now) if self.quotas is not None else [],
-            numbers=numbers,
+            numbers=self.policy.explain(known.flow, now) | self.requests.numbers(request, now),
             kv={name: ledger.kv_fraction() for name, ledger in self.backends.items()},
         )
 
@@ -164,7 +160,8 @@ class AdmissionEngine:
         """When must `woke` be called if nothing else happens? None: not at all."""
         if not self.queued:
             return None
-        return min(self._waiting.earliest_deadline_s(), self.room.opens_s()) - self.set_back_s
+        rests_s = self.requests.resting[0][0] if self.requests.resting else inf
+        return min(self._waiting.earliest_deadline_s(), self.room.opens_s(), rests_s) - self.set_back_s
 
     # --- events ---
 
@@ -182,10 +179,7 @@ class AdmissionEngine:
         now = self._arrived_s = self._time(now)
         self.interactions.arrived(request, now)
         pressure = self._observe(now) if self._waiting.requests or self.overload.active else CALM
-        for ledger in self.backends.values():
-            if ledger.healthy:
-                break
-        else:
+        if not self.is_served:
             return self._let_in(request, Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max), now, pressure)
         if self.elsewhere is not None and self.elsewhere.must_ask(request, now, is_calm=pressure is CALM):
             decisions = self._let_in(request, None, now, pressure, asks=True)
@@ -193,8 +187,7 @@ class AdmissionEngine:
                 self.elsewhere.ask(self, request)
             return decisions
         refused = self.quotas.refusal(request, now) if self.quotas is not None else None
-        refused = refused or self.policy.order.refusal(request, now, pressure)
-        refused = refused or self.requests.refusal(request, self.limits.wait_s(request), now)
+        refused = refused or self.requests.refusal(request, self.limits.wait_s(request), pressure, now)
         return self._let_in(request, refused, now, pressure)
 
     def peers_asked(self, request_id: str, now: float) -> None:
@@ -216,8 +209,7 @@ class AdmissionEngine:
         request.progress.deadline_s = since_s + self.limits.wait_s(request)
         self._waiting.add(request)
         pressure = self._observe(now)
-        refused = refused or self.policy.order.refusal(request, now, pressure)
-        refused = refused or self.requests.refusal(request, self.limits.wait_s(request), now)
+        refused = refused or self.requests.refusal(request, self.limits.wait_s(request), pressure, now)
         if refused is not None:
             self.requests.refused(request, now)
             return (self._reject(request, refused, now, pressure),)
@@ -264,9 +256,10 @@ class AdmissionEngine:
         return self._room_changed(now, lease.backend)
 
     def failed(
-        self, request_id: str, failure: Failure, now: float, service: ServiceTokens | None = None
+        self, request_id: str, failure: Failure, now: float, service: ServiceTokens | None = None, again_s: float = 0.0
     ) -> Sequence[Decision]:
-        """A dispatched request did not complete. `service`: what it received, where that is known."""
+        """A dispatched request did not complete. `service`: what it received, where that is known. `again_s`: the
+        engine wants it no sooner."""
         lease = self.requests.lease(request_id)
         request = lease.request
         if failure is Failure.BROKEN:
@@ -278,16 +271,18 @@ class AdmissionEngine:
             self.requests.returned(request, now, received)
             return self._room_changed(now, lease.backend)
         now = self._time(now)
-        self.backends[lease.backend].refused(now, full_for=lease if failure is Failure.REFUSED else None)
+        progress, is_full = request.progress, failure is Failure.REFUSED
+        if failure is not Failure.DROPPED:
+            self.backends[lease.backend].refused(now, full_for=lease if is_full else None, again_s=again_s)
+        if again_s := inf if failure is Failure.DROPPED else again_s:
+            progress.closed = {**(progress.closed or {}), lease.backend: now + again_s}
         self._waits.returned(request, lease.dispatched_s, now)
-        if failure is Failure.UNREACHED:
-            request.progress.attempts += 1
-        is_taken = self.is_stood_in_for and not any([ledger.healthy for ledger in self.backends.values()])
-        if max(request.progress.attempts, request.progress.refusals) >= self.limits.attempts_max and not is_taken:
+        progress.attempts += failure is Failure.UNREACHED
+        if max(progress.attempts, progress.refusals) >= self.limits.attempts_max and self.is_served:
             self._waits.ended(request, now)
             self.requests.broken(request, NO_SERVICE, now)
-            rejected = self._reject(request, Refused(Refusal.BACKEND_FAILED, 1.0), now, CALM)
-            return [rejected, *self._room_changed(now, lease.backend)]
+            why = Refused(Refusal.ENGINE_BUSY if is_full else Refusal.NO_BACKEND, max(1.0, min(again_s, WAIT_S_MAX)))
+            return [self._reject(request, why, now, CALM), *self._room_changed(now, lease.backend)]
         self.requests.returned(request, now)
         return self._room_changed(now, lease.backend)
 
@@ -313,6 +308,7 @@ class AdmissionEngine:
         ledger = self.backends[name]
         if isinstance(change, bool):
             ledger.healthy = change
+            self.requests.wake(inf)
         else:
             if self.set_back_s:
                 change = replace(change, taken_s=change.taken_s + self.set_back_s)
@@ -402,6 +398,7 @@ class AdmissionEngine:
             pressure = self._observe(now)
             again_s = self.requests.starts.comes_back_in(request, 0.0, now) if is_held else 0.0
             decisions.append(self._reject(request, Refused(Refusal.QUEUE_TIMEOUT, again_s), now, pressure))
+        self.requests.wake(now)
         self._decide(now, decisions)
         return decisions
 
@@ -416,6 +413,9 @@ class AdmissionEngine:
         while True:
             popped = self.policy.pop(now, self.room) if self._waiting.requests else None
             if not isinstance(popped, Selection):
+                if popped is not None and (aside := self.requests.set_aside(popped, now, stays=self.is_stood_in_for)):
+                    decisions += [self._reject(one, why, now, CALM) for one, why in aside if why is not None]
+                    continue
                 self.blocked = popped
                 self._waits.blocked(popped, now)
                 if popped is not None:

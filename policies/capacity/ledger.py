@@ -97,7 +97,9 @@ class BackendLedger:
             cached_tokens: part of its prompt that the engine need not compute.
         """
         allowance = self.allowance
-        if not self.healthy or now < self._closed_until_s or (allowance is not None and now > self.allowed_until_s):
+        if not self.healthy or now < self.closed_until_s(request):
+            return Obstacle.CLOSED
+        if allowance is not None and now > self.allowed_until_s:
             return Obstacle.CLOSED
         if not self.leases and allowance is None:
             return None
@@ -169,10 +171,16 @@ class BackendLedger:
         with_head = self.kv_fraction() + self.kv.footprint_tokens(head) / capacity
         return max(level, (with_head, "KV cache, projected with the next request,"))
 
+    def closed_until_s(self, request: Request) -> float:
+        """Until when is it left alone, or closed to this request?"""
+        closed = request.progress.closed
+        return self._closed_until_s if closed is None else max(self._closed_until_s, closed.get(self.name, 0.0))
+
     def opens_s(self, request: Request, obstacle: Obstacle, now: float) -> float:
         """When may this obstacle to this request be gone through time alone? inf: never."""
         if obstacle is Obstacle.CLOSED:
-            return self._closed_until_s if now < self._closed_until_s else inf
+            until_s = self.closed_until_s(request)
+            return until_s if now < until_s else inf
         if obstacle is Obstacle.WAITING:
             assert self._gauges is not None
             return self._gauges.taken_s + self._settings.gauge_trust_s
@@ -289,16 +297,17 @@ class BackendLedger:
             seconds_per_token = (now - lease.dispatched_s) / max(1.0, lease.output_each())
             self.slots.came_whole(seconds_per_token, self.sequences_in_all())
 
-    def refused(self, now: float, *, full_for: Lease | None = None) -> None:
+    def refused(self, now: float, *, full_for: Lease | None = None, again_s: float = 0.0) -> None:
         """It refused a request or could not be reached: leave it alone for a while, twice as long after each failure in
-        a row.
+        a row, or as long as it says (`again_s`), within bounds.
 
         `full_for`: what it refused for lack of room; None: it could not be reached. It then has as many slots as it
         runs sequences, unless it runs none, or takes what it was sent after this one.
         """
         if now >= self._closed_until_s:  # otherwise it belongs to the same incident
             settings = self._settings
-            self._backoff_s = min(max(settings.retry_backoff_s, 2 * self._backoff_s), settings.retry_backoff_s_max)
+            backoff_s = max(settings.retry_backoff_s, 2 * self._backoff_s, again_s)
+            self._backoff_s = min(backoff_s, settings.retry_backoff_s_max)
             self._closed_until_s = now + self._backoff_s
         if full_for is None:
             return

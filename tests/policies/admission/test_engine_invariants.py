@@ -52,7 +52,7 @@ class Admission(RuleBasedStateMachine):
                 self.dispatched[request.id] = (request, decision.backend)
                 self.was_dispatched.add(request.id)
             else:
-                if decision.reason is Refusal.BACKEND_FAILED:  # it was dispatched, and that has cost its prompt
+                if request.progress.attempts >= LIMITS.attempts_max:  # it was dispatched, and that has cost its prompt
                     self.settled[request.flow.tenant] += request.progress.charged / request.weight
                 else:
                     assert request.progress.charged == 0.0, "a rejected request was charged"
