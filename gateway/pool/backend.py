@@ -73,6 +73,8 @@ class Backend:
         self.keeps_tenants_apart = False
         """Does each request to this engine carry the salt that says whose cached blocks it may use?"""
         self.on_health: Callable[[Backend], None] | None = None
+        self.on_answer: Callable[[Backend, str, str], None] | None = None
+        """Hears whose request was answered, and what was wrong with the answer; "": nothing."""
         self.feed: StepFeed | None = None
         """What it says after each step. None: it is not asked for that."""
 
@@ -125,14 +127,18 @@ class Backend:
         if self._session is not None:
             await self._session.close()
 
-    def broke(self, error: UpstreamError) -> None:
-        """A request to it failed: passive health."""
-        now = time.monotonic()
+    def answered(self, tenant: str, error: UpstreamError | None = None) -> None:
+        """A request of this tenant was answered, or failed: passive health."""
+        if isinstance(error, ConnectFailed):
+            with self._noticing():
+                self.health.connect_failed(str(error), time.monotonic())
+        elif self.on_answer is not None:
+            self.on_answer(self, tenant, "" if error is None else str(error))
+
+    def give_up(self, reason: str) -> None:
+        """Take it out of service until its next probes."""
         with self._noticing():
-            if isinstance(error, ConnectFailed):
-                self.health.connect_failed(str(error), now)
-            else:
-                self.health.stream_broken(str(error), now)
+            self.health.give_up(reason, time.monotonic())
 
     async def check(self, session: aiohttp.ClientSession, oldest_s: float = inf) -> None:
         """Ask it whether it is well, and what it serves. `oldest_s`: since when it has had one of our requests."""

@@ -222,8 +222,8 @@ class RequestLedger:
         self.policy.push(request, now, front=True)
 
     def set_aside(self, blocked: Blocked, now: float, *, stays: bool) -> list[tuple[Request, Refused | None]]:
-        """Is the next in order one that the engines are closed to, while they may take others? Then it waits outside the
-        order until one opens, so that it holds up nobody. Where that is after its time it leaves, with the reason,
+        """Is the next in order one that the engines are closed to, while they may take others? Then it waits outside
+        the order until one opens, so that it holds up nobody. Where that is after its time it leaves, with the reason,
         unless it `stays`.
         """
         aside: list[tuple[Request, Refused | None]] = []
