@@ -67,6 +67,8 @@ class Breaks:
                 self._paced.pop(tenant, None)
         elif self._is_at_fault(tenant, now):
             self._paced[tenant] = now + PACE_S
+            if len(self._paced) > TENANTS_MAX:
+                del self._paced[next(iter(self._paced))]
 
     def is_engine_at_fault(self, engine: str, now: float) -> bool:
         """Do its answers break, and not only for one of those who ask?"""

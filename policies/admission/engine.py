@@ -160,8 +160,7 @@ class AdmissionEngine:
         """When must `woke` be called if nothing else happens? None: not at all."""
         if not self.queued:
             return None
-        rests_s = self.requests.resting[0][0] if self.requests.resting else inf
-        return min(self._waiting.earliest_deadline_s(), self.room.opens_s(), rests_s) - self.set_back_s
+        return min(self._waiting.earliest_deadline_s(), self.room.opens_s(), self.requests.rests_s()) - self.set_back_s
 
     # --- events ---
 
@@ -264,13 +263,12 @@ class AdmissionEngine:
         request = lease.request
         if failure is Failure.BROKEN:
             return self.cancelled(request_id, now, service)
+        now = self._time(now)
         if failure is Failure.GIVEN_BACK:
-            received = service or self.received(request_id, now)
-            now = self._time(now)
+            received = service or self.requests.received(lease, now)
             self._waits.returned(request, lease.dispatched_s, now)
             self.requests.returned(request, now, received)
             return self._room_changed(now, lease.backend)
-        now = self._time(now)
         progress, is_full = request.progress, failure is Failure.REFUSED
         if failure is not Failure.DROPPED:
             self.backends[lease.backend].refused(now, full_for=lease if is_full else None, again_s=again_s)
@@ -281,7 +279,9 @@ class AdmissionEngine:
         if max(progress.attempts, progress.refusals) >= self.limits.attempts_max and self.is_served:
             self._waits.ended(request, now)
             self.requests.broken(request, NO_SERVICE, now)
-            why = Refused(Refusal.ENGINE_BUSY if is_full else Refusal.NO_BACKEND, max(1.0, min(again_s, WAIT_S_MAX)))
+            was_dropped = progress.closed is not None and inf in progress.closed.values()
+            reason = Refusal.BACKEND_FAILED if was_dropped else Refusal.ENGINE_BUSY if is_full else Refusal.NO_BACKEND
+            why = Refused(reason, max(1.0, min(again_s, WAIT_S_MAX)))
             return [self._reject(request, why, now, CALM), *self._room_changed(now, lease.backend)]
         self.requests.returned(request, now)
         return self._room_changed(now, lease.backend)

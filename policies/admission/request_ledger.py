@@ -249,9 +249,13 @@ class RequestLedger:
             heapify(self.resting)
         return aside
 
+    def rests_s(self) -> float:
+        """When has the first request rested for long enough? inf: none rests."""
+        return self.resting[0][0] if self.resting else inf
+
     def wake(self, now: float) -> None:
         """Requests that have rested for long enough go back to the heads of their flows."""
-        while self.resting and self.resting[0][0] <= now:
+        while self.resting and self.rests_s() <= now:
             request = self.waiting.get(heappop(self.resting)[1])
             if request is not None and request.progress.rests:
                 request.progress.rests = False

@@ -88,7 +88,7 @@ async def test_beside_the_queue_each_engine_is_tried_once(start: Starter, path: 
     async with simulated() as one, simulated() as two, start(one.url, two.url) as live:
         await asyncio.gather(one.server.stop(), two.server.stop())
         got = await (live.ask(path, UNQUEUED[path]) if path in UNQUEUED else live.get(path))
-        assert (got.status, got.error["code"]) == (502, "backend_failed")
+        assert (got.status, got.error["code"]) == (503, "no_backend")
         assert [line["tries"] for line in await live.lines(1)] == [2]
 
 
@@ -122,7 +122,7 @@ async def test_attempts_to_reach_an_engine_are_bounded(start: Starter, attempts_
     async with simulated() as sim, start(sim.url, limits={"attempts_max": attempts_max}) as live:
         await sim.server.stop()
         got = await live.ask("/v1/chat/completions", chat())
-        assert (got.status, got.error["code"]) == (502, "backend_failed")
+        assert (got.status, got.error["code"]) == (503, "no_backend")
         # The third failure in a row puts the engine out of service, for two probes at least.
         again_ms = 1000 if attempts_max == 1 else 4000
         assert again_ms <= int(got.headers["retry-after-ms"]) <= 1.1 * again_ms

@@ -36,8 +36,8 @@ TURN_S: Final = 1.0
 FORGET_S: Final = 60.0
 BUSY: Final = (429, 503)
 """The request was refused and comes again, until its batch expires."""
-FAILURES_MAX: Final = 3
-"""Of engines, with one request."""
+SENDS_MAX: Final = 2
+"""To engines that fail on one request: it may be what they fail on."""
 AGAIN_S: Final = 1.0
 PAUSE_S_MAX: Final = 60.0
 """It is doubled up to this while a request is refused, unless the refusal says more: many wait for one place."""
@@ -197,15 +197,17 @@ class BatchDriver:
 
     async def _result(self, n: int, text: bytes) -> Result:
         """What comes of a line, however often it has to be asked."""
-        line, request_id, failures = read_line(text), f"{self._batch}-{n}", 0
+        line, request_id, sends = read_line(text), f"{self._batch}-{n}", 0
         endpoint, body, bytes_max = self._entry["endpoint"], bytes(line.body), self._lane.answer_bytes_max
         pause_s = AGAIN_S / 2
         while self._bytes_left > 0:
             asked = StoredRequest(request_id, endpoint, self._fields, body, bytes_max)
+            asked.context.sends = sends
             principal = self._lane.pipeline.keyring.present(self._principal)
             status, again_s, answer = await asked.answer(self._lane.pipeline, principal)
-            failures += status >= 500 and status not in BUSY
-            if status not in BUSY and (status < 500 or failures == FAILURES_MAX):
+            if status >= 500 and status not in BUSY:
+                sends = max(sends + 1, asked.context.sends)
+            if status not in BUSY and (status < 500 or sends >= SENDS_MAX):
                 shown = answered(request_id, line.custom_id, status, answer)
                 self._bytes_left -= len(shown)
                 return Result(n, shown, not 200 <= status < 300, asked.context)
