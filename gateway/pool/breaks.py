@@ -1,13 +1,15 @@
 """Answers break: is the engine at fault, or who asks? Judged from the latest answers of each tenant at each engine.
 
-An engine is at fault if its answers break for more tenants than it answers. A tenant whose answers break at another
-engine as well is not heard. So what succeeds speaks for an engine, and nobody alone stops one that others use. A tenant
-is at fault while its answers break wherever it asks: then one request of it now and then shows whether they still do.
+An engine is at fault if its answers break for more tenants than it has answered meanwhile, and not for one of several
+alone. A tenant whose answers break at another engine as well is not heard. So what succeeds speaks for an engine, and
+nobody stops one that others use. A tenant is at fault while its answers break wherever it asks: then one request of it
+now and then shows whether they still do.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import inf
 from typing import Final
 
 BREAKS_MIN: Final = 5
@@ -24,13 +26,15 @@ TENANTS_MAX: Final = 1000
 class _Answers:
     """The latest ones of one tenant at one engine."""
 
-    __slots__ = ("bits", "count", "last_s")
+    __slots__ = ("bits", "break_s", "count", "last_s", "whole_s")
 
     def __init__(self, now: float) -> None:
         self.bits = 0
         """One for each, the latest one lowest: 1 if it broke."""
         self.count = 0
-        self.last_s = now
+        self.last_s = self.break_s = now
+        """`break_s`: of the first break after the last one that was whole, which came at `whole_s`."""
+        self.whole_s = -inf
 
     def broken(self) -> int:
         return self.bits.bit_count()
@@ -58,6 +62,10 @@ class Breaks:
             answers = known[tenant] = _Answers(now)
             if len(known) > TENANTS_MAX:
                 known.popitem(last=False)
+        if not broke:
+            answers.whole_s = now
+        elif not answers.bits & 1:
+            answers.break_s = now
         answers.bits = (answers.bits << 1 | broke) & ((1 << RECENT) - 1)
         answers.count = min(RECENT, answers.count + 1)
         answers.last_s = now
@@ -70,17 +78,21 @@ class Breaks:
             if len(self._paced) > TENANTS_MAX:
                 del self._paced[next(iter(self._paced))]
 
-    def is_engine_at_fault(self, engine: str, now: float) -> bool:
-        """Do its answers break, and not only for one of those who ask?"""
-        breaks = heard = well = 0
+    def is_engine_at_fault(self, engine: str, now: float, *, is_shared: bool) -> bool:
+        """Do its answers break, and not only for one of those who ask? `is_shared`: requests of several run there."""
+        heard: list[_Answers] = []
+        well: list[_Answers] = []
         for tenant, answers in self._at.get(engine, {}).items():
             if now - answers.last_s > WINDOW_S:
                 continue
             if not answers.mostly_break():
-                well += 1
+                well.append(answers)
             elif sum([each.mostly_break() for each in self._of(tenant, now)]) == 1:
-                breaks, heard = breaks + answers.broken(), heard + 1
-        return breaks >= BREAKS_MIN and heard > well
+                heard.append(answers)
+        if sum([answers.broken() for answers in heard]) < BREAKS_MIN or (len(heard) == 1 and (well or is_shared)):
+            return False
+        since_s = min([answers.break_s for answers in heard])
+        return len(heard) > sum([answers.whole_s >= since_s for answers in well])
 
     def forget(self, engine: str) -> None:
         """It is out of service: what broke there says nothing of who asked."""

@@ -30,7 +30,7 @@ from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
 from policies.admission.takeover import remove_backend, reweigh, take_over
 from policies.placements.least_loaded import least_loaded
-from policies.request import Request
+from policies.request import Request, payer
 
 logger = logging.getLogger("fairgate")
 
@@ -360,7 +360,10 @@ class Pool:
         self.breaks.answered(backend.name, tenant, now, broke=bool(problem))
         if not problem:
             backend.health.answered()
-        elif self.breaks.is_engine_at_fault(backend.name, now) and self.has_other(backend):
+            return
+        leases = self.dispatcher.engine.backends[backend.name].leases.values()
+        is_shared = any([payer(lease.request.flow.tenant) != tenant for lease in leases])
+        if self.has_other(backend) and self.breaks.is_engine_at_fault(backend.name, now, is_shared=is_shared):
             backend.give_up(f"its answers break, the last one: {problem}")
 
 

@@ -98,6 +98,10 @@ def in_service(live: Live) -> list[bool]:
 # --- the judge ---
 
 
+def blames(breaks: Breaks, now: float) -> bool:
+    return breaks.is_engine_at_fault("e", now, is_shared=False)
+
+
 def told(breaks: Breaks, engine: str, tenant: str, answers: str, now: float = 0.0) -> None:
     """Its answers there, in order: b: it broke; w: it was whole."""
     for each in answers:
@@ -118,6 +122,7 @@ def told(breaks: Breaks, engine: str, tenant: str, answers: str, now: float = 0.
         ({("e", "a"): "bbbbb", ("f", "a"): "wwww"}, True),
         ({("e", "a"): "bbbbb", ("f", "a"): "b"}, False),
         ({("e", "a"): "bw" * 50}, False),
+        ({("e", "a"): "bbbbb", ("f", "a"): "b", ("e", "b"): "bbbbb"}, True),
     ],
 )
 def test_an_engine_is_at_fault_for_more_tenants_than_it_answers(
@@ -126,18 +131,40 @@ def test_an_engine_is_at_fault_for_more_tenants_than_it_answers(
     breaks = Breaks()
     for (engine, tenant), told_there in answers.items():
         told(breaks, engine, tenant, told_there)
-    assert breaks.is_engine_at_fault("e", 1.0) is is_at_fault
-    assert not breaks.is_engine_at_fault("g", 1.0)
-    assert not breaks.is_engine_at_fault("e", WINDOW_S + 1.0)
+    assert blames(breaks, 1.0) is is_at_fault
+    assert not breaks.is_engine_at_fault("g", 1.0, is_shared=False)
+    assert not blames(breaks, WINDOW_S + 1.0)
 
 
 def test_what_is_long_ago_says_nothing() -> None:
     breaks = Breaks()
     told(breaks, "e", "a", "bbbb", 0.0)
     told(breaks, "e", "a", "b", WINDOW_S + 1.0)
-    assert not breaks.is_engine_at_fault("e", WINDOW_S + 1.0)
+    assert not blames(breaks, WINDOW_S + 1.0)
     told(breaks, "e", "a", "bbbb", 2 * WINDOW_S)
-    assert breaks.is_engine_at_fault("e", 2 * WINDOW_S)
+    assert blames(breaks, 2 * WINDOW_S)
+
+
+def test_what_was_whole_before_does_not_speak_for_an_engine_that_breaks_for_several() -> None:
+    breaks = Breaks()
+    for tenant in "abcd":
+        told(breaks, "e", tenant, "wwww", 0.0)
+    told(breaks, "e", "a", "bbbbb", 1.0)
+    assert not blames(breaks, 1.0), "one of four"
+    told(breaks, "e", "b", "bbbbb", 2.0)
+    assert blames(breaks, 2.0)
+    told(breaks, "e", "c", "w", 3.0)
+    assert blames(breaks, 3.0)
+    told(breaks, "e", "d", "w", 3.0)
+    assert not blames(breaks, 3.0)
+
+
+def test_one_of_several_is_not_heard_while_others_have_long_answers() -> None:
+    breaks = Breaks()
+    told(breaks, "e", "a", "b" * BREAKS_MIN)
+    assert not breaks.is_engine_at_fault("e", 0.0, is_shared=True)
+    told(breaks, "e", "b", "b")
+    assert breaks.is_engine_at_fault("e", 0.0, is_shared=True)
 
 
 def test_a_tenant_at_fault_is_slow_until_an_answer_is_whole() -> None:
