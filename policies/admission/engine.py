@@ -271,7 +271,7 @@ class AdmissionEngine:
             return self._room_changed(now, lease.backend)
         progress, is_full = request.progress, failure is Failure.REFUSED
         if failure is not Failure.DROPPED:
-            self.backends[lease.backend].refused(now, full_for=lease if is_full else None, again_s=again_s)
+            self.backends[lease.backend].refused(now, full_for=lease if is_full else None)
         if again_s := inf if failure is Failure.DROPPED else again_s:
             progress.closed = {**(progress.closed or {}), lease.backend: now + again_s}
         self._waits.returned(request, lease.dispatched_s, now)

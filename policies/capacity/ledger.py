@@ -297,17 +297,16 @@ class BackendLedger:
             seconds_per_token = (now - lease.dispatched_s) / max(1.0, lease.output_each())
             self.slots.came_whole(seconds_per_token, self.sequences_in_all())
 
-    def refused(self, now: float, *, full_for: Lease | None = None, again_s: float = 0.0) -> None:
+    def refused(self, now: float, *, full_for: Lease | None = None) -> None:
         """It refused a request or could not be reached: leave it alone for a while, twice as long after each failure in
-        a row, or as long as it says (`again_s`), within bounds.
+        a row.
 
         `full_for`: what it refused for lack of room; None: it could not be reached. It then has as many slots as it
         runs sequences, unless it runs none, or takes what it was sent after this one.
         """
         if now >= self._closed_until_s:  # otherwise it belongs to the same incident
             settings = self._settings
-            backoff_s = max(settings.retry_backoff_s, 2 * self._backoff_s, again_s)
-            self._backoff_s = min(backoff_s, settings.retry_backoff_s_max)
+            self._backoff_s = min(max(settings.retry_backoff_s, 2 * self._backoff_s), settings.retry_backoff_s_max)
             self._closed_until_s = now + self._backoff_s
         if full_for is None:
             return
