@@ -386,7 +386,7 @@ class Refusal(StrEnum):
     """No engine is in service, or none could be reached."""
     BACKEND_FAILED = "backend_failed"
     """An engine had it and went away, and no other engine can take it."""
-    ENGINE_BUSY = "engine_busy"
+    SERVER_BUSY = "server_busy"
     """Each engine refuses it, and says for how long, or goes on to refuse it while it takes others."""
     RATE_LIMITED = "rate_limited"
     """Its tenant is beyond a limit that holds at any time."""

@@ -280,7 +280,7 @@ class AdmissionEngine:
             self._waits.ended(request, now)
             self.requests.broken(request, NO_SERVICE, now)
             was_dropped = progress.closed is not None and inf in progress.closed.values()
-            reason = Refusal.BACKEND_FAILED if was_dropped else Refusal.ENGINE_BUSY if is_full else Refusal.NO_BACKEND
+            reason = Refusal.BACKEND_FAILED if was_dropped else Refusal.SERVER_BUSY if is_full else Refusal.NO_BACKEND
             why = Refused(reason, max(1.0, min(again_s, WAIT_S_MAX)))
             return [self._reject(request, why, now, CALM), *self._room_changed(now, lease.backend)]
         self.requests.returned(request, now)

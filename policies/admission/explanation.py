@@ -92,7 +92,7 @@ OF_REFUSAL: Final = {
     Refusal.QUEUE_TIMEOUT: "it waited for as long as a request may",
     Refusal.NO_BACKEND: "no backend is in service, or none could be reached",
     Refusal.BACKEND_FAILED: "a backend had it and went away, and no other one can take it",
-    Refusal.ENGINE_BUSY: "the backends refuse it, and take others",
+    Refusal.SERVER_BUSY: "the backends refuse it, and take others",
     Refusal.WORKING_SET: "interactions under way fill the KV cache, and a start would have to wait for too long",
     Refusal.RATE_LIMITED: "its tenant is beyond a limit that always holds",
     Refusal.OVER_USER_LIMIT: "under overload, at the start of an interaction, its user was beyond a limit",

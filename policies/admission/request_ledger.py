@@ -236,7 +236,7 @@ class RequestLedger:
                 continue
             refused = None
             if until_s > progress.deadline_s and not stays:
-                reason = Refusal.BACKEND_FAILED if until_s == inf else Refusal.ENGINE_BUSY
+                reason = Refusal.BACKEND_FAILED if until_s == inf else Refusal.SERVER_BUSY
                 refused = Refused(reason, min(until_s - now, WAIT_S_MAX))
                 self.withdrawn(request, now)
             else:
