@@ -1,9 +1,9 @@
 """Answers break: is the engine at fault, or who asks? Judged from the latest answers of each tenant at each engine.
 
 An engine is at fault if its answers break for more tenants than it has answered meanwhile, and not for one of several
-alone. A tenant whose answers break at another engine as well is not heard. So what succeeds speaks for an engine, and
-nobody stops one that others use. A tenant is at fault while its answers break wherever it asks: then one request of it
-now and then shows whether they still do.
+alone. A tenant whose answers break at another engine as well says nothing of either. So what succeeds speaks for an
+engine, and nobody stops one that others use. A tenant is at fault while its answers break wherever it asks: then one
+request of it now and then shows whether they still do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TENANTS_MAX: Final = 1000
 """At one engine, those that asked last."""
 
 
-class _Answers:
+class _Latest:
     """The latest ones of one tenant at one engine."""
 
     __slots__ = ("bits", "break_s", "count", "last_s", "whole_s")
@@ -47,19 +47,19 @@ class Breaks:
     """The judge of one pool."""
 
     def __init__(self) -> None:
-        self._at: dict[str, OrderedDict[str, _Answers]] = {}
+        self.latest: dict[str, OrderedDict[str, _Latest]] = {}
         """By engine and tenant. The tenant that asked last is the last one."""
-        self._paced: dict[str, float] = {}
-        """By tenant at fault, when its next request may go."""
+        self.paced: dict[str, float] = {}
+        """By tenant that is at fault, as of its last answer, when its next request may go."""
 
     def answered(self, engine: str, tenant: str, now: float, *, broke: bool) -> None:
         """An answer came whole, or broke."""
-        known = self._at.get(engine)
+        known = self.latest.get(engine)
         if known is None:
-            known = self._at[engine] = OrderedDict()
+            known = self.latest[engine] = OrderedDict()
         answers = known.get(tenant)
         if answers is None or now - answers.last_s > WINDOW_S:
-            answers = known[tenant] = _Answers(now)
+            answers = known[tenant] = _Latest(now)
             if len(known) > TENANTS_MAX:
                 known.popitem(last=False)
         if not broke:
@@ -71,18 +71,18 @@ class Breaks:
         answers.last_s = now
         known.move_to_end(tenant)
         if not broke:
-            if self._paced:
-                self._paced.pop(tenant, None)
+            if self.paced:
+                self.paced.pop(tenant, None)
         elif self._is_at_fault(tenant, now):
-            self._paced[tenant] = now + PACE_S
-            if len(self._paced) > TENANTS_MAX:
-                del self._paced[next(iter(self._paced))]
+            self.paced[tenant] = now + PACE_S
+            if len(self.paced) > TENANTS_MAX:
+                del self.paced[next(iter(self.paced))]
 
     def is_engine_at_fault(self, engine: str, now: float, *, is_shared: bool) -> bool:
         """Do its answers break, and not only for one of those who ask? `is_shared`: requests of several run there."""
-        heard: list[_Answers] = []
-        well: list[_Answers] = []
-        for tenant, answers in self._at.get(engine, {}).items():
+        heard: list[_Latest] = []
+        well: list[_Latest] = []
+        for tenant, answers in self.latest.get(engine, {}).items():
             if now - answers.last_s > WINDOW_S:
                 continue
             if not answers.mostly_break():
@@ -96,28 +96,24 @@ class Breaks:
 
     def forget(self, engine: str) -> None:
         """It is out of service: what broke there says nothing of who asked."""
-        for tenant in self._at.pop(engine, ()):
-            self._paced.pop(tenant, None)
-
-    def is_paced(self, tenant: str) -> bool:
-        """Is it at fault, as of its last answer?"""
-        return tenant in self._paced
+        for tenant in self.latest.pop(engine, ()):
+            self.paced.pop(tenant, None)
 
     def waits_s(self, tenant: str, now: float) -> float:
         """For how long is no request of this tenant sent? 0.0: this one is, and shows whether answers still break."""
-        due_s = self._paced.get(tenant) if self._paced else None
+        due_s = self.paced.get(tenant) if self.paced else None
         if due_s is None:
             return 0.0
         if now < due_s:
             return due_s - now
-        del self._paced[tenant]
+        del self.paced[tenant]
         if self._is_at_fault(tenant, now):
-            self._paced[tenant] = now + PACE_S
+            self.paced[tenant] = now + PACE_S
         return 0.0
 
-    def _of(self, tenant: str, now: float) -> list[_Answers]:
+    def _of(self, tenant: str, now: float) -> list[_Latest]:
         """Its latest answers at each engine."""
-        found = [known[tenant] for known in self._at.values() if tenant in known]
+        found = [known[tenant] for known in self.latest.values() if tenant in known]
         return [answers for answers in found if now - answers.last_s <= WINDOW_S]
 
     def _is_at_fault(self, tenant: str, now: float) -> bool:

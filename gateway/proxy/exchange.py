@@ -213,7 +213,7 @@ class Exchange:
             return True  # this one never had it
         context, pool = self.context, self._pool
         context.sends += sends
-        if context.sends > 1 or pool.breaks.is_paced(context.tenant):
+        if context.sends > 1 or context.tenant in pool.breaks.paced:
             return False
         return (pool.has_other(backend) or pool.stand_in() is not None) and pool.retries.take()
 
