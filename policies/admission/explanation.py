@@ -57,7 +57,7 @@ OF_OBSTACLE: Final = {
     Obstacle.WORKING_SET: "interactions under way fill the KV cache, and it would begin another one",
     Obstacle.TURN: "a request that waits at another gateway has received less and goes first",
     Obstacle.ASKED: "other gateways are asked whether a limit that all of them count has room for it",
-    Obstacle.RETURNED: "an engine had it, and gave it back or was not reached",
+    Obstacle.RETURNED: "an engine had it, and gave it back until later, or was not reached",
 }
 OF_WAIT: Final = {
     Obstacle.CLOSED: "for an engine in service",
@@ -124,9 +124,9 @@ def explain(
     """
     if request is not None:
         progress = request.progress
-        why = (
-            Obstacle.ASKED if progress.state is not State.QUEUED else blocked.nearest() if blocked is not None else None
-        )
+        why = None if blocked is None else blocked.nearest()
+        if progress.rests or progress.state is not State.QUEUED:
+            why = Obstacle.RETURNED if progress.rests else Obstacle.ASKED
         reason = f"queued: {'it waits for its turn' if why is None else OF_OBSTACLE[why]}"
         return Explanation(
             request_id, "queued", request.flow, progress.stage, progress.inside, last, blocked, reason, waited_s,

@@ -32,7 +32,7 @@ from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.expected_wait import Expected, ExpectedWaits
 from policies.queue.giving_back import GivingBack
 from policies.queue.start_waits import StartWaits
-from policies.request import WAIT_S_MAX, Pressure, Refusal, Refused, Request, ServiceTokens, State
+from policies.request import Pressure, Refusal, Refused, Request, ServiceTokens, State
 
 GIVES: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
 """Obstacles that are gone when another request is stopped."""
@@ -236,8 +236,10 @@ class RequestLedger:
                 continue
             refused = None
             if until_s > progress.deadline_s and not stays:
-                reason = Refusal.BACKEND_FAILED if until_s == inf else Refusal.SERVER_BUSY
-                refused = Refused(reason, min(until_s - now, WAIT_S_MAX))
+                is_lost = until_s == inf
+                refused = (
+                    Refused(Refusal.BACKEND_FAILED, 1.0) if is_lost else Refused(Refusal.SERVER_BUSY, until_s - now)
+                )
                 self.withdrawn(request, now)
             else:
                 self.policy.remove(request, now)
