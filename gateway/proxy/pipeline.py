@@ -315,10 +315,10 @@ class Pipeline:
         other = self._stand_in(pool)
         if other is not None:
             move(waiting, pool, other, str(pool.fallback))
-            return
         for each in waiting:
             assert isinstance(each, Exchange)
-            each.turn_away(refusal_error(Reject(each.request.id, Refusal.NO_BACKEND, 1.0), pool.again_s()))
+            if other is None or each.request.progress.rests:  # an engine is closed to that, and it was not moved
+                each.turn_away(refusal_error(Reject(each.request.id, Refusal.NO_BACKEND, 1.0), pool.again_s()))
 
     def _pool_of(self, model: str) -> Pool | None:
         pool = self._pool_of_model.get(model)
