@@ -77,7 +77,10 @@ def bearer_key(headers: list[Header]) -> bytes | None:
 
 def content_type(headers: list[Header]) -> bytes:
     """Of what kind is an answer? In small letters; empty: it does not say."""
-    return header_of(headers, b"content-type").lower()
+    for name, value in headers:
+        if name == b"content-type":
+            return value.lower()
+    return b""
 
 
 def header_of(headers: list[Header], name: bytes) -> bytes:

@@ -13,6 +13,7 @@ import aiohttp
 from backends.health import ModelCard
 from backends.scraper import Scraper
 from backends.step_feed import StepFeed
+from backends.upstream_errors import ConnectFailed, UpstreamError
 from gateway.config.model import Config, PoolConfig
 from gateway.config.section import can_wait
 from gateway.config.sections.backends import BackendConfig
@@ -111,7 +112,7 @@ class Pool:
             self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
         for backend, backend_config in backends.items():
             backend.on_health = self._health_changed
-            backend.on_answer = self._answered
+            backend.on_answer = self.answered
             backend.keeps_tenants_apart = backend.adapter.takes_cache_salt and not config.shared_cache
             self.backends[backend.name] = backend
             if backend.name not in engine.backends:
@@ -352,19 +353,23 @@ class Pool:
             self.breaks.forget(backend.name)
         self.dispatcher.backend_changed(backend.name, backend.in_service)
 
-    def _answered(self, backend: Backend, tenant: str, problem: str) -> None:
-        """An engine at fault goes out of service, unless it is the last one."""
+    def answered(self, backend: Backend, tenant: str, error: UpstreamError | None = None) -> None:
+        """A request of this tenant was answered, or failed: passive health. An engine at fault goes out of service,
+        unless it is the last one."""
+        if isinstance(error, ConnectFailed):
+            backend.connect_failed(error)
+            return
         if self.backends.get(backend.name) is not backend:
             return
         now = self.dispatcher.clock()
-        self.breaks.answered(backend.name, tenant, now, broke=bool(problem))
-        if not problem:
+        self.breaks.answered(backend.name, tenant, now, broke=error is not None)
+        if error is None:
             backend.health.answered()
             return
         leases = self.dispatcher.engine.backends[backend.name].leases.values()
         is_shared = any([payer(lease.request.flow.tenant) != tenant for lease in leases])
         if self.has_other(backend) and self.breaks.is_engine_at_fault(backend.name, now, is_shared=is_shared):
-            backend.give_up(f"its answers break, the last one: {problem}")
+            backend.give_up(f"its answers break, the last one: {error}")
 
 
 def _nobody() -> Pool | None:

@@ -102,8 +102,8 @@ class Exchange:
 
     def dispatched(self, backend: str) -> None:
         target = self._pool.backends[backend]
-        waits_s = self._pool.breaks.waits_s(self.context.tenant, time.monotonic())
-        if waits_s:
+        breaks = self._pool.breaks
+        if breaks.paced and (waits_s := breaks.waits_s(self.context.tenant, time.monotonic())):
             self._break_off(Reason.ANSWERS_BREAK, BREAKING, waits_s)
             return
         if not self.context.tries:
@@ -156,7 +156,7 @@ class Exchange:
         kind = content_type(headers)
         if status == 200 and kind.startswith(b"text/event-stream"):
             self._meter = self.context.stream_meter(self.request.sequences)
-        elif 200 <= status < 300 and kind and not is_json(kind):
+        elif kind != b"application/json" and 200 <= status < 300 and kind and not is_json(kind):
             self._is_live = not header_of(headers, b"content-length")
 
     def body_received(self, data: bytes) -> None:
@@ -197,7 +197,7 @@ class Exchange:
     def failed(self, error: UpstreamError) -> None:
         backend, call = self._backend, self._call
         assert call is not None
-        backend.answered(self.context.tenant, error)
+        self._pool.answered(backend, self.context.tenant, error)
         timed_out = isinstance(error, ReadTimedOut)
         if error.before_first_byte and not timed_out and self._may_try_again(backend, call.sends):
             self._again(Failure.DROPPED if call.sends else Failure.UNREACHED)
@@ -229,8 +229,8 @@ class Exchange:
 
     def _cut(self, what: str) -> None:
         """The engine did this, as if its answer were whole."""
-        backend = self._backend
-        backend.answered(self.context.tenant, ProtocolViolation(backend.name, what, before_first_byte=False))
+        error = ProtocolViolation(self._backend.name, what, before_first_byte=False)
+        self._pool.answered(self._backend, self.context.tenant, error)
         self._break_off(Reason.BACKEND_FAILED, "the engine broke off its answer")
 
     # --- streams ---
@@ -383,7 +383,7 @@ class Exchange:
         self._pool.dispatcher.failed(self.request.id, failure, None, again_s)
 
     def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, name: str, keys: AnswerKeys) -> None:
-        self._backend.answered(self.context.tenant)
+        self._pool.answered(self._backend, self.context.tenant)
         service = self._believed(usage, counted)
         request, payload = self.request, self.context.payload
         if usage is not None and usage.prompt_tokens:

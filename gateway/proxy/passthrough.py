@@ -96,7 +96,7 @@ class PassThrough:
             what = "ended an answer before its end"
             self.failed(ProtocolViolation(self._backend.name, what, before_first_byte=False))
             return
-        self._backend.answered(self._context.tenant)
+        self._backend.on_answer(self._backend, self._context.tenant, None)
         responder = self._context.responder
         if responder.started:
             responder.end()
@@ -110,7 +110,7 @@ class PassThrough:
         self._end(outcome_of(error), f"status_{self._status}")
 
     def failed(self, error: UpstreamError) -> None:
-        self._backend.answered(self._context.tenant, error)
+        self._backend.on_answer(self._backend, self._context.tenant, error)
         assert self._call is not None
         other = None if self._call.sends else next(self._engines, None)
         if other is not None:

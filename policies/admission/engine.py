@@ -32,7 +32,7 @@ from policies.limits.quotas import Quotas
 from policies.orders.order import Selection
 from policies.queue.bounds import QueueLimits
 from policies.queue.places import place_of
-from policies.request import CALM, WAIT_S_MAX, Pressure, Refusal, Refused, Request, ServiceTokens, State
+from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
 
 NOTHING: Final[Sequence[Decision]] = ()
 
@@ -117,7 +117,10 @@ class AdmissionEngine:
     @property
     def is_served(self) -> bool:
         """Is an engine in service?"""
-        return any([ledger.healthy for ledger in self.backends.values()])
+        for ledger in self.backends.values():  # noqa: SIM110 (each request asks, and a generator is two objects)
+            if ledger.healthy:
+                return True
+        return False
 
     @property
     def dispatched(self) -> int:
@@ -139,8 +142,7 @@ class AdmissionEngine:
         tenant).
         """
         request, last = self._waiting.get(request_id), self.recent.last(request_id)
-        known = request or last
-        if known is None:
+        if (known := request or last) is None:
             return None
         pressure = self.pressure(now)
         now = max(self._now, now + self.set_back_s)
@@ -257,8 +259,7 @@ class AdmissionEngine:
     def failed(
         self, request_id: str, failure: Failure, now: float, service: ServiceTokens | None = None, again_s: float = 0.0
     ) -> Sequence[Decision]:
-        """A dispatched request did not complete. `service`: what it received, where that is known. `again_s`: the
-        engine wants it no sooner."""
+        """A dispatched request did not complete. `service`: what it received; `again_s`: it is wanted no sooner."""
         lease = self.requests.lease(request_id)
         request = lease.request
         if failure is Failure.BROKEN:
@@ -279,9 +280,8 @@ class AdmissionEngine:
         if max(progress.attempts, progress.refusals) >= self.limits.attempts_max and self.is_served:
             self._waits.ended(request, now)
             self.requests.broken(request, NO_SERVICE, now)
-            was_dropped = progress.closed is not None and inf in progress.closed.values()
-            reason = Refusal.BACKEND_FAILED if was_dropped else Refusal.SERVER_BUSY if is_full else Refusal.NO_BACKEND
-            why = Refused(reason, max(1.0, min(again_s, WAIT_S_MAX)))
+            lost = Refusal.BACKEND_FAILED if inf in (progress.closed or {}).values() else Refusal.NO_BACKEND
+            why = Refused(Refusal.SERVER_BUSY, max(1.0, again_s)) if is_full else Refused(lost, 1.0)
             return [self._reject(request, why, now, CALM), *self._room_changed(now, lease.backend)]
         self.requests.returned(request, now)
         return self._room_changed(now, lease.backend)

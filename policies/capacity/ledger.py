@@ -97,9 +97,9 @@ class BackendLedger:
             cached_tokens: part of its prompt that the engine need not compute.
         """
         allowance = self.allowance
-        if not self.healthy or now < self.closed_until_s(request):
+        if not self.healthy or now < self._closed_until_s or (allowance is not None and now > self.allowed_until_s):
             return Obstacle.CLOSED
-        if allowance is not None and now > self.allowed_until_s:
+        if request.progress.closed is not None and now < self.closed_until_s(request):
             return Obstacle.CLOSED
         if not self.leases and allowance is None:
             return None
