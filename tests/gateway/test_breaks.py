@@ -122,6 +122,7 @@ def told(breaks: Breaks, engine: str, tenant: str, answers: str, now: float = 0.
         ({("e", "a"): "bbbbb", ("f", "a"): "wwww"}, True),
         ({("e", "a"): "bbbbb", ("f", "a"): "b"}, False),
         ({("e", "a"): "bw" * 50}, False),
+        ({("e", "a"): "bbbwwww", ("e", "b"): "bbbwwww"}, False),
         ({("e", "a"): "bbbbb", ("f", "a"): "b", ("e", "b"): "bbbbb"}, True),
     ],
 )
