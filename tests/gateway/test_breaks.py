@@ -252,7 +252,10 @@ async def test_nobody_loses_anything_beside_one_whose_requests_break(
 
 
 @pytest.mark.parametrize("how", BREAKS.values(), ids=BREAKS)
-async def test_an_engine_whose_answers_break_for_all_is_out_of_service(start: Starter, how: Break) -> None:
+async def test_an_engine_whose_answers_break_for_all_is_out_of_service(
+    start: Starter, how: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 60.0)  # it does not come back meanwhile
     async with Moodies(how, 2) as moody, start(*moody.urls, tenants=KEYS) as live:
         sick, _ = moody.engines
         for _ in range(4):
