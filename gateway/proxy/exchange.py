@@ -178,7 +178,7 @@ class Exchange:
             self._pool.dispatcher.progressed(self.request.id, 0)
         if forward:
             if self._renamed is not None:
-                forward = self._renamed.in_answer(forward)
+                forward = self._renamed.in_answer(forward, goes_on=meter.is_amid_event)
             if context.relays:
                 context.responder.write(forward)
             else:
@@ -255,9 +255,7 @@ class Exchange:
         if meter.error is None and not meter.is_over:
             self._cut("ended a stream without saying that it is over")
             return
-        if self._renamed is not None:
-            rest = self._renamed.in_answer(rest)
-        context = self.context
+        rest, context = self._shown(rest), self.context
         if not context.relays:
             context.begin_answer(self._status, self._headers, rest)
         elif rest:
@@ -279,7 +277,7 @@ class Exchange:
             self._finder.feed(data)
         if self._ending is not None:
             self._ending.come(data)
-            self.context.responder.write(data)
+            self.context.responder.write(self._shown(data, goes_on=True))
             return
         self._held.append(data)
         self._held_bytes += len(data)
@@ -306,9 +304,11 @@ class Exchange:
             held = self._joined()
             self._let_go()
             self._ending.come(held)
-            if self._renamed is not None:
-                held = self._renamed.in_answer(held)
-            self.context.begin_answer(self._status, self._headers, held)
+            self.context.begin_answer(self._status, self._headers, self._shown(held, goes_on=True))
+
+    def _shown(self, data: bytes, *, goes_on: bool = False) -> bytes:
+        """Return a piece of the answer as the client is to see it (`Renamed.in_answer`)."""
+        return data if self._renamed is None else self._renamed.in_answer(data, goes_on=goes_on)
 
     def _joined(self) -> bytes:
         """What is held of the answer."""
@@ -344,8 +344,7 @@ class Exchange:
         elif answer is not None and not answer.is_whole and is_json(content_type(self._headers)):
             self._cut("answered what is no whole JSON")
         elif answer is not None:
-            shown = body if self._renamed is None else self._renamed.in_answer(body)
-            self.context.answer(self._status, self._headers, shown)
+            self.context.answer(self._status, self._headers, self._shown(body))
             self._settle_body(answer, body)
         else:
             self._fail_with_error(body)
