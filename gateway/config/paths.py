@@ -37,6 +37,7 @@ KNOWN_PATHS: Final = {
     "/fairgate/me/page": "GET",
     "/fairgate/me/page/*": "GET",
     "/v1/responses/*": "GET",
+    "/": "GET",
     "/health": "GET",
     "/ping": "GET",
     "/version": "GET",

@@ -155,7 +155,7 @@ class Exchange:
         self._headers = headers
         if status == 200 and content_type(headers).startswith(b"text/event-stream"):
             dialect, payload = self.context.route.dialect, self.context.payload
-            strip = dialect is Dialect.OPENAI and payload.stream and not payload.asks_usage
+            strip = self.context.route.reports_usage and payload.stream and not payload.asks_usage
             self._meter = StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect])
 
     def body_received(self, data: bytes) -> None:

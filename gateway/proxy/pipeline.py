@@ -15,7 +15,6 @@ from urllib.parse import unquote
 
 import msgspec
 
-from backends.answers.sse import Dialect
 from backends.health import ModelCard
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
@@ -47,6 +46,13 @@ logger = logging.getLogger("fairgate")
 
 RETRY_WHEN_DRAINING_S: Final = 2.0
 JSON: Final = (b"content-type", b"application/json")
+ABOUT: Final = msgspec.json.encode(
+    {
+        "service": "fairgate",
+        "message": "an OpenAI-compatible gateway for language models: its base_url is this address with /v1 at the "
+        "end, and GET /v1/models lists what your API key may ask",
+    }
+)
 
 
 class Pipeline:
@@ -120,7 +126,7 @@ class Pipeline:
             if request.body_follows and not route.takes_body:
                 raise ApiError(Reason.INVALID_REQUEST, f"{request.method} {request.path} takes no body; send none")
             if route.treatment is Treatment.HEALTH:
-                return 200, [JSON, request.id_field()], b'{"status":"ok"}'
+                return 200, [JSON, request.id_field()], ABOUT if request.path == "/" else b'{"status":"ok"}'
             if route.treatment is Treatment.FILE:
                 return self._file(request)
             if route.treatment is Treatment.OPTIONS:
@@ -134,7 +140,12 @@ class Pipeline:
             request.tenant = principal.tenant
             if route.treatment is not Treatment.ADMIT:
                 self.unqueued.come(principal.tenant, time.monotonic())
-        except ApiError as error:
+        except ApiError as found:
+            error = found
+            if found.code is Reason.METHOD_NOT_ALLOWED and request.header(b"sec-websocket-key") is not None:
+                error = ApiError(
+                    Reason.UPGRADE_REQUIRED, f"no WebSocket is offered: send POST {request.path} over HTTP"
+                )
             self.refused(request, error)
             return error.status, [*error.headers(), request.id_field()], error.body(dialect_of(request.path))
         return None
@@ -149,6 +160,8 @@ class Pipeline:
         """A request ends before it has come to `handle`."""
         assert isinstance(request, RequestContext)
         request.arrived_s = time.monotonic()
+        if self._cors.is_on:
+            request.answer_fields = self._cors.fields(request)
         if self._sampler is not None:
             self._trace(request, self._sampler)
         self.ended(request, Outcome.REFUSED, error.code.value)
@@ -264,12 +277,7 @@ class Pipeline:
         context.model, context.stream = payload.model, payload.stream
         pool = context.serving_pool = self._pool_for(context)
         request = context.request = admission_request(context, pool)
-        if (
-            payload.stream
-            and not payload.asks_usage
-            and route.dialect is Dialect.OPENAI
-            and isinstance(payload, JsonPayload)
-        ):
+        if payload.stream and not payload.asks_usage and route.reports_usage and isinstance(payload, JsonPayload):
             payload.ask_usage()
         return request
 
