@@ -137,7 +137,7 @@ async def test_nothing_is_added_to_a_stream_of_a_body_that_is_not_known(start: S
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":3}}\n\n'
     script = replies(STREAM_HEAD + chunk(TOKENS[1] + usage + DONE) + STREAM_END)
     async with Upstream(script) as upstream, start(upstream.url, routes=routes) as live:
-        raw = json.dumps({"model": MODEL, "stream": True, "input": "x" * size}).encode()
+        raw = json.dumps({"model": MODEL, "stream": True, "input": "x", "padding": "x" * size}).encode()
         got = await live.ask(path, raw)
         assert upstream.requests[0].unsalted == raw
         assert got.body == TOKENS[1] + usage + DONE, "what nobody has asked for is not left out"
