@@ -29,6 +29,7 @@ from gateway.proxy.exchange import Exchange
 from gateway.proxy.failover import move
 from gateway.proxy.passthrough import PassThrough, engines_of
 from gateway.proxy.request_context import RequestContext
+from gateway.request.apis import OTHER
 from gateway.request.body.large_body import LargePayload
 from gateway.request.body.payload import JsonPayload, Payload
 from gateway.request.body.read import is_quick, read_body, read_body_in_slices
@@ -298,7 +299,9 @@ class Pipeline:
         other = None if pool.is_healthy() else self._stand_in(pool)
         if other is not None:
             model, pool = str(pool.fallback), other
-        if model != asked:
+        if not asked and context.route.api is OTHER:
+            payload.model = context.model = model  # the engine's choice; nothing is added to a body that nobody knows
+        elif model != asked:
             payload.rename(model)
             context.model = payload.model
         return pool
@@ -308,7 +311,15 @@ class Pipeline:
         model = self._aliases.get(asked, asked)
         if not principal.may_ask(asked) and (model == asked or not principal.may_ask(model)):
             raise _not_for(asked, principal)
-        return model
+        return model or self._unnamed_model()
+
+    def _unnamed_model(self) -> str:
+        """Return the model that the engines of the only pool answer with if none is named. Limits, prices and the log
+        know the request by it, so it is written into the body. Empty: no engine has said its models yet."""
+        if len(self._pools) > 1:
+            raise ApiError(Reason.INVALID_REQUEST, "'model' is missing: say which model is asked", param="model")
+        cards = self._pools[0].models().items()
+        return next((name for name, card in cards if card is None or not card.parent), "")
 
     def _stand_in(self, pool: Pool) -> Pool | None:
         """The pool that answers in the place of this one, if it has an engine."""
@@ -335,10 +346,6 @@ class Pipeline:
         pool = self._pool_of(model)
         if pool is not None:
             return pool
-        if not model:
-            if len(self._pools) == 1:
-                return self._pools[0]
-            raise ApiError(Reason.INVALID_REQUEST, "'model' is missing: say which model is asked", param="model")
         raise self._not_served(model)
 
     def _not_served(self, model: str) -> ApiError:

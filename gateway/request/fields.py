@@ -20,7 +20,7 @@ class UserMetadata(msgspec.Struct):
 class Fields(msgspec.Struct):
     """The fields of all APIs together. What only some of them have stays as it is: `Api` says who reads it."""
 
-    model: str = ""
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | UnsetType | None = UNSET
     user: str | None = None

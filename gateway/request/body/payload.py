@@ -176,7 +176,7 @@ def read_json(body: bytes, api: Api) -> JsonPayload:
         api,
         prompt_of(bytes(parts[0]) if len(parts) == 1 else b"".join(parts)),
         _prompts(fields.prompt) if fields.prompt and "prompt" in api.prompt else 1,
-        fields.model,
+        fields.model or "",
         bool(fields.stream),
         user_of(fields),
     )
