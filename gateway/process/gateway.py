@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ from gateway.proxy.batches.batch_lane import BatchLane
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
+from gateway.proxy.stored_responses import StoredResponses
 from gateway.request.cors import Cors
 from gateway.request.routes import Routes
 from gateway.request.unqueued import Unqueued
@@ -177,7 +179,8 @@ class Gateway:
         config = self.config
         await self._share()
         self._pools.commit(config, self.shared, await self._pools.prepare(config))
-        self._replicate(self.store)
+        responses = StoredResponses(config.bounds.of("responses"), is_shared=self.store is not None)
+        self._replicate(self.store, responses)
         if config.usage is not None:
             await self._count_usage(config.usage)
         if self.keys is not None:
@@ -203,6 +206,7 @@ class Gateway:
             unqueued=self._unqueued,
             aliases=config.aliases,
             reading_bytes_max=config.bounds.reading_bytes,
+            responses=responses,
             sampler=None if config.tracing is None else Sampler(config.tracing.sample_ratio),
         )  # fmt: skip
         if config.usage is not None:
@@ -375,7 +379,7 @@ class Gateway:
 
         self._keyring.tokens = Issuers(self.config.jwt, session, self._background)
 
-    def _replicate(self, store: Store | None) -> None:
+    def _replicate(self, store: Store | None, responses: StoredResponses) -> None:
         """Be one of several gateways in front of the same engines, if it is."""
         if store is None:
             return
@@ -404,6 +408,8 @@ class Gateway:
             worker = "" if self._worker_slot is None else f" worker {self._worker_slot.index}"
             self.replicas = Replicas(self, store, self._background, worker)
             self._background.repeat(self.replicas.listen, "fleet")
+        self._background.repeat(partial(responses.report, store), "responses sent")
+        self._background.repeat(partial(responses.listen, store), "responses received")
         for exchanges in self.exchanges:
             self._background.repeat(exchanges.turn, "exchange", exchanges.about)
         for lesson in lessons:

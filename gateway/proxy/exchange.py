@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from backends.answers.answer_keys import AnswerKeys
-from backends.answers.answer_usage import Answer, made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.members import MemberFinder
 from backends.answers.sse import Dialect, StreamMeter
 from backends.base import Usage
@@ -29,7 +29,7 @@ from backends.client.call import UpstreamCall
 from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header, content_type, is_json, is_text
-from gateway.proxy.account import believed
+from gateway.proxy.account import believed, works_on
 from gateway.proxy.ending import Ending
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, engine_error, outcome_of
 from gateway.proxy.refusals import failure_error, refusal_error
@@ -66,14 +66,12 @@ class Exchange:
         self._pool = context.serving_pool
         self._upstream_head = upstream_head
         self._renamed = Renamed.of(context.payload)
-        """None: the client's name of the model is the engines'."""
         self._backend: Backend | None = None
         self._call: UpstreamCall | None = None
         self._done = False
         self._sends = 0
         """How often an engine was sent it whole and went away without an answer."""
-        self._killed: Backend | None = None
-        """The one that did."""
+        self._killed: Backend | None = None  # the one that did
         self._held_bytes = 0
         self._begin_answer()
 
@@ -118,8 +116,8 @@ class Exchange:
         self.context.error(refusal_error(decision, self._pool.again_s()))
 
     def give_back(self) -> None:
-        """It can wait, and other work has no room: stop it, unless its client has seen something of its answer."""
-        if self._call is not None and not self.context.relays:
+        """Preempt this batch request, unless its client has seen any of its answer, or the engine would work on."""
+        if self._call is not None and not self.context.relays and not self.context.payload.is_background:
             self._call.cancel()
             self._again(Failure.GIVEN_BACK)
 
@@ -182,6 +180,7 @@ class Exchange:
             if context.relays:
                 context.responder.write(forward)
             else:
+                context.gives_out(meter.answer_id)
                 context.begin_answer(self._status, self._headers, forward)
 
     def completed(self) -> None:
@@ -332,11 +331,10 @@ class Exchange:
             self._settle(usage, self._made_tokens(usage, self._answer_bytes), None, "", NO_ANSWER_KEYS)
             return
         body = self._joined()
-        backend = self._backend
-        assert backend is not None
+        assert self._backend is not None
         is_success = 200 <= self._status < 300
         answer = read_answer(body) if is_success else None
-        refused = answer.is_drained if answer is not None else backend.adapter.is_refusal(self._status, body)
+        refused = answer.is_drained if answer is not None else self._backend.adapter.is_refusal(self._status, body)
         if refused:
             self._again(Failure.REFUSED)
         elif answer is not None and self.context.responder.started:
@@ -345,14 +343,11 @@ class Exchange:
             self._cut("answered what is no whole JSON")
         elif answer is not None:
             self.context.answer(self._status, self._headers, self._shown(body))
-            self._settle_body(answer, body)
+            usage = answer.usage
+            made = made_bytes(body) if usage is None or usage.output_tokens is None else 0
+            self._settle(usage, self._made_tokens(usage, made), answer.awaits_more, answer.id, answer.keys)
         else:
             self._fail_with_error(body)
-
-    def _settle_body(self, answer: Answer, body: bytes) -> None:
-        usage = answer.usage
-        made = made_bytes(body) if usage is None or usage.output_tokens is None else 0
-        self._settle(usage, self._made_tokens(usage, made), answer.awaits_more, answer.id, answer.keys)
 
     def _made_tokens(self, usage: Usage | None, length: int) -> int:
         """Output of an answer that was not streamed, by the bytes that were made; 0 where the engine counts it."""
@@ -392,7 +387,11 @@ class Exchange:
         if self._pool.claims is not None and not request.claim.explicit:
             goes_on_by = name if self.context.route.dialect is Dialect.RESPONSES else ""
             request.progress.answer_keys = answer_keys(request.claim, keys, goes_on_by)
-        self._pool.dispatcher.finished(request.id, service, awaits_more)
+        self.context.gives_out(name)
+        if works_on(payload, usage):
+            self._pool.dispatcher.cancelled(request.id, service)  # nothing is learned from an answer that is to come
+        else:
+            self._pool.dispatcher.finished(request.id, service, awaits_more)
         self._end(Outcome.COMPLETED, "", service)
 
     def _client_gone(self) -> None:
@@ -412,6 +411,8 @@ class Exchange:
             counted, usage = meter.token_events, meter.usage
         elif self._ending is not None:
             counted, usage = self._made_tokens(None, self._answer_bytes), None
+        elif self._call is not None and self._call.sends and works_on(self.context.payload, None):
+            counted, usage = 0, None
         else:
             return self._pool.dispatcher.received(self.request.id)
         # A usage from before the end may be older than what has come since.

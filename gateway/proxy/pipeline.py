@@ -29,6 +29,7 @@ from gateway.proxy.exchange import Exchange
 from gateway.proxy.failover import move
 from gateway.proxy.passthrough import PassThrough, engines_of
 from gateway.proxy.request_context import RequestContext
+from gateway.proxy.stored_responses import Stored, StoredResponses, unknown
 from gateway.request.apis import OTHER
 from gateway.request.body.large_body import LargePayload
 from gateway.request.body.payload import JsonPayload, Payload
@@ -70,6 +71,7 @@ class Pipeline:
         unqueued: Unqueued,
         aliases: Mapping[str, str],
         reading_bytes_max: int,
+        responses: StoredResponses,
         sampler: Sampler | None = None,
     ) -> None:
         """`reading_bytes_max`: of large bodies that are read at once. `sampler`: which requests' traces are followed;
@@ -79,6 +81,7 @@ class Pipeline:
         self._readings = Readings(reading_bytes_max)
         self.unqueued = unqueued
         self._sampler = sampler
+        self.responses = responses
         self.draining = False
         self.late: dict[Treatment, Callable[[RequestContext], None]] = {}
         """Who answers what takes time, but none of an engine."""
@@ -275,8 +278,13 @@ class Pipeline:
     def _admit(self, context: RequestContext) -> Request:
         """What asks for admission, with its body as an engine is to get it."""
         payload, route = context.payload, context.route
+        context.responses = self.responses
         context.model, context.stream = payload.model, payload.stream
         pool = context.serving_pool = self._pool_for(context)
+        if payload.is_background and not pool.takes_background:
+            message = "'background' is not taken here, since the engine would work on after its answer: leave it out, "
+            message += "or have the operator set `limits.background`"
+            raise ApiError(Reason.INVALID_REQUEST, message, param="background")
         request = context.request = admission_request(context, pool)
         if payload.stream and not payload.asks_usage and route.reports_usage and isinstance(payload, JsonPayload):
             payload.ask_usage()
@@ -295,8 +303,15 @@ class Pipeline:
         payload = context.payload
         asked = payload.model
         model = self._model(context.principal, asked)
+        if context.route.is_of_response or payload.previous:
+            keeper, stored = self._keeper(context)
+            if asked in ("", stored.asked):
+                model = stored.model  # a pool that stood in may have answered
+            if self._pool(model) is not keeper:
+                raise unknown(payload.previous)
+            context.engine = stored.engine
         pool = self._pool(model)
-        other = None if pool.is_healthy() else self._stand_in(pool)
+        other = None if context.engine or pool.is_healthy() else self._stand_in(pool)
         if other is not None:
             model, pool = str(pool.fallback), other
         if not asked and context.route.api is OTHER:
@@ -305,6 +320,15 @@ class Pipeline:
             payload.rename(model)
             context.model = payload.model
         return pool
+
+    def _keeper(self, context: RequestContext) -> tuple[Pool, Stored]:
+        """Return the pool and where in it the response is that is asked for, or that the request goes on from."""
+        id = context.path.split("/")[3] if context.route.is_of_response else context.payload.previous
+        stored = self.responses.find(context.principal, id, time.monotonic())
+        pool = self._pool_of(stored.model)
+        if pool is None or stored.engine not in pool.backends:
+            raise unknown(id)
+        return pool, stored
 
     def _model(self, principal: Principal, asked: str) -> str:
         """The engines' name of a model that this caller asks for, and may ask for."""
@@ -367,6 +391,11 @@ class Pipeline:
     # --- requests that do not ---
 
     def _pass_through(self, context: RequestContext, payload: Payload | None) -> PassThrough:
+        if context.route.is_of_response:
+            keeper, stored = self._keeper(context)
+            context.model = stored.model
+            engines = iter([keeper.backends[stored.engine]])
+            return PassThrough(context, payload, engines, self.unqueued, self._settled)
         pools = self._pools
         if payload is not None:
             context.model = payload.model

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from backends.answers.sse import Dialect
 from gateway.http.errors import ApiError, expected_wait
 from gateway.http.headers import Header, forward_response_headers
 from gateway.http.http_request import HttpRequest
@@ -22,6 +23,7 @@ from policies.request import State
 if TYPE_CHECKING:
     from gateway.pool.pool import Pool
     from gateway.pool.waiting import Place
+    from gateway.proxy.stored_responses import StoredResponses
 
 WAITING: Final = b": waiting\n\n"
 WAITED: Final = b":\n\n"
@@ -42,16 +44,30 @@ class RequestContext(HttpRequest):
         route: what kind of request it is. principal: who asks, as the key has it.
         responder: writes its answer. payload: its body.
         serving_pool: where it waits and is answered.
+        responses: knows where the responses are that answers give out.
+        engine: the only one that can serve it, since it has what the request goes on from; "": any.
         relays: something of the engine's answer has gone to the client. Until then another engine may get the request.
     """
 
-    __slots__ = ("_place", "payload", "principal", "relays", "responder", "route", "serving_pool")
+    __slots__ = (
+        "_place",
+        "engine",
+        "payload",
+        "principal",
+        "relays",
+        "responder",
+        "responses",
+        "route",
+        "serving_pool",
+    )
 
     route: Route
     principal: Principal
     responder: Responder
     payload: Payload
     serving_pool: Pool
+    engine: str
+    responses: StoredResponses
     relays: bool
     _place: Place | None
 
@@ -59,6 +75,7 @@ class RequestContext(HttpRequest):
         """It is there whole, and is to be answered by this."""
         self.responder = responder
         self.arrived_s = now
+        self.engine = ""
         self.relays = False
         self._place = None
 
@@ -108,6 +125,12 @@ class RequestContext(HttpRequest):
         if self._place is not None:
             self.leave_place()
         self.responder.respond(status, self._answer_fields(headers), body)
+
+    def gives_out(self, id: str) -> None:
+        """Remember whose the response of this id is, and which engine has it. Empty: the answer has no id."""
+        if id and self.route.dialect is Dialect.RESPONSES:
+            payload = self.payload
+            self.responses.note((self.tenant, id, payload.asked, payload.model, self.backend), time.monotonic())
 
     def error(self, error: ApiError, *, is_engines: bool = False, is_within: bool = False) -> None:
         """An error, in whatever way is still open: an answer, an event in the stream, a broken body.

@@ -27,6 +27,7 @@ class Fields(msgspec.Struct):
     safety_identifier: str | None = None
     service_tier: Raw = Raw()
     previous_response_id: str | None = None
+    background: Raw = Raw()
     tool_choice: Raw = Raw()
     metadata: Raw = Raw()
     conversation: Raw = Raw()

@@ -136,8 +136,11 @@ class AssignedPolicy(Policy):
 
     def _assign_arrived(self, running: dict[str, int], now: float) -> None:
         loads = {name: count + len(self._orders[name]) for name, count in running.items()}
-        for request, front in self._arrived.values():
-            engine = self._assignment.assign(request, loads, self._depths(request, loads))
+        for request, front in list(self._arrived.values()):
+            engine = request.engine or self._assignment.assign(request, loads, self._depths(request, loads))
+            if engine not in loads:
+                continue  # until its engine is in service
+            del self._arrived[request.id]
             loads[engine] += 1
             self._orders[engine].push(request, now, front=front)
             self._queued[request.id] = request, front
@@ -145,7 +148,6 @@ class AssignedPolicy(Policy):
             if request.prefix:
                 self._siblings[engine].add(request)
             self._assignment.moved(request, None, engine)
-        self._arrived.clear()
 
     def _depths(self, request: Request, loads: dict[str, int]) -> dict[str, int]:
         """Leading blocks that each engine holds, or will soon hold for a request that waits there."""

@@ -246,6 +246,9 @@ class PoolRoom:
         return blocked
 
     def reserve(self, blocked: Blocked) -> str | None:
+        engine = blocked.request.engine
+        if engine and Obstacle.CLOSED in blocked.obstacles.values():
+            return engine  # no other engine can serve the request, so the others are free for other requests
         waits = [name for name in self._open if blocked.obstacles.get(name) in OF_ITS_SIZE]
         if len(self._backends) < 2 or not waits:
             return None
@@ -274,6 +277,8 @@ class PoolRoom:
         return absent and tenants.is_below(request), absent, is_paced
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: Standing) -> Obstacle | None:
+        if request.engine and request.engine != ledger.name:
+            return Obstacle.CLOSED
         (spare, absent, paced), now = standing, self._now
         obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
