@@ -50,6 +50,8 @@ class AssignedPolicy(Policy):
             self._follow(running, now)
         if self._arrived:
             self._assign_arrived(running, now)
+            for request, _ in self._arrived.values():
+                return Blocked(request, {})  # its engine is out of service
         least_busy_first = sorted([(count, name) for name, count in running.items()])
         blocked: Blocked | None = None
         longest: Order | None = None
@@ -139,7 +141,7 @@ class AssignedPolicy(Policy):
         for request, front in list(self._arrived.values()):
             engine = request.engine or self._assignment.assign(request, loads, self._depths(request, loads))
             if engine not in loads:
-                continue  # until its engine is in service
+                continue
             del self._arrived[request.id]
             loads[engine] += 1
             self._orders[engine].push(request, now, front=front)

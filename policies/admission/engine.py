@@ -416,6 +416,11 @@ class AdmissionEngine:
         while True:
             popped = self.policy.pop(now, self.room) if self._waiting.requests else None
             if not isinstance(popped, Selection):
+                if popped is not None and self.room.is_lost(popped.request):
+                    self._withdraw(popped.request, now)
+                    refused = Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max)
+                    decisions.append(self._reject(popped.request, refused, now, CALM))
+                    continue
                 self.blocked = popped
                 self._waits.blocked(popped, now)
                 if popped is not None:

@@ -298,6 +298,11 @@ class PoolRoom:
     def may_begin(self, request: Request) -> bool:
         return self._working_set.has_room(request) and self.entitlements.at_ceiling(request) is None
 
+    def is_lost(self, request: Request) -> bool:
+        """Is the only engine that can serve the request out of service?"""
+        ledger = self._backends.get(request.engine)
+        return bool(request.engine) and (ledger is None or not ledger.healthy)
+
     def waits_inside(self, engine: str) -> bool:
         """Has the engine more sequences than slots, as far as is known?"""
         ledger = self._backends[engine]
