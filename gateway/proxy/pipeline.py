@@ -303,12 +303,12 @@ class Pipeline:
         payload = context.payload
         asked = payload.model
         model = self._model(context.principal, asked)
-        if context.route.is_of_response or payload.previous:
-            keeper, stored = self._keeper(context)
+        if id := self._routes.response_id(context.path) or payload.previous:
+            keeper, stored = self._keeper(context, id)
             if asked in ("", stored.asked):
                 model = stored.model  # a pool that stood in may have answered
             if self._pool(model) is not keeper:
-                raise unknown(payload.previous)
+                raise unknown(id)
             context.engine = stored.engine
         pool = self._pool(model)
         other = None if context.engine or pool.is_healthy() else self._stand_in(pool)
@@ -321,9 +321,8 @@ class Pipeline:
             context.model = payload.model
         return pool
 
-    def _keeper(self, context: RequestContext) -> tuple[Pool, Stored]:
-        """Return the pool and where in it the response is that is asked for, or that the request goes on from."""
-        id = context.path.split("/")[3] if context.route.is_of_response else context.payload.previous
+    def _keeper(self, context: RequestContext, id: str) -> tuple[Pool, Stored]:
+        """Return the pool of a stored response, and where in it the response is, or raise `ApiError` 404."""
         stored = self.responses.find(context.principal, id, time.monotonic())
         pool = self._pool_of(stored.model)
         if pool is None or stored.engine not in pool.backends:
@@ -391,8 +390,8 @@ class Pipeline:
     # --- requests that do not ---
 
     def _pass_through(self, context: RequestContext, payload: Payload | None) -> PassThrough:
-        if context.route.is_of_response:
-            keeper, stored = self._keeper(context)
+        if id := self._routes.response_id(context.path):
+            keeper, stored = self._keeper(context, id)
             context.model = stored.model
             engines = iter([keeper.backends[stored.engine]])
             return PassThrough(context, payload, engines, self.unqueued, self._settled)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
@@ -47,8 +47,6 @@ class Route:
     api: Api = OTHER
     """Which fields are read."""
     takes_body: bool = True
-    is_of_response: bool = False
-    """The third step of the path is the id of a stored response."""
     methods: str = ""
     """What may be asked at this path, for OPTIONS."""
 
@@ -69,19 +67,18 @@ PASS: Final = Route(Treatment.PASS)
 ONE_ANSWER: Final = Route(Treatment.ADMIT, api=ONE_PASS)
 GENERATE: Final = Route(Treatment.ADMIT, generates=True)
 _READ: Final = Route(Treatment.PASS, takes_body=False)
-_OF_RESPONSE: Final = Route(Treatment.PASS, takes_body=False, is_of_response=True)
 _STORED: Final = Route(Treatment.BATCHES)
 _FILE: Final = Route(Treatment.FILE, takes_body=False)
 _TREATMENTS: Final = {"generate": GENERATE, "compute": ONE_ANSWER, "pass": PASS}
 
 MODELS: Final = "/v1/models"
-RESPONSES_OF_IDS: Final = "/v1/responses/*"
+STORED_RESPONSES: Final = "/v1/responses/"
 
 _ROUTES: Final = {
     "/v1/chat/completions": Route(Treatment.ADMIT, generates=True, api=CHAT),
     "/v1/completions": Route(Treatment.ADMIT, generates=True, api=COMPLETIONS),
     "/v1/responses": Route(Treatment.ADMIT, Dialect.RESPONSES, generates=True, api=RESPONSES),
-    "/v1/responses/*/cancel": Route(Treatment.PASS, is_of_response=True),
+    "/v1/responses/*/cancel": PASS,
     "/v1/messages": Route(Treatment.ADMIT, Dialect.MESSAGES, generates=True, api=MESSAGES),
     "/v1/messages/count_tokens": Route(Treatment.PASS, Dialect.MESSAGES, api=MESSAGES),
     "/v1/audio/transcriptions": Route(Treatment.ADMIT, generates=True, api=AUDIO),
@@ -106,8 +103,8 @@ _ROUTES: Final = {
     "/fairgate/me": Route(Treatment.ME, takes_body=False),
     "/fairgate/me/page": _FILE,
     "/fairgate/me/page/*": _FILE,
-    "/v1/responses/*": _OF_RESPONSE,
-    "/v1/responses/*/input_items": _OF_RESPONSE,
+    "/v1/responses/*": _READ,
+    "/v1/responses/*/input_items": _READ,
     "/": Route(Treatment.HEALTH, takes_body=False),
     "/health": Route(Treatment.HEALTH, takes_body=False),
     "/ping": Route(Treatment.HEALTH, takes_body=False),
@@ -151,11 +148,12 @@ class Routes:
     @classmethod
     def of(cls, routes: Iterable[RouteConfig]) -> Routes:
         """With what the config opens."""
-        more = []
-        for each in routes:
-            route = replace(_TREATMENTS[each.treatment], is_of_response=each.path.startswith(RESPONSES_OF_IDS))
-            more.append((each.path, each.methods, route))
-        return cls(more)
+        return cls((route.path, route.methods, _TREATMENTS[route.treatment]) for route in routes)
+
+    def response_id(self, path: str) -> str:
+        """Return the id of the stored response that a path is about. Empty: the path is about none, or is opened by its
+        full name."""
+        return path.split("/")[3] if path.startswith(STORED_RESPONSES) and path not in self._plain else ""
 
     def find(self, method: str, path: str) -> Route:
         """The route of a request; `path` as it was sent, without the query. ApiError: it goes nowhere."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -147,6 +148,13 @@ class Live:
         """The access log, once it has so many lines."""
         await until(lambda: self.log.read_bytes().count(b"\n") >= count)
         return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def has_response(self, id: str = "r1", key: str = "k") -> None:
+        """Let the first engine have a response of this key's tenant."""
+        pipeline, pool = self.gateway._pipeline, self.gateway.pools[0]
+        assert pipeline is not None
+        tenant = pipeline.keyring.principal(key.encode(), "", 0.0).tenant
+        pipeline.responses.note((tenant, id, MODEL, MODEL, next(iter(pool.backends))), time.monotonic())
 
     def holds_nothing(self) -> bool:
         """Is every queue empty, and every ledger as it was before the first request?"""

@@ -174,6 +174,7 @@ async def test_requests_that_need_no_engine_time_pass_a_full_queue(start: Starte
         flood = [asyncio.ensure_future(live.ask("/v1/chat/completions", chat(n=128))) for _ in range(3)]
         await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
         assert live.engine.queued == 1
+        live.has_response()
         raw = json.dumps({"model": MODEL, "prompt": "Hello"}).encode()
         got = await live.ask(path, raw)
         assert (got.status, got.body, got.headers["x-engine"]) == (200, b'{"count":3}', "yes")
@@ -194,6 +195,7 @@ async def test_a_get_passes_with_its_query(start: Starter) -> None:
 
 async def test_a_post_without_a_body_passes(start: Starter) -> None:
     async with Upstream(replies(answer(b"{}"))) as upstream, start(upstream.url) as live:
+        live.has_response()
         assert (await live.ask("/v1/responses/r1/cancel")).status == 200
         assert upstream.requests[0].headers["content-length"] == "0"
 

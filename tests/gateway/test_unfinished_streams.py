@@ -156,6 +156,7 @@ async def test_a_backend_that_keeps_ending_streams_too_soon_is_taken_out_of_serv
 async def test_a_stream_that_passes_without_admission_ends_as_it_ends(start: Starter) -> None:
     raw = STREAM_HEAD + chunk(named("response.created") + named("anything")) + STREAM_END
     async with Upstream(replies(raw)) as upstream, start(upstream.url) as live:
+        live.has_response()
         got = await live.get("/v1/responses/r1?stream=true")
         assert got.body == named("response.created") + named("anything")
         assert (await live.lines(1))[0]["outcome"] == "completed"

@@ -150,7 +150,7 @@ alice   large     1,500        0     2,000,000      1,000,000        500,000    
 bob     small         3        1            33              0             11              4      0.0       0.0     -               44
 -       -             7        7             0              0              0              0      0.0       0.0   0.0                0
 total             1,510        8     2,000,033      1,000,000        500,011              4      2.5       0.0   7.5               44
-"""
+"""  # noqa: E501
     )
     found = list(csv.DictReader(io.StringIO(report.as_csv())))
     assert [(row["tenant"], row["input_tokens"], row["cost"]) for row in found] == [
