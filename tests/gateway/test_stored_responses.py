@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from gateway.config.sections.keys import hash_key
 from gateway.http.errors import ApiError
 from gateway.keys.identity import Principal
 from gateway.proxy.stored_responses import ID_LENGTH_MAX, KEPT_S, StoredResponses
+from gateway.storage.hub.run_directory import WorkerSlot
 from tests.gateway.capture import STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, named
 from tests.gateway.live import MODEL, Answer, Live, Starter, chat, until
+from tests.gateway.test_hub import run_directory
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 
@@ -238,24 +241,29 @@ def test_a_response_is_known_for_thirty_days_after_it_was_asked_for() -> None:
     assert not found(responses, "t", "r", 88 * day + 1)
 
 
-async def test_gateways_tell_each_other_where_responses_are(start: Starter) -> None:
-    async with RedisServer() as redis, Keeper() as a, Keeper() as b:
-        both = {"state": redis.url, "pools": pools(a, b)}
-        async with start(**both) as first, start(**both) as second:
-            for live in (first, second):
-                await until(lambda live=live: live.gateway.state() == "shared")  # type: ignore[misc]
+@pytest.mark.parametrize("store", ["redis", "hub"])
+async def test_gateways_tell_each_other_where_responses_are(start: Starter, store: str) -> None:
+    async with AsyncExitStack() as stack:
+        a, b = [await stack.enter_async_context(Keeper()) for _ in "ab"]
+        if store == "redis":
+            each = {"state": (await stack.enter_async_context(RedisServer())).url, "pools": pools(a, b)}
+            first, second = [await stack.enter_async_context(start(**each)) for _ in "12"]
+        else:
+            found, _ = await stack.enter_async_context(run_directory())
+            slots = [WorkerSlot(index, found) for index in range(2)]
+            started = [start(worker_slot=slot, workers=2, pools=pools(a, b)) for slot in slots]
+            first, second = [await stack.enter_async_context(each) for each in started]
+        ids: list[str] = []
 
-            ids: list[str] = []
+        async def is_heard() -> bool:  # what is told while nobody listens yet is lost
+            ids.append(await respond(first, "b", key="mine"))
+            return (await at(second, "GET", f"{RESPONSES}/{ids[-2:][0]}", "mine")).status == 200
 
-            async def is_heard() -> bool:  # what is told while nobody listens yet is lost
-                ids.append(await respond(first, "b", key="mine"))
-                return (await at(second, "GET", f"{RESPONSES}/{ids[-2:][0]}", "mine")).status == 200
-
-            await eventually(is_heard)
-            id = ids[-2:][0]
-            assert (await at(second, "GET", f"{RESPONSES}/{id}", "other")).status == 404
-            got = await second.ask(RESPONSES, ASKED | {"previous_response_id": id}, key="mine")
-            assert (got.status, got.json["id"] in b.kept) == (200, True)
+        await eventually(is_heard)
+        id = ids[-2:][0]
+        assert (await at(second, "GET", f"{RESPONSES}/{id}", "other")).status == 404
+        got = await second.ask(RESPONSES, ASKED | {"previous_response_id": id}, key="mine")
+        assert (got.status, got.json["id"] in b.kept) == (200, True)
 
 
 def test_what_others_tell_and_makes_no_sense_is_ignored() -> None:
