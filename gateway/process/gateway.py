@@ -24,6 +24,7 @@ from gateway.http.sockets import listening
 from gateway.http.tls.certificates import Certificates
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
+from gateway.keys.stored_responses import StoredResponses
 from gateway.operator.admin_listener import admin_app, worker_app
 from gateway.operator.pool_metrics import PoolGauges
 from gateway.operator.self_service.self_service import SelfService
@@ -38,7 +39,6 @@ from gateway.proxy.batches.batch_lane import BatchLane
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
-from gateway.proxy.stored_responses import StoredResponses
 from gateway.request.cors import Cors
 from gateway.request.routes import Routes
 from gateway.request.unqueued import Unqueued

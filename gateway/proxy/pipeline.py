@@ -22,6 +22,7 @@ from gateway.http.headers import Header, bearer_key
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.keys.identity import Keyring, Principal
+from gateway.keys.stored_responses import Stored, StoredResponses, unknown
 from gateway.pool.dispatcher import Admitted
 from gateway.pool.pool import Pool
 from gateway.proxy.admission_request import admission_request
@@ -29,7 +30,6 @@ from gateway.proxy.exchange import Exchange
 from gateway.proxy.failover import move
 from gateway.proxy.passthrough import PassThrough, engines_of
 from gateway.proxy.request_context import RequestContext
-from gateway.proxy.stored_responses import Stored, StoredResponses, unknown
 from gateway.request.apis import OTHER
 from gateway.request.body.large_body import LargePayload
 from gateway.request.body.payload import JsonPayload, Payload

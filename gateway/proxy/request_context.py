@@ -21,9 +21,9 @@ from gateway.request.routes import Route
 from policies.request import State
 
 if TYPE_CHECKING:
+    from gateway.keys.stored_responses import StoredResponses
     from gateway.pool.pool import Pool
     from gateway.pool.waiting import Place
-    from gateway.proxy.stored_responses import StoredResponses
 
 WAITING: Final = b": waiting\n\n"
 WAITED: Final = b":\n\n"

@@ -14,7 +14,7 @@ import pytest
 from gateway.config.sections.keys import hash_key
 from gateway.http.errors import ApiError
 from gateway.keys.identity import Principal
-from gateway.proxy.stored_responses import ID_LENGTH_MAX, KEPT_S, StoredResponses
+from gateway.keys.stored_responses import ID_LENGTH_MAX, KEPT_S, StoredResponses
 from gateway.storage.hub.run_directory import WorkerSlot
 from tests.gateway.capture import STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, named
 from tests.gateway.live import MODEL, Answer, Live, Starter, chat, until

@@ -11,7 +11,7 @@ from typing import Any, Final
 from msgspec import Raw
 
 from gateway.config.sections.apps import InteractionRules
-from gateway.proxy.stored_responses import ID_LENGTH_MAX, StoredResponses
+from gateway.keys.stored_responses import ID_LENGTH_MAX, StoredResponses
 from gateway.request.body.payload import USER_LENGTH_MAX
 from gateway.request.interaction_claim import ClaimReader
 from gateway.telemetry.recent_requests import RecentRequests
