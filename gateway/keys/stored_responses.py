@@ -1,8 +1,8 @@
 """Whose is a stored response, and which engine has it?
 
-An engine keeps responses (`/v1/responses`) by ids of its own, and gives them to whoever asks. So an id is noted when an
-answer gives it out: what asks for it later goes to the engine that has it, and for nobody but its tenant does it exist.
-An id that is not noted is nobody's: after a restart the gateway cannot know whose it was.
+An engine keeps responses (`/v1/responses`) by ids of its own, and gives them to all who know an id. So an id is noted
+when an answer gives it out. Later requests with this id go to the engine that has the response, and the response exists
+for its tenant only. An id that is not noted does not exist: after a restart the gateway cannot know whose it was.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ def unknown(id: str) -> ApiError:
 class StoredResponses:
     """The responses that were given out, by tenant and id. Beyond `most`, the tenant that has most loses its oldest."""
 
-    def __init__(self, most: int, *, is_shared: bool = False) -> None:
-        """`is_shared`: other gateways are told by `report`, and heard by `listen`."""
+    def __init__(self, most: int, store: Store | None = None) -> None:
+        """`store`: by it other gateways are told (`report`) and heard (`listen`). None: there are no others."""
         self._most = most
+        self._store = store
         self._count = 0
         self._tenants: dict[str, dict[str, Stored]] = {}
-        self._untold: deque[Note] = deque(maxlen=most if is_shared else 0)
+        self._untold: deque[Note] = deque(maxlen=0 if store is None else most)
         self._wakes = asyncio.Event()
 
     def __len__(self) -> int:
@@ -76,23 +77,25 @@ class StoredResponses:
         self._keep((principal.tenant, id, found.asked, found.model, found.engine), now)
         return found
 
-    async def report(self, store: Store) -> None:
+    async def report(self) -> None:
         """Tell the other gateways what is new, as soon as something is."""
         await self._wakes.wait()
         self._wakes.clear()
         notes = list(self._untold)
         self._untold.clear()
+        assert self._store is not None
         with suppress(StoreError):
-            await store.publish(CHANNEL, msgspec.msgpack.encode(notes))
+            await self._store.publish(CHANNEL, msgspec.msgpack.encode(notes))
 
-    async def listen(self, store: Store) -> None:
+    async def listen(self) -> None:
         """Hear what others tell, until that ends, and a second more."""
+        assert self._store is not None
         with suppress(StoreError):
-            await store.subscribe(CHANNEL, self.heard)
+            await self._store.subscribe(CHANNEL, self.heard)
         await asyncio.sleep(RETRY_S)
 
     def heard(self, content: bytes) -> None:
-        """Remember what another gateway has given out. What makes no sense is ignored."""
+        """Remember what another gateway has given out. Ignore a message that cannot be read."""
         with suppress(ValueError):
             for note in msgspec.msgpack.decode(content, type=list[Note]):
                 self._keep(note, time.monotonic())

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -179,8 +178,8 @@ class Gateway:
         config = self.config
         await self._share()
         self._pools.commit(config, self.shared, await self._pools.prepare(config))
-        responses = StoredResponses(config.bounds.of("responses"), is_shared=self.store is not None)
-        self._replicate(self.store, responses)
+        self.responses = StoredResponses(config.bounds.of("responses"), self.store)
+        self._replicate(self.store)
         if config.usage is not None:
             await self._count_usage(config.usage)
         if self.keys is not None:
@@ -206,7 +205,7 @@ class Gateway:
             unqueued=self._unqueued,
             aliases=config.aliases,
             reading_bytes_max=config.bounds.reading_bytes,
-            responses=responses,
+            responses=self.responses,
             sampler=None if config.tracing is None else Sampler(config.tracing.sample_ratio),
         )  # fmt: skip
         if config.usage is not None:
@@ -379,7 +378,7 @@ class Gateway:
 
         self._keyring.tokens = Issuers(self.config.jwt, session, self._background)
 
-    def _replicate(self, store: Store | None, responses: StoredResponses) -> None:
+    def _replicate(self, store: Store | None) -> None:
         """Be one of several gateways in front of the same engines, if it is."""
         if store is None:
             return
@@ -408,8 +407,8 @@ class Gateway:
             worker = "" if self._worker_slot is None else f" worker {self._worker_slot.index}"
             self.replicas = Replicas(self, store, self._background, worker)
             self._background.repeat(self.replicas.listen, "fleet")
-        self._background.repeat(partial(responses.report, store), "responses sent")
-        self._background.repeat(partial(responses.listen, store), "responses received")
+        self._background.repeat(self.responses.report, "responses sent")
+        self._background.repeat(self.responses.listen, "responses received")
         for exchanges in self.exchanges:
             self._background.repeat(exchanges.turn, "exchange", exchanges.about)
         for lesson in lessons:

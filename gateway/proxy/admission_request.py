@@ -31,11 +31,8 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
     """The request as this pool's models and engines have it. What it was to the pool before (`context.request`) stays,
     as far as that does not depend on them.
 
-    Raises ApiError for an app that the key may not claim, for what no context there has room for, and for what goes on
-    from a response that no engine there has.
+    Raises ApiError for an app that the key may not claim, and for what no context there has room for.
     """
-    if context.engine and context.engine not in pool.backends:
-        raise ApiError(Reason.NO_BACKEND, "the engine that has the previous response is not in service")
     payload, before, generates = context.payload, context.request, context.route.generates
     sequences = payload.sequences if generates else 1
     prompt_tokens, output_tokens_max = within_context(

@@ -209,7 +209,7 @@ class Exchange:
             return True  # this one never had it
         self._sends += sends
         self._killed, pool = backend, self._pool
-        if self._sends > 1:
+        if self._sends > 1 or self.request.engine:
             return False
         return (pool.has_other(backend) or pool.stand_in() is not None) and pool.retries.take()
 

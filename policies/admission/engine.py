@@ -418,8 +418,8 @@ class AdmissionEngine:
             if not isinstance(popped, Selection):
                 if popped is not None and self.room.is_lost(popped.request):
                     self._withdraw(popped.request, now)
-                    refused = Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max)
-                    decisions.append(self._reject(popped.request, refused, now, CALM))
+                    lost = Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max)
+                    decisions.append(self._reject(popped.request, lost, now, CALM))
                     continue
                 self.blocked = popped
                 self._waits.blocked(popped, now)
