@@ -380,7 +380,7 @@ def test_what_may_be_asked_beyond_what_is_known(tmp_path: Path) -> None:
         "cors_origins: ['https://chat.example.com', 'http://localhost:3000']\n"
     )
     config = load_config(file)
-    assert [route.methods for route in config.routes] == [("GET", "DELETE"), ("DELETE",)]
+    assert [route.methods for route in config.routes] == [("GET", "DELETE"), ("PATCH",)]
     assert config.trusted_proxies == ("10.0.0.0/8", "::1/128")
 
 

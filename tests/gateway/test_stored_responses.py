@@ -106,6 +106,17 @@ async def test_a_response_is_asked_for_where_it_is(start: Starter, stream: bool,
         assert {line["model"] for line in await live.lines(24)} == {MODEL}
 
 
+async def test_a_response_is_asked_for_while_it_is_made(start: Starter) -> None:
+    async with Keeper() as a, start(pools=pools(a)) as live:
+        a.goes_on.clear()
+        async with live.post(RESPONSES, ASKED | {"stream": True}) as response:
+            await response.content.readline()
+            [id] = a.kept
+            assert (await at(live, "POST", f"{RESPONSES}/{id}/cancel")).status == 200
+            a.goes_on.set()
+            assert b"response.completed" in await response.content.read()
+
+
 async def test_a_response_exists_for_nobody_but_its_tenant_and_keys_that_may_ask_for_its_model(start: Starter) -> None:
     keys = [{"hash": hash_key("k")}, {"hash": hash_key("other-model"), "models": ["other"]}]
     tenants = [{"name": "alice", "keys": keys}, {"name": "bob", "keys": [hash_key("bob")]}]
