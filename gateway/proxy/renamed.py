@@ -50,8 +50,6 @@ class Renamed:
             begin = found.start()
             nesting.take(data[taken:begin])
             taken = begin
-            if nesting.in_string:
-                continue
             if found[1] is None:
                 if nesting.depth == 1:
                     self._parent = found[2]

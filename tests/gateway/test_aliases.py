@@ -83,20 +83,23 @@ def models_in(value: Any) -> list[str]:
 
 async def test_a_long_answer_and_a_long_event_have_it_too(start: Starter) -> None:
     long = "y" * 600_000
-    event = named("response.completed", response={"model": MODEL, "output": [long], "status": "completed"})
+    kept = {"model": MODEL}
+    shown = {"metadata": kept, "output": [long], "tools": [kept], "model": MODEL, "status": "completed"}
+    event = named("response.completed", response=shown)
 
     async def script(seen: Seen, peer: Peer) -> None:
         if seen.json.get("stream"):
             await peer.send(STREAM_HEAD + chunk(event) + STREAM_END)
         else:
-            await peer.send(answer(json.dumps({"model": MODEL, "text": long, "usage": {"prompt_tokens": 1}}).encode()))
+            whole = {"metadata": kept, "text": long, "model": MODEL, "usage": {"prompt_tokens": 1}}
+            await peer.send(answer(json.dumps(whole).encode()))
 
     limits = {"response_buffer_bytes_max": 100_000}
     async with Upstream(script) as upstream, start(upstream.url, aliases=ALIASES, limits=limits) as live:
         whole = await live.ask(CHAT, chat() | {"model": ALIAS})
-        assert (whole.json["model"], len(whole.json["text"])) == (ALIAS, len(long))
+        assert (whole.json["model"], whole.json["metadata"], len(whole.json["text"])) == (ALIAS, kept, len(long))
         streamed = await live.ask(RESPONSES, {"model": ALIAS, "input": "x", "stream": True})
-        assert events(streamed.body)[0]["response"]["model"] == ALIAS
+        assert events(streamed.body)[0]["response"] == shown | {"model": ALIAS}
         await until(live.holds_nothing)
 
 
