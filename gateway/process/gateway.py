@@ -180,7 +180,6 @@ class Gateway:
         config = self.config
         await self._share()
         self._pools.commit(config, self.shared, await self._pools.prepare(config))
-        self.responses = StoredResponses(config.bounds.of("responses"), self.store)
         self._replicate(self.store)
         if config.usage is not None:
             await self._count_usage(config.usage)
@@ -385,6 +384,7 @@ class Gateway:
 
     def _replicate(self, store: Store | None) -> None:
         """Be one of several gateways in front of the same engines, if it is."""
+        self.responses = StoredResponses(self.config.bounds.of("responses"), store)
         if store is None:
             return
         from gateway.pool.replication.learned import Lessons
