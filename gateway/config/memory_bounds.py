@@ -54,6 +54,7 @@ TABLES: Final = {
     "users": Table("a tenant or a user of this hour, that is counted by itself in usage", 740, 1),
     "texts": Table("the lengths of a user's last 32 raw prompts", 2850, 16),
     "paces": Table("how soon the users of one app answer", 890, 16),
+    "responses": Table("a stored response: whose it is, and which engine has it", 1130, 2),
     "rates": Table("a tenant or an address that asks too fast", 790, 4),
 }
 """By what their bounds are called below."""

@@ -64,6 +64,7 @@ class Reason(StrEnum):
     CLIENT_TOO_SLOW = "client_too_slow", 408
     TARGET_TOO_LONG = "target_too_long", 414
     EXPECTATION_FAILED = "expectation_failed", 417
+    UPGRADE_REQUIRED = "upgrade_required", 426
     HEADERS_TOO_LARGE = "headers_too_large", 431
     NOT_IMPLEMENTED = "not_implemented", 501
     VERSION_NOT_SUPPORTED = "version_not_supported", 505

@@ -175,9 +175,9 @@ class RequestReader:
             self._refuse_hopeless(data, at, known)
             self.partial = data[at:]
             return len(data) + consumed
-        self.partial = b""
         end += len(_END_OF_HEAD)
         self.request = self._parse_head(data[at:end])
+        self.partial = b""
         return end + consumed
 
     def _too_large(self, data: bytes, at: int) -> ApiError:

@@ -23,6 +23,7 @@ from gateway.http.sockets import listening
 from gateway.http.tls.certificates import Certificates
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
+from gateway.keys.stored_responses import StoredResponses
 from gateway.operator.admin_listener import admin_app, worker_app
 from gateway.operator.pool_metrics import PoolGauges
 from gateway.operator.self_service.self_service import SelfService
@@ -205,6 +206,7 @@ class Gateway:
             unqueued=self._unqueued,
             aliases=config.aliases,
             reading_bytes_max=config.bounds.reading_bytes,
+            responses=self.responses,
             sampler=None if config.tracing is None else Sampler(config.tracing.sample_ratio),
         )  # fmt: skip
         if config.usage is not None:
@@ -382,6 +384,7 @@ class Gateway:
 
     def _replicate(self, store: Store | None) -> None:
         """Be one of several gateways in front of the same engines, if it is."""
+        self.responses = StoredResponses(self.config.bounds.of("responses"), store)
         if store is None:
             return
         from gateway.pool.replication.learned import Lessons
@@ -409,6 +412,8 @@ class Gateway:
             worker = "" if self._worker_slot is None else f" worker {self._worker_slot.index}"
             self.replicas = Replicas(self, store, self._background, worker)
             self._background.repeat(self.replicas.listen, "fleet")
+        self._background.repeat(self.responses.report, "responses sent")
+        self._background.repeat(self.responses.listen, "responses received")
         for exchanges in self.exchanges:
             self._background.repeat(exchanges.turn, "exchange", exchanges.about)
         for lesson in lessons:

@@ -24,7 +24,7 @@ def believed(
     `counted`: the output as we counted it, which stands where the engine says none. The engine's own count is believed
     up to what the request allowed and the model's context has room for; its cached tokens up to those of the prompt.
     """
-    prompt, output = request.prompt_tokens, counted
+    prompt, output = request.prompt_tokens, request.output_tokens_max if works_on(payload, usage) else counted
     if usage is None:
         return ServiceTokens(prompt, output)
     room = context_tokens or CONTEXT_TOKENS_UNKNOWN
@@ -39,6 +39,11 @@ def believed(
         if output > request.output_tokens_max:  # that counts on a long prompt, so it may be too little
             output = min(output, max(counted, _output_max(request, payload, route, room)))
     return ServiceTokens(prompt, output, min(usage.cached_tokens, prompt))
+
+
+def works_on(payload: Payload, usage: Usage | None) -> bool:
+    """Will the engine work on in the background, as far as it has said? Then the answer is charged its maximum."""
+    return payload.is_background and (usage is None or usage.output_tokens is None)
 
 
 def _prompts_max(request: Request, payload: Payload, route: Route) -> int:

@@ -20,13 +20,14 @@ class UserMetadata(msgspec.Struct):
 class Fields(msgspec.Struct):
     """The fields of all APIs together. What only some of them have stays as it is: `Api` says who reads it."""
 
-    model: str = ""
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | UnsetType | None = UNSET
     user: str | None = None
     safety_identifier: str | None = None
     service_tier: Raw = Raw()
     previous_response_id: str | None = None
+    background: Raw = Raw()
     tool_choice: Raw = Raw()
     metadata: Raw = Raw()
     conversation: Raw = Raw()

@@ -376,11 +376,11 @@ def test_what_may_be_asked_beyond_what_is_known(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(
         GOOD + "routes: [{path: /v1/videos/*, methods: [GET, DELETE], treatment: pass}, {path: /v1/responses/*, "
-        "methods: [DELETE], treatment: pass}]\ntrusted_proxies: [10.0.0.0/8, '::1']\n"
+        "methods: [PATCH], treatment: pass}]\ntrusted_proxies: [10.0.0.0/8, '::1']\n"
         "cors_origins: ['https://chat.example.com', 'http://localhost:3000']\n"
     )
     config = load_config(file)
-    assert [route.methods for route in config.routes] == [("GET", "DELETE"), ("DELETE",)]
+    assert [route.methods for route in config.routes] == [("GET", "DELETE"), ("PATCH",)]
     assert config.trusted_proxies == ("10.0.0.0/8", "::1/128")
 
 

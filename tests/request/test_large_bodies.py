@@ -378,7 +378,7 @@ def test_what_is_attached_is_found_among_prose_and_among_code(text: str) -> None
         (b'{"a":[' + b" " * 500_000, "too early"),
         (b'{"a":' + b"[" * (DEPTH_MAX + 1) + b"]" * (DEPTH_MAX + 1) + b"}", "nested deeper"),
         (b'{"n":"x","b":"' + b" " * 500_000 + b'"}', "Expected `int | null`"),
-        (b'{"model":5,"b":"' + b" " * 500_000 + b'"}', "Expected `str`"),
+        (b'{"model":5,"b":"' + b" " * 500_000 + b'"}', "Expected `str | null`"),
         (b'{"messages":[' + b"{}," * (TURNS_MAX + 1) + b"{}]}", "turns"),
     ],
 )

@@ -39,6 +39,9 @@ class Limits(Section):
     """Requests of one tenant at once that pass beside the queue, such as /tokenize."""
     unqueued_per_s: float = Field(default=50, gt=0, le=1e6)
     """Requests of one tenant in a second that need no queue, the list of models included. As many may come at once."""
+    background: bool = False
+    """Take `background: true` of the Responses API. The engine works on after the answer, outside of the queue and of
+    `concurrent`, so each is charged the most that it may take: max_output_tokens, or what the context has room for."""
     client_idle_s: Seconds = 75
     """An idle client connection is closed after this time."""
     client_stall_s: Seconds = 60

@@ -54,7 +54,8 @@ function used({ rows, total }) {
 
 function said(one) {
   const cost = one.cost === undefined || one.cost === null ? "" : `, costs ${one.cost.toFixed(2)}`;
-  return `${short(tokens(one))} tokens, ${count(one.requests, "request")}${cost}`;
+  const unpriced = one.unpriced_tokens ? `, ${short(one.unpriced_tokens)} tokens without a price` : "";
+  return `${short(tokens(one))} tokens, ${count(one.requests, "request")}${cost}${unpriced}`;
 }
 
 // What was used and how long was waited in each of the last 24 hours, of all or of one tenant.

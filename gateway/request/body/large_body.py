@@ -98,7 +98,7 @@ class LargePayload(JsonPayload):
         found: list[ObjectMember],
         turns: Turns,
     ) -> None:
-        super().__init__(body, fields, api, prompt, prompts, fields.model, bool(fields.stream), user_of(fields))
+        super().__init__(body, fields, api, prompt, prompts, fields.model or "", bool(fields.stream), user_of(fields))
         self._turns = turns
         self._members = found
         self._rewritten: dict[str, bytes] = {}

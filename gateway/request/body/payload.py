@@ -17,7 +17,7 @@ from msgspec import UNSET, Raw
 from msgspec.structs import astuple
 
 from gateway.http.errors import ApiError, Reason
-from gateway.request.apis import COMPLETIONS, NAMES, Api
+from gateway.request.apis import COMPLETIONS, NAMES, RESPONSES, Api
 from gateway.request.conversation.turns import Turns, read_turns
 from gateway.request.fields import (
     Fields,
@@ -61,8 +61,8 @@ class Payload:
     """
 
     __slots__ = (
-        "api", "asked", "asks_usage", "body", "demands_tool", "fields", "has_stream_options", "model", "output_param",
-        "output_tokens_max", "prompt", "sequences", "stream", "user",
+        "api", "asked", "asks_usage", "body", "demands_tool", "fields", "has_stream_options", "is_background", "model",
+        "output_param", "output_tokens_max", "previous", "prompt", "sequences", "stream", "user",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +91,11 @@ class Payload:
         choice = fields.tool_choice
         self.demands_tool = bool(choice) and bytes(choice) not in (b'"auto"', b'"none"', b"null")
         """The answer must call a tool."""
+        is_response = api is RESPONSES
+        self.is_background = is_response and bytes(fields.background) not in (b"", b"false", b"null")
+        """The engine works on after its answer."""
+        self.previous = (fields.previous_response_id or "") if is_response else ""
+        """The stored response that it goes on from."""
 
     def let_go(self) -> None:
         """Hold no more of it than an engine gets: nothing else is asked of it any more."""
@@ -176,7 +181,7 @@ def read_json(body: bytes, api: Api) -> JsonPayload:
         api,
         prompt_of(bytes(parts[0]) if len(parts) == 1 else b"".join(parts)),
         _prompts(fields.prompt) if fields.prompt and "prompt" in api.prompt else 1,
-        fields.model,
+        fields.model or "",
         bool(fields.stream),
         user_of(fields),
     )

@@ -36,7 +36,8 @@ function received(name, { service_received: got, service_due: due }, more = "") 
 
 function said(used) {
   const cost = used.cost === undefined || used.cost === null ? "" : `, costs ${used.cost.toFixed(2)}`;
-  return `; ${short(used.input_tokens + used.output_tokens)} tokens, ${count(used.requests, "request")}${cost}`;
+  const unpriced = used.unpriced_tokens ? `, ${short(used.unpriced_tokens)} tokens without a price` : "";
+  return `; ${short(used.input_tokens + used.output_tokens)} tokens, ${count(used.requests, "request")}${cost}${unpriced}`;
 }
 
 function stands(name, one) {
