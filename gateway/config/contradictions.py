@@ -84,7 +84,12 @@ def _limit_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
         return
     bounds = bounds_of(memory_max, max(1, len(pools) if isinstance(pools, list | tuple) else 1))
     connections = bounds.connections * (workers if isinstance(workers, int) and workers > 0 else 1)
-    for field, most in (("body_bytes_max", bounds.body_bytes_most), ("connections_max", connections)):
+    most_of = {
+        "body_bytes_max": bounds.body_bytes_most,
+        "json_bytes_max": bounds.json_bytes_most,
+        "connections_max": connections,
+    }
+    for field, most in most_of.items():
         value = _get(_get(config, "limits"), field)
         if isinstance(value, int) and value > most:
             yield ("limits", field), f"is more than memory_max ({memory_max}) has room for: {most}"

@@ -210,6 +210,11 @@ class Config(Section):
         return bounds_of(self.memory_max, len(self.pools))
 
     @property
+    def json_bytes_max(self) -> int:
+        """The largest body of JSON."""
+        return self.limits.json_bytes_max or self.bounds.json_bytes
+
+    @property
     def listen_address(self) -> tuple[str, int]:
         """Host, without brackets, and port."""
         return split_address(self.listen)

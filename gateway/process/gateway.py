@@ -202,7 +202,7 @@ class Gateway:
             cors=Cors(config.cors_origins),
             unqueued=self._unqueued,
             aliases=config.aliases,
-            reading_bytes_max=config.bounds.reading_bytes,
+            json_bytes_max=config.json_bytes_max,
             sampler=None if config.tracing is None else Sampler(config.tracing.sample_ratio),
         )  # fmt: skip
         if config.usage is not None:
@@ -256,8 +256,10 @@ class Gateway:
         logger.setLevel(config.log_level.upper())
         self._unqueued.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
         if self._pipeline is not None:
-            cors = Cors(config.cors_origins)
-            self._pipeline.take_over(self.pools, routes=Routes.of(config.routes), cors=cors, aliases=config.aliases)
+            self._pipeline.take_over(
+                self.pools, routes=Routes.of(config.routes), cors=Cors(config.cors_origins), aliases=config.aliases,
+                json_bytes_max=config.json_bytes_max,
+            )  # fmt: skip
         if self._server is not None:
             self._server.state.set(server_limits(config), TrustedProxies(config.trusted_proxies))
         if self._certificates is not None and config.tls is not None and config.tls != before.tls:
@@ -420,13 +422,10 @@ class Gateway:
             now = loop.time()
 
     def _is_busy(self) -> bool:
-        reads = self._pipeline is not None and self._pipeline.reading > 0
-        return reads or any(len(pool.dispatcher) for pool in self._pools.with_leaving())
+        return any(len(pool.dispatcher) for pool in self._pools.with_leaving())
 
     def _give_up_rest(self) -> None:
         message = "this gateway is shutting down and could not wait any longer for the answer"
-        if self._pipeline is not None:
-            self._pipeline.give_up(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
         for pool in self._pools.with_leaving():
             for exchange in pool.dispatcher.exchanges():
                 if isinstance(exchange, Exchange):
