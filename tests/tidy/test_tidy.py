@@ -99,8 +99,6 @@ NO_PUBLIC_WAY = {
     "tests/gateway/test_poison_requests.py:_broken",
     "tests/gateway/test_access_log.py:_access_log",
     "tests/gateway/test_routes.py:_server",
-    *(f"tests/request/test_large_bodies.py:{name}" for name in ("_begun_bytes", "_pipeline", "_readings")),
-    *(f"tests/request/test_large_bodies.py:{name}" for name in ("_is_scheduled", "_waiting")),
     "tests/http/test_answers.py:_pending",
     *(f"tests/simulated/test_engine_model.py:{name}" for name in ("_pool", "_running", "_held", "_blank", "_cached")),
     "tests/gateway/test_backpressure.py:_server",

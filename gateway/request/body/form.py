@@ -92,12 +92,13 @@ def read_form(body: bytes, content_type: bytes, api: Api) -> Payload:
             kept.append(part)
         else:
             left_out_bytes += part.after - part.at
-    if parts:
-        end = parts[-1].after + len(_LAST)  # engines may read what follows in more than one way
-        if len(kept) < len(parts) or len(body) > end + len(_LINE_END):
-            view = memoryview(body)
-            pieces = [view[: parts[0].at], *[view[one.at : one.after] for one in kept], view[parts[-1].after : end]]
-            body = b"".join([*pieces, _LINE_END])
+    if not parts:
+        raise _bad("it has no parts")
+    end = parts[-1].after + len(_LAST)  # engines may read what follows in more than one way
+    if len(kept) < len(parts) or len(body) > end + len(_LINE_END):
+        view = memoryview(body)
+        pieces = [view[: parts[0].at], *[view[one.at : one.after] for one in kept], view[parts[-1].after : end]]
+        body = b"".join([*pieces, _LINE_END])
     stream = FLAGS.get(found.get("stream", "").lower(), False)
     user = found.get("user", "")[:USER_LENGTH_MAX]
     return FormPayload(body, api, found.get("model", ""), stream, user, model_at)
@@ -187,7 +188,7 @@ def _names(head: bytes, number: int, charset: str) -> tuple[str, str]:
         name, value = field[1].lower(), field[2].rstrip()
         if name == b"content-disposition" and disposition is None:
             disposition = _parameters(value, _DISPOSITION)
-            if disposition is not None and b"name*" not in disposition and b"\\" not in disposition.get(b"name", b"\\"):
+            if disposition is not None and _is_plain(disposition):
                 continue
         elif name != b"content-disposition" and (name != b"content-transfer-encoding" or value.lower() in _PLAIN):
             continue
@@ -196,6 +197,12 @@ def _names(head: bytes, number: int, charset: str) -> tuple[str, str]:
         raise _bad(f"part {number} has no content-disposition")
     named, file_name = disposition[b"name"], disposition.get(b"filename", b"")
     return named.decode(charset, "replace"), file_name.decode(charset, "replace")
+
+
+def _is_plain(disposition: dict[bytes, bytes]) -> bool:
+    """Has every reader the same name for the field?"""
+    is_coded = any([parameter.startswith(b"name*") for parameter in disposition])
+    return not is_coded and b"\\" not in disposition.get(b"name", b"\\")
 
 
 def _note(found: dict[str, str], name: str, value: bytes) -> None:

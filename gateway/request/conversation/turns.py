@@ -209,7 +209,7 @@ def _holds_result(content: bytes) -> bool:
     return False
 
 
-def same_text(content: bytes) -> bytes:
+def same_text(content: bytes) -> bytes | memoryview:
     """Return what is hashed of a question: its plainest form, without marks for the engine's cache (agents move these
     from turn to turn)."""
     if content.startswith(b'"') or content.find(_MARK) < 0:
@@ -232,7 +232,7 @@ def same_text(content: bytes) -> bytes:
         (block,) = decode_one_text(plain)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return plain
-    return bytes(block.text)
+    return memoryview(block.text)
 
 
 def _mark_at(content: bytes, at: int, low: int) -> tuple[int, int]:
@@ -252,7 +252,7 @@ def _mark_at(content: bytes, at: int, low: int) -> tuple[int, int]:
     return at, end if after is None else after.end()
 
 
-def named(*parts: bytes) -> str:
+def named(*parts: bytes | memoryview) -> str:
     """A short name for these parts, as only text is: XXH3, at a tenth of what sha256 takes. None of them holds a NUL:
     they are JSON, or printable."""
     name = xxh3_64(parts[0])
