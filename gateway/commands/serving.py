@@ -142,7 +142,7 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
     if worker is None:
         gateway = Gateway(config, load=load)
     else:
-        gateway = Gateway(config, worker.listeners[0], load=load, worker_slot=worker.worker_slot)
+        gateway = Gateway(config, worker.listeners, load=load, worker_slot=worker.worker_slot)
     reloads = Background()
     stop, now = asyncio.Event(), asyncio.Event()
 
@@ -194,7 +194,7 @@ async def _reload(gateway: Gateway, log: StderrLog) -> None:
 
 def _url(config: Config, port: int) -> str:
     """Where clients on this machine find it."""
-    return local_url(config.listen_address[0], port, "http" if config.tls is None else "https")
+    return local_url(config.listen_addresses[0][0], port, "http" if config.tls is None else "https")
 
 
 def _without_key(config: Config) -> list[str]:

@@ -39,6 +39,16 @@ def checked_address(text: str) -> str:
     return text
 
 
+def several_addresses() -> BeforeValidator:
+    """Let one address stand for a list of one."""
+
+    def checked(value: Any) -> Any:
+        addresses = value if isinstance(value, list | tuple) and value else [value]
+        return [checked_address(str(each)) for each in addresses]
+
+    return BeforeValidator(checked, json_schema_input_type=str | tuple[str, ...])
+
+
 def split_address(text: str) -> tuple[str, int]:
     """Host without brackets, and port; ("", -1) when the text is no address."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})", text)

@@ -30,6 +30,7 @@ from gateway.config.checks import (
     fault,
     is_loopback,
     not_empty,
+    several_addresses,
     split_address,
     unique,
 )
@@ -110,8 +111,10 @@ class TenantConfig(Grouped):
 class Config(Section):
     """The configuration of one fairgate gateway."""
 
-    listen: Address = LISTEN
-    """host:port for clients; port 0 takes a free one."""
+    listen: Annotated[tuple[str, ...], several_addresses(), AfterValidator(unique)] = Field(
+        default=(LISTEN,), strict=False
+    )
+    """host:port for clients, or a list of them; port 0 takes a free one. [::]:8080 listens to IPv6 and IPv4."""
     tls: ListenerTlsConfig | None = None
     """TLS for clients, in the place of plain HTTP. Default: none, for loopback or behind a proxy that speaks TLS."""
     trusted_proxies: tuple[NetworkName, ...] = Field(default=(), strict=False)
@@ -215,9 +218,9 @@ class Config(Section):
         return self.limits.json_bytes_max or self.bounds.json_bytes
 
     @property
-    def listen_address(self) -> tuple[str, int]:
-        """Host, without brackets, and port."""
-        return split_address(self.listen)
+    def listen_addresses(self) -> list[tuple[str, int]]:
+        """Hosts, without brackets, and ports."""
+        return [split_address(each) for each in self.listen]
 
     @property
     def admin_address(self) -> tuple[str, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from gateway.http.addresses import TrustedProxies
 from gateway.http.errors import ApiError, Reason
 from gateway.http.server import HttpServer
 from gateway.http.server_state import ServerState
-from gateway.http.sockets import listening
+from gateway.http.sockets import listener_of_all_families, listening
 from gateway.http.tls.certificates import Certificates
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
@@ -72,17 +73,17 @@ class Gateway:
     def __init__(
         self,
         config: Config,
-        listener: socket.socket | None = None,
+        listeners: Sequence[socket.socket] = (),
         *,
         load: Callable[[], Config] | None = None,
         worker_slot: WorkerSlot | None = None,
         resolver: Resolver = resolve,
     ) -> None:
-        """`listener`: a socket that listens already, instead of the configured address. `load`: how it is reloaded
+        """`listeners`: sockets that listen already, instead of the configured addresses. `load`: how it is reloaded
         (`Reloading`). `worker_slot`: its place, if it is one of several workers. `resolver`: looks up the addresses of
         backends that have `each_address`."""
         self.config = config
-        self._listener = listener
+        self._listeners = listeners
         self._worker_slot = worker_slot
         self.metrics = Metrics()
         self.gauges = PoolGauges(self.metrics)
@@ -215,8 +216,10 @@ class Gateway:
             proxies=TrustedProxies(config.trusted_proxies), kind=RequestContext,
         )  # fmt: skip
         self._server = HttpServer(state, self._certificates)
-        with listening("the listener for clients", config.listen_address, "listen", "--port"):
-            self.port = await self._server.listen(*config.listen_address, sock=self._listener)
+        for address, sock in zip_longest(config.listen_addresses, self._listeners):
+            with listening("the listener for clients", address, "listen", "--port"):
+                port = await self._server.listen(*address, sock=sock)
+            self.port = self.port or port
         if self._worker_slot is not None:
             self._admin = web.AppRunner(worker_app(self), access_log=None)
             await self._admin.setup()
@@ -225,7 +228,8 @@ class Gateway:
         self._admin = web.AppRunner(admin_app(self), access_log=None)
         await self._admin.setup()
         with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
-            await web.TCPSite(self._admin, *config.admin_address).start()
+            sock = listener_of_all_families(*config.admin_address)
+            await (web.SockSite(self._admin, sock) if sock else web.TCPSite(self._admin, *config.admin_address)).start()
         self.admin_port = int(self._admin.addresses[0][1])
 
     async def take_over(self, config: Config) -> None:

@@ -16,18 +16,16 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.config.changes import changes, needs_restart
 from gateway.config.load import ConfigError, Fault
 from gateway.config.model import Config
 from gateway.config.sections.keys import KeyConfig, hash_key
 from gateway.config.sections.policy_choice import policy_settings
-from gateway.http.sockets import listening
+from gateway.http.sockets import listener, listening
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 
-BACKLOG = 1024
 RESTART_S = 0.1
 RESTART_S_MAX = 10.0
 LONG_LIFE_S = 60.0
@@ -130,13 +128,15 @@ def supervise(
     taken. `announce` gets the ports: that of clients, and that of the operator.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    with listening("the listener for clients", config.listen_address, "listen", "--port"):
-        listeners = _listeners(*config.listen_address, config.workers)
+    of_addresses = []
+    for address in config.listen_addresses:
+        with listening("the listener for clients", address, "listen", "--port"):
+            of_addresses.append(_listeners(*address, config.workers))
     with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
         [admin] = _listeners(*config.admin_address, 1)
     run_directory = RunDirectory.made(config.workers)
     try:
-        announce(int(listeners[0].getsockname()[1]), int(admin.getsockname()[1]))
+        announce(int(of_addresses[0][0].getsockname()[1]), int(admin.getsockname()[1]))
         liveness_pipe, held = os.pipe()
         hub = Child(
             "the hub",
@@ -146,8 +146,8 @@ def supervise(
             liveness_pipe,
         )
         workers = [
-            Child(f"worker {index}", serve, WorkerSlot(index, run_directory), (listener,), liveness_pipe)
-            for index, listener in enumerate(listeners)
+            Child(f"worker {index}", serve, WorkerSlot(index, run_directory), listeners, liveness_pipe)
+            for index, listeners in enumerate(zip(*of_addresses, strict=True))
         ]
         return _supervised(config, hub, workers, held, log, load)
     finally:
@@ -210,30 +210,20 @@ def reloaded(config: Config, load: Callable[[], Config] | None) -> Config:
 
 
 def unix_listener(path: str) -> socket.socket:
-    return _listener(socket.AF_UNIX, path)
+    return listener(socket.AF_UNIX, path)
 
 
 def _listeners(host: str, port: int, count: int) -> list[socket.socket]:
     """So many sockets on one port. OSError if another process listens there."""
     flags = socket.AI_PASSIVE
     family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)[0]
-    only = _listener(family, address, socket.SO_REUSEADDR)
+    only = listener(family, address, socket.SO_REUSEADDR)
     if count == 1:
         return [only]
     # Sockets that share a port join any that share it already: only one that does not has found out.
     with only:
         address = only.getsockname()
-    return [_listener(family, address, socket.SO_REUSEADDR, socket.SO_REUSEPORT) for _ in range(count)]
-
-
-def _listener(family: int, address: Any, *options: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    for option in options:
-        listener.setsockopt(socket.SOL_SOCKET, option, 1)
-    listener.bind(address)
-    listener.listen(BACKLOG)
-    listener.setblocking(False)
-    return listener
+    return [listener(family, address, socket.SO_REUSEADDR, socket.SO_REUSEPORT) for _ in range(count)]
 
 
 def _start(child: Child, children: list[Child], config: Config, held: int) -> None:

@@ -76,7 +76,7 @@ def test_every_fault_of_a_file_is_reported_at_once(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("FAIRGATE_TEST_UNSET", raising=False)
     found = faults(tmp_path, ALL_AT_ONCE)
     assert found == [
-        ":1:9: listen: should be text, not a number; put it in quotes",
+        ":1:9: listen: should be host:port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080",
         ":2:8: admin: should be host:port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080",
         ":3:14: open_access: should be true or false, not text",
         f":4:9: policy: should be {' or '.join(get_args(PolicyName))} (did you mean 'vtc'?)",
