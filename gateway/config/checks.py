@@ -39,14 +39,11 @@ def checked_address(text: str) -> str:
     return text
 
 
-def several_addresses() -> BeforeValidator:
-    """Let one address stand for a list of one."""
-
-    def checked(value: Any) -> Any:
-        addresses = value if isinstance(value, list | tuple) and value else [value]
-        return [checked_address(str(each)) for each in addresses]
-
-    return BeforeValidator(checked, json_schema_input_type=str | tuple[str, ...])
+def checked_addresses(value: Any) -> Any:
+    """Check one address, or a list of them."""
+    if isinstance(value, list | tuple) and value:
+        return unique(tuple([checked_address(str(each)) for each in value]))
+    return checked_address(str(value))
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -27,7 +27,7 @@ READ_TIMES: Final = 4
 written anew."""
 BODY_BYTES_MAX: Final = 32 << 20
 JSON_BYTES_MAX: Final = 8 << 20
-"""Reading a body of this size keeps the event loop for 30 ms if it is text, and for 70 ms at most, whatever it holds."""
+"""Reading so much keeps the event loop for 30 ms if it is text, and for 70 ms at most, whatever it holds."""
 
 
 class Table(NamedTuple):

@@ -25,12 +25,12 @@ from gateway.config.checks import (
     Name,
     bare_text_is,
     checked_address,
+    checked_addresses,
     checked_api_key,
     checked_tokenizer,
     fault,
     is_loopback,
     not_empty,
-    several_addresses,
     split_address,
     unique,
 )
@@ -111,9 +111,7 @@ class TenantConfig(Grouped):
 class Config(Section):
     """The configuration of one fairgate gateway."""
 
-    listen: Annotated[tuple[str, ...], several_addresses(), AfterValidator(unique)] = Field(
-        default=(LISTEN,), strict=False
-    )
+    listen: Annotated[str | tuple[str, ...], BeforeValidator(checked_addresses)] = LISTEN
     """host:port for clients, or a list of them; port 0 takes a free one. [::]:8080 listens to IPv6 and IPv4."""
     tls: ListenerTlsConfig | None = None
     """TLS for clients, in the place of plain HTTP. Default: none, for loopback or behind a proxy that speaks TLS."""
@@ -220,7 +218,7 @@ class Config(Section):
     @property
     def listen_addresses(self) -> list[tuple[str, int]]:
         """Hosts, without brackets, and ports."""
-        return [split_address(each) for each in self.listen]
+        return [split_address(each) for each in ([self.listen] if isinstance(self.listen, str) else self.listen)]
 
     @property
     def admin_address(self) -> tuple[str, int]:

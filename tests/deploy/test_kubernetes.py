@@ -123,7 +123,7 @@ def test_the_config_is_one_that_the_gateway_takes(folder: str, tmp_path: Path, m
     for variable in gateway["env"]:
         monkeypatch.setenv(variable["name"], "secret")
     config = load_config(file)
-    assert (config.listen, config.admin) == (("0.0.0.0:8080",), "0.0.0.0:8190")
+    assert (config.listen, config.admin) == ("0.0.0.0:8080", "0.0.0.0:8190")
     assert config.admin_token is not None
     assert config.drain_s == DRAIN_S
     assert (config.state.redis_url is not None) == (folder != "base")
