@@ -134,7 +134,7 @@ class TextBlock(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", ta
     text: Raw
 
 
-class _Name(str):
+class _Member(str):
     """The name of a member of an object. Each one is counted."""
 
     __slots__ = ()
@@ -160,7 +160,7 @@ decode_name = msgspec.json.Decoder(str).decode
 encode = msgspec.json.encode
 _turns = msgspec.json.Decoder(list[Turn]).decode
 _members: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(
-    cast(type[dict[str, Raw]], dict[_Name, Raw]), dec_hook=lambda kind, text: kind(text)
+    cast(type[dict[str, Raw]], dict[_Member, Raw]), dec_hook=lambda kind, text: kind(text)
 ).decode
 
 

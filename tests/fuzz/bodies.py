@@ -93,8 +93,9 @@ def read_body_form(data: bytes) -> None:
 def read_upload(data: bytes) -> None:
     """The parts of an upload lie behind one another, and each inside of it."""
     at = 0
-    for part in read_parts(data, b"multipart/form-data; boundary=x"):
-        assert at <= part.begin <= part.end <= len(data)
+    parts, end = read_parts(data, b"multipart/form-data; boundary=x")
+    for part in parts:
+        assert at <= part.begin <= part.end <= end <= len(data)
         at = part.end
 
 

@@ -96,7 +96,7 @@ class BatchApi:
     async def _take_file(self, context: RequestContext) -> StoredFile:
         """Keep a file that is uploaded."""
         body, limits = context.body, self._limits
-        parts = {part.name: part for part in read_parts(body, context.header(b"content-type") or b"")}
+        parts = {part.name: part for part in read_parts(body, context.header(b"content-type") or b"")[0]}
         file, purpose = parts.get("file"), parts.get("purpose")
         if purpose is None or body[purpose.begin : purpose.end] != b"batch":
             raise _wrong("files are kept for batches only: the purpose should be 'batch'", "purpose")

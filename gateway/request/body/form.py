@@ -78,7 +78,7 @@ def is_form(content_type: bytes | None) -> bool:
 
 def read_form(body: bytes, content_type: bytes, api: Api) -> Payload:
     """Read the few fields that admission needs, or raise `ApiError` 400."""
-    parts = read_parts(body, content_type)
+    parts, end = read_parts(body, content_type)
     found: dict[str, str] = {}
     model_at: tuple[int, int] | None = None
     left_out_bytes = 0
@@ -92,20 +92,18 @@ def read_form(body: bytes, content_type: bytes, api: Api) -> Payload:
             kept.append(part)
         else:
             left_out_bytes += part.after - part.at
-    if not parts:
-        raise _bad("it has no parts")
-    end = parts[-1].after + len(_LAST)  # engines may read what follows in more than one way
-    if len(kept) < len(parts) or len(body) > end + len(_LINE_END):
+    if len(kept) < len(parts) or len(body) > end + len(_LINE_END):  # engines may read what follows as they like
         view = memoryview(body)
-        pieces = [view[: parts[0].at], *[view[one.at : one.after] for one in kept], view[parts[-1].after : end]]
+        begin, last = (parts[0].at, parts[-1].after) if parts else (end, end)
+        pieces = [view[:begin], *[view[one.at : one.after] for one in kept], view[last:end]]
         body = b"".join([*pieces, _LINE_END])
     stream = FLAGS.get(found.get("stream", "").lower(), False)
     user = found.get("user", "")[:USER_LENGTH_MAX]
     return FormPayload(body, api, found.get("model", ""), stream, user, model_at)
 
 
-def read_parts(body: bytes, content_type: bytes) -> list[Part]:
-    """Find the parts of a form, or raise `ApiError` 400."""
+def read_parts(body: bytes, content_type: bytes) -> tuple[list[Part], int]:
+    """Find the parts of a form and where it ends, or raise `ApiError` 400."""
     said = _parameters(content_type, _TYPE)
     boundary = None if said is None else _BOUNDARY.fullmatch(said.get(b"boundary", b""))
     if said is None or boundary is None:
@@ -135,7 +133,7 @@ def read_parts(body: bytes, content_type: bytes) -> list[Part]:
             raise _bad(f"part {number} does not end with a line end and the boundary")
         parts.append(Part(name, file_name, at, value, end, end + len(mark)))
         at = end + len(mark)
-    return parts
+    return parts, at + len(_LAST)
 
 
 def _is_end(body: bytes, at: int) -> bool:
