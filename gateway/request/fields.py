@@ -1,7 +1,7 @@
 """Which parts of a request's JSON are decoded? The rest stays as it is: prompts are long.
 
-msgspec fills these structures in C; they stand apart from the code that reads them, which is compiled. It accepts a
-number or a flag in the spellings that pydantic's lax mode accepts, since vLLM reads its requests by that.
+msgspec fills these structures in C; they stand apart from the code that reads them, which is compiled. Numbers and
+flags are taken in the spellings of pydantic's lax mode, since vLLM reads its requests by that.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Claimed(msgspec.Struct):
     fairgate_end: str | bool | None = None
 
 
-decode_fields = msgspec.json.Decoder(Fields, strict=False).decode
+decode_fields = msgspec.json.Decoder(Fields).decode
 decode_user = msgspec.json.Decoder(UserMetadata).decode
 decode_claimed = msgspec.json.Decoder(Claimed).decode
 decode_one_text = msgspec.json.Decoder(tuple[TextBlock]).decode

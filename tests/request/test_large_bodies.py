@@ -103,6 +103,14 @@ def test_an_object_of_very_many_members_is_not_written_anew() -> None:
         payload.rename("other")
 
 
+@pytest.mark.parametrize(("limit", "counted"), [(5, 5), (0, 1), (-1, None), (None, None)])
+def test_a_limit_that_engines_read_otherwise_is_counted_as_they_may_mean_it(
+    limit: int | None, counted: int | None
+) -> None:
+    payload = read_json(json.dumps({"max_tokens": limit}).encode(), COMPLETIONS)
+    assert (payload.output_tokens_max, payload.output_param) == (counted, "max_tokens" if limit == 5 else None)
+
+
 def _large(**fields: Any) -> dict[str, Any]:
     return chat("word " * 100_000, **fields)
 
