@@ -182,7 +182,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             GOOD + "memory_max: 201326592\nlimits: {json_bytes_max: 20000000}\n",
             ":4:26: limits.json_bytes_max: is more than memory_max (201326592) has room for: 2767192",
         ),
-        (GOOD + "listen: []\n", ":3:9: listen: should be host:port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080"),
+        (
+            GOOD + "listen: []\n",
+            ":3:9: listen: should be host:port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080",
+        ),
         (GOOD + "listen: ['127.0.0.1:1', '127.0.0.1:1']\n", ":3:9: listen: holds the same name twice"),
         (
             GOOD + "listen: ['127.0.0.2:1', '0.0.0.0:7']\nadmin: '127.0.0.1:7'\n",
