@@ -136,12 +136,15 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
     """
     import signal
 
+    from gateway.process import systemd
     from gateway.process.gateway import Gateway
     from gateway.telemetry.background import Background
 
     log = _log(config)
     if worker is None:
-        gateway = Gateway(config, load=load)
+        inherited = systemd.inherited_listeners()
+        clients = [inherited[systemd.CLIENTS]] if systemd.CLIENTS in inherited else []
+        gateway = Gateway(config, clients, admin_listener=inherited.get(systemd.OPERATOR), load=load)
     else:
         gateway = Gateway(config, worker.listeners, load=load, worker_slot=worker.worker_slot)
     reloads = Background()
@@ -165,6 +168,7 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
         _prepare_interpreter()
         if worker is None:
             log.write_line(_announcement(gateway))
+            systemd.notify("READY=1")
             if _shows_status(config):
                 reloads.start(_show_status(gateway, log))
         else:
@@ -172,6 +176,7 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
             log.write_line(_worker_announcement(gateway, worker))
         await stop.wait()
         if worker is None:
+            systemd.notify("STOPPING=1")
             log.write_line(f"fairgate: draining for at most {gateway.config.drain_s:g} s; a second signal ends at once")
     finally:
         await reloads.stop()

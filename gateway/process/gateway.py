@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from itertools import zip_longest
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,15 +75,17 @@ class Gateway:
         config: Config,
         listeners: Sequence[socket.socket] = (),
         *,
+        admin_listener: socket.socket | None = None,
         load: Callable[[], Config] | None = None,
         worker_slot: WorkerSlot | None = None,
         resolver: Resolver = resolve,
     ) -> None:
-        """`listeners`: sockets that listen already, instead of the configured addresses. `load`: how it is reloaded
-        (`Reloading`). `worker_slot`: its place, if it is one of several workers. `resolver`: looks up the addresses of
-        backends that have `each_address`."""
+        """`listeners`, `admin_listener`: sockets that listen already, in place of the configured addresses. `load`: how
+        the config is read again (`Reloading`). `worker_slot`: its place, if it is one of several workers. `resolver`:
+        looks up the addresses of backends that have `each_address`."""
         self.config = config
         self._listeners = listeners
+        self._admin_listener = admin_listener
         self._worker_slot = worker_slot
         self.metrics = Metrics()
         self.gauges = PoolGauges(self.metrics)
@@ -216,7 +218,7 @@ class Gateway:
             proxies=TrustedProxies(config.trusted_proxies), kind=RequestContext,
         )  # fmt: skip
         self._server = HttpServer(state, self._certificates)
-        for address, sock in zip_longest(config.listen_addresses, self._listeners):
+        for address, sock in zip(config.listen_addresses, self._listeners or repeat(None), strict=False):
             with listening("the listener for clients", address, "listen", "--port"):
                 port = await self._server.listen(*address, sock=sock)
             self.port = self.port or port
@@ -228,7 +230,7 @@ class Gateway:
         self._admin = web.AppRunner(admin_app(self), access_log=None)
         await self._admin.setup()
         with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
-            sock = listener_of_all_families(*config.admin_address)
+            sock = self._admin_listener or listener_of_all_families(*config.admin_address)
             await (web.SockSite(self._admin, sock) if sock else web.TCPSite(self._admin, *config.admin_address)).start()
         self.admin_port = int(self._admin.addresses[0][1])
 

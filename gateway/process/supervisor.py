@@ -24,6 +24,7 @@ from gateway.config.sections.keys import KeyConfig, hash_key
 from gateway.config.sections.policy_choice import policy_settings
 from gateway.http.sockets import listener, listening
 from gateway.keys.identity import Keyring, MintedKey
+from gateway.process import systemd
 from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 
 RESTART_S = 0.1
@@ -128,15 +129,14 @@ def supervise(
     taken. `announce` gets the ports: that of clients, and that of the operator.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    of_addresses = []
-    for address in config.listen_addresses:
-        with listening("the listener for clients", address, "listen", "--port"):
-            of_addresses.append(_listeners(*address, config.workers))
+    inherited = systemd.inherited_listeners()
+    listeners = _of_workers(inherited.get(systemd.CLIENTS), config)
     with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
-        [admin] = _listeners(*config.admin_address, 1)
+        admin = inherited.get(systemd.OPERATOR) or _listeners(*config.admin_address, 1)[0]
     run_directory = RunDirectory.made(config.workers)
     try:
-        announce(int(of_addresses[0][0].getsockname()[1]), int(admin.getsockname()[1]))
+        announce(int(listeners[0][0].getsockname()[1]), int(admin.getsockname()[1]))
+        systemd.notify("READY=1")  # clients can connect; each worker accepts as soon as it serves
         liveness_pipe, held = os.pipe()
         hub = Child(
             "the hub",
@@ -146,8 +146,8 @@ def supervise(
             liveness_pipe,
         )
         workers = [
-            Child(f"worker {index}", serve, WorkerSlot(index, run_directory), listeners, liveness_pipe)
-            for index, listeners in enumerate(zip(*of_addresses, strict=True))
+            Child(f"worker {index}", serve, WorkerSlot(index, run_directory), own, liveness_pipe)
+            for index, own in enumerate(listeners)
         ]
         return _supervised(config, hub, workers, held, log, load)
     finally:
@@ -186,6 +186,7 @@ def _supervised(
         cannot_serve = _reap(children, log, expected=ending)
         failed = 0 if ending else cannot_serve
         if stopped and not ending:
+            systemd.notify("STOPPING=1")
             log(f"draining for at most {config.drain_s:g} s; a second signal ends at once")
         if failed:
             status = failed
@@ -211,6 +212,17 @@ def reloaded(config: Config, load: Callable[[], Config] | None) -> Config:
 
 def unix_listener(path: str) -> socket.socket:
     return listener(socket.AF_UNIX, path)
+
+
+def _of_workers(inherited: socket.socket | None, config: Config) -> list[tuple[socket.socket, ...]]:
+    """Return the listening sockets of each worker, one for each address. All workers share an inherited socket."""
+    if inherited is not None:
+        return [(inherited.dup(),) for _ in range(config.workers)]
+    of_addresses = []
+    for address in config.listen_addresses:
+        with listening("the listener for clients", address, "listen", "--port"):
+            of_addresses.append(_listeners(*address, config.workers))
+    return [*zip(*of_addresses, strict=True)]
 
 
 def _listeners(host: str, port: int, count: int) -> list[socket.socket]:
