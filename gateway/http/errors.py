@@ -46,6 +46,7 @@ class Reason(StrEnum):
     INVALID_REQUEST = "invalid_request", 400
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded", 400
     BODY_TOO_LARGE = "body_too_large", 413
+    ENCODING_NOT_SUPPORTED = "encoding_not_supported", 415
     QUEUE_FULL = "queue_full", 429, _LIMIT
     QUEUE_TIMEOUT = "queue_timeout", 503, _SERVER
     RATE_LIMITED = "rate_limited", 429, _LIMIT

@@ -50,14 +50,13 @@ def _prompts_max(request: Request, payload: Payload, route: Route) -> int:
     """How many prompts of the full context can be in the request? Where nothing is generated, any list is one."""
     if route.generates:
         return request.sequences
-    prompt = payload.prompt
-    return 1 + (prompt.head.count(b",") if len(prompt.head) == prompt.size else prompt.size)
+    return 1 + payload.prompt.commas()
 
 
 def _output_max(request: Request, payload: Payload, route: Route, room: int) -> int:
     if not route.generates:
         return 0
-    asked = payload.output_tokens_max
+    asked = payload.output_tokens_max if payload.output_param else None
     if asked is not None and route.dialect is Dialect.RESPONSES:
         asked *= ROUNDS_MAX
     return (room if asked is None else min(asked, room)) * request.sequences

@@ -1,7 +1,6 @@
 """What becomes of a client's request? Authenticate, identify, read, estimate, and hand it to its pool.
 
-Runs synchronously for each request, but for the reading of a large body, which is done in slices while others are
-served. What is wrong with a request is said here, before anything is queued or charged.
+Runs synchronously for each request. What is wrong with a request is said here, before anything is queued or charged.
 """
 
 from __future__ import annotations
@@ -32,11 +31,8 @@ from gateway.proxy.passthrough import PassThrough, engines_of
 from gateway.proxy.refusals import refusal_error
 from gateway.proxy.request_context import RequestContext
 from gateway.request.apis import OTHER
-from gateway.request.body.large_body import LargePayload
 from gateway.request.body.payload import JsonPayload, Payload
-from gateway.request.body.read import is_quick, read_body, read_body_in_slices
-from gateway.request.body.readings import Reading, Readings
-from gateway.request.body.slices import Slices
+from gateway.request.body.read import read_body
 from gateway.request.cors import Cors
 from gateway.request.routes import MODELS, Routes, Treatment
 from gateway.request.unqueued import Unqueued
@@ -72,15 +68,13 @@ class Pipeline:
         cors: Cors,
         unqueued: Unqueued,
         aliases: Mapping[str, str],
-        reading_bytes_max: int,
+        json_bytes_max: int,
         responses: StoredResponses,
         sampler: Sampler | None = None,
     ) -> None:
-        """`reading_bytes_max`: of large bodies that are read at once. `sampler`: which requests' traces are followed;
-        None: none are."""
+        """`sampler`: which requests' traces are followed; None: none are."""
         self.keyring = keyring
         self._settled = settled
-        self._readings = Readings(reading_bytes_max)
         self.unqueued = unqueued
         self._sampler = sampler
         self.responses = responses
@@ -89,10 +83,13 @@ class Pipeline:
         """Who answers what takes time, but none of an engine."""
         self.files: Mapping[str, tuple[list[Header], bytes]] = {}
         """By path, what anybody may have: header fields and content."""
-        self.take_over(pools, routes=routes, cors=cors, aliases=aliases)
+        self.take_over(pools, routes=routes, cors=cors, aliases=aliases, json_bytes_max=json_bytes_max)
 
-    def take_over(self, pools: Iterable[Pool], *, routes: Routes, cors: Cors, aliases: Mapping[str, str]) -> None:
-        """From now on requests go to these pools, by these routes."""
+    def take_over(
+        self, pools: Iterable[Pool], *, routes: Routes, cors: Cors, aliases: Mapping[str, str], json_bytes_max: int
+    ) -> None:
+        """Send requests to these pools, by these routes. `json_bytes_max`: of one body."""
+        self._json_bytes_max = json_bytes_max
         self._aliases = dict(aliases)
         """Models by other names."""
         self._pools = list(pools)
@@ -112,15 +109,6 @@ class Pipeline:
                 and not self.keyring.takes(each.context.principal)
             ):
                 each.turn_away(_revoked())
-
-    @property
-    def reading(self) -> int:
-        """How many large bodies are being read."""
-        return len(self._readings)
-
-    def give_up(self, error: ApiError) -> None:
-        """The gateway stops: read no more bodies."""
-        self._readings.give_up(error)
 
     def authorize(self, request: HttpRequest) -> tuple[int, list[Header], bytes] | None:
         """Runs when a request's head is there, before its body is read; an answer ends it, and the body is not read."""
@@ -231,50 +219,17 @@ class Pipeline:
             self.late[treatment](context)
         elif treatment is Treatment.PASS and not context.body:
             self._pass_through(context, None).send()
-        elif is_quick(context.body, context.route.api):
-            context.payload = read_body(context, context.route.api)
+        else:
+            context.payload = read_body(context, context.route.api, self._json_bytes_max)
             if not self.keyring.takes(context.principal):
                 raise _revoked()
             if treatment is Treatment.PASS:
-                self._pass_through(context, context.payload).send()
+                passes = self._pass_through(context, context.payload)
+                context.payload.let_go()
+                context.body = b""
+                passes.send()
             else:
                 self._submit(context, self._admit(context))
-        else:
-            self._read_in_slices(context)
-
-    def _read_in_slices(self, context: RequestContext) -> None:
-        work = self._reading(context)
-        next(work)  # from here on it is the one to say what goes wrong
-        reading = Reading(context.tenant, work, len(context.body))
-        self._readings.start(reading)
-        context.responder.on_disconnect = lambda: self._gone_while_read(reading, context)
-
-    def _reading(self, context: RequestContext) -> Slices:
-        responder = context.responder
-        try:
-            yield
-            payload = context.payload = yield from read_body_in_slices(context, context.route.api)
-            yield
-            if not self.keyring.takes(context.principal):
-                raise _revoked()
-            passes = self._pass_through(context, payload) if context.route.treatment is Treatment.PASS else None
-            request = self._admit(context) if passes is None else None
-            context.body = b""
-            if isinstance(payload, LargePayload):
-                yield from payload.seal()
-            yield
-            responder.on_disconnect = None
-            if passes is not None:
-                passes.send()
-            elif request is not None:
-                self._submit(context, request)
-        except Exception as error:
-            responder.on_disconnect = None
-            self.failed(context, error)
-
-    def _gone_while_read(self, reading: Reading, context: RequestContext) -> None:
-        self._readings.cancel(reading)
-        self.ended(context, Outcome.ABANDONED, "client_disconnected")
 
     def ended(self, context: RequestContext, outcome: str, reason: str) -> None:
         """A request has ended that no engine has had."""
@@ -301,8 +256,8 @@ class Pipeline:
     @staticmethod
     def _submit(context: RequestContext, request: Request) -> None:
         head = upstream_head(context)
-        if context.route.generates:  # elsewhere the engine's count is held against the prompt
-            context.payload.let_go()
+        # Where nothing is generated, the engine's count is held against the prompt.
+        context.payload.let_go(counts_commas=not context.route.generates)
         context.body = b""
         Exchange(context, request, head).submit()
 

@@ -168,7 +168,7 @@ async def test_neither_words_nor_keys_are_in_the_log_or_in_the_metrics(start: St
             ("/v1/chat/completions", chat(secret, stream=True, max_tokens=5)),
             ("/v1/chat/completions", chat(secret, max_tokens=5)),
             ("/v1/embeddings", {"model": MODEL, "input": secret}),
-            ("/v1/chat/completions", chat(secret, max_tokens=0)),
+            ("/v1/chat/completions", chat(secret, n=0)),
         ):
             answer = await live.ask(path, body, key=key, x_fairgate_user=secret, cookie=secret)
             assert answer.status in (200, 400)

@@ -81,8 +81,6 @@ NO_PUBLIC_WAY = {
     "tests/gateway/test_routes.py:_server",
     *(f"tests/gateway/test_browsers.py:{name}" for name in ("_server", "_reader")),
     "tests/gateway/test_stored_responses.py:_everybody",
-    *(f"tests/request/test_large_bodies.py:{name}" for name in ("_begun_bytes", "_pipeline", "_readings")),
-    *(f"tests/request/test_large_bodies.py:{name}" for name in ("_is_scheduled", "_waiting")),
     "tests/http/test_answers.py:_pending",
     *(f"tests/simulated/test_engine_model.py:{name}" for name in ("_pool", "_running", "_held", "_blank", "_cached")),
     "tests/gateway/test_backpressure.py:_server",
