@@ -27,6 +27,7 @@ from gateway.config.checks import (
     checked_address,
     checked_api_key,
     checked_tokenizer,
+    checked_zone,
     fault,
     is_loopback,
     not_empty,
@@ -153,6 +154,9 @@ class Config(Section):
     """Who is throttled then."""
     quota: ModelQuotasConfig = ModelQuotasConfig()
     """Limits of every tenant at any time; none by default."""
+    calendar: Annotated[str, AfterValidator(checked_zone)] | None = None
+    """A time zone, such as Europe/Berlin: limits per day and month hold in its days and months, and begin anew with
+    them. Default: they hold in any 24 hours and any 30 days."""
     workers: Annotated[int, BeforeValidator(no_text)] = Field(
         default=1, ge=1, le=WORKERS_MAX, json_schema_extra=or_auto
     )

@@ -120,8 +120,7 @@ class UsageRow:
         if price is None:
             self.cost = None if prompt or output else self.cost
         elif self.cost is not None:
-            per_cached = price.input if price.cached is None else price.cached
-            self.cost += ((prompt - cached) * price.input + cached * per_cached + output * price.output) / 1e6
+            self.cost += ((prompt - cached) * price.input + cached * price.of_cached + output * price.output) / 1e6
 
     def measures(self, *, has_prices: bool) -> dict[str, float | int | None]:
         found: dict[str, float | int | None] = {name: getattr(self, name) for name in _MEASURES}
