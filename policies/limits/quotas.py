@@ -208,7 +208,7 @@ class Quotas:
 
     def refusal(self, request: Request, now: float) -> Refused | None:
         """Is its tenant, or a group around it, beyond a limit? None: they are not."""
-        return self._refusal(request, amounts(request), now)
+        return self._refusal(request, wanted(request), now)
 
     def _refusal(self, request: Request, more: Measures, now: float) -> Refused | None:
         """Would one of them be beyond a limit with this much more? None: none would."""
@@ -267,7 +267,7 @@ class Quotas:
 
     def standing(self, leaf: str, now: float, names: tuple[str, ...] = ()) -> list[Limit]:
         """Every limit of this leaf's tenant, of the groups around it and under these `names`, and how much is used."""
-        return self._standing(self.members(leaf, names), (0, 1, 1, 0), now)
+        return self._standing(self.members(leaf, names), (1, 1, 1, 1), now)
 
     def overrun(self, request: Request, now: float) -> Refused | None:
         """Is its tenant, or a group around it, beyond a limit, now that this request has been counted?"""
@@ -324,6 +324,12 @@ class Quotas:
                     left = most - self.under_way.get(member, 0) - self.under_way_elsewhere.get(member, 0)
                     limits.append(Limit(name, most, max(0, left), 0.0 if left >= more[1] else 1.0))
         return limits
+
+
+def wanted(request: Request) -> Measures:
+    """What must be left of each limit when a request comes."""
+    _, requests, tokens, cost = amounts(request)
+    return 1, requests, max(1, tokens), max(1, cost)
 
 
 def amounts(request: Request) -> Measures:

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable
+from functools import partial
+from operator import mul
 from typing import Final, NamedTuple
 
 from policies.request import Limit
@@ -50,7 +52,11 @@ class Window(NamedTuple):
 def rolling(window_s: float, parts: int = PARTS) -> Window:
     """Any stretch of `window_s`."""
     part_s = window_s / parts
-    return Window(parts + 1, window_s + part_s, lambda at_s: int(at_s // part_s), lambda bucket: bucket * part_s)
+    return Window(parts + 1, window_s + part_s, partial(_bucket, part_s), partial(mul, part_s))
+
+
+def _bucket(part_s: float, at_s: float) -> int:
+    return int(at_s // part_s)
 
 
 class _History:

@@ -12,7 +12,7 @@ from itertools import islice
 from math import ceil
 from typing import Final
 
-from policies.limits.quotas import WINDOWS, Quotas, amounts
+from policies.limits.quotas import WINDOWS, Quotas, wanted
 from policies.limits.sliding_counts import NOTHING, PLACES, Measures, SlidingCounts
 from policies.replicas.messages import CountDelta, Counted
 from policies.request import Request
@@ -42,9 +42,10 @@ class SharedCounts:
         tallies: list[CountDelta] = []
         counts, pending = self.counts, self.counts.pending or {}
         for member, bucket in list(islice(pending, most)):
-            *own, is_new = pending[member, bucket]
+            *own, is_new = pending.pop((member, bucket))
+            if bucket < counts.oldest:
+                continue
             extra = reserve(member) if reserve is not None and is_new and bucket == counts.bucket else NOTHING
-            del pending[member, bucket]
             if any(extra):
                 pending[member, bucket] = [*[-each for each in extra], 0]
             known = counts.of(member, bucket)
@@ -97,7 +98,7 @@ class SharedQuotas:
         limited = [member for member in members if self.quotas.rules(member)]
         if not limited or self.quotas.refusal(request, now) is not None:
             return True
-        return all([self._has_left(member, amounts(request), 0.0) for member in limited])
+        return all([self._has_left(member, wanted(request), 0.0) for member in limited])
 
     def report(self, most: int) -> list[CountDelta]:
         """What was counted since the last exchange, for at most `most` tenants and groups in each window."""

@@ -139,7 +139,7 @@ def quotas(most: int) -> Any:
         for number in range(BEYOND * most):
             asked = request(number)
             made.admitted(asked, now)
-            made.ended(asked, 1000 + number, now)
+            made.ended(asked, ServiceTokens(1000 + number, 0), now)
     return made
 
 
