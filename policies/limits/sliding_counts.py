@@ -26,6 +26,8 @@ Measures = tuple[int, int, int, int]
 """Four counts. Their population says what they count."""
 NOTHING: Final = (0, 0, 0, 0)
 PLACES: Final = range(len(NOTHING))
+TAKES_BACK, NEW, LOST = range(3)
+"""Why is something to be reported? It takes back what was reserved; it is new; the store has lost it."""
 PARTS: Final = 60
 """Buckets in a window: an event counts for 1.7 % longer than the window."""
 _ROW: Final = 1 + len(NOTHING)
@@ -119,9 +121,9 @@ class SlidingCounts:
         """How far the clock that cuts time into buckets is ahead of `now`."""
         self.bucket = -(1 << 62)
         """The present one."""
-        self.pending: dict[tuple[Hashable, int], list[int]] | None = None
-        """By member and bucket: what was counted and is not reported to other gateways, and whether any of it came
-        after the last report. Bounded: the oldest are dropped. None: there are no other gateways."""
+        self.pending: dict[Hashable, dict[int, list[int]]] | None = None
+        """By member and bucket: what was counted and is not reported to other gateways, and why it is to be. Bounded:
+        the oldest are dropped. None: there are no other gateways."""
         self._members_max = members_max
         self._histories: dict[Hashable, _History] = {}
         self._changes_s = (0.0, 0.0)
@@ -166,12 +168,25 @@ class SlidingCounts:
         history.forget_before(self.oldest)
         history.add(bucket, amounts)
         if reports and self.pending is not None:
-            pending = self.pending.setdefault((member, bucket), [*NOTHING, 1])
+            pending = self.pend(member, bucket, NEW)
             for place in PLACES:
                 pending[place] += amounts[place]
-            pending[-1] = 1
             if len(self.pending) > self._members_max:
                 del self.pending[next(iter(self.pending))]
+
+    def pend(self, member: Hashable, bucket: int, why: int) -> list[int]:
+        """What the member did in a bucket is to be reported. Returns what was not reported yet, to add to."""
+        assert self.pending is not None
+        pending = self.pending.setdefault(member, {}).setdefault(bucket, [*NOTHING, why])
+        pending[-1] = max(pending[-1], why)
+        return pending
+
+    def pend_all(self) -> None:
+        """All that other gateways have answered for is to be reported anew."""
+        for member, history in self._histories.items():
+            if history.answered >= self.oldest:
+                for bucket in history.rows[::_ROW]:
+                    self.pend(member, bucket, LOST)
 
     def of(self, member: Hashable, bucket: int) -> Measures:
         """What the member did in one bucket."""
@@ -193,7 +208,7 @@ class SlidingCounts:
         if bucket < self.oldest or self.pending is None:
             return
         before = self.of(member, bucket)
-        own = self.pending.get((member, bucket), NOTHING)
+        own = self.pending.get(member, {}).get(bucket, NOTHING)
         more = [known[place] + own[place] - before[place] for place in PLACES]
         if any(more):
             self.add(member, (more[0], more[1], more[2], more[3]), bucket, reports=False)

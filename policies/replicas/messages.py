@@ -29,7 +29,7 @@ SHAPES: Final = (
     ("presence", "nccc"),
     ("holdings", "-cccccccccc"),
     ("charges", "-nn--"),
-    ("tallies", "-csbbn"),
+    ("tallies", "-csbbn-"),
     ("calls", "-nnns-"),
     ("under_way", "-c"),
     ("lefts", "--nn"),
@@ -147,11 +147,13 @@ class CountDelta(NamedTuple):
     """The counts of all gateways as they are known here."""
     since: int
     """The first bucket of which the reply has the counts. What others have counted in earlier ones is known here."""
+    is_lost: bool = False
+    """The store has lost its data: at least `base` was counted."""
 
     @property
     def first(self) -> int:
         """The first bucket that is in the reply."""
-        return max(self.since, self.bucket - BUCKETS_MAX + 1)
+        return min(self.bucket, max(self.since, self.bucket - BUCKETS_MAX + 1))
 
 
 Counted = list[Measures]

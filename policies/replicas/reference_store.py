@@ -270,9 +270,9 @@ class ReferenceStore:
         kept = self._sums.get(tally.name)
         buckets = kept.value if kept is not None else {}
         sums = buckets.get(tally.bucket, tally.base)
-        if not was_here:
+        if not was_here or tally.is_lost:
             sums = _each(max, sums, tally.base)
-        if not is_repeated and any(tally.more):
+        if not is_repeated and (any(tally.more) or tally.is_lost):
             buckets[tally.bucket] = sums = _each(add, sums, tally.more)
             for bucket in [each for each in buckets if each <= tally.bucket - BUCKETS_MAX]:
                 del buckets[bucket]

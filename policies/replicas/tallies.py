@@ -13,7 +13,7 @@ from math import ceil
 from typing import Final
 
 from policies.limits.quotas import WINDOWS, Quotas, wanted
-from policies.limits.sliding_counts import NOTHING, PLACES, Measures, SlidingCounts
+from policies.limits.sliding_counts import LOST, NOTHING, PLACES, TAKES_BACK, Measures, SlidingCounts
 from policies.replicas.messages import CountDelta, Counted
 from policies.request import Request
 
@@ -41,38 +41,46 @@ class SharedCounts:
         self._asked = []
         tallies: list[CountDelta] = []
         counts, pending = self.counts, self.counts.pending or {}
-        for member, bucket in list(islice(pending, most)):
-            *own, is_new = pending.pop((member, bucket))
-            if bucket < counts.oldest:
-                continue
-            extra = reserve(member) if reserve is not None and is_new and bucket == counts.bucket else NOTHING
-            if any(extra):
-                pending[member, bucket] = [*[-each for each in extra], 0]
-            known = counts.of(member, bucket)
-            tally = CountDelta(
-                f"{self._name}:{_joined(member)}",
-                bucket,
-                ceil(2 * counts.window.longest_s),
-                _measures([own[place] + extra[place] for place in PLACES]),
-                _measures([known[place] - own[place] for place in PLACES]),
-                self._since(member, bucket),
-            )
-            tallies.append(tally)
-            self._asked.append((member, tally.first))
+        for member in list(islice(pending, most)):
+            if len(tallies) >= most:
+                break
+            for bucket, (*own, why) in sorted(pending.pop(member).items()):
+                if bucket < counts.oldest:
+                    continue
+                extra = reserve(member) if reserve is not None and why and bucket == counts.bucket else NOTHING
+                known = counts.of(member, bucket)
+                tally = CountDelta(
+                    f"{self._name}:{_joined(member)}",
+                    bucket,
+                    ceil(2 * counts.window.longest_s),
+                    _measures([own[place] + extra[place] for place in PLACES]),
+                    _measures([known[place] - own[place] for place in PLACES]),
+                    self._since(member, bucket),
+                    why == LOST,
+                )
+                if any(extra):
+                    counts.pend(member, bucket, TAKES_BACK)[:-1] = [-each for each in extra]
+                tallies.append(tally)
+                self._asked.append((member, tally.first))
         return tallies
 
-    def receive(self, counted: Iterator[Counted]) -> None:
-        """Take the sums of all gateways for the reported counts, which come next."""
+    def receive(self, counted: Iterator[Counted], *, is_forgotten: bool) -> None:
+        """Take the sums of all gateways for the reported counts, which come next. `is_forgotten`: the store has lost
+        its data, and gets all of it anew."""
         for member, first in self._asked:
-            for bucket, known in enumerate(next(counted), first):
-                self.counts.answer(member, bucket, known)
+            sums = next(counted)
+            for bucket, known in enumerate(sums, first):
+                if not is_forgotten or bucket == first + len(sums) - 1:
+                    self.counts.answer(member, bucket, known)
         self._asked = []
+        if is_forgotten:
+            self.counts.pend_all()
 
     def own(self, member: Hashable, place: int) -> tuple[int, int, bool]:
         """Of one measure: what is counted here and not reported yet, the sum that all gateways have reported, and
         whether that sum is known."""
         counts = self.counts
-        own = (counts.pending or {}).get((member, counts.bucket), NOTHING)[place]
+        own = sum([each[place] for each in (counts.pending or {}).get(member, {}).values()])
         return own, counts.sums(member)[place] - own, counts.answered(member) >= counts.bucket
 
     def _since(self, member: Hashable, bucket: int) -> int:
@@ -112,11 +120,18 @@ class SharedQuotas:
         quotas = self.quotas
         return [item for item in quotas.under_way.items() if any([rule.window < 0 for rule in quotas.rules(item[0])])]
 
-    def receive(self, counted: Sequence[Counted], gateways: int, under_way: Sequence[tuple[str, int]]) -> None:
+    def receive(
+        self,
+        counted: Sequence[Counted],
+        gateways: int,
+        under_way: Sequence[tuple[str, int]],
+        *,
+        is_forgotten: bool = False,
+    ) -> None:
         """Take what all `gateways` counted together, and what is under way at the others."""
         sums = iter(counted)
         for counts in self._windows:
-            counts.receive(sums)
+            counts.receive(sums, is_forgotten=is_forgotten)
         self._gateways = gateways
         self.quotas.may_have = None
         self.quotas.under_way_elsewhere = dict(under_way)

@@ -27,7 +27,7 @@ local NUMBER_MAX, SECONDS_MAX = 1e18, 1e12
 -- What a report says, in this order, and a letter for each value: `SHAPES` in policies/replicas/messages.py says what they mean.
 local SHAPES = {
   { 'standings', '--nnn--' }, { 'presence', 'nccc' }, { 'holdings', '-cccccccccc' }, { 'charges', '-nn--' },
-  { 'tallies', '-csbbn' }, { 'calls', '-nnns-' }, { 'under_way', '-c' }, { 'lefts', '--nn' },
+  { 'tallies', '-csbbn-' }, { 'calls', '-nnns-' }, { 'under_way', '-c' }, { 'lefts', '--nn' },
 }
 
 local function is_sound(kind, value)
@@ -267,10 +267,10 @@ end
 
 local sums = {}
 for i, tally in ipairs(tallies) do
-  local name, bucket, ttl_s, more, base, since = unpack(tally)
+  local name, bucket, ttl_s, more, base, since, is_lost = unpack(tally)
   local key = KEYS[2] .. 'w:' .. name
   local fields = {}
-  for each = math.max(since, bucket - BUCKETS_MAX + 1), bucket do
+  for each = math.min(bucket, math.max(math.floor(since), bucket - BUCKETS_MAX + 1)), bucket do
     fields[#fields + 1] = each_of(each)
   end
   local found = redis.call('HMGET', key, unpack(fields))
@@ -279,12 +279,12 @@ for i, tally in ipairs(tallies) do
     reply[at] = counted(found[at], { 0, 0, 0, 0 })
   end
   local sum = counted(found[#fields], base)
-  if not before then
+  if not before or is_lost then
     for at = 1, 4 do
       sum[at] = math.max(sum[at], base[at])
     end
   end
-  if not is_repeated and (more[1] ~= 0 or more[2] ~= 0 or more[3] ~= 0 or more[4] ~= 0) then
+  if not is_repeated and (is_lost or more[1] ~= 0 or more[2] ~= 0 or more[3] ~= 0 or more[4] ~= 0) then
     for at = 1, 4 do
       sum[at] = sum[at] + more[at]
     end
