@@ -75,7 +75,7 @@ FINENESS = """
 NAMES = """
     admission.memory.VERSION replicas.prefixes.VERSION
     capacity.kv_forecast.NEVER
-    limits.quotas.MINUTE_S limits.quotas.DAY_S orders.rpm.WINDOW_S
+    limits.quotas.MINUTE_S limits.quotas.DAY_S orders.rpm.WINDOW_S limits.sliding_counts.LOST
     orders.dlpm._CAME_BITS orders.dlpm._FRONT placements.prefix._BITS
     orders.profiles.ANY_STAGE
 """
