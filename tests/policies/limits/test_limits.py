@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.sliding_counts import PARTS, SlidingCounts, rolling
 from policies.limits.throttle import Ceilings, Throttle, ThrottleSettings
+from policies.replicas.messages import BUCKETS_MAX
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens
 from tests.policies.making import make_request
 
@@ -84,6 +85,7 @@ def test_who_asks_all_the_time_gets_nearly_all_of_the_limit() -> None:
             quotas.admitted(make_request("a"), number / 10)
             served += 1
     assert 3600 / 1.02 <= served <= 3600
+    assert quotas.minute.window.kept <= BUCKETS_MAX, "the store keeps as many"
 
 
 def test_an_earlier_bucket_takes_what_is_given_back_and_what_others_say() -> None:
