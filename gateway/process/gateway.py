@@ -23,7 +23,7 @@ from gateway.http.sockets import listening
 from gateway.http.tls.certificates import Certificates
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
-from gateway.operator.admin_listener import admin_app, worker_app
+from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
 from gateway.operator.pool_metrics import PoolGauges
 from gateway.operator.self_service.self_service import SelfService
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, snapshot_of
@@ -218,11 +218,11 @@ class Gateway:
         with listening("the listener for clients", config.listen_address, "listen", "--port"):
             self.port = await self._server.listen(*config.listen_address, sock=self._listener)
         if self._worker_slot is not None:
-            self._admin = web.AppRunner(worker_app(self), access_log=None)
+            self._admin = admin_runner(worker_app(self))
             await self._admin.setup()
             await web.UnixSite(self._admin, self._worker_slot.run_directory.worker(self._worker_slot.index)).start()
             return
-        self._admin = web.AppRunner(admin_app(self), access_log=None)
+        self._admin = admin_runner(admin_app(self))
         await self._admin.setup()
         with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
             await web.TCPSite(self._admin, *config.admin_address).start()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from gateway.config.model import Config
+from gateway.operator.admin_listener import admin_runner
 from gateway.operator.of_workers import Workers, workers_app
 from gateway.storage.hub.exchange_server import ExchangeServer
 from gateway.storage.store_errors import StoreError
@@ -67,7 +68,7 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int
     loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, reload))
     async with AsyncExitStack() as stack:
         await workers.open(stack)
-        runner = web.AppRunner(workers_app(workers), access_log=None)
+        runner = admin_runner(workers_app(workers))
         await runner.setup()
         await web.SockSite(runner, admin).start()
         await orphaned.wait()

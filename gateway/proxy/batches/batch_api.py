@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from io import BytesIO
@@ -153,7 +154,7 @@ def _asked(context: RequestContext, default: int, most: int) -> tuple[dict[str, 
     """The fields of the query, and how many it wants to see."""
     asked = dict(parse_qsl(context.query.decode("latin-1")))
     limit = asked.get("limit", str(default))
-    if not limit.isdecimal() or not 1 <= int(limit) <= most:
+    if not re.fullmatch("[0-9]{1,9}", limit) or not 1 <= int(limit) <= most:  # int takes no thousands of digits
         raise _wrong(f"limit should be a number from 1 to {most}", "limit")
     return asked, int(limit)
 
