@@ -41,7 +41,7 @@ from gateway.config.provenance import UNKNOWN, Provenances
 from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig, InteractionsConfig
 from gateway.config.sections.backends import BackendConfig
-from gateway.config.sections.groups import GroupConfig, Grouped, tree_of
+from gateway.config.sections.groups import GroupConfig, Grouped, groups_around, tree_of
 from gateway.config.sections.keys import IssuerConfig, KeyConfig
 from gateway.config.sections.limits import Limits
 from gateway.config.sections.listener import NetworkName, Origin, RouteConfig
@@ -207,6 +207,11 @@ class Config(Section):
     def tree(self) -> Tree:
         """What each group and tenant is entitled to."""
         return tree_of(self.groups, self.tenants)
+
+    @property
+    def around(self) -> dict[str, tuple[str, ...]]:
+        """The groups that each tenant is in, the innermost first."""
+        return groups_around(self.groups, self.tenants)
 
     @property
     def bounds(self) -> Bounds:

@@ -55,12 +55,17 @@ class Principal:
     """The name under which the quota of its key is counted."""
     quota: ModelQuotasConfig | None = None
     """Of its key."""
+    group: str = ""
+    """The group that its tenant is in. Empty: none."""
+    label: str = ""
+    """Of its key."""
 
     @classmethod
     def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
         models = None if key.models is None else frozenset(key.models)
         weight = tenant.weight if key.weight is None else key.weight
         more: dict[str, Any] = {"can_wait": can_wait(key), "counts_as": key.counts_as, "quota": key.quota}
+        more |= {"group": tenant.group or "", "label": key.label or ""}
         return cls(tenant.name, weight, key.apps, models, key.expires_s, _digest(key), **more)
 
     def may_ask(self, model: str) -> bool:

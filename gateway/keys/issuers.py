@@ -90,7 +90,7 @@ class Issuer:
         expires_s = float(claims["exp"]) + config.leeway_s
         return Principal(
             found[0], tenants[found[0]].weight, apps, expires_s=expires_s, groups=groups, user=user,
-            issuer=config.issuer,
+            issuer=config.issuer, group=tenants[found[0]].group or "",
         )  # fmt: skip
 
     async def turn(self, session: aiohttp.ClientSession) -> None:

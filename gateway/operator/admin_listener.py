@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -75,6 +76,8 @@ def _own(gateway: Operated) -> list[web.RouteDef]:
     async def metrics(request: web.Request) -> web.Response:
         gateway.gauges.read(gateway.pools, gateway.shared.interactions)
         gateway.gauges.read_exchanges(gateway.exchanges, gateway.news)
+        gateway.gauges.read_quotas(gateway.shared.quotas, time.monotonic())
+        gateway.gauges.read_groups(gateway.config)
         summed_up = tenants(snapshot_of(gateway, with_running=True), gateway.recent)
 
         def rendered() -> bytes:
