@@ -106,9 +106,9 @@ class PoolGauges:
         """How much of each limit is used? Of tenants that have a label, and of the groups around them."""
         used: dict[tuple[str, str], float] = {}
         for tenant in {tenant for _, tenant in self._metrics.labelled()} if quotas is not None else ():
-            for limit in quotas.standing(tenant, now) if quotas is not None else ():
-                name, _, group = limit.name.partition(" ")
-                used[group[1:-1] or tenant, name] = 1.0 - limit.remaining / limit.limit
+            for limit, part in quotas.used(tenant, now).items() if quotas is not None else ():
+                name, _, group = limit.partition(" ")
+                used[group[1:-1] or tenant, name] = part
         self._of_quotas = {"fairgate_quota_used_ratio": [*used.items()]}
 
     def read_groups(self, config: Config) -> None:

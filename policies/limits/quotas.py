@@ -269,6 +269,17 @@ class Quotas:
         """Every limit of this leaf's tenant, of the groups around it and under these `names`, and how much is used."""
         return self._standing(self.members(leaf, names), (1, 1, 1, 1), now)
 
+    def used(self, leaf: str, now: float) -> dict[str, float]:
+        """Which part of each limit of this leaf's tenant, and of the groups around it, is used?"""
+        return {
+            rule.name: (
+                self.windows[rule.window].sums(member, now)[rule.place] if rule.window >= 0 else self._at_once(member)
+            )
+            / rule.most
+            for member in self.members(leaf)
+            for rule in self.rules(member)
+        }
+
     def overrun(self, request: Request, now: float) -> Refused | None:
         """Is its tenant, or a group around it, beyond a limit, now that this request has been counted?"""
         return self._refusal(request, NOTHING, now)
@@ -313,6 +324,10 @@ class Quotas:
             for window, bucket in enumerate(buckets):
                 self.windows[window].add(member, more, bucket, reports=window in limited)
 
+    def _at_once(self, member: str) -> int:
+        """Requests queued or dispatched, here and at other gateways."""
+        return self.under_way.get(member, 0) + self.under_way_elsewhere.get(member, 0)
+
     def _standing(self, members: Sequence[str], more: Measures, now: float) -> list[Limit]:
         limits = []
         for member in members:
@@ -321,7 +336,7 @@ class Quotas:
                     limit = self.windows[window].limit(name, place, member, more[place], most, now)
                     limits.append(limit._replace(limit=most // unit, remaining=limit.remaining // unit))
                 else:
-                    left = most - self.under_way.get(member, 0) - self.under_way_elsewhere.get(member, 0)
+                    left = most - self._at_once(member)
                     limits.append(Limit(name, most, max(0, left), 0.0 if left >= more[1] else 1.0))
         return limits
 

@@ -75,7 +75,7 @@ async def test_metrics_and_log_have_group_key_and_budget(start: Starter) -> None
         assert (got.status, got.error["message"].partition(";")[0]) == (
             429, "you are at your limit of a cost of 1 in 30 days",
         )  # fmt: skip
-    found = dict(re.findall(r"^(fairgate_(?:group|quota)_\S+) (\S+)$", page, re.M))
+    found = dict(re.findall(r"^(fairgate_(?:group|quota)_.+) (\S+)$", page, re.M))
     assert float(found['fairgate_quota_used_ratio{holder="group law",limit="tokens_per_day"}']) == 0.09
     assert float(found['fairgate_quota_used_ratio{holder="alone",limit="cost_per_month"}']) == 0.8
     assert float(found['fairgate_group_share{group="science"}']) == 0.5
