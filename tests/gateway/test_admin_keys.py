@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
@@ -285,3 +286,51 @@ async def test_nobody_makes_keys_without_the_token_or_a_place_for_them(start: St
     async with start("http://127.0.0.1:1", tenants=TENANTS, admin_token=TOKEN) as live:
         got = await admin(live, "GET", "/keys")
         assert (got.status, "neither `usage:` nor" in got.json["error"]) == (404, True)
+
+
+async def test_a_key_for_each_of_thirty_tenants_is_made_at_once_and_told_with_its_tenant(tmp_path: Path) -> None:
+    names = [f"team-{number}" for number in range(30)]
+    tenants = [{"name": name, "keys": [hash_key(name)]} for name in names]
+    config = config_file(tmp_path, "http://127.0.0.1:1", tenants=tenants, usage=str(tmp_path / "usage.db"))
+    options = [word for name in names for word in ("--tenant", name)]
+    code, out, said = await run("keys", "create", "-c", config, "--json", *options)
+    assert (code, said) == (0, "")
+    made = [json.loads(line) for line in out.splitlines()]
+    assert [each["tenant"] for each in made] == names
+    assert all(hash_key(each["key"]) == each["hash"] for each in made)
+    listed = (await run("keys", "list", "-c", config))[1]
+    assert {line.split()[0] for line in listed.splitlines() if " database " in line} == {each["hash"] for each in made}
+    code, out, said = await run("keys", "create", "-c", config, "--tenant", "team-0", "--tenant", "nobody")
+    assert (code, out, "no tenant named 'nobody'" in said) == (2, "", True)
+    assert (await run("keys", "list", "-c", config))[1] == listed, "all of them, or none"
+    out = (await run("keys", "create", "-c", config, "--tenant", "team-0"))[1]
+    assert re.fullmatch(r"key:  fg-\S{43}\nhash: sha256:[0-9a-f]{64}\ntenant: team-0\n", out)
+
+
+async def test_what_becomes_of_keys_is_in_the_log(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    def events() -> list[str]:
+        found = [record.getMessage() for record in caplog.records]
+        return [re.sub(r"sha256:[0-9a-f]{60}", "", text) for text in found if text.startswith("key sha256:")]
+
+    tenants = [TENANTS[0] | {"keys": [{"hash": hash_key(NAMED), "label": "old"}]}, TENANTS[1]]
+    url = str(start.directory / "usage.db")
+    async with Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, tenants=tenants, usage=url, admin_token=TOKEN) as live:
+            await answers(live, NAMED, 200)
+            follower = live.gateway._follower
+            assert follower is not None
+            await until(lambda: follower.has_read)
+            made = (await admin(live, "POST", "/keys", {"tenant": "bob", "label": "laptop"})).json
+            tail = made["hash"][-4:]
+            await until(lambda: events() == [f"key {tail} of bob (laptop) is made"])
+            moved = (await admin(live, "POST", f"/keys/{made['hash']}/rotate", {"grace": "1h"})).json
+            await until(lambda: len(events()) == 3)
+            assert events()[1] == f"key {moved['hash'][-4:]} of bob (laptop) is made"
+            assert re.fullmatch(rf"key {tail} of bob \(laptop\) has other terms, until 2\d{{3}}-.* UTC", events()[2])
+            await admin(live, "DELETE", f"/keys/{hash_key(NAMED)}")
+            await until(lambda: events()[3:] == [f"key {hash_key(NAMED)[-4:]} of alice (old) is revoked"])
+            keyring, now = live.gateway._keyring, time.time()
+            keyring.log_expired(now, now + 3000)
+            assert len(events()) == 4
+            keyring.log_expired(now + 3000, now + 4000)
+            assert events()[4].startswith(f"key {tail} of bob (laptop) has expired, until ")
