@@ -51,7 +51,7 @@ TENANTS = (
     ),
     Panel(
         "Groups",
-        "Of the service within the last minute. `part`: if all tenants ask for more; `floor` and `ceiling`: by the config.",
+        "Of the service within the last minute. `part`: if all ask for more; `floor` and `ceiling`: by the config.",
         {
             "{{group}} received": of_all("fairgate_group_service", "group"),
             "{{group}} due": of_all("fairgate_group_service_due", "group"),

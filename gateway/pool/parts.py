@@ -13,7 +13,7 @@ from policies.limits.quotas import GROUP
 from policies.request import Flow, Request
 
 
-class Part(NamedTuple):
+class PoolPart(NamedTuple):
     """Of a group or tenant, as parts of a whole pool."""
 
     part: float
@@ -24,7 +24,7 @@ class Part(NamedTuple):
     """At most 1."""
 
 
-def parts_of(config: Config) -> dict[str, Part]:
+def parts_of(config: Config) -> dict[str, PoolPart]:
     """By the names of tenants, and of groups as limits name them."""
     tree = Entitlements(config.tree)
     for tenant in config.tenants:
@@ -39,7 +39,9 @@ def parts_of(config: Config) -> dict[str, Part]:
     sections: dict[str, Grouped] = {GROUP + group.name: group for group in config.groups}
     sections |= {tenant.name: tenant for tenant in config.tenants}
     terms = {name: filled(GroupSettings, section) for name, section in sections.items()}
-    return {name: Part(found[name], of.guaranteed_share or 0.0, min(1.0, of.share_max)) for name, of in terms.items()}
+    return {
+        name: PoolPart(found[name], of.guaranteed_share or 0.0, min(1.0, of.share_max)) for name, of in terms.items()
+    }
 
 
 def shown(config: Config) -> Iterator[str]:
