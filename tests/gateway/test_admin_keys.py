@@ -309,6 +309,8 @@ async def test_a_key_for_each_of_thirty_tenants_is_made_at_once_and_told_with_it
 
 
 async def test_what_becomes_of_keys_is_in_the_log(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fairgate")
+
     def events() -> list[str]:
         found = [record.getMessage() for record in caplog.records]
         return [
