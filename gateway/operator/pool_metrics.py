@@ -117,11 +117,12 @@ class PoolGauges:
             return
         self._config = config
         parts = parts_of(config)
-        rows: Rows = defaultdict(list)
-        for group in config.groups[:GROUPS_MAX]:
-            rows["fairgate_group_share"].append(([group.name], parts[GROUP + group.name].part))
-            rows["fairgate_group_floor"].append(([group.name], parts[GROUP + group.name].floor))
-            rows["fairgate_group_ceiling"].append(([group.name], parts[GROUP + group.name].ceiling))
+        of_each = [(group.name, parts[GROUP + group.name]) for group in config.groups[:GROUPS_MAX]]
+        rows: Rows = {
+            "fairgate_group_share": [([name], of.part) for name, of in of_each],
+            "fairgate_group_floor": [([name], of.floor) for name, of in of_each],
+            "fairgate_group_ceiling": [([name], of.ceiling) for name, of in of_each],
+        }
         self._of_groups = rows
         named = {group.name for group in config.groups[:GROUPS_MAX]}
         self._around = {tenant: [name for name in groups if name in named] for tenant, groups in config.around.items()}
