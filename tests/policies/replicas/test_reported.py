@@ -119,3 +119,21 @@ def test_what_ends_later_is_taken_back_from_the_second_that_all_gateways_count(t
     for gateway in (one, other):
         assert min(gateway.tokens()) >= 0
         assert gateway.tokens()[1] >= before[0]
+
+
+def test_what_another_gateway_had_reserved_is_free_once_it_is_taken_back() -> None:
+    exchange = ReferenceStore()
+    one, other = Gateway("one", exchange), Gateway("other", exchange)
+
+    def asks(gateway: Gateway, now: float) -> None:
+        gateway.quotas.admitted(make_request("t", prompt=7), now)
+        gateway.tells(now)
+
+    for now in (10.0, 10.1):
+        asks(one, now)
+    for now in (10.2, 11.0):
+        asks(other, now)
+    assert other.quotas.minute.of("t", 10)[2] > 3 * 7, "with what is reserved"
+    one.tells(11.1)
+    asks(other, 12.0)
+    assert other.quotas.minute.of("t", 10)[2] == 3 * 7
