@@ -294,6 +294,22 @@ class Progress:
         self.counted: Any = None
 
 
+class Price(NamedTuple):
+    """What a million tokens of a model cost: so many millionths each."""
+
+    input: float
+    cached: float
+    output: float
+
+    def of(self, service: ServiceTokens) -> int:
+        """Return the cost of what was received, in millionths of the currency."""
+        cached = service.cached or 0
+        return int((service.prompt - cached) * self.input + cached * self.cached + service.output * self.output)
+
+
+FREE: Final = Price(0.0, 0.0, 0.0)
+
+
 class Request:
     """What a client said: who asks, and what the answer is expected to take. Never changed, but for the weight.
 
@@ -307,13 +323,13 @@ class Request:
         says of its interaction. can_wait: it is of class batch. prefix: chained hashes of the blocks of its prompt, the
         first one first; empty where nothing reads them. adapter: name of the adapter (LoRA) that it asks for; "" if it
         asks for a model itself. client_id: what its client calls it; "" if it does not. Not unique. wait_s_max: how
-        long its client is willing to wait. quota_names: what it counts as beside its tenant (`Quotas.names`). engine:
-        the only one that can serve it; "": any. progress: what the gateway notes of it.
+        long its client is willing to wait. quota_names: what it counts as beside its tenant (`Quotas.names`). price:
+        of its model. engine: the only one that can serve it; "": any. progress: what the gateway notes of it.
     """
 
     __slots__ = (
         "adapter", "arrived_s", "body_bytes", "can_wait", "claim", "client_id", "engine", "flow", "id",
-        "output_tokens_max", "prefix", "progress", "prompt_tokens", "quota_names", "sequences", "streamed",
+        "output_tokens_max", "prefix", "price", "progress", "prompt_tokens", "quota_names", "sequences", "streamed",
         "system_tokens", "wait_s_max", "weight",
     )  # fmt: skip
 
@@ -336,6 +352,7 @@ class Request:
         wait_s_max: float = inf,
         progress: Progress | None = None,
         quota_names: tuple[str, ...] = (),
+        price: Price = FREE,
         engine: str = "",
     ) -> None:
         self.id: Final = id
@@ -356,6 +373,7 @@ class Request:
         self.engine: Final = engine
         self.wait_s_max: Final = wait_s_max
         self.quota_names: Final = quota_names
+        self.price: Final = price
         self.progress: Final = progress if progress is not None else Progress()
 
     def __repr__(self) -> str:

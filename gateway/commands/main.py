@@ -151,7 +151,8 @@ def sim(host: str, port: int, profile: str, models: tuple[str, ...], max_num_que
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def check(file: Path) -> None:
+@click.option("--shares", is_flag=True, help="Print the tree, with each one's part of a pool if all ask for more.")
+def check(file: Path, shares: bool) -> None:
     """Check a config file; lists every fault with its place and exits with 2 if there is one. A warning is no fault.
 
     Looks at the files that it names, too, since what is missing there would be missing at the start. What may be meant
@@ -173,6 +174,11 @@ def check(file: Path) -> None:
         sys.exit(BAD_INPUT)
     backends = sum(len(pool.backends) for pool in config.pools)
     workers = f", {config.workers} workers" if config.workers > 1 else ""
+    if shares:
+        from gateway.pool.parts import shown
+
+        for line in shown(config):
+            click.echo(line)
     click.echo(f"{file}: ok: {len(config.tenants)} tenants, {len(config.pools)} pools, {backends} backends{workers}")
 
 

@@ -9,6 +9,7 @@ import re
 from ipaddress import ip_address
 from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
+from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_core import PydanticCustomError
@@ -103,6 +104,15 @@ def host_name(url: str) -> str | None:
     except ValueError:
         return host
     return None
+
+
+def checked_zone(name: str) -> str:
+    """A time zone of this machine's tables, such as Europe/Berlin."""
+    try:
+        ZoneInfo(name)
+    except (ValueError, OSError, KeyError):
+        raise fault("should be a time zone such as Europe/Berlin or UTC; its tables come with tzdata") from None
+    return name
 
 
 def checked_tokenizer(text: str) -> str:

@@ -28,6 +28,7 @@ from gateway.config.checks import (
     checked_addresses,
     checked_api_key,
     checked_tokenizer,
+    checked_zone,
     fault,
     is_loopback,
     not_empty,
@@ -41,7 +42,7 @@ from gateway.config.provenance import UNKNOWN, Provenances
 from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig, InteractionsConfig
 from gateway.config.sections.backends import BackendConfig
-from gateway.config.sections.groups import GroupConfig, Grouped, tree_of
+from gateway.config.sections.groups import GroupConfig, Grouped, groups_around, tree_of
 from gateway.config.sections.keys import IssuerConfig, KeyConfig
 from gateway.config.sections.limits import Limits
 from gateway.config.sections.listener import NetworkName, Origin, RouteConfig
@@ -155,6 +156,9 @@ class Config(Section):
     """Who is throttled then."""
     quota: ModelQuotasConfig = ModelQuotasConfig()
     """Limits of every tenant at any time; none by default."""
+    calendar: Annotated[str, AfterValidator(checked_zone)] | None = None
+    """A time zone, such as Europe/Berlin: limits per day and month hold in its days and months, and begin anew with
+    them. Default: they hold in any 24 hours and any 30 days."""
     workers: Annotated[int, BeforeValidator(no_text)] = Field(
         default=1, ge=1, le=WORKERS_MAX, json_schema_extra=or_auto
     )
@@ -205,6 +209,11 @@ class Config(Section):
     def tree(self) -> Tree:
         """What each group and tenant is entitled to."""
         return tree_of(self.groups, self.tenants)
+
+    @property
+    def around(self) -> dict[str, tuple[str, ...]]:
+        """The groups that each tenant is in, the innermost first."""
+        return groups_around(self.groups, self.tenants)
 
     @property
     def bounds(self) -> Bounds:

@@ -25,7 +25,7 @@ from gateway.http.tls.certificates import Certificates
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
 from gateway.keys.stored_responses import StoredResponses
-from gateway.operator.admin_listener import admin_app, worker_app
+from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
 from gateway.operator.pool_metrics import PoolGauges
 from gateway.operator.self_service.self_service import SelfService
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, snapshot_of
@@ -225,11 +225,11 @@ class Gateway:
                 port = await self._server.listen(*address, sock=sock)
             self.port = self.port or port
         if self._worker_slot is not None:
-            self._admin = web.AppRunner(worker_app(self), access_log=None)
+            self._admin = admin_runner(worker_app(self))
             await self._admin.setup()
             await web.UnixSite(self._admin, self._worker_slot.run_directory.worker(self._worker_slot.index)).start()
             return
-        self._admin = web.AppRunner(admin_app(self), access_log=None)
+        self._admin = admin_runner(admin_app(self))
         await self._admin.setup()
         with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
             sock = self._admin_listener or listener_of_all_families(*config.admin_address)

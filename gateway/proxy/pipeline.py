@@ -130,8 +130,7 @@ class Pipeline:
                 message = "this gateway is shutting down and takes no more requests; another one will answer"
                 raise ApiError(Reason.DRAINING, message, retry_after_s=RETRY_WHEN_DRAINING_S, should_retry=True)
             principal = self.keyring.principal(bearer_key(request.headers), household(request.client), time.time())
-            request.principal = principal
-            request.tenant = principal.tenant
+            request.comes_from(principal)
             if route.treatment is not Treatment.ADMIT:
                 self.unqueued.come(principal.tenant, time.monotonic())
         except ApiError as found:

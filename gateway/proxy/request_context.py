@@ -81,6 +81,11 @@ class RequestContext(HttpRequest):
         self.relays = False
         self._place = None
 
+    def comes_from(self, principal: Principal) -> None:
+        """The key names who asks."""
+        self.principal = principal
+        self.tenant, self.group, self.key = principal.tenant, principal.group, principal.label
+
     def wait(self) -> None:
         """It asks for admission."""
         waiting = self.serving_pool.waiting

@@ -35,6 +35,7 @@ def _histogram(text: str, *labels: str) -> MetricFamily:
 
 _ENGINE: Final = ("pool", "backend")
 _TENANT: Final = ("pool", "tenant")
+_GROUP: Final = ("pool", "group")
 FAMILIES: Final = {
     "fairgate_requests_total": _counter("Requests ended.", "pool", "tenant", "model", "outcome"),
     "fairgate_not_completed_total": _counter(
@@ -61,6 +62,12 @@ FAMILIES: Final = {
     "fairgate_queued_bytes": MetricFamily("Bytes of bodies waiting.", ("pool",)),
     "fairgate_recent_service": MetricFamily("Service received within the last minute.", _TENANT),
     "fairgate_recent_service_due": MetricFamily("Part of it that was due, by weight.", _TENANT),
+    "fairgate_group_service": MetricFamily("Service that a group received within the last minute.", _GROUP),
+    "fairgate_group_service_due": MetricFamily("Part of it that was due to the group.", _GROUP),
+    "fairgate_group_share": MetricFamily("Its part of a pool if all tenants ask for more.", ("group",), MOST),
+    "fairgate_group_floor": MetricFamily("Part of a pool that it has whenever it asks; 0: none.", ("group",), MOST),
+    "fairgate_group_ceiling": MetricFamily("Part of a pool that it takes at most; 1: all of it.", ("group",), MOST),
+    "fairgate_quota_used_ratio": MetricFamily("Part of a limit that is used, of 1.", ("holder", "limit"), MOST),
     "fairgate_open_interactions": MetricFamily("Interactions under way."),
     "fairgate_working_set_tokens": MetricFamily("Contexts of interactions under way.", _TENANT),
     "fairgate_overloaded": MetricFamily("1 while new interactions may be refused.", ("pool",), MOST),

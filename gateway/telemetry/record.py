@@ -36,6 +36,7 @@ class RequestRecord:
         client: the address of the client: that of the peer, unless the peer is trusted to name it.
         path: as sent, without a query.
         tenant: who pays, as the head says; empty: nobody in particular.
+        group: the group that the tenant is in. key: the label of the key that it came with.
         app: which app of its tenant asks.
         model: the model that is asked for, by the engines' name once a pool is found.
         stream: a streamed answer is asked for.
@@ -61,6 +62,8 @@ class RequestRecord:
     client: str = ""
     path: str = ""
     tenant: str = ""
+    group: str = ""
+    key: str = ""
     app: str = ""
     model: str = ""
     stream: bool = False

@@ -7,21 +7,26 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import MAXYEAR, UTC, datetime, timedelta
+from itertools import product
 
 from gateway.config.sections.usage import PriceConfig
 from gateway.usage.database import Database
 from gateway.usage.written import SUMMED, storable
 
 ROWS_MAX = 100_000
+MONTHS_MAX = 1200
 _COLUMNS = {
     "hour": "hour_s",
     "day": "hour_s / 86400 * 86400",
+    "month": "",
+    "group": "tenant",
     "tenant": "tenant",
     "app": "app",
     "user": "end_user",
     "model": "model",
 }
+"""What stands for each in a statement; of a month, `_months`."""
 DIMENSIONS = tuple(_COLUMNS)
 _MEASURES = (
     "requests",
@@ -126,8 +131,7 @@ class UsageRow:
         if price is None:
             self.unpriced_tokens += prompt + output
         else:
-            per_cached = price.input if price.cached is None else price.cached
-            self._cost += ((prompt - cached) * price.input + cached * per_cached + output * price.output) / 1e6
+            self._cost += ((prompt - cached) * price.input + cached * price.of_cached + output * price.output) / 1e6
 
     def measures(self, *, has_prices: bool) -> dict[str, float | int | None]:
         found: dict[str, float | int | None] = {name: getattr(self, name) for name in _MEASURES}
@@ -197,11 +201,15 @@ FORMATS = {"table": Report.as_table, "csv": Report.as_csv, "json": Report.as_jso
 
 
 def read(
-    database: Database, question: Question, prices: Mapping[str, PriceConfig], tenant: str | None = None
+    database: Database,
+    question: Question,
+    prices: Mapping[str, PriceConfig],
+    tenant: str | None = None,
+    around: Mapping[str, Sequence[str]] | None = None,
 ) -> Report:
-    """The answer to a question, of one tenant or of all. Raises BadQuestion if it is too long, and what
-    `Database.transaction` raises."""
-    labels = [f"{_COLUMNS[name]} AS by_{name}" for name in question.by]
+    """The answer to a question, of one tenant or of all. `around`: the groups of each tenant; its use counts in each.
+    Raises BadQuestion if it is too long, and what `Database.transaction` raises."""
+    labels = [f"{_months(question) if name == 'month' else _COLUMNS[name]} AS by_{name}" for name in question.by]
     groups = [f"by_{name}" for name in question.by]
     statement = (
         f"SELECT {', '.join([*labels, 'model', *(f'SUM({name})' for name in SUMMED)])} FROM fairgate_usage "
@@ -216,15 +224,16 @@ def read(
     rows: dict[tuple[str, ...], UsageRow] = {}
     total = UsageRow(())
     for one in found:
-        by = tuple(_label(name, value) for name, value in zip(question.by, one[:count], strict=True))
-        row = rows.get(by) or rows.setdefault(by, UsageRow(by))
         price = prices.get(one[count])
-        row.add(one[count + 1 :], price)
+        each = [_labels(name, value, around or {}) for name, value in zip(question.by, one[:count], strict=True)]
+        for by in product(*each):
+            row = rows.get(by) or rows.setdefault(by, UsageRow(by))
+            row.add(one[count + 1 :], price)
         total.add(one[count + 1 :], price)
     if not count:
         return Report(question, [total], total, has_prices=bool(prices))
     ordered = sorted(rows.values(), key=lambda row: (-row.tokens, -row.requests, row.by))
-    times = [place for place, name in enumerate(question.by) if name in ("hour", "day")]
+    times = [place for place, name in enumerate(question.by) if name in ("hour", "day", "month")]
     if times:
         ordered.sort(key=lambda row: [row.by[place] for place in times])
     return Report(question, ordered, total, has_prices=bool(prices))
@@ -249,6 +258,23 @@ def read_own(
 def _of_tenant(question: Question) -> str:
     """The rows of one tenant within the time. Each hour is named, so that no row of another tenant is looked at."""
     return f"hour_s IN ({', '.join(map(str, range(*question.hours_s, 3600)))}) AND tenant = %s"
+
+
+def _months(question: Question) -> str:
+    """The month of an hour, as both databases understand it. BadQuestion: there are too many."""
+    since_s, until_s = question.hours_s
+    begins, cases = datetime.fromtimestamp(since_s, UTC).replace(day=1, hour=0), list[str]()
+    while begins.timestamp() < until_s:
+        if len(cases) == MONTHS_MAX or begins.year == MAXYEAR:
+            raise BadQuestion(f"by: month takes at most {MONTHS_MAX} months: ask for a shorter time")
+        ends = (begins + timedelta(days=31)).replace(day=1)
+        cases.append(f"WHEN hour_s < {ends.timestamp():.0f} THEN '{begins:%Y-%m}'")
+        begins = ends
+    return f"CASE {' '.join(cases)} ELSE '' END"
+
+
+def _labels(name: str, value: object, around: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    return around.get(str(value)) or ("",) if name == "group" else (_label(name, value),)
 
 
 def _label(name: str, value: object) -> str:

@@ -422,7 +422,7 @@ class RequestLedger:
 
     def _settle(self, request: Request, service: ServiceTokens, now: float, ran_s: float = 0.0) -> None:
         if self.quotas is not None:
-            self.quotas.ended(request, service.prompt + service.output, now, ran_s)
+            self.quotas.ended(request, service, now, ran_s)
 
 
 def _charged(request: Request, service: ServiceTokens) -> ServiceTokens:

@@ -248,6 +248,9 @@ async def test_files_and_batches_are_their_tenants_own_and_bounded(start: Starte
             await api.files.create(file=("f", b""), purpose="batch")
         newest = [one.id async for one in api.files.list(limit=1, order="desc")]
         assert newest == [files[1].id, files[0].id, file.id]
+        for of in (api.batches, api.files):
+            with pytest.raises(openai.BadRequestError, match="limit should be a number from 1"):
+                await of.list(extra_query={"limit": "9" * 5000})
         page = await api.batches.list(limit=1)
         assert ([one.id for one in page.data], page.has_more) == ([second.id], True)
         assert [one.id async for one in api.batches.list(after=second.id)] == [batch.id]

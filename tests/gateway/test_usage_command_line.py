@@ -117,7 +117,7 @@ def test_times_are_whole_hours_that_touch_what_is_asked(
         ("99999d", None, (), ""),
         ("9999999-01-01", None, (), "is no time"),
         ("1h", "2h", (), "is after"),
-        ("1h", None, ("tenant", "colour"), "'colour' is none of: hour, day, tenant, app, user, model"),
+        ("1h", None, ("tenant", "colour"), "'colour' is none of: hour, day, month, group, tenant, app, user, model"),
         ("1h", None, ("tenant", "tenant"), "names the same thing twice"),
     ],
 )
@@ -281,3 +281,39 @@ def test_nobody_needs_to_be_in_the_file_where_keys_can_be_made(start: Starter) -
 
 def test_a_year_is_no_time_before_time_begins() -> None:
     assert Question("36500d", None, (), NOW).hours_s[0] < 0 < int((NOW - timedelta(1)).timestamp())
+
+
+def test_groups_have_what_is_inside_them_and_months_are_those_of_the_calendar(filled: str) -> None:
+    around = {"alice": ("physics", "science"), "bob": ("science",)}
+    for since, until_text, months in (("2027-01-31", None, ["2027-02"]), ("2026-11-30", "2027-03-01", ["2027-02"])):
+        database = Database(UsageConfig(url=SecretStr(filled)), makes=False)
+        question = Question(since, until_text, ("month", "group"), NOW)
+        report = read(database, question, {}, around=around)
+        database.close()
+        found = {row.by: (row.requests, row.tokens) for row in report.rows}
+        alice, bob = (1501, 2_500_006), (3, 44)
+        assert found == {
+            (months[0], "science"): (alice[0] + bob[0], alice[1] + bob[1]),
+            (months[0], "physics"): alice,
+            (months[0], ""): (7, 0),
+        }
+        assert report.total.requests == 1501 + 3 + 7, "each counts once"
+
+
+@pytest.mark.parametrize("hours", [[0, 743], [743, 744]])
+def test_a_month_ends_with_its_last_hour(tmp_path: Path, hours: list[int]) -> None:
+    database = Database(UsageConfig(url=SecretStr(str(tmp_path / "usage.db"))))
+    begin = int(datetime(2027, 1, 1, tzinfo=UTC).timestamp()) // 3600
+    add(database, Batch("w", 1, {(begin + hour, "a", "", "", ""): tally_of(requests=1) for hour in hours}), 0)
+    report = read(database, Question("2027-01-01", "2027-03-01", ("month",), NOW), {})
+    database.close()
+    months = ["2027-01" if hour < 744 else "2027-02" for hour in hours]
+    assert {row.by[0]: row.requests for row in report.rows} == {month: months.count(month) for month in months}
+
+
+def test_more_months_than_a_statement_has_room_for_are_refused(filled: str) -> None:
+    database = Database(UsageConfig(url=SecretStr(filled)), makes=False)
+    for since, until_text in (("0001-01-02", None), ("24h", "9999-12-31")):
+        with pytest.raises(BadQuestion, match="at most 1200 months"):
+            read(database, Question(since, until_text, ("month",), NOW), {})
+    database.close()
