@@ -335,9 +335,10 @@ class BackendLedger:
             self.preemptions_total = gauges.preemptions_total
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
+        if gauges.is_step or gauges.max_num_seqs is not None:
+            self.slots.reported(gauges.max_num_seqs)
         if gauges.is_step:
             self.prefill_rate.saw_step(gauges, before)
-            self.slots.reported(gauges.max_num_seqs)
             self.prefill.reported(gauges.scheduled_tokens_max)
         if gauges.waiting is not None:
             self._infer_starts(gauges, now)

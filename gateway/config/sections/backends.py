@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, ValidationInfo, field_validator
@@ -9,6 +10,18 @@ from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, ValidationIn
 from gateway.config.checks import backend_name, checked_api_key, checked_name, checked_url, fault, host_name
 from gateway.config.section import Section
 from gateway.config.sections.tls import BackendTlsConfig
+
+EngineKind = Literal[
+    "auto", "vllm", "sglang", "llama.cpp", "tgi", "tensorrt-llm", "ollama", "lmdeploy", "max", "openai"
+]
+
+
+class Isolation(StrEnum):
+    """Do tenants find each other's prompts in the prefix caches of engines?"""
+
+    NEVER = "never"
+    WHERE_POSSIBLE = "where_possible"
+    REQUIRE = "require"
 
 
 class BackendConfig(Section):
@@ -20,8 +33,9 @@ class BackendConfig(Section):
     each_address: bool = False
     """Every address behind the host's name is an engine of its own, called NAME@ADDRESS, as with a headless service of
     Kubernetes. The name is looked up all the time: see limits.upstream_addresses_s."""
-    engine: Literal["vllm", "openai"] = "vllm"
-    """vllm: its metrics are read; openai: any compatible server; the gateway knows it by its answers only."""
+    engine: EngineKind = "auto"
+    """auto: the engine is asked which kind it is, at its start and whenever it comes back; openai: any compatible
+    server, which the gateway knows by its answers only."""
     api_key: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
     """Sent to the backend as a bearer token. Write ${NAME} to take it from the environment."""
     tls: BackendTlsConfig | None = None
