@@ -50,7 +50,7 @@ class Adapter:
         self.version = ""
 
     def snapshot(self, text: str, taken_s: float) -> Gauges | None:
-        """Read one page of gauges; None when the page holds nothing that this adapter knows. Raises one of UNREADABLE."""
+        """Read one page of gauges; None when it holds nothing that this adapter knows. Raises one of UNREADABLE."""
         return None
 
     def read_facts(self, text: str) -> None:

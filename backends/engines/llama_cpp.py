@@ -43,9 +43,9 @@ class LlamaCppAdapter(Adapter):
         short."""
         if text.startswith("["):
             running = sum(1 for slot in json.loads(text) if slot["is_processing"])
-            return Gauges(taken_s, running=running, max_num_seqs=self.slots)
+            return Gauges(taken_s, running=running)
         page = samples(text, _LINES)
-        return Gauges(taken_s, max_num_seqs=self.slots, **summed(page, _SUMMED)) if page else None
+        return Gauges(taken_s, **summed(page, _SUMMED)) if page else None
 
     def read_facts(self, text: str) -> None:
         """Read `/props`: the slots, and the context of each."""

@@ -84,7 +84,7 @@ class PoolConfig(Section):
     """Bytes of a prompt per token to begin with; the true ratio is learned from the engines' usage reports."""
     tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
     """Exact prompt counts: the path of a tokenizer.json, or tiktoken:ENCODING. Default: the learned ratio."""
-    isolate_caches: Isolation = Isolation.WHERE_POSSIBLE
+    isolate_caches: Isolation = "where_possible"
     """Keep tenants apart in the prefix caches of engines, by a cache_salt, so that no tenant can see by the time to a
     first token what others have asked. where_possible: engines that ignore salts serve, and tenants share their caches;
     require: nothing is sent to such engines; never: tenants find each other's prompts."""

@@ -72,21 +72,21 @@ class Backend:
         authorization = f"authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
         self._head_end = b"host: " + self.upstream.host_header + b"\r\n" + authorization.encode() + b"\r\n"
         self._path = urlsplit(url).path.encode()
-        self.isolates: Isolation = Isolation.WHERE_POSSIBLE
+        self.isolates: Isolation = "where_possible"
         self.on_health: Callable[[Backend], None] | None = None
         self.feed: StepFeed | None = None
         """What it says after each step. None: it is not asked for that."""
-        self.on_recognised: Callable[[Backend], None] | None = None
+        self.on_recognised: Callable[[Backend, bool], None] | None = None
 
     @property
     def keeps_tenants_apart(self) -> bool:
         """Does each request to this engine carry the salt that says whose cached blocks the request may use?"""
-        return self.isolates is not Isolation.NEVER and self.adapter.takes_cache_salt
+        return self.isolates != "never" and self.adapter.takes_cache_salt
 
     @property
     def mixes_tenants(self) -> bool:
         """Would tenants share the cache of this engine, although the pool requires that they do not?"""
-        return self.isolates is Isolation.REQUIRE and not self.adapter.takes_cache_salt
+        return self.isolates == "require" and not self.adapter.takes_cache_salt
 
     @property
     def in_service(self) -> bool:
@@ -182,9 +182,9 @@ class Backend:
                 found.read_facts(text)
             except UNREADABLE as error:
                 logger.warning("backend %s: %s is no answer of %s: %r", self.name, found.facts_path, found.title, error)
-        self.adapter = found
+        before, self.adapter = self.adapter, found
         if self.on_recognised is not None:
-            self.on_recognised(self)
+            self.on_recognised(self, type(found) is not type(before))
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:

@@ -28,7 +28,7 @@ from gateway.request.prefix_hashes import prefix_hashes, salt_of
 from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
 from policies.admission.takeover import remove_backend, reweigh, take_over
-from policies.capacity.gauges import Gauges
+from policies.capacity.gauges import EngineFacts
 from policies.placements.least_loaded import least_loaded
 
 logger = logging.getLogger("fairgate")
@@ -318,14 +318,12 @@ class Pool:
             task.cancel()
         backend.feed = None
 
-    def _recognised(self, backend: Backend) -> None:
+    def _recognised(self, backend: Backend, is_other_kind: bool) -> None:
         """Use what is known now of an engine that comes into service."""
         if self.backends.get(backend.name) is not backend:
             return
         logger.info("pool %s: backend %s is %s", self.name, backend.name, backend.adapter.description())
-        if backend.adapter.slots is not None:
-            facts = Gauges(self.dispatcher.clock(), max_num_seqs=backend.adapter.slots)
-            self.dispatcher.backend_changed(backend.name, facts)
+        self.dispatcher.backend_changed(backend.name, EngineFacts(backend.adapter.slots, is_other_kind))
         self._read(backend)
 
     async def _retire(self, backend: Backend) -> None:

@@ -98,9 +98,6 @@ def test_facts_that_no_gauge_tells() -> None:
     llama, tgi, ollama = LlamaCppAdapter(), TgiAdapter(), OllamaAdapter()
     llama.read_facts(page("llama.cpp-2026-10-props.json"))
     assert (llama.slots, llama.context_tokens) == (2, 8192)
-    found = llama.snapshot(page("llama.cpp-2026-10-metrics.txt"), 1.0)
-    assert found is not None
-    assert found.max_num_seqs == 2
     tgi.read_facts(page("tgi-3.3-info.json"))
     assert (tgi.slots, tgi.context_tokens, tgi.version) == (None, 8192, "3.3.4")
     ollama.read_facts(page("ollama-ps.json"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, ValidationInfo, field_validator
@@ -16,12 +15,7 @@ EngineKind = Literal[
 ]
 
 
-class Isolation(StrEnum):
-    """Do tenants find each other's prompts in the prefix caches of engines?"""
-
-    NEVER = "never"
-    WHERE_POSSIBLE = "where_possible"
-    REQUIRE = "require"
+Isolation = Literal["never", "where_possible", "require"]
 
 
 class BackendConfig(Section):
