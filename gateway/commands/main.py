@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from functools import partial
 from importlib import import_module
@@ -145,7 +146,8 @@ def sim(host: str, port: int, profile: str, models: tuple[str, ...], max_num_que
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def check(file: Path) -> None:
+@click.option("--probe", is_flag=True, help="Ask the engines, too: what each is, and what it cannot tell.")
+def check(file: Path, probe: bool) -> None:
     """Check a config file; lists every fault with its place and exits with 2 if there is one. A warning is no fault.
 
     Looks at the files that it names, too, since what is missing there would be missing at the start. What may be meant
@@ -153,6 +155,7 @@ def check(file: Path) -> None:
 
     \b
     fairgate check config.yaml
+    fairgate check config.yaml --probe      exits with 1 if an engine does not answer
     """
     from gateway.commands.checking import findings
     from gateway.config.load import ConfigError, check_config
@@ -168,6 +171,12 @@ def check(file: Path) -> None:
     backends = sum(len(pool.backends) for pool in config.pools)
     workers = f", {config.workers} workers" if config.workers > 1 else ""
     click.echo(f"{file}: ok: {len(config.tenants)} tenants, {len(config.pools)} pools, {backends} backends{workers}")
+    if probe:
+        from gateway.commands.probing import probed
+
+        lines, all_answered = asyncio.run(probed(config))
+        click.echo("\n".join(lines))
+        sys.exit(0 if all_answered else 1)
 
 
 @main.command()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.commands import run
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.load import Load, tenants
 from tests.llama_server import LlamaServer, make_model
@@ -160,3 +161,16 @@ async def test_nothing_is_sent_where_tenants_would_share_a_cache_and_may_not(sta
             assert (await live.ask(PATH, chat(max_tokens=3))).status == 503
             [engine] = (await live.get("/backends", admin=True)).json["pools"][0]["backends"]
             assert engine["reason"] == "llama.cpp ignores cache_salt, and isolate_caches is `require`"
+
+
+async def test_check_says_what_an_engine_is_and_cannot_tell(model: Path, tmp_path: Path) -> None:
+    async with llama(model) as server:
+        file = tmp_path / "config.yaml"
+        file.write_text(f"pools: [{{name: a, backends: [{{url: '{server.url}', name: laptop}}]}}]\nopen_access: true\n")
+        code, out, _ = await run("check", str(file), "--probe")
+        assert code == 0
+        assert f"pool a: laptop: llama.cpp: {SLOTS} slots of {CONTEXT:,} tokens; counts the output" in out
+        assert "; serves simulated" in out
+    code, out, _ = await run("check", str(file), "--probe")
+    assert code == 1
+    assert "pool a: laptop: probe: " in out
