@@ -103,7 +103,8 @@ class Standstill:
     def fault(self, oldest_s: float) -> str | None:
         """What is wrong, if it is sure to have had a request since `oldest_s`? None: nothing."""
         page = self._page
-        if page is None or not (page.running or page.waiting):
+        # Without a count that each step changes, one long answer looks like a standstill.
+        if page is None or page.output_tokens_total is None or not (page.running or page.waiting):
             return None
         still_s = page.taken_s - max(self._since_s, oldest_s)
         return f"makes no step, and has requests for {still_s:.0f} s" if still_s >= self.limit_s else None
@@ -116,6 +117,8 @@ class ModelCard(msgspec.Struct):
     max_model_len: int | None = None
     parent: object = None
     """Whose LoRA adapter it is."""
+    owned_by: str = ""
+    """Each kind of engine has its own word here."""
 
 
 class _Cards(msgspec.Struct):
@@ -148,6 +151,16 @@ async def fetch_models(
 ) -> list[ModelCard]:
     """GET /v1/models of the backend at `url`. Raises ConnectFailed, or ProtocolViolation for any other answer."""
     return read_models(url, await _get(session, url.rstrip("/") + "/v1/models", api_key, timeout_s, tls))
+
+
+async def fetch_text(
+    session: aiohttp.ClientSession, url: str, *, api_key: str | None, tls: ssl.SSLContext | None, timeout_s: float = 2.0
+) -> str:
+    """Return the text of an answer with status 200, and "" for any other one."""
+    try:
+        return (await _get(session, url, api_key, timeout_s, tls)).decode("latin-1")
+    except UpstreamError:
+        return ""
 
 
 def read_models(url: str, body: bytes) -> list[ModelCard]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from functools import partial
 from importlib import import_module
@@ -152,7 +153,8 @@ def sim(host: str, port: int, profile: str, models: tuple[str, ...], max_num_que
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--shares", is_flag=True, help="Print the tree, with each one's part of a pool if all ask for more.")
-def check(file: Path, shares: bool) -> None:
+@click.option("--probe", is_flag=True, help="Ask the engines, too: what each is, and what it cannot tell.")
+def check(file: Path, shares: bool, probe: bool) -> None:
     """Check a config file; lists every fault with its place and exits with 2 if there is one. A warning is no fault.
 
     Looks at the files that it names, too, since what is missing there would be missing at the start. What may be meant
@@ -160,6 +162,7 @@ def check(file: Path, shares: bool) -> None:
 
     \b
     fairgate check config.yaml
+    fairgate check config.yaml --probe      exits with 1 if an engine does not answer
     """
     from gateway.commands.checking import findings
     from gateway.config.load import ConfigError, check_config
@@ -180,6 +183,12 @@ def check(file: Path, shares: bool) -> None:
         for line in shown(config):
             click.echo(line)
     click.echo(f"{file}: ok: {len(config.tenants)} tenants, {len(config.pools)} pools, {backends} backends{workers}")
+    if probe:
+        from gateway.commands.probing import probed
+
+        lines, all_answered = asyncio.run(probed(config))
+        click.echo("\n".join(lines))
+        sys.exit(0 if all_answered else 1)
 
 
 @main.command()

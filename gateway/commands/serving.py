@@ -27,6 +27,8 @@ THREAD_TURN_S: Final = 0.0005
 each read and write of a stream may wait so long: a reload of 10,000 tenants then holds streams up for 30 ms, and so for
 3."""
 STATUS_S: Final = 1.0
+ENGINES_SHOWN: Final = 8
+"""Of a pool, in the lines at the start."""
 _VERSION = f"  version {__version__}, {BUILD}"
 
 
@@ -258,6 +260,8 @@ def _announcement(gateway: Gateway) -> str:
     for pool in gateway.pools:
         models = ", ".join(pool.models()) or "(not known yet)"
         lines.append(f"  pool {pool.name}: {len(pool.backends)} backends, policy {pool.policy_name}, models: {models}")
+        known = [each for each in pool.backends.values() if each.health.healthy]
+        lines += [f"    {each.name}: {each.adapter.description()}" for each in known[:ENGINES_SHOWN]]
     if gateway.config.open_access:
         lines.append("  open access: any key is accepted, each distinct key is its own tenant of equal weight")
     if gateway.config.access_log not in ("stdout", "off"):

@@ -41,7 +41,7 @@ from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds, b
 from gateway.config.provenance import UNKNOWN, Provenances
 from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig, InteractionsConfig
-from gateway.config.sections.backends import BackendConfig
+from gateway.config.sections.backends import BackendConfig, Isolation
 from gateway.config.sections.groups import GroupConfig, Grouped, groups_around, tree_of
 from gateway.config.sections.keys import IssuerConfig, KeyConfig
 from gateway.config.sections.limits import Limits
@@ -86,9 +86,10 @@ class PoolConfig(Section):
     """Bytes of a prompt per token to begin with; the true ratio is learned from the engines' usage reports."""
     tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
     """Exact prompt counts: the path of a tokenizer.json, or tiktoken:ENCODING. Default: the learned ratio."""
-    shared_cache: bool = False
-    """Tenants find each other's prompts in the engines' prefix caches. By default vLLM keeps them apart by a
-    cache_salt, so that no tenant can see by the time to a first token what others have asked."""
+    isolate_caches: Isolation = "where_possible"
+    """Keep tenants apart in the prefix caches of engines, by a cache_salt, so that no tenant can see by the time to a
+    first token what others have asked. where_possible: engines that ignore salts serve, and tenants share their caches;
+    require: nothing is sent to such engines; never: tenants find each other's prompts."""
     capacity: CapacityConfig = CapacityConfig()
     """How full the engines are kept."""
 

@@ -94,6 +94,8 @@ class PoolGauges:
             overloaded = engine.pressure(pool.dispatcher.clock()).overloaded
             rows["fairgate_overloaded"].append(([pool.name], overloaded))
             rows["fairgate_queued_bytes"].append(([pool.name], engine.queued_bytes))
+            for backend in pool.backends.values():
+                rows["fairgate_backend_info"].append(([pool.name, backend.name, backend.adapter.name], 1))
             for engine_name, values in _of_engines(pool):
                 for name, value in values.items():
                     if value is not None:

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.takeover import has_place, move, stranded
-from policies.capacity.gauges import Gauges
+from policies.capacity.gauges import EngineFacts, Gauges
 from policies.request import Request, ServiceTokens, State
 
 TIMER_S_MAX: Final = 0.01
@@ -87,7 +87,7 @@ class Dispatcher:
         """What a dispatched request is believed to have received."""
         return self.engine.received(request_id, self.clock())
 
-    def backend_changed(self, name: str, change: Gauges | bool) -> None:
+    def backend_changed(self, name: str, change: Gauges | EngineFacts | bool) -> None:
         self._execute(self.engine.backend_changed(name, change, self.clock()))
 
     def carry_out(self, decisions: Sequence[Decision]) -> None:

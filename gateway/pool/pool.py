@@ -30,6 +30,7 @@ from gateway.request.prefix_hashes import prefix_hashes, salt_of
 from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
 from policies.admission.takeover import remove_backend, reweigh, take_over
+from policies.capacity.gauges import EngineFacts
 from policies.placements.least_loaded import least_loaded
 from policies.request import Request, payer
 
@@ -87,6 +88,7 @@ class Pool:
         self._session: aiohttp.ClientSession | None = None
         self._background = Background(background)
         self._watchers: dict[Backend, list[asyncio.Task[None]]] = {}
+        self._readers: dict[Backend, list[asyncio.Task[None]]] = {}
         self._left: set[Backend] = set()
         """Backends that are out of the config and end their running requests."""
         self._configure(config, gateway, shared, backends)
@@ -114,11 +116,11 @@ class Pool:
         for backend, backend_config in backends.items():
             backend.on_health = self._health_changed
             backend.on_answer = self.answered
-            backend.keeps_tenants_apart = backend.adapter.takes_cache_salt and not config.shared_cache
+            backend.on_recognised = self._recognised
+            backend.isolates = config.isolate_caches
             self.backends[backend.name] = backend
             if backend.name not in engine.backends:
                 engine.add_backend(backend.name, max_num_seqs=backend_config.max_num_seqs, healthy=backend.in_service)
-        self._keeps_tenants_apart = any([backend.keeps_tenants_apart for backend in backends])
 
     def take_over(
         self,
@@ -207,7 +209,7 @@ class Pool:
         most: int | None = None
         for backend in self.backends.values():
             card = backend.models.get(model)
-            length = None if card is None else card.max_model_len
+            length = None if card is None else card.max_model_len or backend.adapter.context_tokens
             if length is not None and (most is None or length > most):
                 most = length
         return most
@@ -254,7 +256,7 @@ class Pool:
         if not self.dispatcher.engine.policy.reads_prefixes:
             return ()
         seed = payload.model
-        if self._keeps_tenants_apart:
+        if any([backend.keeps_tenants_apart for backend in self.backends.values()]):
             seed = f"{salt_of(tenant)} {seed}"
         return prefix_hashes(payload.prompt.head, seed.encode())
 
@@ -282,9 +284,16 @@ class Pool:
         if self._session is None or backend in self._watchers:
             return
         session, of = backend.session(self._session), f"{self.name}/{backend.name}"
-        watchers = self._watchers[backend] = [
-            self._background.repeat(partial(self._check, backend, session), "health", of)
-        ]
+        self._watchers[backend] = [self._background.repeat(partial(self._check, backend, session), "health", of)]
+        self._read(backend)
+
+    def _read(self, backend: Backend) -> None:
+        """Read the gauges of a watched engine, in the way of its kind."""
+        if self._session is None or backend not in self._watchers:
+            return
+        session, of = backend.session(self._session), f"{self.name}/{backend.name}"
+        self._unread(backend)
+        readers = self._readers[backend] = []
         observe = partial(self.dispatcher.backend_changed, backend.name)
         if backend.reads_steps and backend.adapter.steps_path is not None:
             backend.feed = StepFeed(
@@ -295,7 +304,7 @@ class Pool:
                 api_key=backend.api_key,
                 tls=backend.tls,
             )
-            watchers.append(self._background.repeat(backend.feed.turn, "steps", of))
+            readers.append(self._background.repeat(backend.feed.turn, "steps", of))
         if backend.adapter.metrics_paths:
             scraper = Scraper(
                 backend.adapter,
@@ -308,12 +317,25 @@ class Pool:
                 feed=backend.feed,
                 standstill=backend.standstill,
             )
-            watchers.append(self._background.repeat(scraper.turn, "metrics", of))
+            readers.append(self._background.repeat(scraper.turn, "metrics", of))
 
     def _unwatch(self, backend: Backend) -> None:
         for task in self._watchers.pop(backend, ()):
             task.cancel()
+        self._unread(backend)
+
+    def _unread(self, backend: Backend) -> None:
+        for task in self._readers.pop(backend, ()):
+            task.cancel()
         backend.feed = None
+
+    def _recognised(self, backend: Backend, is_other_kind: bool) -> None:
+        """Use what is known now of an engine that comes into service."""
+        if self.backends.get(backend.name) is not backend:
+            return
+        logger.info("pool %s: backend %s is %s", self.name, backend.name, backend.adapter.description())
+        self.dispatcher.backend_changed(backend.name, EngineFacts(backend.adapter.slots, is_other_kind))
+        self._read(backend)
 
     async def _retire(self, backend: Backend) -> None:
         """Let what runs there end. If one of its name is configured again meanwhile, that is another one."""

@@ -76,6 +76,7 @@ FAMILIES: Final = {
     "fairgate_backend_slots": MetricFamily("Sequences that the engine is expected to run at once.", _ENGINE, MOST),
     "fairgate_kv_projected_ratio": MetricFamily("Largest expected use of the KV cache, of 1.", _ENGINE, MOST),
     "fairgate_backend_up": MetricFamily("1 if the engine is in service.", _ENGINE, LEAST),
+    "fairgate_backend_info": MetricFamily("1; `engine` is the kind of the engine.", (*_ENGINE, "engine"), MOST),
     "fairgate_backend_on_steps": MetricFamily("1 if the engine reports its steps.", _ENGINE, LEAST),
     "fairgate_backend_draining": MetricFamily("1 while an operator or a reload drains the engine.", _ENGINE, MOST),
     "fairgate_backend_preemptions_total": _counter("Preemptions, as the engine reports.", *_ENGINE, merged=MOST),

@@ -21,7 +21,7 @@ from policies.admission.request_ledger import NO_SERVICE, RequestLedger
 from policies.admission.room import Elsewhere, PoolRoom
 from policies.admission.waits import NEVER_WAITED
 from policies.capacity.fair_shares import FairShares
-from policies.capacity.gauges import CapacitySettings, Gauges, Grant
+from policies.capacity.gauges import CapacitySettings, EngineFacts, Gauges, Grant
 from policies.capacity.ledger import LOOK_AGAIN_S, BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.output_lengths import APPS_MAX, OutputLengths, OutputPredictor
@@ -303,13 +303,15 @@ class AdmissionEngine:
         self._withdraw(request, now)
         return self._room_changed(now)
 
-    def backend_changed(self, name: str, change: Gauges | bool, now: float) -> Sequence[Decision]:
-        """An engine was scraped (gauges), or has become healthy or unhealthy (a boolean)."""
+    def backend_changed(self, name: str, change: Gauges | EngineFacts | bool, now: float) -> Sequence[Decision]:
+        """An engine was scraped (gauges), was recognised (facts), or has become healthy or unhealthy (a boolean)."""
         now = self._time(now)
         ledger = self.backends[name]
         if isinstance(change, bool):
             ledger.healthy = change
             self.requests.wake(inf)
+        elif isinstance(change, EngineFacts):
+            ledger.recognised(change)
         else:
             if self.set_back_s:
                 change = replace(change, taken_s=change.taken_s + self.set_back_s)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from policies.capacity.gauges import CapacitySettings, Gauges, Grant, StepTrust
+from policies.capacity.gauges import CapacitySettings, EngineFacts, Gauges, Grant, StepTrust
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Obstacle
@@ -343,9 +343,10 @@ class BackendLedger:
             self.preemptions_total = gauges.preemptions_total
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
+        if gauges.max_num_seqs is not None:
+            self.slots.reported(gauges.max_num_seqs)
         if gauges.is_step:
             self.prefill_rate.saw_step(gauges, before)
-            self.slots.reported(gauges.max_num_seqs)
             self.prefill.reported(gauges.scheduled_tokens_max)
         if gauges.waiting is not None:
             self._infer_starts(gauges, now)
@@ -355,6 +356,12 @@ class BackendLedger:
         preempted = self._preempted > 0
         starting_tokens, elsewhere = self.starting_tokens, self.allowance
         self.kv.observe(gauges, now, starting_tokens=starting_tokens, elsewhere=elsewhere, preempted=preempted)
+
+    def recognised(self, facts: EngineFacts) -> None:
+        """Judge the capacity of an engine that comes into service by its facts."""
+        self.slots.reported(facts.slots)
+        if facts.is_other_kind:
+            self._gauges = self.kv.capacity_tokens = None
 
     def estimate(self, now: float) -> float:
         """Time has passed. An answer that is not streamed has started by now if others have taken so long to their

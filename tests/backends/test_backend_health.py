@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from backends.engines.vllm import VllmAdapter
 from backends.health import HealthState, ModelCard, fetch_models, probe
 from backends.scraper import Scraper
 from backends.upstream_errors import ConnectFailed, ProtocolViolation
-from backends.vllm import VllmAdapter
 from gateway.telemetry.background import Background
 from policies.capacity.gauges import Gauges
 from tests.waiting import WAIT_S

@@ -93,7 +93,8 @@ def test_every_fault_of_a_file_is_reported_at_once(tmp_path: Path, monkeypatch: 
         ":18:33: pools[2].models[3]: should be text, not a number; put it in quotes",
         ":18:38: pools[2].models[4]: should be text, not true or false; put it in quotes",
         ":21:9: pools[2].backends[0].url: given twice, first on line 20",
-        ":22:17: pools[2].backends[0].engine: should be vllm or openai (did you mean 'vllm'?)",
+        ":22:17: pools[2].backends[0].engine: should be auto or vllm or sglang or llama.cpp or tgi or tensorrt-llm"
+        " or ollama or lmdeploy or max or openai (did you mean 'vllm'?)",
         ":25:5: tenants[0].wieght: unknown field (did you mean 'weight'?)",
         ":26:13: tenants[0].weight: should be a number, not text; "
         "a variable always gives text, so write the number here",

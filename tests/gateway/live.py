@@ -236,12 +236,17 @@ class Starter:
 
 @asynccontextmanager
 async def simulated(
-    profile: EngineProfile = SMALL, *, models: tuple[str, ...] = (MODEL,), time_scale: float = 1.0, **options: Any
+    profile: EngineProfile = SMALL,
+    *,
+    models: tuple[str, ...] = (MODEL,),
+    time_scale: float = 1.0,
+    port: int = 0,
+    **options: Any,
 ) -> AsyncIterator[Simulated]:
-    """A simulated vLLM on a free port."""
+    """A simulated vLLM on a free port, or on this one."""
     faults = Faults()
     server = FaultyEngine(profile, model_names=models, time_scale=time_scale, faults=faults, **options)
-    port = await server.start("127.0.0.1", 0)
+    port = await server.start("127.0.0.1", port)
     try:
         yield Simulated(server, faults, port)
     finally:

@@ -87,7 +87,14 @@ async def test_what_was_sent_arrives(start: Starter, policy: str, placement: str
         backends = [{"url": each.url, "engine": kind} for each, kind in zip(upstreams, engines.split(), strict=True)]
         live = await stack.enter_async_context(
             start(
-                pools=[{"name": "p", "models": ["simulated"], "backends": backends, "shared_cache": shared}],
+                pools=[
+                    {
+                        "name": "p",
+                        "models": ["simulated"],
+                        "backends": backends,
+                        "isolate_caches": "never" if shared else "where_possible",
+                    }
+                ],
                 policy={"name": policy, "placement": placement}
                 | ({"requests_per_minute": 10_000} if policy == "rpm" else {}),
                 tenants=TENANTS,

@@ -29,7 +29,7 @@ from gateway.usage.written import Batch, add
 from policies.capacity.fair_shares import Activity
 from policies.replicas.messages import CallDelta, ReplicaReport
 from tests.gateway.live import Starter, chat, simulated, until
-from tests.gateway.test_fairness_live import tenants
+from tests.gateway.load import tenants
 from tests.gateway.test_shared_prefixes import ask, cached_in_turns, index_of, text
 
 WORKERS = 2

@@ -286,7 +286,7 @@ async def test_long_names_give_way_to_numbers(start: Starter) -> None:
             assert code == 0
             assert all(len(line) <= 80 for line in out.splitlines()), out
             assert re.search(r"^a-tenant-\S*… +1 +100.0% +100.0% +100.0% +0 +0 +\d+ ms +\d+ ms +0", out, re.M), out
-            assert re.search(r"^an-engine-\S*… +0 of \d+ +0% +0 metrics +out of service", out, re.M), out
+            assert re.search(r"^an-engine-\S*… +0 of \d+ +0% +0 answers +out of service", out, re.M), out
 
 
 async def test_top_says_so_where_nobody_has_asked_for_anything(start: Starter) -> None:

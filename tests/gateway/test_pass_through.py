@@ -275,7 +275,7 @@ async def test_the_simulated_engine_says_the_same_through_the_gateway(start: Sta
     body = chat("Tell me", max_tokens=40, stream=stream)
     async with (
         simulated(time_scale=0) as sim,
-        start(pools=[{"name": "p", "shared_cache": True, "backends": [{"url": sim.url}]}]) as live,
+        start(pools=[{"name": "p", "isolate_caches": "never", "backends": [{"url": sim.url}]}]) as live,
     ):
         through = await live.ask("/v1/chat/completions", body)
         async with live.http.post(sim.url + "/v1/chat/completions", json=body) as response:

@@ -68,7 +68,7 @@ async def test_tenants_do_not_see_what_others_asked_unless_they_share(start: Sta
             assert await cached_tokens(live, "1?") == 0
             assert await cached_tokens(live, "2?", tenant="other") == 0
             assert (await cached_tokens(live, "3?", tenant="other") or 0) > 0
-        shared = [{"name": "pool", "backends": [{"url": sim.url}], "shared_cache": True}]
+        shared = [{"name": "pool", "backends": [{"url": sim.url}], "isolate_caches": "never"}]
         async with start(sim.url, tenants=TENANTS, policy=policy, pools=shared) as live:
             assert await cached_tokens(live, "1?") == 0
             assert (await cached_tokens(live, "2?", tenant="other") or 0) > 0
@@ -87,7 +87,10 @@ async def test_the_index_knows_whose_prompt_it_is_where_an_engine_does(
     start: Starter, engines: str, shared: bool, apart: bool
 ) -> None:
     backends = [{"url": f"http://127.0.0.1:{free_port()}", "engine": kind} for kind in engines.split()]
-    async with start(pools=[{"name": "p", "backends": backends, "shared_cache": shared}], policy="dlpm") as live:
+    async with start(
+        pools=[{"name": "p", "backends": backends, "isolate_caches": "never" if shared else "where_possible"}],
+        policy="dlpm",
+    ) as live:
         pool = live.gateway.pools[0]
         payload = read_json(json.dumps(chat(DOCUMENT)).encode(), CHAT)
         one, other = pool.prefix_of(payload, "one"), pool.prefix_of(payload, "other")

@@ -15,7 +15,7 @@ from redis import Redis
 
 from gateway.storage.redis.redis_store import pool_key
 from tests.gateway.live import SMALL, WAIT_S, Live, Starter, chat, simulated, until
-from tests.gateway.test_fairness_live import tenants
+from tests.gateway.load import tenants
 from tests.gateway.test_operator_views import seen
 from tests.redis_server import Proxy, RedisServer
 

@@ -120,7 +120,7 @@ async def test_labels_are_bounded_whoever_comes(start: Starter) -> None:
         assert sum(s.value for s in samples if s.name == "fairgate_queue_seconds_count") == 1200
         assert {label for s in samples for label in s.labels} <= {
             "pool", "tenant", "model", "kind", "outcome", "reason", "backend", "obstacle", "le", "version", "build",
-            "hash", "task",
+            "hash", "task", "engine", "group",
         }  # fmt: skip
         assert len(samples) < 12_000
 

@@ -18,8 +18,8 @@ import pytest
 
 from tests.commands import Running, run, running
 from tests.gateway.live import SMALL, Simulated, chat, simulated, until
+from tests.gateway.load import tenants
 from tests.gateway.test_command_line import config_file
-from tests.gateway.test_fairness_live import tenants
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 

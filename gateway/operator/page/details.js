@@ -105,7 +105,7 @@ function engine(name, { backends, minute, ended, words }) {
       ["KV cache", `${percent(one.kv_ratio)} held (${one.kv_ratio_is}), ${percent(one.kv_expected_ratio)} expected at most`],
       ["KV capacity", one.kv_capacity_tokens ? count(one.kv_capacity_tokens, "token") : "not known"],
       ["Starting", `${count(one.starting_requests, "request")}, ${count(one.starting_prompt_tokens, "prompt token")}`],
-      ["Read by", one.read_by], ["Not by steps", one.not_by_steps_because],
+      ["Engine", one.engine], ["Read by", one.read_by], ["Not by steps", one.not_by_steps_because],
     ]),
     ...section("Whose requests run here", running.map(([each, requests]) => element("li", {},
       element("b", {}, named("tenant", each)), element("span", { class: "numbers" }, count(requests, "request")),

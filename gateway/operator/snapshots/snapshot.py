@@ -60,6 +60,8 @@ class EngineSnapshot(TypedDict):
     url: str
     in_service: bool
     reason: str
+    engine: str
+    """The kind of engine, its slots, and what it cannot tell."""
     read_by: str
     not_by_steps_because: str
     running_sequences: int
@@ -215,6 +217,7 @@ def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[EngineSna
                 "url": backend.url if backend is not None else "",
                 "in_service": ledger.healthy,
                 "reason": backend.why_not if backend is not None and not ledger.healthy else "",
+                "engine": backend.adapter.description() if backend is not None else "",
                 "read_by": backend.read_by if backend is not None else "",
                 "not_by_steps_because": backend.feed.why if backend is not None and backend.feed is not None else "",
                 "running_sequences": ledger.sequences,
