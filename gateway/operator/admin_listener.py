@@ -17,7 +17,7 @@ from gateway.operator.operated import Operated
 from gateway.operator.page.files import page
 from gateway.operator.snapshots.feed import Feed
 from gateway.operator.snapshots.snapshot import encoded, snapshot_of
-from gateway.operator.snapshots.state_views import tenants
+from gateway.operator.snapshots.state import state
 from gateway.operator.usage_routes import usage_routes
 from gateway.operator.views import health, ready, views
 
@@ -58,7 +58,7 @@ def _own(gateway: Operated) -> list[web.RouteDef]:
     async def metrics(request: web.Request) -> web.Response:
         gateway.gauges.read(gateway.pools, gateway.shared.interactions)
         gateway.gauges.read_exchanges(gateway.exchanges, gateway.news)
-        summed_up = tenants(snapshot_of(gateway, with_running=True), gateway.recent)
+        summed_up = state(snapshot_of(gateway, with_running=True), gateway.recent)
 
         def rendered() -> bytes:
             gateway.gauges.read_tenants(summed_up())

@@ -89,7 +89,7 @@ class PoolGauges:
         self._of_pools = rows
 
     def read_tenants(self, present: Mapping[str, Any]) -> None:
-        """Who received how much just now, and was due how much? As `/tenants` answers, of the busiest."""
+        """Who received how much just now, and was due how much? As `/state` answers, of the busiest."""
         received: dict[tuple[str, str], float] = {}
         due: dict[tuple[str, str], float] = {}
         labelled = self._metrics.labelled()

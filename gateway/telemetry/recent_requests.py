@@ -1,12 +1,13 @@
 """Which requests ended within the last minute? What an operator's view of the present is made from.
 
 Metrics are sums since the start. Who receives how much just now, and how long tenants wait just now, is read from the
-latest ends. They are kept in a ring of fixed size, so a request costs one entry in it.
+latest ends. They are kept in a ring of fixed size, so a request costs one entry in it. The last few of each tenant are
+kept as well, so that no flood of others makes a tenant forget why its requests were slow.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice, takewhile
 from typing import Final
@@ -17,6 +18,8 @@ from gateway.telemetry.record import RequestRecord
 WINDOW_S: Final = 60.0
 ENDS_MAX: Final = 8192
 MARKS_MAX: Final = 32
+OWN_ENDS_MAX: Final = 50
+"""Of one tenant."""
 OUTPUT_WEIGHT: Final = 2.0
 """What a generated token counts where the policy charges nobody; a prompt token counts 1."""
 
@@ -27,6 +30,9 @@ class RecentRequests:
     def __init__(self, ends_max: int = ENDS_MAX) -> None:
         self._ends: deque[End] = deque(maxlen=ends_max)
         self._ends_max = ends_max
+        self._of_tenants: OrderedDict[str, deque[End]] = OrderedDict()
+        """The tenant that ended a request last is last; together at most half as many as the ring holds."""
+        self._tenants_max = max(1, ends_max // (2 * OWN_ENDS_MAX))
         self.count = 0
         """Ends so far, those included that are no longer kept."""
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
@@ -35,8 +41,7 @@ class RecentRequests:
         request = record.request
         if request is None:
             return
-        self.count += 1
-        self._ends.append(
+        self._note(
             End(
                 record.pool,
                 record.tenant,
@@ -77,8 +82,22 @@ class RecentRequests:
     def take(self, ends: Iterable[End]) -> None:
         """Ends of other processes, the latest last."""
         for end in ends:
-            self.count += 1
-            self._ends.append(end)
+            self._note(end)
+
+    def _note(self, end: End) -> None:
+        self.count += 1
+        self._ends.append(end)
+        own = self._of_tenants.get(end.tenant)
+        if own is None:
+            own = self._of_tenants[end.tenant] = deque(maxlen=OWN_ENDS_MAX)
+            if len(self._of_tenants) > self._tenants_max:
+                self._of_tenants.popitem(last=False)
+        own.append(end)
+        self._of_tenants.move_to_end(end.tenant)
+
+    def of_tenant(self, tenant: str) -> list[End]:
+        """Return the last ends of one tenant, the latest last."""
+        return [*self._of_tenants.get(tenant, ())]
 
     def latest(self, count: int) -> list[End]:
         """The latest first."""

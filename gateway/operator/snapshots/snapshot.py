@@ -20,7 +20,7 @@ from gateway.operator.snapshots.own_requests import OwnRequest, oldest, own_requ
 from gateway.operator.snapshots.spans import Running, running
 from gateway.telemetry.access_log import hidden
 from gateway.telemetry.ends import End, Mark
-from gateway.telemetry.recent_requests import RecentRequests
+from gateway.telemetry.recent_requests import OWN_ENDS_MAX, RecentRequests
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.bounds import Waiting
 from policies.request import Request, State
@@ -120,6 +120,8 @@ class GatewaySnapshot(msgspec.Struct):
     marks: list[Mark]
     cost_s: float = 0.0
     """CPU seconds that it took to see it here."""
+    own_ended: list[End] = []
+    """The last ends of the tenant that was asked for."""
 
 
 class SnapshotSource(Protocol):
@@ -158,7 +160,8 @@ def snapshot_of(gateway: GatewayProcess, *, with_running: bool, of: str = "") ->
     now = pools[0].dispatcher.clock() if pools else 0.0
     found = [_pool(pool, with_running=with_running, of=of) for pool in pools]
     marks, cost_s = list(gateway.recent.marks), time.thread_time() - begun_s
-    return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, cost_s)
+    own_ended = gateway.recent.of_tenant(of) if of else []
+    return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, cost_s, own_ended)
 
 
 def _pool(pool: Pool, *, with_running: bool, of: str) -> PoolSnapshot:
@@ -260,6 +263,7 @@ def together(workers: Sequence[tuple[str, GatewaySnapshot]]) -> GatewaySnapshot:
         [_together(processes) for processes in named.values()],
         _marks(mark for _, each in workers for mark in each.marks),
         first.cost_s + time.thread_time() - begun_s,
+        sorted((end for _, each in workers for end in each.own_ended), key=lambda end: end.ended_s)[-OWN_ENDS_MAX:],
     )
 
 
@@ -388,6 +392,7 @@ def moved(one: GatewaySnapshot, by_s: float) -> GatewaySnapshot:
     """As seen by a process whose monotonic clock is so much behind."""
     one.at_s += by_s
     one.marks = [mark._replace(at_s=mark.at_s + by_s) for mark in one.marks]
+    one.own_ended = [ended(end, by_s) for end in one.own_ended]
     for pool in one.pools:
         pool.waiting = {name: each._replace(oldest_s=each.oldest_s + by_s) for name, each in pool.waiting.items()}
         pool.running = [
