@@ -1,25 +1,25 @@
 """Which requests ended within the last minute? What an operator's view of the present is made from.
 
 Metrics are sums since the start. Who receives how much just now, and how long tenants wait just now, is read from the
-latest ends. They are kept in a ring of fixed size, so a request costs one entry in it. The last few of each tenant are
-kept as well, so that no flood of others makes a tenant forget why its requests were slow.
+latest ends. They are kept in a ring of fixed size, so a request costs one entry in it. Of each tenant and minute the
+slowest request is kept for longer, so that no flood makes a tenant forget why it was slow.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice, takewhile
 from typing import Final
 
-from gateway.telemetry.ends import End, Mark
-from gateway.telemetry.record import RequestRecord
+from gateway.telemetry.ends import End, Mark, OwnMinute
+from gateway.telemetry.record import Outcome, RequestRecord
 
 WINDOW_S: Final = 60.0
 ENDS_MAX: Final = 8192
 MARKS_MAX: Final = 32
-OWN_ENDS_MAX: Final = 50
-"""Of one tenant."""
+MINUTE_S: Final = 60.0
 OUTPUT_WEIGHT: Final = 2.0
 """What a generated token counts where the policy charges nobody; a prompt token counts 1."""
 
@@ -30,9 +30,9 @@ class RecentRequests:
     def __init__(self, ends_max: int = ENDS_MAX) -> None:
         self._ends: deque[End] = deque(maxlen=ends_max)
         self._ends_max = ends_max
-        self._of_tenants: OrderedDict[str, deque[End]] = OrderedDict()
-        """The tenant that ended a request last is last; together at most half as many as the ring holds."""
-        self._tenants_max = max(1, ends_max // (2 * OWN_ENDS_MAX))
+        self._epoch_s = time.time() - time.monotonic()
+        self._minutes: OrderedDict[tuple[str, float], OwnMinute] = OrderedDict()
+        """By tenant and minute; half as many as ends."""
         self.count = 0
         """Ends so far, those included that are no longer kept."""
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
@@ -87,21 +87,26 @@ class RecentRequests:
     def _note(self, end: End) -> None:
         self.count += 1
         self._ends.append(end)
-        own = self._of_tenants.get(end.tenant)
-        if own is None:
-            own = self._of_tenants[end.tenant] = deque(maxlen=OWN_ENDS_MAX)
-            if len(self._of_tenants) > self._tenants_max:
-                self._of_tenants.popitem(last=False)
-        own.append(end)
-        self._of_tenants.move_to_end(end.tenant)
+        at_s = (self._epoch_s + end.dispatched_s - end.queue_s) // MINUTE_S * MINUTE_S
+        is_served = end.outcome == Outcome.COMPLETED
+        one = OwnMinute(at_s, end, 1, end.queue_s, 0 if is_served else 1, "" if is_served else end.reason)
+        known = self._minutes.setdefault((end.tenant, at_s), one)
+        if known is not one:
+            known.add(one)
+        elif len(self._minutes) > max(1, self._ends_max // 2):
+            self._minutes.popitem(last=False)
 
-    def of_tenant(self, tenant: str) -> list[End]:
-        """Return the last ends of one tenant, the latest last."""
-        return [*self._of_tenants.get(tenant, ())]
+    def minutes_of(self, tenant: str) -> list[OwnMinute]:
+        """Return the remembered minutes of one tenant, the earliest first."""
+        return sorted([one for (name, _), one in self._minutes.items() if name == tenant], key=_begins)
 
     def latest(self, count: int) -> list[End]:
         """The latest first."""
         return list(islice(reversed(self._ends), count))
+
+
+def _begins(minute: OwnMinute) -> float:
+    return minute.at_s
 
 
 def service_of(charged: float, prompt_tokens: int, output_tokens: int) -> float:

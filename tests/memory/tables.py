@@ -13,7 +13,7 @@ from msgspec import Raw
 from gateway.config.sections.apps import InteractionRules
 from gateway.request.body.payload import USER_LENGTH_MAX
 from gateway.request.interaction_claim import ClaimReader
-from gateway.telemetry.recent_requests import OWN_ENDS_MAX, RecentRequests
+from gateway.telemetry.recent_requests import RecentRequests
 from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.usage.counts import UsageCounts
 from policies.admission.decisions import Dispatch, Recent
@@ -127,11 +127,11 @@ def interactions(most: int) -> Any:
 
 
 def ends(most: int) -> Any:
-    """The last ends of some tenants, before those of a flood fill the ring."""
+    """Each of many tenants ends a request, and then one tenant fills the ring."""
     made = RecentRequests(most)
     for number in range(BEYOND * most):
         one = record(number)
-        one.tenant = name("t", min(number, most) // OWN_ENDS_MAX)
+        one.tenant = name("t", min(number, most))
         made.ended(one)
     return made
 

@@ -13,7 +13,7 @@ import msgspec
 from gateway.keys.identity import DEFAULT_APP, Principal
 from gateway.operator.snapshots.own_requests import EngineTimes, OwnRequest
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
-from gateway.operator.snapshots.state import ended_request
+from gateway.operator.snapshots.state import ended_request, reason_in_words
 from gateway.pool.pool import Pool
 from policies.admission.engine import AdmissionEngine
 from policies.admission.explanation import OF_WAIT
@@ -68,8 +68,6 @@ class OwnPool(msgspec.Struct):
     requests: list[dict[str, Any]]
     """The oldest that wait or run."""
     requests_left_out: int
-    ended: list[dict[str, Any]]
-    """The last that ended, the latest first: how long each waited, for what, and behind how many."""
 
 
 class OwnStanding(msgspec.Struct):
@@ -83,6 +81,8 @@ class OwnStanding(msgspec.Struct):
     """Of the last day and the last month. None: it is not counted, or the database cannot be asked."""
     hours: list[dict[str, Any]] | None
     """Of the last 24 hours, each with requests."""
+    minutes: list[dict[str, Any]]
+    """The latest first: how long its requests waited, and why the slowest did: for what, and behind how many."""
 
 
 def own_standing(
@@ -90,7 +90,9 @@ def own_standing(
     usage: dict[str, Numbers] | None, hours: list[dict[str, Any]] | None,
 ) -> OwnStanding:  # fmt: skip
     """`seen`: at all processes, with the requests of this tenant."""
-    found = OwnStanding(principal.tenant, [], [], round(recently.window_s, 1), [], usage, hours)
+    found = OwnStanding(
+        principal.tenant, [], [], round(recently.window_s, 1), [], usage, hours, _minutes(seen, recently)
+    )
     seen_pools, limits = {pool.pool: pool for pool in seen.pools}, dict[str, OwnLimit]()
     for pool in pools:
         engine, now = pool.dispatcher.engine, pool.dispatcher.clock()
@@ -101,9 +103,7 @@ def own_standing(
                 for limit in engine.quotas.standing(principal.tenant, now, names):
                     limits[limit.name] = OwnLimit(*limit[:3], round(limit.reset_s, 1))
         if pool.name in seen_pools:
-            own = _pool(seen_pools[pool.name], recently, engine, principal, seen.at_s)
-            own.ended = _ended(seen, pool.name, recently.engines.get(pool.name))
-            found.pools.append(own)
+            found.pools.append(_pool(seen_pools[pool.name], recently, engine, principal, seen.at_s))
     found.limits = [*limits.values()]
     return found
 
@@ -135,7 +135,6 @@ def _pool(seen: PoolSnapshot, recently: Recently, engine: AdmissionEngine, princ
         batch,
         [_request(one, now) for one in seen.own],
         count - len(seen.own),
-        [],
     )
 
 
@@ -145,14 +144,22 @@ def _request(one: OwnRequest, now: float) -> dict[str, Any]:
     return {**shown, "arrived_at_s": round(time.time() - age_s, 2), "age_s": round(age_s, 3)}
 
 
-def _ended(seen: GatewaySnapshot, pool: str, engines: EngineTimes | None) -> list[dict[str, Any]]:
+def _minutes(seen: GatewaySnapshot, recently: Recently) -> list[dict[str, Any]]:
     epoch_s, found = time.time() - seen.at_s, []
-    for end in reversed(seen.own_ended):
-        if end.pool == pool:
-            since_s = end.dispatched_s - end.queue_s
-            ahead = engines.behind(end.tenant, since_s, end.dispatched_s) if engines is not None else {}
-            shown = ended_request(end, epoch_s, ahead, end.tenant)
-            found.append({name: value for name, value in shown.items() if name not in OF_OTHERS})
+    for one in reversed(seen.own_minutes):
+        end = one.slowest
+        engines, ahead = recently.engines.get(end.pool), dict[str, int]()
+        if engines is not None:
+            ahead = engines.behind(end.tenant, end.dispatched_s - end.queue_s, end.dispatched_s)
+        shown = ended_request(end, epoch_s, ahead, end.tenant)
+        found.append({
+            "at_s": one.at_s,
+            "requests": one.requests,
+            "wait_s_mean": round(one.queue_s / one.requests, 4),
+            "not_served": one.not_served,
+            "reason_is": one.reason and reason_in_words(one.reason),
+            "slowest": {name: value for name, value in shown.items() if name not in OF_OTHERS},
+        })  # fmt: skip
     return found
 
 

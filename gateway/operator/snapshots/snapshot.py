@@ -19,8 +19,8 @@ import msgspec
 from gateway.operator.snapshots.own_requests import OwnRequest, oldest, own_requests, own_waiting
 from gateway.operator.snapshots.spans import Running, running
 from gateway.telemetry.access_log import hidden
-from gateway.telemetry.ends import End, Mark
-from gateway.telemetry.recent_requests import OWN_ENDS_MAX, RecentRequests
+from gateway.telemetry.ends import End, Mark, OwnMinute
+from gateway.telemetry.recent_requests import RecentRequests
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.bounds import Waiting
 from policies.request import Request, State
@@ -120,8 +120,8 @@ class GatewaySnapshot(msgspec.Struct):
     marks: list[Mark]
     cost_s: float = 0.0
     """CPU seconds that it took to see it here."""
-    own_ended: list[End] = []
-    """The last ends of the tenant that was asked for."""
+    own_minutes: list[OwnMinute] = []
+    """Of the tenant that was asked for, the earliest first."""
 
 
 class SnapshotSource(Protocol):
@@ -160,8 +160,8 @@ def snapshot_of(gateway: GatewayProcess, *, with_running: bool, of: str = "") ->
     now = pools[0].dispatcher.clock() if pools else 0.0
     found = [_pool(pool, with_running=with_running, of=of) for pool in pools]
     marks, cost_s = list(gateway.recent.marks), time.thread_time() - begun_s
-    own_ended = gateway.recent.of_tenant(of) if of else []
-    return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, cost_s, own_ended)
+    minutes = gateway.recent.minutes_of(of) if of else []
+    return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, cost_s, minutes)
 
 
 def _pool(pool: Pool, *, with_running: bool, of: str) -> PoolSnapshot:
@@ -263,7 +263,7 @@ def together(workers: Sequence[tuple[str, GatewaySnapshot]]) -> GatewaySnapshot:
         [_together(processes) for processes in named.values()],
         _marks(mark for _, each in workers for mark in each.marks),
         first.cost_s + time.thread_time() - begun_s,
-        sorted((end for _, each in workers for end in each.own_ended), key=lambda end: end.ended_s)[-OWN_ENDS_MAX:],
+        _minutes(minute for _, each in workers for minute in each.own_minutes),
     )
 
 
@@ -299,6 +299,15 @@ def _marks(found: Iterable[Mark]) -> list[Mark]:
             marks.append(mark)
         latest[mark[1:]] = mark.at_s
     return marks
+
+
+def _minutes(found: Iterable[OwnMinute]) -> list[OwnMinute]:
+    by: dict[float, OwnMinute] = {}
+    for one in found:
+        known = by.setdefault(one.at_s, one)
+        if known is not one:
+            known.add(one)
+    return [by[at_s] for at_s in sorted(by)]
 
 
 def grouped_by_text(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
@@ -392,7 +401,8 @@ def moved(one: GatewaySnapshot, by_s: float) -> GatewaySnapshot:
     """As seen by a process whose monotonic clock is so much behind."""
     one.at_s += by_s
     one.marks = [mark._replace(at_s=mark.at_s + by_s) for mark in one.marks]
-    one.own_ended = [ended(end, by_s) for end in one.own_ended]
+    for minute in one.own_minutes:
+        minute.slowest = ended(minute.slowest, by_s)
     for pool in one.pools:
         pool.waiting = {name: each._replace(oldest_s=each.oldest_s + by_s) for name, each in pool.waiting.items()}
         pool.running = [

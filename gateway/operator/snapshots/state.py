@@ -154,7 +154,7 @@ def _refusals(asked: Mapping[str, TenantSums]) -> list[dict[str, Any]]:
     return [
         {
             "reason": reason,
-            "reason_is": _reason(reason),
+            "reason_is": reason_in_words(reason),
             "requests": counts.total(),
             "most": counts.most_common(1)[0][0],
         }
@@ -162,7 +162,7 @@ def _refusals(asked: Mapping[str, TenantSums]) -> list[dict[str, Any]]:
     ]
 
 
-def _reason(reason: str) -> str:
+def reason_in_words(reason: str) -> str:
     return OF_REFUSAL[Refusal(reason)] if reason in OF_REFUSAL else reason.replace("_", " ")
 
 
@@ -176,7 +176,7 @@ def ended_request(end: End, epoch_s: float, ahead: Mapping[str, int] | None = No
         "model": end.model,
         "state": end.outcome,
         "reason": end.reason,
-        "reason_is": _reason(end.reason),
+        "reason_is": reason_in_words(end.reason),
         "backend": end.backend,
         "arrived_at_s": round(epoch_s + end.dispatched_s - end.queue_s, 2),
         "wait_s": round(end.queue_s, 4),
