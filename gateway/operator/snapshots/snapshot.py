@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from math import inf
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
 import msgspec
@@ -430,4 +430,7 @@ def encoded(one: GatewaySnapshot, ends: Sequence[End], ends_count: int) -> bytes
 
 def decoded(content: bytes) -> tuple[GatewaySnapshot, list[End], int]:
     """The same at the hub. ValueError: it is something else."""
-    return _decode(content)
+    found = _decode(content)
+    if not isfinite(found[0].at_s):
+        raise ValueError("a snapshot without a time")
+    return found

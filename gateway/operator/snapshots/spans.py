@@ -195,7 +195,9 @@ def waiting_over_time(taken: Taken, covered_s: float, epoch_s: float) -> dict[st
     changes: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (last - first + 2))
 
     def waited(tenant: str, since_s: float, until_s: float) -> None:
-        begin, end = max(first, ceil(since_s / STEP_S)), min(last + 1, ceil(until_s / STEP_S))
+        if not since_s < until_s or not first * STEP_S <= until_s:  # a time that is no number, too
+            return
+        begin, end = (ceil(min(max(at_s, first * STEP_S), (last + 1) * STEP_S) / STEP_S) for at_s in (since_s, until_s))
         if begin < end:
             changes[tenant][begin - first] += 1
             changes[tenant][end - first] -= 1
@@ -207,6 +209,8 @@ def waiting_over_time(taken: Taken, covered_s: float, epoch_s: float) -> dict[st
         waited(payer(each.tenant), each.arrived_s, each.dispatched_s)
     counts = {name: [*accumulate(found[:-1])] for name, found in changes.items()}
     for leaf, waiting in taken.waiting.items():
+        if not -inf < waiting.oldest_s < taken.now:
+            continue
         own = counts.setdefault(payer(leaf), [0] * (last - first + 1))
         for step in range(first, last + 1):  # they came one after another, as far as is known
             own[step - first] += round(waiting.requests * part_within(-inf, step * STEP_S, waiting.oldest_s, taken.now))

@@ -58,7 +58,7 @@ function now(pool) {
 
 function received(name, { service_received: got, service_due: due }, more = "") {
   const ratio = due ? got / due : 1;
-  return row(name, `${due ? `${percent(ratio)} of what was due (${short(got)} of ${short(due)} weighted tokens)` : "nothing was asked for"}${more}`, bar([[ratio, "c0"]]));
+  return row(name, `${due ? `${percent(ratio)} of what was due` : "nothing was due"}${more}`, bar([[ratio, "c0"]]));
 }
 
 // One row for each minute: how long its requests waited, and why the slowest of them did.
