@@ -141,7 +141,7 @@ async def test_last_requests_are_filtered_and_stand_still_while_paused(start: St
         await seen.shows("#requests-body", first)
         await seen.page.get_by_role("button", name="Pause").click()
         second = (await live.ask(CHAT, chat(max_tokens=3), key="two")).headers["x-request-id"]
-        await seen.shows("#tenants-body", "two000100 %")
+        await seen.shows("#tenants-body", re.compile(r"two00\d"))
         await expect(seen.page.locator("#requests-body")).not_to_contain_text(second)
         await seen.page.get_by_role("button", name="Go on").click()
         await seen.shows("#requests-body", second)
