@@ -78,8 +78,8 @@ def test_engines_are_compared_under_the_last_policy() -> None:
     one, other = compared(runs)
     assert (one.policy, one.backends, other.policy, other.backends) == ("vtc", 2, "vtc", 4)
     assert verdict(runs) == (
-        "`a` gains most: with 2 engines under `vtc`, one request in twenty waited 2.00 s or longer for its first token, "
-        "with 4 engines 1.00 s. Nobody pays."
+        "`a` gains most: with 2 engines under `vtc`, one request in twenty waited 2.00 s or longer for its first "
+        "token, with 4 engines 1.00 s. Nobody pays."
     )
 
 
