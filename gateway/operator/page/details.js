@@ -37,7 +37,8 @@ export function details(known) {
   };
   const answered = async (ask, then) => {
     const asked = location.hash;
-    const found = await ask().catch((error) => [element("p", {}, `The gateway did not answer: ${error.message || "it asks for the token"}.`)]);
+    const failed = (error) => [element("p", {}, `The gateway did not answer: ${error.message || "it asks for the token"}.`)];
+    const found = await ask().catch(failed);
     if (location.hash === asked) then(found);
   };
   place("explained-close").addEventListener("click", () => dialog.close());
@@ -57,7 +58,8 @@ export function details(known) {
 }
 
 const section = (title, ...found) => (found.length ? [element("h3", {}, title), ...found] : []);
-const last = (ended) => (ended.length ? section("Last requests", ...list(ended.slice(0, LAST_SHOWN), (one) => [named("explain", one.request_id, { class: "id" })])) : []);
+const idOf = (one) => named("explain", one.request_id, { class: "id" });
+const last = (ended) => (ended.length ? section("Last requests", ...list(ended.slice(0, LAST_SHOWN), (one) => [idOf(one)])) : []);
 const counts = (found) => (sum(found) ? Object.entries(found).map(([name, many]) => `${many} ${spaced(name)}`).join(", ") : null);
 
 function tenant(name, { pool, ended }, day) {
@@ -65,14 +67,16 @@ function tenant(name, { pool, ended }, day) {
   if (!one) return [element("p", {}, "Nothing was asked for by it in this pool in the last 60 s, and it is not configured.")];
   const waiting = pool.requests.filter((each) => each.tenant === name).slice(0, LAST_SHOWN);
   return [
-    element("p", { class: "reason" }, one.is_active ? `Received ${percent(one.share_received)} of the pool's service, due ${percent(one.share_due)}.` : "Asked for nothing in the last 60 s."),
+    element("p", { class: "reason" }, !one.is_active ? "Asked for nothing in the last 60 s."
+      : `Received ${percent(one.share_received)} of the pool's service, due ${percent(one.share_due)}.`),
     facts([
-      ["Group", one.group], ["Weight", one.weight], ["Waiting", count(one.queued_requests, "request")], ["Running", count(one.running_requests, "request")],
+      ["Group", one.group], ["Weight", one.weight],
+      ["Waiting", count(one.queued_requests, "request")], ["Running", count(one.running_requests, "request")],
       ["Waits", one.wait_p50_s === null ? null : `p50 ${seconds(one.wait_p50_s)}, p95 ${seconds(one.wait_p95_s)}`],
       ["Ended", counts(one.ended_requests)], ["Refused", counts(one.refused_requests)],
     ]),
     ...(waiting.length ? section("Longest waiting", element("ul", {}, ...waiting.map((each) => element("li", {},
-      named("explain", each.request_id, { class: "id" }), ` ${seconds(each.wait_s)}`)))) : []),
+      idOf(each), ` ${seconds(each.wait_s)}`)))) : []),
     ...day,
     ...last(ended.filter((each) => each.tenant === name)),
   ];
@@ -92,8 +96,9 @@ function engine(name, { pool, ended }) {
       ["Starting", `${count(one.starting_requests, "request")}, ${count(one.starting_prompt_tokens, "prompt token")}`],
       ["Read by", one.read_by], ["Not by steps", one.not_by_steps_because],
     ]),
-    ...(running.length ? section("Whose requests run here", element("ul", { class: "bars" }, ...running.map(([each, requests]) => element("li", {},
-      named("tenant", each), " ", element("span", { class: "numbers" }, count(requests, "request")), bar([[requests / running[0][1], "c0"]]))))) : []),
+    ...(running.length ? section("Whose requests run here", element("ul", { class: "bars" }, ...running.map(([each, requests]) =>
+      element("li", {}, named("tenant", each), " ", element("span", { class: "numbers" }, count(requests, "request")),
+        bar([[requests / running[0][1], "c0"]]))))) : []),
     ...last(ended.filter((each) => each.backend === name)),
   ];
 }
@@ -109,8 +114,14 @@ async function explained(id, { ended }) {
   const { tenant: whose, app, user } = found.flow;
   const { decision, pressure } = found;
   const end = ended.find((one) => one.request_id === id);
-  const folded = (title, heads, rows) => (rows.length ? element("details", rows.length <= 6 ? { open: "" } : {}, element("summary", {}, title),
-    table(heads.map((head) => [head]), rows.map((row) => ["", ...row.map(String)]), title)) : null);
+  const folded = (title, heads, rows) => {
+    const made = element("details", {}, element("summary", {}, title),
+      table(heads.map((head) => [head]), rows.map((row) => ["", ...row.map(String)]), title));
+    made.open = rows.length <= 6;
+    return rows.length ? made : null;
+  };
+  const readable = (value) => (typeof value === "number" ? Number(value.toPrecision(6)).toLocaleString("en") : value);
+  const others = found.others_of_this_id ?? [];
   return [
     element("p", { class: "reason" }, `${found.reason}.`),
     element("p", {}, found.waited ? `It ${found.waited}.` : "It did not wait."),
@@ -127,11 +138,13 @@ async function explained(id, { ended }) {
       ["Client's id", found.client_request_id],
     ]),
     folded("Whose requests an engine had while it waited", ["tenant", "requests"], Object.entries(found.ahead)),
-    folded("Limits of its caller", ["limit", "at most", "left"], found.limits.map((one) => [spaced(one.name), one.limit, one.remaining])),
-    folded("What its place in the order depends on", ["number", "value"], Object.entries(found.numbers).map(([name, value]) =>
-      [spaced(name), typeof value === "number" ? Number(value.toPrecision(6)).toLocaleString("en") : value])),
-    folded("KV expected at most", ["engine", "of its capacity"], Object.entries(found.kv_expected).map(([name, ratio]) => [name, percent(ratio)])),
-    found.others_of_this_id?.length ? element("p", {}, "Others of this id: ", ...found.others_of_this_id.flatMap((other) => [named("explain", other, { class: "id" }), " "])) : null,
+    folded("Limits of its caller", ["limit", "at most", "left"],
+      found.limits.map((one) => [spaced(one.name), one.limit, one.remaining])),
+    folded("What its place in the order depends on", ["number", "value"],
+      Object.entries(found.numbers).map(([name, value]) => [spaced(name), readable(value)])),
+    folded("KV expected at most", ["engine", "of its capacity"],
+      Object.entries(found.kv_expected).map(([name, ratio]) => [name, percent(ratio)])),
+    others.length ? element("p", {}, "Others of this id: ", ...others.flatMap((id) => [idOf({ request_id: id }), " "])) : null,
     element("details", {}, element("summary", {}, "All of it, as JSON"), element("pre", { tabindex: "0" }, JSON.stringify(found, null, 2))),
   ];
 }

@@ -35,9 +35,11 @@ export function bar(parts, mark = null) {
 // series: [class, title, one number for each step], drawn one upon another; marks: [part of the width, title].
 export function stack(series, marks, label, said) {
   const steps = series[0]?.[2].length ?? 0;
-  const most = Math.max(1, ...Array.from({ length: steps }, (_, i) => series.reduce((total, [, , found]) => total + found[i], 0)));
+  const heights = Array.from({ length: steps }, (_, i) => series.reduce((total, [, , found]) => total + found[i], 0));
+  const most = Math.max(1, ...heights);
   const below = new Array(steps).fill(0);
-  const line = (heights) => heights.map((height, i) => `${round((WIDTH * i) / Math.max(1, steps - 1))} ${round(HEIGHT * (1 - height / most))}`);
+  const x = (i) => round((WIDTH * i) / Math.max(1, steps - 1));
+  const line = (heights) => heights.map((height, i) => `${x(i)} ${round(HEIGHT * (1 - height / most))}`);
   const areas = series.map(([look, title, found]) => {
     const floor = line(below).reverse();
     found.forEach((number, i) => { below[i] += number; });
@@ -53,6 +55,7 @@ export function columns(numbers, label, titles) {
   const most = Math.max(...numbers) || 1;
   return drawing(label, numbers.map((number, i) => {
     const height = round((HEIGHT * number) / most);
-    return shape("rect", { x: round(i * width + 1), y: HEIGHT - height, width: round(width - 2), height, class: "c0" }, titles[i]);
+    const place = { x: round(i * width + 1), y: HEIGHT - height, width: round(width - 2), height };
+    return shape("rect", { ...place, class: "c0" }, titles[i]);
   }), "");
 }

@@ -7,8 +7,9 @@ import { clock, count, element, seconds } from "./words.js";
 export function list(shown, of, told = story) {
   const longest = Math.max(...shown.map((one) => one.total_s), 0.001);
   return [
-    element("p", { class: "key" }, element("span", { class: "waited" }, "waiting"), element("span", { class: "prefill" }, "until the first token"),
-      element("span", { class: "decode" }, "answering"), `longest: ${seconds(longest)}`),
+    element("p", { class: "key" }, element("span", { class: "waited" }, "waiting"),
+      element("span", { class: "prefill" }, "until the first token"), element("span", { class: "decode" }, "answering"),
+      `longest: ${seconds(longest)}`),
     element("ol", { class: "ended" }, ...shown.map((one) => request(one, longest, of(one), told(one)))),
   ];
 }

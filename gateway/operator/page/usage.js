@@ -31,7 +31,8 @@ export async function readToday() {
 }
 
 export function used(one) {
-  return `${short(tokens(one))} tokens, ${count(one.requests, "request")}` + (one.cost === undefined || one.cost === null ? "" : `, costs ${one.cost.toFixed(2)}`);
+  const cost = one.cost === undefined || one.cost === null ? "" : `, costs ${one.cost.toFixed(2)}`;
+  return `${short(tokens(one))} tokens, ${count(one.requests, "request")}${cost}`;
 }
 
 export async function dayOf(tenant) {

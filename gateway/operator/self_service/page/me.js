@@ -9,7 +9,8 @@ import { clock, count, element, fill, percent, place, seconds, short, spaced } f
 const AGAIN_MS = 5000;
 const MINUTES_SHOWN = 10;
 const SHARES = ["guaranteed_share", "max_share", "lending_limit", "borrowing_limit"];
-const row = (name, numbers, drawn = null) => element("li", {}, element("b", {}, name), " ", element("span", { class: "numbers" }, numbers), drawn);
+const numbers = (text) => element("span", { class: "numbers" }, text);
+const row = (name, said, drawn = null) => element("li", {}, element("b", {}, name), " ", numbers(said), drawn);
 const about = (...text) => element("p", { class: "about" }, ...text);
 
 let me = null;
@@ -20,12 +21,14 @@ function show() {
   fill(place("now-body"), ...me.pools.flatMap(now));
   const long = Object.entries(me.usage ?? {}).map(([name, one]) => received(`Last ${name}`, one, `; ${used(one)}`));
   fill(place("received-body"),
-    element("ul", { class: "bars" }, ...me.pools.map((pool) => received(`${of(pool)}Last ${seconds(me.recently_s)}`, pool.recently)), ...long),
-    about("Due is your part by weight and groups, and what others leave, but no more than you asked for. Your place: ", me.place.map(terms).join(" › "), "."),
+    element("ul", { class: "bars" },
+      ...me.pools.map((pool) => received(`${of(pool)}Last ${seconds(me.recently_s)}`, pool.recently)), ...long),
+    about("Due is your part by weight and groups, and what others leave, but no more than you asked for. Your place: ",
+      me.place.map(terms).join(" › "), "."),
     ...(me.hours ? byHour(me.hours) : [about("What you used by the hour is not counted here.")]));
-  fill(place("limits-body"), me.limits.length ? element("ul", { class: "bars" }, ...me.limits.map((one) =>
-    row(spaced(one.name), `${short(one.remaining)} of ${short(one.limit)} left${one.reset_s ? `, again in ${seconds(one.reset_s)}` : ""}`,
-      bar([[one.remaining / one.limit, "c0"]])))) : about("No limit is set for you."));
+  const limits = me.limits.map((one) => row(spaced(one.name), `${short(one.remaining)} of ${short(one.limit)} left`
+    + (one.reset_s ? `, again in ${seconds(one.reset_s)}` : ""), bar([[one.remaining / one.limit, "c0"]])));
+  fill(place("limits-body"), limits.length ? element("ul", { class: "bars" }, ...limits) : about("No limit is set for you."));
   requests();
 }
 
@@ -43,33 +46,36 @@ function now(pool) {
   const told = interactive.expected_wait_s === null ? "how long one that comes now waits cannot be said yet"
     : interactive.expected_wait_s ? `one that comes now waits about ${seconds(interactive.expected_wait_s)}` : "one that comes now starts at once";
   const oldest = Math.max(interactive.oldest_wait_s, batch.oldest_wait_s);
+  const waits = waiting ? `${count(waiting, "request")} of yours wait${waiting === 1 ? "s" : ""}, the oldest for ${seconds(oldest)}`
+    : "Nothing of yours waits";
   const open = pool.requests.map((one) => element("li", {}, element("span", { class: "id" }, one.request_id),
     ` ${one.app}, ${one.state === "dispatched" ? "runs, came" : "waits, came"} ${seconds(one.age_s)} ago`));
   return [
-    element("p", { class: "sentence", "data-state": waiting ? "limited" : "open" }, `${of(pool)}${waiting ?
-      `${count(waiting, "request")} of yours wait${waiting === 1 ? "s" : ""}, the oldest for ${seconds(oldest)}` : "Nothing of yours waits"}; ${running} run${running === 1 ? "s" : ""}; ${told}.`),
-    waiting && pool.waits_for ? about(`The next request of all teams waits ${pool.waits_for}; yours wait for their turn behind it.`) : null,
+    element("p", { class: "sentence", "data-state": waiting ? "limited" : "open" },
+      `${of(pool)}${waits}; ${running} run${running === 1 ? "s" : ""}; ${told}.`),
+    waiting && pool.waits_for ? about(`The next request of all teams waits ${pool.waits_for}; the others wait for their turn.`) : null,
     about(`Your part of the engines now: ${percent(interactive.share ?? 0)}, if all who ask want more.`,
       batch.queued_requests + batch.running_requests ? ` Of work that can wait, ${batch.queued_requests} wait and ${batch.running_requests} run.` : ""),
-    open.length ? element("details", {}, element("summary", {}, count(open.length + pool.requests_left_out, "request")), element("ul", {}, ...open),
-      pool.requests_left_out ? about(`And ${count(pool.requests_left_out, "more", "more")}.`) : null) : null,
+    open.length ? element("details", {}, element("summary", {}, count(open.length + pool.requests_left_out, "request")),
+      element("ul", {}, ...open), pool.requests_left_out ? about(`And ${count(pool.requests_left_out, "more", "more")}.`) : null) : null,
   ].filter(Boolean);
 }
 
 function received(name, { service_received: got, service_due: due }, more = "") {
   const ratio = due ? got / due : 1;
-  return row(name, `${due ? `${percent(ratio)} of what was due` : "nothing was due"}${more}`, bar([[ratio, "c0"]]));
+  return row(name, `${due ? `${percent(ratio)} of what was due` : "nothing was due"}${more}`, due ? bar([[ratio, "c0"]]) : null);
 }
 
 // One row for each minute: how long its requests waited, and why the slowest of them did.
 function requests() {
   const filter = place("request-filter").value.trim().toLowerCase();
-  const told = ({ slowest, of }) => `${count(of.requests, "request")}, waited ${seconds(of.wait_s_mean)} on average`
-    + `${of.not_served ? `, ${of.not_served} not served: ${of.reason_is}` : ""}. The slowest: ${story(slowest)}`;
-  const rows = me.minutes.map((of) => ({ ...of.slowest, slowest: of.slowest, of }));
-  const text = (one) => `${clock(one.arrived_at_s)} ${one.app} ${one.model} ${one.state} ${one.request_id} ${told(one)}`.toLowerCase();
+  const told = ({ minute }) => `${count(minute.requests, "request")}, waited ${seconds(minute.wait_s_mean)} on average`
+    + `${minute.not_served ? `, ${minute.not_served} not served: ${minute.reason_is}` : ""}. The slowest: ${story(minute.slowest)}`;
+  const rows = me.minutes.map((minute) => ({ ...minute.slowest, minute }));
+  const text = (one) => [clock(one.arrived_at_s), one.app, one.model, one.state, one.request_id, told(one)].join(" ").toLowerCase();
   const found = rows.filter((one) => text(one).includes(filter));
-  fill(place("requests-body"), ...(found.length ? list(found.slice(0, MINUTES_SHOWN), (one) => [one.app, " ", element("span", { class: "id" }, one.request_id)], told) :
+  const of = (one) => [one.app, " ", element("span", { class: "id" }, one.request_id)];
+  fill(place("requests-body"), ...(found.length ? list(found.slice(0, MINUTES_SHOWN), of, told) :
     [about(rows.length ? "No minute has this." : "No request of yours has ended since the gateway began.")]),
   found.length > MINUTES_SHOWN ? about(`And ${found.length - MINUTES_SHOWN} earlier minutes: ask for one above, such as 10:12.`) : null);
 }
