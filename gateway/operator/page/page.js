@@ -83,7 +83,8 @@ function requests() {
   const filter = place("request-filter").value.trim().toLowerCase();
   const text = (one) => [one.tenant, one.app, one.model, one.state, one.request_id, story(one)].join(" ").toLowerCase();
   const all = ended(paused ?? said);
-  const found = all.filter((one) => text(one).includes(filter)).slice(0, REQUESTS_SHOWN);
+  const found = all.filter((one) => text(one).includes(filter)).slice(0, REQUESTS_SHOWN)
+    .sort((a, b) => b.arrived_at_s - a.arrived_at_s);
   const of = (one) => [named("tenant", one.tenant), " ", named("explain", one.request_id, { class: "id" })];
   fill(place("requests-body"), ...(found.length ? list(found, of) :
     [element("p", { class: "about" }, all.length ? "None of the last requests has this." : "No request has ended since the gateway began.")]));

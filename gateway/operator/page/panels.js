@@ -5,6 +5,7 @@ import { today, used } from "./usage.js";
 import { clock, count, element, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
 
 const STEPS_MAX = 120;
+const STEPS_MIN = 13;
 const COLOURS = 7;
 const TENANTS_SHOWN = 15;
 const SHORT_OF_DUE = 0.8;
@@ -53,11 +54,13 @@ export function remember(steps, { first_step: first, waiting }) {
 }
 
 export function overTime(steps, { first_step: first, step_s: stepS, begins_at_s: beginsS }, changes) {
-  const known = [...steps.keys()].sort((a, b) => a - b);
+  const all = [...steps.keys()].sort((a, b) => a - b);
+  const begun = all.findIndex((step) => Object.values(steps.get(step)).some(Boolean));
+  if (begun < 0) return fill(place("history-body"));
+  const known = all.slice(Math.max(0, Math.min(begun - 1, all.length - STEPS_MIN)));
   const names = new Set(known.flatMap((step) => Object.keys(steps.get(step))));
   const series = [...names].map((name) =>
     [colour(name), name || "all others", known.map((step) => steps.get(step)[name] ?? 0)]);
-  if (!series.some(([, , found]) => found.some(Boolean))) return fill(place("history-body"));
   const fromS = beginsS + (known[0] - first) * stepS;
   const spanS = (known.at(-1) - known[0]) * stepS || 1;
   const marks = changes.filter((mark) => mark.at_s >= fromS);
@@ -68,7 +71,7 @@ export function overTime(steps, { first_step: first, step_s: stepS, begins_at_s:
     marks.length ? about(`Changed: ${marks.map((mark) => `${clock(mark.at_s)} ${mark.text}`).join("; ")}`) : null);
 }
 
-const HEADS = [["tenant"], ["waiting"], ["oldest"], ["waits", "less left"], ["running"], ["received"], ["due"], ["", "wide"],
+const HEADS = [["tenant"], ["waiting"], ["oldest", "less"], ["waits", "less left"], ["running"], ["received"], ["due"], ["", "wide"],
   ["weight", "less"], ["wait p95", "less"], ["first token p95", "less"], ["refused", "less"], ["used today", "less"]];
 
 // Each tenant once, under its group. hint: what to do where nobody has asked for anything.
