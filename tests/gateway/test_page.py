@@ -246,7 +246,7 @@ async def test_it_goes_on_by_itself(start: Starter, tmp_path: Path) -> None:
         await seen.page.reload()
         await seen.shows("#tenants-body tbody tr", re.compile(r"\d+ tokens, 1 request"))
         await seen.is_accessible()
-        await seen.page.get_by_label("Show").fill("nobody")
+        await seen.page.get_by_label("Show tenants").fill("nobody")
         await expect(seen.page.locator("#tenants-body tbody tr")).to_have_count(0)
 
 
