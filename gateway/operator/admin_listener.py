@@ -17,7 +17,7 @@ from gateway.operator.operated import Operated
 from gateway.operator.page.files import page
 from gateway.operator.snapshots.feed import Feed
 from gateway.operator.snapshots.snapshot import encoded, snapshot_of
-from gateway.operator.snapshots.state import state
+from gateway.operator.snapshots.state_document import state
 from gateway.operator.usage_routes import usage_routes
 from gateway.operator.views import health, ready, views
 

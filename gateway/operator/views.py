@@ -9,7 +9,7 @@ from aiohttp import web
 
 from gateway.operator.effective import effective
 from gateway.operator.snapshots.snapshot import SnapshotSource
-from gateway.operator.snapshots.state import state
+from gateway.operator.snapshots.state_document import state
 
 
 async def health(request: web.Request) -> web.Response:

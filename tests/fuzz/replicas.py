@@ -18,7 +18,7 @@ from redis.exceptions import ResponseError
 
 from gateway.keys.in_redis import RedisKeys
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, decoded, moved, together
-from gateway.operator.snapshots.state import state
+from gateway.operator.snapshots.state_document import state
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.learned_file import FILE_BYTES_MAX, LearnedFile
 from gateway.pool.replication.learned import Lessons

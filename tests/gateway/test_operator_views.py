@@ -19,7 +19,7 @@ from bench.ports import free_port
 from gateway.config.load import Overrides, load_config
 from gateway.operator.effective import effective
 from gateway.operator.snapshots import snapshot as snapshots
-from gateway.operator.snapshots import state as present
+from gateway.operator.snapshots import state_document as present
 from gateway.operator.snapshots.snapshot import decoded, encoded, moved, together
 from gateway.operator.snapshots.snapshot import snapshot_of as of_process
 from gateway.operator.snapshots.spans import due

@@ -13,7 +13,7 @@ import msgspec
 from gateway.keys.identity import DEFAULT_APP, Principal
 from gateway.operator.snapshots.own_requests import EngineTimes, OwnRequest
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
-from gateway.operator.snapshots.state import ended_request, reason_in_words
+from gateway.operator.snapshots.state_document import ended_request, reason_in_words
 from gateway.pool.pool import Pool
 from policies.admission.engine import AdmissionEngine
 from policies.admission.explanation import OF_WAIT

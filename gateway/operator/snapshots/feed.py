@@ -18,7 +18,7 @@ from aiohttp import web
 from msgspec.json import encode
 
 from gateway.operator.snapshots.snapshot import SnapshotSource
-from gateway.operator.snapshots.state import state
+from gateway.operator.snapshots.state_document import state
 
 LOOK_S: Final = 1.0
 COST_MAX: Final = 0.01
