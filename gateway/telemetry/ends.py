@@ -53,11 +53,11 @@ class OwnMinute(msgspec.Struct):
         self.queue_s += other.queue_s
         self.not_served += other.not_served
         self.reason = other.reason or self.reason
-        if _took_s(other.slowest) > _took_s(self.slowest):
+        if took_s(other.slowest) > took_s(self.slowest):
             self.slowest = other.slowest
 
 
-def _took_s(end: End) -> float:
+def took_s(end: End) -> float:
     return end.ended_s - end.dispatched_s + end.queue_s
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice, takewhile
 from typing import Final
 
-from gateway.telemetry.ends import End, Mark, OwnMinute
+from gateway.telemetry.ends import End, Mark, OwnMinute, took_s
 from gateway.telemetry.record import Outcome, RequestRecord
 
 WINDOW_S: Final = 60.0
@@ -32,7 +32,9 @@ class RecentRequests:
         self._ends_max = ends_max
         self._epoch_s = time.time() - time.monotonic()
         self._minutes: OrderedDict[tuple[str, float], OwnMinute] = OrderedDict()
-        """By tenant and minute; half as many as ends."""
+        """By tenant and minute, as of the last fold; half as many as ends."""
+        self._fold_at = self._folding = max(1, ends_max // 4)
+        """At this count, the ends since the last fold are added to their minutes: many at a time are cheap."""
         self.count = 0
         """Ends so far, those included that are no longer kept."""
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
@@ -41,7 +43,8 @@ class RecentRequests:
         request = record.request
         if request is None:
             return
-        self._note(
+        self.count += 1
+        self._ends.append(
             End(
                 record.pool,
                 record.tenant,
@@ -62,6 +65,8 @@ class RecentRequests:
                 record.service.output,
             )
         )
+        if self.count >= self._fold_at:
+            self._fold()
 
     def within(self, now: float, window_s: float = WINDOW_S) -> tuple[list[End], float]:
         """The ends within the window, the latest first, and how long a time they cover in seconds."""
@@ -82,22 +87,33 @@ class RecentRequests:
     def take(self, ends: Iterable[End]) -> None:
         """Ends of other processes, the latest last."""
         for end in ends:
-            self._note(end)
+            self.count += 1
+            self._ends.append(end)
+            if self.count >= self._fold_at:
+                self._fold()
 
-    def _note(self, end: End) -> None:
-        self.count += 1
-        self._ends.append(end)
-        at_s = (self._epoch_s + end.dispatched_s - end.queue_s) // MINUTE_S * MINUTE_S
-        is_served = end.outcome == Outcome.COMPLETED
-        one = OwnMinute(at_s, end, 1, end.queue_s, 0 if is_served else 1, "" if is_served else end.reason)
-        known = self._minutes.setdefault((end.tenant, at_s), one)
-        if known is not one:
-            known.add(one)
-        elif len(self._minutes) > max(1, self._ends_max // 2):
-            self._minutes.popitem(last=False)
+    def _fold(self) -> None:
+        new = self.latest_after(self._fold_at - self._folding)
+        self._fold_at = self.count + self._folding
+        minutes, epoch_s = self._minutes, self._epoch_s
+        for end in new:
+            at_s = (epoch_s + end.dispatched_s - end.queue_s) // MINUTE_S * MINUTE_S
+            one = minutes.get((end.tenant, at_s))
+            if one is None:
+                one = minutes[end.tenant, at_s] = OwnMinute(at_s, end)
+                if len(minutes) > max(1, self._ends_max // 2):
+                    minutes.popitem(last=False)
+            one.requests += 1
+            one.queue_s += end.queue_s
+            if end.outcome != Outcome.COMPLETED:
+                one.not_served += 1
+                one.reason = end.reason
+            if took_s(end) > took_s(one.slowest):
+                one.slowest = end
 
     def minutes_of(self, tenant: str) -> list[OwnMinute]:
         """Return the remembered minutes of one tenant, the earliest first."""
+        self._fold()
         return sorted([one for (name, _), one in self._minutes.items() if name == tenant], key=_begins)
 
     def latest(self, count: int) -> list[End]:
