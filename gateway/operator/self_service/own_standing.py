@@ -19,6 +19,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.explanation import OF_WAIT
 from policies.capacity.obstacle import Obstacle
 from policies.limits.entitlements import ROOT, GroupSettings, Tree
+from policies.queue.expected_wait import interval_s
 from policies.request import Flow, Request, is_batch, of_batch
 
 Numbers = dict[str, float | int | None]
@@ -53,6 +54,8 @@ class OwnClass(msgspec.Struct, omit_defaults=True):
     oldest_wait_s: float
     expected_wait_s: float | None
     """Of a request that comes now, of the app that asked last. None: nobody has learned how long a turn takes."""
+    expected_wait_range_s: tuple[float, float] | None
+    """The interval in which the true wait lies."""
     share: float | None = None
     """The part of the pool that it is entitled to now. None: of work that can wait it is what others leave."""
 
@@ -178,4 +181,5 @@ def _class(engine: AdmissionEngine, leaf: str, weight: float, seen: PoolSnapshot
         share = round(requests.tenants.part_of(leaf, weight) if tree.is_flat else tree.share(leaf), 4)
     waiting = seen.waiting.get(leaf)
     queued, oldest_s = (waiting.requests, now - waiting.oldest_s) if waiting is not None else (0, 0.0)
-    return OwnClass(queued, running, round(oldest_s, 3), wait_s, share)
+    range_s = None if wait_s is None else interval_s(wait_s)
+    return OwnClass(queued, running, round(oldest_s, 3), wait_s, range_s, share)

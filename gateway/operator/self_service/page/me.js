@@ -44,7 +44,7 @@ function now(pool) {
   const waiting = interactive.queued_requests + batch.queued_requests;
   const running = interactive.running_requests + batch.running_requests;
   const told = interactive.expected_wait_s === null ? "how long one that comes now waits cannot be said yet"
-    : interactive.expected_wait_s ? `one that comes now waits about ${seconds(interactive.expected_wait_s)}` : "one that comes now starts at once";
+    : interactive.expected_wait_s ? `one that comes now waits ${interactive.expected_wait_range_s.map(seconds).join(" to ")}` : "one that comes now starts at once";
   const oldest = Math.max(interactive.oldest_wait_s, batch.oldest_wait_s);
   const waits = waiting ? `${count(waiting, "request")} of yours wait${waiting === 1 ? "s" : ""}, the oldest for ${seconds(oldest)}`
     : "Nothing of yours waits";
