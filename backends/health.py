@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections import deque
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -22,15 +21,13 @@ _MODEL_LEN_MAX = 1 << 40
 class HealthState:
     """Is one backend healthy, since when, and why not? Pure: times are monotonic seconds given by the caller.
 
-    `failures_max` failures in a row (failed probes, failed connects) or `broken_max` streams broken within `window_s`
-    make it unhealthy; `successes_min` good probes in a row make it healthy again. Before the first probe it is not
+    `failures_max` failures in a row (failed probes, failed connects) make it unhealthy, and so does who judges its
+    answers (`give_up`); `successes_min` good probes in a row make it healthy again. Before the first probe it is not
     healthy, and one good probe is enough.
     """
 
     failures_max: int = 3
     successes_min: int = 2
-    broken_max: int = 5
-    window_s: float = 30.0
     healthy: bool = field(default=False, init=False)
     reason: str = field(default="not probed yet", init=False)
     since_s: float = field(default=0.0, init=False)
@@ -38,7 +35,6 @@ class HealthState:
 
     def __post_init__(self) -> None:
         self._successes = self.successes_min - 1
-        self._broken: deque[float] = deque(maxlen=self.broken_max)
 
     @property
     def probes_missing(self) -> int:
@@ -53,20 +49,17 @@ class HealthState:
         self._failures = 0
         self._successes += 1
         if not self.healthy and self._successes >= self.successes_min:
-            self._broken.clear()
             self._turn(True, "", now_s)
 
     def connect_failed(self, problem: str, now_s: float) -> None:
         """A request found no connection: as telling as a failed probe."""
         self._failed(f"connect: {problem}", now_s)
 
-    def stream_broken(self, problem: str, now_s: float) -> None:
-        """A request's connection was lost, or its answer made no sense."""
-        self._broken.append(now_s)
-        is_full = len(self._broken) == self._broken.maxlen
-        if self.healthy and is_full and now_s - self._broken[0] <= self.window_s:
+    def give_up(self, reason: str, now_s: float) -> None:
+        """It is well by its probes, and its answers are not."""
+        if self.healthy:
             self._successes = 0
-            self._turn(False, f"{len(self._broken)} broken answers in {self.window_s:g} s, last: {problem}", now_s)
+            self._turn(False, reason, now_s)
 
     def answered(self) -> None:
         """A request was answered in full: failures before it were not in a row."""

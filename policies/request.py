@@ -229,6 +229,8 @@ class Progress:
             answer.
         attempts: dispatches that ended in a failed connection.
         refusals: dispatches that an engine refused, though it took a request that it was sent later.
+        closed: by engine, until when this request does not go there; None: it may go everywhere.
+        rests: it waits outside the order, since each engine in service is closed to it.
         output_tokens_expected: mean output of similar requests; what a predicting policy charges ahead. 0: too few
             were seen, so nothing is charged ahead, and forecasts take the reserve.
         output_tokens_reserved: cautious output, a high quantile of similar requests; what the ledger reserves.
@@ -255,10 +257,10 @@ class Progress:
     """
 
     __slots__ = (
-        "answer_keys", "attempts", "cached_blocks", "cached_tokens", "came_back", "charged", "context", "counted",
-        "deadline_s", "engine", "in_line", "inside", "interaction", "norm", "normalised", "order",
-        "output_tokens_expected", "output_tokens_reserved", "parked", "placed", "refusals", "stage", "state", "wait",
-        "was_let_in", "wasted_tokens",
+        "answer_keys", "attempts", "cached_blocks", "cached_tokens", "came_back", "charged", "closed", "context",
+        "counted", "deadline_s", "engine", "in_line", "inside", "interaction", "norm", "normalised", "order",
+        "output_tokens_expected", "output_tokens_reserved", "parked", "placed", "refusals", "rests", "stage", "state",
+        "wait", "was_let_in", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -266,6 +268,8 @@ class Progress:
         self.deadline_s = _NEVER
         self.attempts = 0
         self.refusals = 0
+        self.closed: dict[str, float] | None = None
+        self.rests = False
         self.came_back = False
         self.was_let_in = False
         self.in_line = False
@@ -379,7 +383,11 @@ class Refusal(StrEnum):
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     NO_BACKEND = "no_backend"
+    """No engine is in service, or none could be reached."""
     BACKEND_FAILED = "backend_failed"
+    """An engine had it and went away, and no other engine can take it."""
+    SERVER_BUSY = "server_busy"
+    """Each engine refuses it, and says for how long, or goes on to refuse it while it takes others."""
     RATE_LIMITED = "rate_limited"
     """Its tenant is beyond a limit that holds at any time."""
     OVER_USER_LIMIT = "over_user_limit"

@@ -203,14 +203,14 @@ def _url(config: Config, port: int) -> str:
 
 
 def _without_key(config: Config) -> list[str]:
-    """Where replicas share their keys none is minted: it would be known to one of them only."""
+    """Where keys can be made while it runs none is minted: a tenant may have keys there, or may have lost the last."""
     names = [tenant.name for tenant in config.tenants if not tenant.keys]
-    if not config.keys_are_shared or not names:
+    if not config.issues_keys or not names:
         return []
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return [
         f"  without a key in the config: {', '.join(names[:5])}{more}",
-        f"    fairgate keys create --tenant {names[0]} -c FILE   makes one that all replicas take",
+        f"    fairgate keys create --tenant {names[0]} -c FILE   makes one that is taken at once",
     ]
 
 

@@ -14,7 +14,10 @@ MEMORY_MAX: Final = 448 << 20
 MEMORY_MAX_LEAST: Final = 192 << 20
 BASE_BYTES: Final = 88 << 20
 """A process that serves and has nothing to remember: 66 MB at the start, and what is loaded with the first requests."""
-PARTS: Final = {"names": 0.38, "prompts": 0.08, "bodies": 0.29, "connections": 0.15, "answers": 0.10}
+PARTS: Final = {
+    "names": 0.31, "prompts": 0.08, "bodies": 0.29, "lines": 0.03, "results": 0.04, "connections": 0.15,
+    "answers": 0.10,
+}  # fmt: skip
 """Of `memory_max` without `BASE_BYTES`."""
 ALLOCATED: Final = 1.25
 """Memory that a process has over what its entries take: the allocator cannot give back all that is free."""
@@ -22,6 +25,8 @@ CONNECTION_BYTES: Final = 20_000
 """An open stream, with its connection to an engine; and a request of a few kB."""
 READ_PART: Final = 0.35
 """Of what is for bodies: what reading large ones takes beside them."""
+LINE_PART: Final = 0.25
+"""Of what is for lines of batches: a larger line would find no room beside those of two other tenants."""
 BODY_BYTES_MAX: Final = 32 << 20
 
 
@@ -75,6 +80,12 @@ class Bounds(NamedTuple):
     """Those of one tenant or address."""
     queue_bytes: int
     """Bytes of the requests that wait."""
+    lines_bytes: int
+    """Lines of batches that are asked at once."""
+    line_bytes: int
+    """The largest one."""
+    results_bytes: int
+    """Answers to them, until they are written down."""
     reading_bytes: int
     """Large ones that are read at once."""
     answers_bytes: int
@@ -104,6 +115,9 @@ def bounds_of(memory_max: int, pools: int) -> Bounds:
         bodies_bytes=bodies,
         client_bodies_bytes=bodies * 3 // 4,
         queue_bytes=bodies // 2,
+        lines_bytes=part["lines"],
+        line_bytes=int(part["lines"] * LINE_PART),
+        results_bytes=part["results"],
         reading_bytes=reading,
         answers_bytes=part["answers"] // 2,
     )

@@ -102,7 +102,8 @@ class TenantConfig(Grouped):
     name: Name
     """What metrics and logs call the tenant; unique."""
     keys: tuple[Annotated[KeyConfig, bare_text_is("hash", str | KeyConfig)], ...] = Field(default=(), strict=False)
-    """Hashes of its keys. Empty: a key is minted and printed at every start."""
+    """Hashes of its keys. Empty: a key is minted and printed at every start, unless keys can be made while the gateway
+    runs (`usage`, or `state` in Redis)."""
     quota: ModelQuotasConfig | None = None
     """Its limits at any time, instead of the common ones."""
 
@@ -217,11 +218,6 @@ class Config(Section):
     def admin_address(self) -> tuple[str, int]:
         """Host, without brackets, and port."""
         return split_address(self.admin)
-
-    @property
-    def keys_are_shared(self) -> bool:
-        """Do several gateways follow one table of keys, so that a key that only one of them knows would be refused?"""
-        return self.state.redis_url is not None or (self.usage is not None and self.usage.is_server)
 
     @property
     def issues_keys(self) -> bool:

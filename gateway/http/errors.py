@@ -57,6 +57,7 @@ class Reason(StrEnum):
     WAIT_TOO_LONG = "wait_too_long", 429, _LIMIT
     NO_BACKEND = "no_backend", 503, _SERVER
     DRAINING = "draining", 503, _SERVER
+    ANSWERS_BREAK = "answers_break", 503, _SERVER
     BACKEND_FAILED = "backend_failed", 502, _SERVER
     BACKEND_TIMEOUT = "backend_timeout", 504, _SERVER
     MALFORMED_HTTP = "malformed_http", 400

@@ -82,6 +82,9 @@ class Principal:
 class Tokens(Protocol):
     """Who signs tokens that are taken beside keys?"""
 
+    def knows(self, issuer: str) -> bool:
+        """Are tokens of this issuer taken?"""
+
     def principal(
         self, token: bytes, tenants: Mapping[str, TenantConfig], stands_in: Callable[[str, Container[str]], bool]
     ) -> Principal:
@@ -202,6 +205,8 @@ class Keyring:
         if digest in self._revoked:
             return False
         if principal.issuer:
+            if self.tokens is None or not self.tokens.knows(principal.issuer):
+                return False
             groups = principal.groups
             return principal.tenant in self._tenants and (groups is None or self._stands_in(principal.tenant, groups))
         return self._open_access or digest in self._principals or digest in self._issued
@@ -220,11 +225,8 @@ class Keyring:
         if principal is not None and not is_revoked:
             if self._used_from.get(digest) != address:
                 self._moved(digest, address)
-            if unix_s >= principal.expires_s:
-                when = datetime.fromtimestamp(principal.expires_s, UTC)
-                what, of = ("token", "its issuer") if principal.issuer else ("API key", "the operator")
-                message = f"this {what} expired at {when:%Y-%m-%d %H:%M:%S} UTC; ask {of} for a new one"
-                raise ApiError(Reason.EXPIRED_API_KEY, message)
+            if (error := expired(principal, unix_s)) is not None:
+                raise error
             if not principal.issuer:
                 self._uses[digest] = unix_s
             return principal
@@ -271,6 +273,16 @@ class Keyring:
         if len(self._used_from) > USES_REMEMBERED_MIN + 2 * (len(self._principals) + len(self._issued)):
             self._used_from.clear()  # most of them were keys that are no more
         self._used_from[digest] = address
+
+
+def expired(principal: Principal, unix_s: float) -> ApiError | None:
+    """Return why the key or token is not taken at this time, in seconds since the epoch, or None while it is."""
+    if unix_s < principal.expires_s:
+        return None
+    when = datetime.fromtimestamp(principal.expires_s, UTC)
+    what, of = ("token", "its issuer") if principal.issuer else ("API key", "the operator")
+    message = f"this {what} expired at {when:%Y-%m-%d %H:%M:%S} UTC; ask {of} for a new one"
+    return ApiError(Reason.EXPIRED_API_KEY, message)
 
 
 def _digest(key: KeyConfig) -> bytes:

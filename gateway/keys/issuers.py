@@ -138,6 +138,9 @@ class Issuers:
         for name, issuer in self._by_name.items():
             background.repeat(partial(issuer.turn, session), "jwt", name)
 
+    def knows(self, issuer: str) -> bool:
+        return issuer in self._by_name
+
     def principal(
         self, token: bytes, tenants: Mapping[str, TenantConfig], stands_in: Callable[[str, Container[str]], bool]
     ) -> Principal:

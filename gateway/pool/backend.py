@@ -19,7 +19,7 @@ from backends.health import HealthState, ModelCard, Standstill, fetch_models, pr
 from backends.name_resolution import session_at
 from backends.openai import OpenAiAdapter
 from backends.step_feed import StepFeed
-from backends.upstream_errors import ConnectFailed, UpstreamError
+from backends.upstream_errors import UpstreamError
 from backends.vllm import VllmAdapter
 from gateway.config.model import Config
 from gateway.config.sections.backends import BackendConfig
@@ -73,6 +73,8 @@ class Backend:
         self.keeps_tenants_apart = False
         """Does each request to this engine carry the salt that says whose cached blocks it may use?"""
         self.on_health: Callable[[Backend], None] | None = None
+        self.on_answer: Callable[[Backend, str, UpstreamError | None], None] = _unjudged
+        """Hears whose request was answered, or how it failed."""
         self.feed: StepFeed | None = None
         """What it says after each step. None: it is not asked for that."""
 
@@ -125,14 +127,15 @@ class Backend:
         if self._session is not None:
             await self._session.close()
 
-    def broke(self, error: UpstreamError) -> None:
-        """A request to it failed: passive health."""
-        now = time.monotonic()
+    def connect_failed(self, error: UpstreamError) -> None:
+        """A request found no connection."""
         with self._noticing():
-            if isinstance(error, ConnectFailed):
-                self.health.connect_failed(str(error), now)
-            else:
-                self.health.stream_broken(str(error), now)
+            self.health.connect_failed(str(error), time.monotonic())
+
+    def give_up(self, reason: str) -> None:
+        """Take it out of service until its next probes."""
+        with self._noticing():
+            self.health.give_up(reason, time.monotonic())
 
     async def check(self, session: aiohttp.ClientSession, oldest_s: float = inf) -> None:
         """Ask it whether it is well, and what it serves. `oldest_s`: since when it has had one of our requests."""
@@ -157,6 +160,10 @@ class Backend:
         yield
         if self.health.healthy != before and self.on_health is not None:
             self.on_health(self)
+
+
+def _unjudged(backend: Backend, tenant: str, error: UpstreamError | None) -> None:
+    """It is in no pool."""
 
 
 def terms_of(config: BackendConfig, gateway: Config) -> tuple[object, ...]:

@@ -13,10 +13,12 @@ import aiohttp
 from backends.health import ModelCard
 from backends.scraper import Scraper
 from backends.step_feed import StepFeed
+from backends.upstream_errors import ConnectFailed, UpstreamError
 from gateway.config.model import Config, PoolConfig
 from gateway.config.section import can_wait
 from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import PROBE_INTERVAL_S, Backend
+from gateway.pool.breaks import Breaks
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.retries import RetryBudget
 from gateway.pool.setup import admission_engine, policy_by, policy_terms, setup_of
@@ -29,6 +31,7 @@ from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
 from policies.admission.takeover import remove_backend, reweigh, take_over
 from policies.placements.least_loaded import least_loaded
+from policies.request import Request, payer
 
 logger = logging.getLogger("fairgate")
 
@@ -72,6 +75,7 @@ class Pool:
         """Called with a backend that has left the config and whose last request has ended."""
         self.estimator = estimator or estimator_of(config)
         self.retries = RetryBudget()
+        self.breaks = Breaks()
         self.answers_bytes = 0
         """Of all answers that are kept until they are whole."""
         self._settled = settled
@@ -108,6 +112,7 @@ class Pool:
             self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
         for backend, backend_config in backends.items():
             backend.on_health = self._health_changed
+            backend.on_answer = self.answered
             backend.keeps_tenants_apart = backend.adapter.takes_cache_salt and not config.shared_cache
             self.backends[backend.name] = backend
             if backend.name not in engine.backends:
@@ -226,6 +231,11 @@ class Pool:
         """Is an engine in service besides this one?"""
         return any(each is not backend and each.in_service for each in self.backends.values())
 
+    def takes(self, request: Request) -> bool:
+        """Is an engine in service that this request may go to, now or later?"""
+        closed = request.progress.closed or {}
+        return any(each.in_service and closed.get(each.name) != inf for each in self.backends.values())
+
     def again_s(self) -> float:
         """In how long may an engine take a request again, at the earliest? At least a second."""
         there = [backend.again_s for backend in self.backends.values() if not (backend.drained or backend.leaving)]
@@ -312,6 +322,7 @@ class Pool:
         self._left.discard(backend)
         if self.backends.get(backend.name) is backend:
             del self.backends[backend.name]
+            self.breaks.forget(backend.name)
             self.dispatcher.carry_out(remove_backend(self.dispatcher.engine, backend.name, self.dispatcher.clock()))
             logger.info("pool %s: backend %s has ended what it ran, and is gone", self.name, backend.name)
         await backend.close()
@@ -338,7 +349,27 @@ class Pool:
         if self.backends.get(backend.name) is not backend:
             return  # another one has its name
         self._log_health(backend)
+        if not backend.health.healthy:
+            self.breaks.forget(backend.name)
         self.dispatcher.backend_changed(backend.name, backend.in_service)
+
+    def answered(self, backend: Backend, tenant: str, error: UpstreamError | None = None) -> None:
+        """A request of this tenant was answered, or failed: passive health. An engine at fault goes out of service,
+        unless it is the last one."""
+        if isinstance(error, ConnectFailed):
+            backend.connect_failed(error)
+            return
+        if self.backends.get(backend.name) is not backend:
+            return
+        now = self.dispatcher.clock()
+        self.breaks.answered(backend.name, tenant, now, broke=error is not None)
+        if error is None:
+            backend.health.answered()
+            return
+        leases = self.dispatcher.engine.backends[backend.name].leases.values()
+        is_shared = any([payer(lease.request.flow.tenant) != tenant for lease in leases])
+        if self.has_other(backend) and self.breaks.is_engine_at_fault(backend.name, now, is_shared=is_shared):
+            backend.give_up(f"its answers break, the last one: {error}")
 
 
 def _nobody() -> Pool | None:

@@ -99,7 +99,7 @@ class Gateway:
         self.port = 0
         self.admin_port = 0
         self._access_log = self.metrics.access_log = AccessLog(config.access_log)
-        callers_max, mints = config.bounds.of("rates") // 2, not config.keys_are_shared
+        callers_max, mints = config.bounds.of("rates") // 2, not config.issues_keys
         self._keyring = Keyring(
             config.tenants, config.groups, open_access=config.open_access, mints=mints, guessers_max=callers_max
         )

@@ -89,14 +89,14 @@ def share_of(config: Config, index: int) -> Config:
 
 def with_keys(config: Config) -> tuple[Config, list[MintedKey]]:
     """The configuration with a key for every tenant: minted once, so that all workers know the same."""
-    minted = Keyring(config.tenants, open_access=config.open_access, mints=not config.keys_are_shared).minted
+    minted = Keyring(config.tenants, open_access=config.open_access, mints=not config.issues_keys).minted
     return _filled(config, {each.tenant: (KeyConfig(hash=hash_key(each.key)),) for each in minted}), minted
 
 
 def with_known_keys(config: Config, before: Config) -> Config:
     """The configuration as it is now, with the keys that were minted at the start, by what it was then. ConfigError if
     a key would have to be minted: the workers would not know the same."""
-    if config.keys_are_shared:
+    if config.issues_keys:
         return config
     config = _filled(config, {tenant.name: tenant.keys for tenant in before.tenants})
     missing = [tenant.name for tenant in config.tenants if not tenant.keys]

@@ -14,7 +14,10 @@ from gateway.pool.dispatcher import Admitted
 from gateway.pool.pool import Pool
 from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
+from gateway.proxy.refusals import refusal_error
 from gateway.request.body.payload import LARGE_BODY_BYTES
+from policies.admission.decisions import Reject
+from policies.request import Refusal
 
 logger = logging.getLogger("fairgate")
 
@@ -29,6 +32,10 @@ def move(waiting: Sequence[Admitted], pool: Pool, other: Pool, model: str) -> No
         assert isinstance(exchange, Exchange)
         if body_bytes >= LARGE_BODY_BYTES or not other.dispatcher.has_place(exchange.request):
             break
+        if not other.takes(exchange.request):  # its engine went away with it, too
+            why = Reject(exchange.request.id, Refusal.BACKEND_FAILED, 1.0)
+            exchange.turn_away(refusal_error(why, other.again_s()))
+            continue
         body_bytes += exchange.request.body_bytes
         exchange.context.payload.rename(model)
         try:

@@ -22,13 +22,14 @@ from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.headers import Header, bearer_key
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
-from gateway.keys.identity import Keyring, Principal
+from gateway.keys.identity import Keyring, Principal, expired
 from gateway.pool.dispatcher import Admitted
 from gateway.pool.pool import Pool
 from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.failover import move
 from gateway.proxy.passthrough import PassThrough, engines_of
+from gateway.proxy.refusals import refusal_error
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.large_body import LargePayload
 from gateway.request.body.payload import JsonPayload, Payload
@@ -41,7 +42,8 @@ from gateway.request.unqueued import Unqueued
 from gateway.request.upstream_head import upstream_head
 from gateway.telemetry.record import NO_SERVICE, Outcome, RequestRecord
 from gateway.telemetry.trace import Sampler
-from policies.request import Request, State
+from policies.admission.decisions import Reject
+from policies.request import Refusal, Request, State
 
 logger = logging.getLogger("fairgate")
 
@@ -89,7 +91,7 @@ class Pipeline:
         self._cors = cors
         for pool in self._pools:
             pool.stand_in = partial(self._stand_in, pool)
-            pool.dispatcher.on_stranded = None if pool.fallback is None else partial(self._stranded, pool)
+            pool.dispatcher.on_stranded = partial(self._stranded, pool)
 
     def turn_away_revoked(self, exchanges: Iterable[Admitted]) -> None:
         """Refuse those of them that wait, and came by a key that is no longer taken."""
@@ -180,9 +182,15 @@ class Pipeline:
         context.error(error, is_within=True)
 
     def ask(self, context: RequestContext, responder: Responder) -> None:
-        """What a stored line asks, as a request of its tenant; whose it is was found out before."""
+        """What a stored line asks, as a request of its tenant; whose it is was found out before. A key may have expired
+        since then. A token has proved who made the batch, so the batch outlives it."""
         context.route = self._routes.find(context.method, context.path)
-        self.handle(context, responder)
+        error = expired(context.principal, time.time())
+        if error is None:
+            self.handle(context, responder)
+        else:
+            context.arrived(responder, time.monotonic())
+            self.failed(context, error)
 
     def why_not(self, principal: Principal, model: str) -> ApiError | None:
         """Why can this caller never ask for the model? None: it may, now or once the engines have said what they
@@ -308,10 +316,15 @@ class Pipeline:
         return other if other is not None and other.is_healthy() else None
 
     def _stranded(self, pool: Pool, waiting: Sequence[Admitted]) -> None:
-        """They wait there though it has no engine."""
+        """They wait there though it has no engine: they go where they would go if they came now, or are refused as they
+        would be then."""
         other = self._stand_in(pool)
         if other is not None:
             move(waiting, pool, other, str(pool.fallback))
+        for each in waiting:
+            assert isinstance(each, Exchange)
+            if other is None or each.request.progress.rests:  # an engine is closed to that, and it was not moved
+                each.turn_away(refusal_error(Reject(each.request.id, Refusal.NO_BACKEND, 1.0), pool.again_s()))
 
     def _pool_of(self, model: str) -> Pool | None:
         pool = self._pool_of_model.get(model)

@@ -19,8 +19,9 @@ JITTER: Final = 0.1
 REASONS: Final = {
     Refusal.QUEUE_FULL: (Reason.QUEUE_FULL, "too many of your requests are waiting for this model; slow down"),
     Refusal.QUEUE_TIMEOUT: (Reason.QUEUE_TIMEOUT, "no engine could take this request in time; try again later"),
-    Refusal.NO_BACKEND: (Reason.NO_BACKEND, "no engine that serves this model is in service; try again later"),
-    Refusal.BACKEND_FAILED: (Reason.BACKEND_FAILED, "the engines that serve this model could not be reached"),
+    Refusal.NO_BACKEND: (Reason.NO_BACKEND, "no engine that serves this model is in service, or none could be reached"),
+    Refusal.BACKEND_FAILED: (Reason.BACKEND_FAILED, "the engine went away, and no other one could take the request"),
+    Refusal.SERVER_BUSY: (Reason.SERVER_BUSY, "the engines that serve this model refuse this request for now"),
     Refusal.RATE_LIMITED: (Reason.RATE_LIMITED, "you are beyond your limit of requests; try again later"),
     Refusal.OVER_USER_LIMIT: (Reason.OVER_USER_LIMIT, "the engines are overloaded, and this user asks for too much"),
     Refusal.OVER_APP_LIMIT: (Reason.OVER_APP_LIMIT, "the engines are overloaded, and this app asks for too much"),

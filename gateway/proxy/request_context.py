@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from backends.answers.sse import Dialect, StreamMeter
 from gateway.http.errors import ApiError, expected_wait_headers
 from gateway.http.headers import Header, forward_response_headers
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.keys.identity import Principal
+from gateway.proxy.engine_errors import OWN_ERROR_EVENTS
 from gateway.proxy.refusals import in_words, rate_limit_headers
 from gateway.request.body.payload import Payload
 from gateway.request.routes import Route
@@ -127,6 +129,14 @@ class RequestContext(HttpRequest):
         else:
             responder.write((b"" if self.relays else WAITED) + error.sse_event(dialect))
             responder.end()
+
+    def stream_meter(self, choices: int) -> StreamMeter:
+        """Reads its answer, which is a stream of events of so many choices."""
+        dialect = self.route.dialect
+        strip = dialect is Dialect.OPENAI and self.payload.stream and not self.payload.asks_usage
+        meter = StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect])
+        meter.choices = choices
+        return meter
 
     def id_field(self) -> Header:
         """What every answer says."""

@@ -86,7 +86,9 @@ FAMILIES: Final = {
     "fairgate_state_shared": MetricFamily("1 while state is shared with replicas, else 0.", (), LEAST),
     "fairgate_usage_written": MetricFamily("1 while usage is written, 0 while it is kept in memory.", (), LEAST),
     "fairgate_usage_waiting_sums": MetricFamily("Sums of usage that are not written yet."),
-    "fairgate_usage_requests_dropped_total": _counter("Requests for which no sum had room."),
+    "fairgate_usage_requests_dropped_total": _counter(
+        "Requests whose usage is lost: no sum had room, or an older copy took the place of the database."
+    ),
     "fairgate_batches": MetricFamily("Batches that are under way here."),
     "fairgate_batch_items_total": _counter("Requests of batches whose results are written, by outcome.", "outcome"),
     "fairgate_config_info": MetricFamily("1; the same hash means the same settings.", ("hash",), MOST),

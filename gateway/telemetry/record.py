@@ -44,6 +44,7 @@ class RequestRecord:
         trace: its place in a trace, if traces are followed.
         pool: where it was admitted or refused; "": nowhere.
         backend: the engine that had it last; tries: how often an engine was given it.
+        sends: how often it was sent whole to an engine that went away without an answer.
         arrived_s: when it was there whole.
         was_dispatched: an engine had it, and did not give it back.
         dispatched_s: when it went to its engine; if it never did, when it ended. queue_s: from arrival to then.
@@ -69,6 +70,7 @@ class RequestRecord:
     pool: str = ""
     backend: str = ""
     tries: int = 0
+    sends: int = 0
     arrived_s: float = 0.0
     was_dispatched: bool = False
     dispatched_s: float = 0.0

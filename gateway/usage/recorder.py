@@ -22,7 +22,7 @@ from gateway.telemetry.metric_families import single
 from gateway.usage.counts import UsageCounts
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from gateway.usage.used_before import Used, used_before
-from gateway.usage.written import Batch, add, forget
+from gateway.usage.written import WRITERS_KEPT_S, Batch, add, forget
 from policies.limits.quotas import Quotas
 
 logger = logging.getLogger("fairgate")
@@ -46,7 +46,9 @@ class UsageRecorder:
         self._config = config
         self._quotas = quotas
         self._writer = secrets.token_hex(8)
-        self._numbered = 0
+        self._numbered = self._written = self._lost = 0
+        """Requests, since the start: in batches, in those that were written, and in those that were overwritten."""
+        self._wrote_s = 0.0
         self._batch: Batch | None = None
         """What was taken and is not known to be written."""
         self._dropped_reported = 0
@@ -93,8 +95,8 @@ class UsageRecorder:
         self._report_dropped()
         try:
             while (batch := await self._next()) is not None:
-                await self.database.do(add, batch, int(time.time()))
-                self._batch = None
+                self._find_lost(await self.database.do(add, batch, int(time.time())))
+                self._batch, self._written = None, batch.number
                 self.batches_written += 1
             await self._forget()
         except StoreError as error:
@@ -127,15 +129,16 @@ class UsageRecorder:
         yield single("fairgate_usage_written", self.fault is None)
         waiting = len(self.counts) + (0 if self._batch is None else len(self._batch.sums))
         yield single("fairgate_usage_waiting_sums", waiting)
-        yield single("fairgate_usage_requests_dropped_total", self.counts.requests_dropped)
+        yield single("fairgate_usage_requests_dropped_total", self.counts.requests_dropped + self._lost)
 
     async def _next(self) -> Batch | None:
         """What is written next, once what has to be read before was. None: there is nothing to write."""
         if self._batch is None:
             await self._go_on()
             if len(self.counts):
-                self._numbered += 1
-                self._batch = Batch(self._writer, self._numbered, self.counts.take())
+                sums = self.counts.take()
+                self._numbered += max(1, sum(totals.requests for totals in sums.values()))
+                self._batch = Batch(self._writer, self._numbered, sums)
         return self._batch
 
     async def _go_on(self) -> None:
@@ -154,6 +157,16 @@ class UsageRecorder:
         if now - self._forgot_s >= FORGET_S:
             self._forgot_s = now
             await self.database.do(forget, int(time.time()), self._config.keep_days)
+
+    def _find_lost(self, found: int) -> None:
+        """What was written before is no longer there if the database knows of fewer requests."""
+        idle_s, self._wrote_s = time.time() - self._wrote_s, time.time()
+        if found < self._written and idle_s < WRITERS_KEPT_S:  # longer idle, it is forgotten
+            self._lost += self._written - found
+            logger.warning(
+                "the usage of %d requests is gone from %s: an older copy took its place; their lines in the access log"
+                " remain", self._written - found, self.database.place,
+            )  # fmt: skip
 
     def _failed(self, why: str) -> None:
         if self.fault is None:

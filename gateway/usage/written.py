@@ -42,7 +42,8 @@ _USED = (
 
 
 class Batch:
-    """What one gateway has to write, under a number by which it is known again."""
+    """What one gateway has to write, and how many requests it has counted from its start to the end of this: by that
+    number it is known again."""
 
     __slots__ = ("number", "sums", "writer")
 
@@ -66,11 +67,14 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def add(database: Database, batch: Batch, now_s: int) -> None:
-    """Add a batch, unless that was done before: after a fault nobody knows."""
+def add(database: Database, batch: Batch, now_s: int) -> int:
+    """Add a batch, unless that was done before: after a fault nobody knows. Returns the number of the one before, which
+    is too small if an older copy of the database has taken its place."""
     with database.transaction() as step:
+        before = step.ask("SELECT batch FROM fairgate_writers WHERE writer = %s", (batch.writer,))
         if step.do(_IS_NEW, (batch.writer, batch.number, now_s)):
             add_sums(step, batch.sums)
+    return int(before[0][0]) if before else 0
 
 
 def add_sums(step: Transaction, sums: Sums) -> None:

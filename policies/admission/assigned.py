@@ -137,7 +137,10 @@ class AssignedPolicy(Policy):
     def _assign_arrived(self, running: dict[str, int], now: float) -> None:
         loads = {name: count + len(self._orders[name]) for name, count in running.items()}
         for request, front in self._arrived.values():
-            engine = self._assignment.assign(request, loads, self._depths(request, loads))
+            closed, open_ones = request.progress.closed, loads
+            if closed is not None:
+                open_ones = {name: load for name, load in loads.items() if name not in closed} or loads
+            engine = self._assignment.assign(request, open_ones, self._depths(request, open_ones))
             loads[engine] += 1
             self._orders[engine].push(request, now, front=front)
             self._queued[request.id] = request, front

@@ -20,7 +20,7 @@ from policies.queue.giving_back import GivingBack
 from policies.request import Refused, Request
 
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
-"""An engine with one of these may have room for a smaller request."""
+"""An engine with one of these may have room for a smaller request. So may one that is closed to this request alone."""
 NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, Obstacle.CEILING, Obstacle.WORKING_SET, None})
 """Of an engine with one of these it is not known when the request can start."""
 ANSWERS_MAX: Final = 64
@@ -246,8 +246,9 @@ class PoolRoom:
         return blocked
 
     def reserve(self, blocked: Blocked) -> str | None:
-        waits = [name for name in self._open if blocked.obstacles.get(name) in OF_ITS_SIZE]
-        if len(self._backends) < 2 or not waits:
+        closed = blocked.request.progress.closed or {}
+        waits = [name for name in self._open if blocked.obstacles.get(name) in OF_ITS_SIZE or name in closed]
+        if len(self._backends) < 2 or not waits or blocked.nearest() in NOT_SOON:
             return None
         request_id, engine = self._reserved
         if request_id != blocked.request.id or blocked.obstacles.get(engine) in NOT_SOON:

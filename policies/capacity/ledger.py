@@ -99,6 +99,8 @@ class BackendLedger:
         allowance = self.allowance
         if not self.healthy or now < self._closed_until_s or (allowance is not None and now > self.allowed_until_s):
             return Obstacle.CLOSED
+        if request.progress.closed is not None and now < self.closed_until_s(request):
+            return Obstacle.CLOSED
         if not self.leases and allowance is None:
             return None
         if self._engine_queues(now):
@@ -169,10 +171,16 @@ class BackendLedger:
         with_head = self.kv_fraction() + self.kv.footprint_tokens(head) / capacity
         return max(level, (with_head, "KV cache, projected with the next request,"))
 
+    def closed_until_s(self, request: Request) -> float:
+        """Until when is it left alone, or closed to this request?"""
+        closed = request.progress.closed
+        return self._closed_until_s if closed is None else max(self._closed_until_s, closed.get(self.name, 0.0))
+
     def opens_s(self, request: Request, obstacle: Obstacle, now: float) -> float:
         """When may this obstacle to this request be gone through time alone? inf: never."""
         if obstacle is Obstacle.CLOSED:
-            return self._closed_until_s if now < self._closed_until_s else inf
+            until_s = self.closed_until_s(request)
+            return until_s if now < until_s else inf
         if obstacle is Obstacle.WAITING:
             assert self._gauges is not None
             return self._gauges.taken_s + self._settings.gauge_trust_s

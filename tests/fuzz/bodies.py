@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError
-from gateway.proxy.batches.batch_objects import BLANK_BYTES_MAX, FAULTS_MAX, Checks, answered, read_line
+from gateway.proxy.batches.batch_objects import FAULTS_MAX, Checks, answered, json_of, read_line
 from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES
 from gateway.request.body.form import read_form, read_parts
 from gateway.request.body.large_body import LargePayload, read_large_json
@@ -126,10 +126,10 @@ def read_upload(data: bytes) -> None:
 
 def read_batch(data: bytes) -> None:
     """What passes the checks of a file can be read when it is asked, and what an engine answers is one line of JSON."""
-    checks, rows = Checks("/v1/chat/completions", lambda model: None), list(enumerate(BytesIO(data), 1))
+    checks, rows = Checks("batch_1", "/v1/chat/completions", lambda model: None), list(enumerate(BytesIO(data), 1))
     checks.take(rows)
     assert len(checks.faults) <= FAULTS_MAX
-    asked = [read_line(text) for _, text in rows if len(text) > BLANK_BYTES_MAX] if not checks.faults else []
+    asked = [read_line(text) for _, text in rows if json_of(text)] if not checks.faults else []
     for body in (data, *[bytes(line.body) for line in asked]):
         shown = answered("batch_1-1", "id", 200, body)
         assert shown.count(b"\n") == 1

@@ -53,6 +53,8 @@ def test_the_sum_of_all_bounds_is_memory_max(memory_max: int, pools: int) -> Non
         + ALLOCATED * (names + pools * bounds.blocks * BLOCK_BYTES)
         + bounds.bodies_bytes
         + bounds.reading_bytes
+        + bounds.lines_bytes
+        + bounds.results_bytes
         + bounds.connections * CONNECTION_BYTES
         + 2 * bounds.answers_bytes
     )
