@@ -307,14 +307,14 @@ class Request:
         says of its interaction. can_wait: it is of class batch. prefix: chained hashes of the blocks of its prompt, the
         first one first; empty where nothing reads them. adapter: name of the adapter (LoRA) that it asks for; "" if it
         asks for a model itself. client_id: what its client calls it; "" if it does not. Not unique. wait_s_max: how
-        long its client is willing to wait. quota_names: what it counts as beside its tenant (`Quotas.names`). progress:
-        what the gateway notes of it.
+        long its client is willing to wait. quota_names: what it counts as beside its tenant (`Quotas.names`). engine:
+        the only one that can serve it; "": any. progress: what the gateway notes of it.
     """
 
     __slots__ = (
-        "adapter", "arrived_s", "body_bytes", "can_wait", "claim", "client_id", "flow", "id", "output_tokens_max",
-        "prefix", "progress", "prompt_tokens", "quota_names", "sequences", "streamed", "system_tokens", "wait_s_max",
-        "weight",
+        "adapter", "arrived_s", "body_bytes", "can_wait", "claim", "client_id", "engine", "flow", "id",
+        "output_tokens_max", "prefix", "progress", "prompt_tokens", "quota_names", "sequences", "streamed",
+        "system_tokens", "wait_s_max", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -336,6 +336,7 @@ class Request:
         wait_s_max: float = inf,
         progress: Progress | None = None,
         quota_names: tuple[str, ...] = (),
+        engine: str = "",
     ) -> None:
         self.id: Final = id
         self.flow: Final = flow
@@ -352,6 +353,7 @@ class Request:
         self.prefix: Final = prefix
         self.adapter: Final = adapter
         self.client_id: Final = client_id
+        self.engine: Final = engine
         self.wait_s_max: Final = wait_s_max
         self.quota_names: Final = quota_names
         self.progress: Final = progress if progress is not None else Progress()

@@ -31,7 +31,8 @@ UNITS = {
     "borrowing_limit": "part of 1", "max_running": "sequences",
     "files_max": "files", "batches_max": "batches", "running_max": "requests",
     "normal_service": "service", "input": "per million tokens", "output": "per million tokens",
-    "cached": "per million tokens", "body_bytes_max": "bytes", "weight": "factor", "alpha": "factor", "beta": "factor",
+    "cached": "per million tokens", "body_bytes_max": "bytes",
+    "json_bytes_max": "bytes", "weight": "factor", "alpha": "factor", "beta": "factor",
     "gamma": "factor", "input_weight": "service/token", "output_weight": "service/token",
     "cached_weight": "service/token",
 }  # fmt: skip

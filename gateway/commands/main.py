@@ -70,7 +70,11 @@ def _named_keys(context: click.Context, option: click.Parameter, texts: tuple[st
     metavar="INTEGER|auto",
     help="Processes that share the port; auto: one for each core.  [default: the file's, or 1]",
 )
-@click.option("--access-log", help="Where request lines go: stdout, off, or a file.  [default: the file's, or stdout]")
+@click.option(
+    "--access-log",
+    help="Where request lines go: stdout, off, or a file.  [default: the file's, or stdout; for --backend on a "
+    "terminal off]",
+)
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -103,6 +107,8 @@ def serve(
         raise click.UsageError("give either -c FILE or at least one --backend URL (try: fairgate serve --help)")
     if config_path is not None and names:
         raise click.UsageError("--name goes with --backend; in a file, names and keys stand under `tenants`")
+    if backends and options["access_log"] is None and sys.stdout.isatty():
+        options["access_log"] = "off"  # they would push out of sight how to try it
     overrides = Overrides(**options, names=names)
     try:
         load = None

@@ -39,6 +39,13 @@ def checked_address(text: str) -> str:
     return text
 
 
+def checked_addresses(value: Any) -> Any:
+    """Check one address, or a list of them."""
+    if isinstance(value, list | tuple) and value:
+        return unique(tuple([checked_address(str(each)) for each in value]))
+    return checked_address(str(value))
+
+
 def split_address(text: str) -> tuple[str, int]:
     """Host without brackets, and port; ("", -1) when the text is no address."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})", text)

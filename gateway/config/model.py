@@ -25,6 +25,7 @@ from gateway.config.checks import (
     Name,
     bare_text_is,
     checked_address,
+    checked_addresses,
     checked_api_key,
     checked_tokenizer,
     fault,
@@ -111,8 +112,8 @@ class TenantConfig(Grouped):
 class Config(Section):
     """The configuration of one fairgate gateway."""
 
-    listen: Address = LISTEN
-    """host:port for clients; port 0 takes a free one."""
+    listen: Annotated[str | tuple[str, ...], BeforeValidator(checked_addresses)] = LISTEN
+    """host:port for clients, or a list of them; port 0 takes a free one. [::]:8080 listens to IPv6 and IPv4."""
     tls: ListenerTlsConfig | None = None
     """TLS for clients, in the place of plain HTTP. Default: none, for loopback or behind a proxy that speaks TLS."""
     trusted_proxies: tuple[NetworkName, ...] = Field(default=(), strict=False)
@@ -210,9 +211,14 @@ class Config(Section):
         return bounds_of(self.memory_max, len(self.pools))
 
     @property
-    def listen_address(self) -> tuple[str, int]:
-        """Host, without brackets, and port."""
-        return split_address(self.listen)
+    def json_bytes_max(self) -> int:
+        """The largest body of JSON."""
+        return self.limits.json_bytes_max or self.bounds.json_bytes
+
+    @property
+    def listen_addresses(self) -> list[tuple[str, int]]:
+        """Hosts, without brackets, and ports."""
+        return [split_address(each) for each in ([self.listen] if isinstance(self.listen, str) else self.listen)]
 
     @property
     def admin_address(self) -> tuple[str, int]:

@@ -77,6 +77,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         system_tokens=system_tokens,
         claim=claim,
         prefix=pool.prefix_of(payload, context.tenant) if generates else (),
+        engine=context.engine,
         adapter=payload.model if pool.is_adapter(payload.model) else "",
         client_id=context.client_id,
         wait_s_max=wait_s_max,

@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from backends.answers.answer_keys import AnswerKeys
-from backends.answers.answer_usage import Answer, made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.members import MemberFinder
 from backends.answers.sse import Dialect, StreamMeter, is_event_stream
 from backends.base import Usage
@@ -29,7 +29,7 @@ from backends.client.call import UpstreamCall
 from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header, content_type, header_of, is_json, is_text, retry_after_s
-from gateway.proxy.account import believed
+from gateway.proxy.account import believed, works_on
 from gateway.proxy.ending import Ending
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX, engine_error, outcome_of
 from gateway.proxy.refusals import failure_error, refusal_error
@@ -68,7 +68,6 @@ class Exchange:
         self._pool = context.serving_pool
         self._upstream_head = upstream_head
         self._renamed = Renamed.of(context.payload)
-        """None: the client's name of the model is the engines'."""
         self._call: UpstreamCall | None = None
         self._done = False
         self._held_bytes = 0
@@ -118,8 +117,8 @@ class Exchange:
         self.context.error(refusal_error(decision, self._pool.again_s()))
 
     def give_back(self) -> None:
-        """It can wait, and other work has no room: stop it, unless its client has seen something of its answer."""
-        if self._call is not None and not self.context.relays:
+        """Preempt this batch request, unless its client has seen any of its answer, or the engine would work on."""
+        if self._call is not None and not self.context.relays and not self.context.payload.is_background:
             self._call.cancel()
             self._again(Failure.GIVEN_BACK)
 
@@ -182,10 +181,11 @@ class Exchange:
             self._pool.dispatcher.progressed(self.request.id, 0)
         if forward:
             if self._renamed is not None:
-                forward = self._renamed.in_answer(forward)
+                forward = self._renamed.in_answer(forward, goes_on=meter.is_amid_event)
             if context.relays:
                 context.responder.write(forward)
             else:
+                context.gives_out(meter.answer_id)
                 context.begin_answer(self._status, self._headers, forward)
 
     def completed(self) -> None:
@@ -213,7 +213,7 @@ class Exchange:
             return True  # this one never had it
         context, pool = self.context, self._pool
         context.sends += sends
-        if context.sends > 1 or context.tenant in pool.breaks.paced:
+        if context.sends > 1 or self.request.engine or context.tenant in pool.breaks.paced:
             return False
         return (pool.has_other(backend) or pool.stand_in() is not None) and pool.retries.take()
 
@@ -257,9 +257,7 @@ class Exchange:
         if meter.error is None and not meter.is_over:
             self._cut("ended a stream without saying that it is over")
             return
-        if self._renamed is not None:
-            rest = self._renamed.in_answer(rest)
-        context = self.context
+        rest, context = self._shown(rest), self.context
         if not context.relays:
             context.begin_answer(self._status, self._headers, rest)
         elif rest:
@@ -281,7 +279,7 @@ class Exchange:
             self._finder.feed(data)
         if self._ending is not None:
             self._ending.come(data)
-            self.context.responder.write(data)
+            self.context.responder.write(self._shown(data, goes_on=True))
             return
         self._held.append(data)
         self._held_bytes += len(data)
@@ -309,9 +307,11 @@ class Exchange:
             held = self._joined()
             self._let_go()
             self._ending.come(held)
-            if self._renamed is not None:
-                held = self._renamed.in_answer(held)
-            self.context.begin_answer(self._status, self._headers, held)
+            self.context.begin_answer(self._status, self._headers, self._shown(held, goes_on=True))
+
+    def _shown(self, data: bytes, *, goes_on: bool = False) -> bytes:
+        """Return a piece of the answer as the client is to see it (`Renamed.in_answer`)."""
+        return data if self._renamed is None else self._renamed.in_answer(data, goes_on=goes_on)
 
     def _joined(self) -> bytes:
         """What is held of the answer."""
@@ -345,16 +345,12 @@ class Exchange:
         elif answer is not None and not answer.is_whole and is_json(content_type(self._headers)):
             self._cut("answered what is no whole JSON")
         elif answer is not None:
-            shown = body if self._renamed is None else self._renamed.in_answer(body)
-            self.context.answer(self._status, self._headers, shown)
-            self._settle_body(answer, body)
+            self.context.answer(self._status, self._headers, self._shown(body))
+            usage = answer.usage
+            made = made_bytes(body) if usage is None or usage.output_tokens is None else 0
+            self._settle(usage, self._made_tokens(usage, made), answer.awaits_more, answer.id, answer.keys)
         else:
             self._fail_with_error(body)
-
-    def _settle_body(self, answer: Answer, body: bytes) -> None:
-        usage = answer.usage
-        made = made_bytes(body) if usage is None or usage.output_tokens is None else 0
-        self._settle(usage, self._made_tokens(usage, made), answer.awaits_more, answer.id, answer.keys)
 
     def _made_tokens(self, usage: Usage | None, length: int) -> int:
         """Output of an answer that was not streamed, by the bytes that were made; 0 where the engine counts it."""
@@ -393,7 +389,11 @@ class Exchange:
         if self._pool.claims is not None and not request.claim.explicit:
             goes_on_by = name if self.context.route.dialect is Dialect.RESPONSES else ""
             request.progress.answer_keys = answer_keys(request.claim, keys, goes_on_by)
-        self._pool.dispatcher.finished(request.id, service, awaits_more)
+        self.context.gives_out(name)
+        if works_on(payload, usage):
+            self._pool.dispatcher.cancelled(request.id, service)  # nothing is learned from an answer that is to come
+        else:
+            self._pool.dispatcher.finished(request.id, service, awaits_more)
         self._end(Outcome.COMPLETED, "", service)
 
     def _client_gone(self) -> None:
@@ -413,6 +413,8 @@ class Exchange:
             counted, usage = meter.token_events, meter.usage
         elif self._ending is not None:
             counted, usage = self._made_tokens(None, self._answer_bytes), None
+        elif self._call is not None and self._call.sends and works_on(self.context.payload, None):
+            counted, usage = 0, None
         else:
             return self._pool.dispatcher.received(self.request.id)
         # A usage from before the end may be older than what has come since.

@@ -23,6 +23,7 @@ from policies.queue.expected_wait import interval_s
 from policies.request import State
 
 if TYPE_CHECKING:
+    from gateway.keys.stored_responses import StoredResponses
     from gateway.pool.pool import Pool
     from gateway.pool.waiting import Place
 
@@ -45,16 +46,30 @@ class RequestContext(HttpRequest):
         route: what kind of request it is. principal: who asks, as the key has it.
         responder: writes its answer. payload: its body.
         serving_pool: where it waits and is answered.
+        responses: knows where the responses are that answers give out.
+        engine: the only one that can serve it, since it has what the request goes on from; "": any.
         relays: something of the engine's answer has gone to the client. Until then another engine may get the request.
     """
 
-    __slots__ = ("_place", "payload", "principal", "relays", "responder", "route", "serving_pool")
+    __slots__ = (
+        "_place",
+        "engine",
+        "payload",
+        "principal",
+        "relays",
+        "responder",
+        "responses",
+        "route",
+        "serving_pool",
+    )
 
     route: Route
     principal: Principal
     responder: Responder
     payload: Payload
     serving_pool: Pool
+    engine: str
+    responses: StoredResponses
     relays: bool
     _place: Place | None
 
@@ -62,6 +77,7 @@ class RequestContext(HttpRequest):
         """It is there whole, and is to be answered by this."""
         self.responder = responder
         self.arrived_s = now
+        self.engine = ""
         self.relays = False
         self._place = None
 
@@ -113,6 +129,12 @@ class RequestContext(HttpRequest):
             self.leave_place()
         self.responder.respond(status, self._answer_fields(headers), body)
 
+    def gives_out(self, id: str) -> None:
+        """Remember whose the response of this id is, and which engine has it. Empty: the answer has no id."""
+        if id and self.route.dialect is Dialect.RESPONSES:
+            payload = self.payload
+            self.responses.note((self.tenant, id, payload.asked, payload.model, self.backend), time.monotonic())
+
     def error(self, error: ApiError, *, is_engines: bool = False, is_within: bool = False) -> None:
         """An error, in whatever way is still open: an answer, an event in the stream, a broken body.
 
@@ -133,7 +155,7 @@ class RequestContext(HttpRequest):
     def stream_meter(self, choices: int) -> StreamMeter:
         """Reads its answer, which is a stream of events of so many choices."""
         dialect = self.route.dialect
-        strip = dialect is Dialect.OPENAI and self.payload.stream and not self.payload.asks_usage
+        strip = self.route.reports_usage and self.payload.stream and not self.payload.asks_usage
         meter = StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect])
         meter.choices = choices
         return meter

@@ -93,19 +93,25 @@ def _text(moment: datetime) -> str:
 class UsageRow:
     """What one group of the question used: a tenant, a user, a model, or what the question groups by."""
 
-    __slots__ = ("by", "cost", *_MEASURES)
+    __slots__ = ("_cost", "by", "unpriced_tokens", *_MEASURES)
 
     def __init__(self, by: tuple[str, ...]) -> None:
         self.by = by
         self.requests = self.refused = 0
         self.input_tokens = self.cached_tokens = self.output_tokens = self.wasted_tokens = 0
         self.queue_s = self.engine_s = 0.0
-        self.cost: float | None = 0.0
-        """None: the price of a model is not known."""
+        self._cost = 0.0
+        self.unpriced_tokens = 0
+        """Tokens of models without a price, which are not in the cost."""
 
     @property
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
+
+    @property
+    def cost(self) -> float | None:
+        """Return the cost of what has a price. None: nothing of it has one."""
+        return None if self.unpriced_tokens == self.tokens > 0 else self._cost
 
     def add(self, sums: Sequence[int], price: PriceConfig | None) -> None:
         """One more sum, in the order of the columns, of a model with this price."""
@@ -119,16 +125,17 @@ class UsageRow:
         self.queue_s += queue_us / 1e6
         self.engine_s += engine_ms / 1e3
         if price is None:
-            self.cost = None if prompt or output else self.cost
-        elif self.cost is not None:
+            self.unpriced_tokens += prompt + output
+        else:
             per_cached = price.input if price.cached is None else price.cached
-            self.cost += ((prompt - cached) * price.input + cached * per_cached + output * price.output) / 1e6
+            self._cost += ((prompt - cached) * price.input + cached * per_cached + output * price.output) / 1e6
 
     def measures(self, *, has_prices: bool) -> dict[str, float | int | None]:
         found: dict[str, float | int | None] = {name: getattr(self, name) for name in _MEASURES}
         found["queue_s"], found["engine_s"] = round(self.queue_s, 3), round(self.engine_s, 3)
         if has_prices:
             found["cost"] = None if self.cost is None else round(self.cost, 6)
+            found["unpriced_tokens"] = self.unpriced_tokens
         return found
 
 

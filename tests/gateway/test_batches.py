@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from gateway.config.sections.keys import hash_key
+from gateway.proxy.batches.batch_api import NEW_BATCH_BYTES_MAX
 from tests.commands import running
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, simulated, until
@@ -193,6 +194,13 @@ async def test_a_batch_with_bad_lines_fails_and_says_which(start: Starter, tmp_p
             empty = await when(api, (await made(api, b"\n")).id, is_over)
             assert [each.code for each in empty.errors.data] == ["empty_file"]
         assert upstream.requests == []
+
+
+async def test_what_describes_a_batch_is_small(start: Starter, tmp_path: Path) -> None:
+    """However large a file may be: it is JSON, and read at one go."""
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, usage=str(tmp_path / "u.db")) as live:
+        got = await live.ask("/v1/batches", {"metadata": {"a": "x" * NEW_BATCH_BYTES_MAX}})
+        assert (got.status, got.error["code"]) == (413, "body_too_large")
 
 
 async def test_files_and_batches_are_their_tenants_own_and_bounded(start: Starter, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ EDITED: dict[str, tuple[str, bytes, bytes]] = {
     "large and streamed": (
         COMPLETIONS,
         b'{"stream":true,%b}' % LONG,
-        b'{"stream":true,%b,"stream_options":{"include_usage":true}}' % LONG,
+        b'{"stream_options":{"include_usage":true},"stream":true,%b}' % LONG,
     ),
     "renamed": (CHAT, b'{"model":"alias","messages":[]}', b'{"model":"simulated","messages":[]}'),
     "renamed form": (AUDIO, upload(CLIP).replace(b"simulated", b"alias"), upload(CLIP)),

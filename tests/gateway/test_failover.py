@@ -64,12 +64,11 @@ UNQUEUED: dict[str, Any] = {
     "/tokenize": {"model": MODEL, "prompt": "x" * 400_000},
     "/detokenize": {"model": MODEL, "tokens": [1]},
     "/v1/messages/count_tokens": {"model": MODEL, "messages": []},
-    "/v1/responses/r1/cancel": None,
     "/v1/videos": {"a": 1},
 }
 
 
-@pytest.mark.parametrize("path", [*UNQUEUED, "/version", "/v1/responses/r1"])
+@pytest.mark.parametrize("path", [*UNQUEUED, "/version"])
 async def test_beside_the_queue_a_refused_connection_is_tried_elsewhere(start: Starter, path: str) -> None:
     routes = [{"path": "/v1/videos", "treatment": "pass"}]
     async with (

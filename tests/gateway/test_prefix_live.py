@@ -12,7 +12,6 @@ from gateway.config.sections.keys import hash_key
 from gateway.request.apis import AUDIO, CHAT
 from gateway.request.body.form import read_form
 from gateway.request.body.payload import read_json
-from gateway.request.body.slices import at_once
 from gateway.request.prefix_hashes import BLOCK_BYTES, BLOCKS_MAX, prefix_hashes
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.test_hostile_bodies import FORM, UPLOAD
@@ -94,7 +93,7 @@ async def test_the_index_knows_whose_prompt_it_is_where_an_engine_does(
         one, other = pool.prefix_of(payload, "one"), pool.prefix_of(payload, "other")
         assert one
         assert set(one).isdisjoint(other) if apart else one == other
-        assert pool.prefix_of(at_once(read_form(UPLOAD, FORM.encode(), AUDIO)), "one") == ()  # not all clips are alike
+        assert pool.prefix_of(read_form(UPLOAD, FORM.encode(), AUDIO), "one") == ()  # not all clips are alike
 
 
 async def test_questions_go_to_the_engine_that_has_the_document(start: Starter) -> None:

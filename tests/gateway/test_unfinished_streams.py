@@ -180,6 +180,7 @@ async def test_one_event_that_is_not_known_makes_a_known_stream_no_other(start: 
 async def test_a_stream_that_passes_without_admission_ends_as_it_ends(start: Starter) -> None:
     raw = STREAM_HEAD + chunk(named("response.created") + named("anything")) + STREAM_END
     async with Upstream(replies(raw)) as upstream, start(upstream.url) as live:
+        live.has_response()
         got = await live.get("/v1/responses/r1?stream=true")
         assert got.body == named("response.created") + named("anything")
         assert (await live.lines(1))[0]["outcome"] == "completed"

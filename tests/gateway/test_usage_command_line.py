@@ -133,7 +133,7 @@ def test_what_costs_is_said_where_prices_are_known(filled: str) -> None:
     large = PriceConfig(input=2.0, cached=0.5, output=10.0)
     report = asked(filled, "today", "tenant", large=large)
     assert [(row.by, row.cost) for row in report.rows] == [(("alice",), 7.5), (("bob",), None), (("",), 0.0)]
-    assert report.total.cost is None
+    assert (report.total.cost, report.total.unpriced_tokens) == (7.5, 44), "what has no price is counted, and said"
     assert asked(filled, "today", large=large, small=PriceConfig(input=1e6, output=0.0)).total.cost == 7.5 + 33
     without = asked(filled, "today", "tenant", large=PriceConfig(input=2.0, output=0.0))
     assert without.rows[0].cost == 4.0
@@ -145,12 +145,12 @@ def test_the_formats_say_the_same(filled: str) -> None:
     assert (
         report.as_table()
         == """\
-tenant  model  requests  refused  input_tokens  cached_tokens  output_tokens  wasted_tokens  queue_s  engine_s  cost
-alice   large     1,500        0     2,000,000      1,000,000        500,000              0      2.5       0.0   7.5
-bob     small         3        1            33              0             11              4      0.0       0.0     -
--       -             7        7             0              0              0              0      0.0       0.0   0.0
-total             1,510        8     2,000,033      1,000,000        500,011              4      2.5       0.0     -
-"""
+tenant  model  requests  refused  input_tokens  cached_tokens  output_tokens  wasted_tokens  queue_s  engine_s  cost  unpriced_tokens
+alice   large     1,500        0     2,000,000      1,000,000        500,000              0      2.5       0.0   7.5                0
+bob     small         3        1            33              0             11              4      0.0       0.0     -               44
+-       -             7        7             0              0              0              0      0.0       0.0   0.0                0
+total             1,510        8     2,000,033      1,000,000        500,011              4      2.5       0.0   7.5               44
+"""  # noqa: E501
     )
     found = list(csv.DictReader(io.StringIO(report.as_csv())))
     assert [(row["tenant"], row["input_tokens"], row["cost"]) for row in found] == [

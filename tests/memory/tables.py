@@ -11,6 +11,7 @@ from typing import Any, Final
 from msgspec import Raw
 
 from gateway.config.sections.apps import InteractionRules
+from gateway.keys.stored_responses import ID_LENGTH_MAX, StoredResponses
 from gateway.request.body.payload import USER_LENGTH_MAX
 from gateway.request.interaction_claim import ClaimReader
 from gateway.telemetry.recent_requests import RecentRequests
@@ -188,6 +189,14 @@ def rates(most: int) -> Any:
     return made
 
 
+def responses(most: int) -> Any:
+    made = StoredResponses(most)
+    for number in range(BEYOND * most):
+        id = f"resp_{number}".ljust(ID_LENGTH_MAX, "x")
+        made.note((name("t", number), id, "model", "model", "engine"), number + 0.5)
+    return made
+
+
 def blocks(most: int) -> Any:
     """Prompts of one block each: the first ones take most."""
     made = PrefixIndex(blocks_max=most)
@@ -207,6 +216,7 @@ ONE_FILL: Final[dict[str, Fill]] = {
     "users": users,
     "texts": texts,
     "paces": paces,
+    "responses": responses,
     "rates": rates,
 }
 """By the name of the table; `flows` differ by policy."""

@@ -32,7 +32,8 @@ export async function readToday() {
 
 export function used(one) {
   const cost = one.cost === undefined || one.cost === null ? "" : `, costs ${one.cost.toFixed(2)}`;
-  return `${short(tokens(one))} tokens, ${count(one.requests, "request")}${cost}`;
+  const unpriced = one.unpriced_tokens ? `, ${short(one.unpriced_tokens)} tokens without a price` : "";
+  return `${short(tokens(one))} tokens, ${count(one.requests, "request")}${cost}${unpriced}`;
 }
 
 export async function dayOf(tenant) {
