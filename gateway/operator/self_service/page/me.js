@@ -66,7 +66,6 @@ function received(name, { service_received: got, service_due: due }, more = "") 
   return row(name, `${due ? `${percent(ratio)} of what was due` : "nothing was due"}${more}`, due ? bar([[ratio, "c0"]]) : null);
 }
 
-<<<<<<< HEAD
 // One row for each minute: how long its requests waited, and why the slowest of them did.
 function requests() {
   const filter = place("request-filter").value.trim().toLowerCase();
@@ -79,17 +78,6 @@ function requests() {
   fill(place("requests-body"), ...(found.length ? list(found.slice(0, MINUTES_SHOWN), of, told) :
     [about(rows.length ? "No minute has this." : "No request of yours has ended since the gateway began.")]),
   found.length > MINUTES_SHOWN ? about(`And ${found.length - MINUTES_SHOWN} earlier minutes: ask for one above, such as 10:12.`) : null);
-=======
-function said(used) {
-  const cost = used.cost === undefined || used.cost === null ? "" : `, costs ${used.cost.toFixed(2)}`;
-  const unpriced = used.unpriced_tokens ? `, ${short(used.unpriced_tokens)} tokens without a price` : "";
-  return `; ${short(used.input_tokens + used.output_tokens)} tokens, ${count(used.requests, "request")}${cost}${unpriced}`;
-}
-
-function stands(name, one) {
-  const share = one.share === undefined ? "" : `, its part now ${percent(one.share)}`;
-  return row(name, `${one.queued_requests} wait, ${one.running_requests} run${share}; one that comes now waits about ${seconds(one.expected_wait_s)}`);
->>>>>>> main
 }
 
 function linked(state, text) {
