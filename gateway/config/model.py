@@ -126,8 +126,7 @@ class Config(Section):
     routes: tuple[RouteConfig, ...] = Field(default=(), strict=False)
     """What else clients may ask, beyond the inference routes that are known."""
     admin: Address = ADMIN
-    """host:port for /health, /ready, /metrics, /explain, /queue, /tenants, /backends, /config, /usage and /keys. Not
-    for clients."""
+    """host:port for /health, /ready, /metrics, /explain, /state, /config, /usage and /keys. Not for clients."""
     admin_token: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
     """What `admin` asks for as a bearer token, except for /health and /ready. Write ${NAME} to take it from the
     environment. Default: nothing is asked, for loopback only."""

@@ -20,7 +20,7 @@ from gateway.operator.operated import Operated
 from gateway.operator.page.files import page
 from gateway.operator.snapshots.feed import Feed
 from gateway.operator.snapshots.snapshot import encoded, snapshot_of
-from gateway.operator.snapshots.state_views import tenants
+from gateway.operator.snapshots.state_document import state
 from gateway.operator.usage_routes import usage_routes
 from gateway.operator.views import health, ready, views
 
@@ -78,7 +78,7 @@ def _own(gateway: Operated) -> list[web.RouteDef]:
         gateway.gauges.read_exchanges(gateway.exchanges, gateway.news)
         gateway.gauges.read_quotas(gateway.shared.quotas, time.monotonic())
         gateway.gauges.read_groups(gateway.config)
-        summed_up = tenants(snapshot_of(gateway, with_running=True), gateway.recent)
+        summed_up = state(snapshot_of(gateway, with_running=True), gateway.recent)
 
         def rendered() -> bytes:
             gateway.gauges.read_tenants(summed_up())

@@ -130,7 +130,7 @@ class PoolGauges:
         self._around = {tenant: [name for name in groups if name in named] for tenant, groups in config.around.items()}
 
     def read_tenants(self, present: Mapping[str, Any]) -> None:
-        """Who received how much just now, and was due how much? As `/tenants` answers, of the busiest."""
+        """Who received how much just now, and was due how much? As `/state` answers, of the busiest."""
         received: dict[tuple[str, str], float] = {}
         due: dict[tuple[str, str], float] = {}
         of_groups: dict[tuple[str, str], list[float]] = {}

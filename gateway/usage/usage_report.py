@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import MAXYEAR, UTC, datetime, timedelta
 from itertools import product
+from typing import Any
 
 from gateway.config.sections.usage import PriceConfig
 from gateway.usage.database import Database
@@ -151,17 +152,19 @@ class Report:
         self.total = total
         self.has_prices = has_prices
 
-    def as_json(self) -> str:
-        since_s, until_s = self.question.hours_s
-        rows = [
+    def as_dicts(self) -> list[dict[str, Any]]:
+        return [
             {**dict(zip(self.question.by, row.by, strict=True)), **row.measures(has_prices=self.has_prices)}
             for row in self.rows
         ]
+
+    def as_json(self) -> str:
+        since_s, until_s = self.question.hours_s
         answer = {
             "since": _text(datetime.fromtimestamp(since_s, UTC)),
             "until": _text(datetime.fromtimestamp(until_s, UTC)),
             "by": self.question.by,
-            "rows": rows,
+            "rows": self.as_dicts(),
             "total": self.total.measures(has_prices=self.has_prices),
         }
         return json.dumps(answer, indent=2) + "\n"
@@ -241,8 +244,10 @@ def read(
 
 def read_own(
     database: Database, tenant: str, prices: Mapping[str, PriceConfig], now: datetime
-) -> dict[str, dict[str, float | int | None]]:
-    """What one tenant used, received and was due in the last day and month."""
+) -> tuple[dict[str, dict[str, float | int | None]], list[dict[str, Any]]]:
+    """What one tenant used, received and was due in the last day and month; and what it used in each hour of the
+    day."""
+    hours = read(database, Question("24h", None, ("hour",), now), prices, storable(tenant))
     found = {}
     for name, since in (("day", "24h"), ("month", "30d")):
         question = Question(since, None, (), now)
@@ -252,7 +257,7 @@ def read_own(
             [(received, due)] = step.ask(statement, (storable(tenant),))
         shares = {"service_received": round(received or 0.0, 1), "service_due": round(due or 0.0, 1)}
         found[name] = {**report.total.measures(has_prices=report.has_prices), **shares}
-    return found
+    return found, hours.as_dicts()
 
 
 def _of_tenant(question: Question) -> str:

@@ -55,11 +55,11 @@ async def test_no_head_is_a_fault_of_the_gateway(start: Starter, tmp_path: Path,
     asks = [f"Authorization: Bearer {token}".encode()] if token else []
     async with simulated() as sim, start(sim.url, usage=str(tmp_path / "usage.db"), admin_token=token) as live:
         for host in HOSTS:
-            for path in ("/", "/health", "/queue", "/usage"):
+            for path in ("/", "/health", "/state", "/usage"):
                 got = await status(live, f"GET {path} HTTP/1.1", b"Host: " + host.encode("latin-1"), *asks)
                 assert got in (200, 400, 421), (host, path)
         for name in ("a:b", "\u00e9", "http://["):
-            assert await status(live, "GET /queue HTTP/1.1", b"Host: " + name.encode("latin-1"), *asks) == 400
+            assert await status(live, "GET /state HTTP/1.1", b"Host: " + name.encode("latin-1"), *asks) == 400
         for time in TIMES:
             for query in (
                 f"since={quote(time)}",
@@ -76,7 +76,7 @@ async def test_no_head_is_a_fault_of_the_gateway(start: Starter, tmp_path: Path,
                 sent = b"Origin: " + origin.encode("latin-1")
                 assert await status(live, f"POST {path} HTTP/1.1", LOCAL, sent, *asks) in (400, 403), (origin, path)
         for field in FIELDS:
-            assert await status(live, "GET /queue HTTP/1.1", LOCAL, field.encode("latin-1")) < 500, field
+            assert await status(live, "GET /state HTTP/1.1", LOCAL, field.encode("latin-1")) < 500, field
 
 
 @pytest.mark.parametrize("body", KEYS)

@@ -49,7 +49,7 @@ async def test_slots_and_context_are_known_before_any_load(start: Starter, model
     async with llama(model, metrics=metrics) as server, start(server.url) as live:
         [slots] = engines(live).values()
         assert slots.known() == SLOTS
-        [engine] = (await live.get("/backends", admin=True)).json["pools"][0]["backends"]
+        [engine] = (await live.get("/state", admin=True)).json["pools"][0]["backends"]
         assert engine["engine"].startswith(f"llama.cpp: {SLOTS} slots of {CONTEXT:,} tokens; ")
         assert "tenants share its prompt cache" in engine["engine"]
         refused = await live.ask(PATH, chat("x" * 3 * CONTEXT, max_tokens=5))
@@ -159,7 +159,7 @@ async def test_nothing_is_sent_where_tenants_would_share_a_cache_and_may_not(sta
             [backend] = live.gateway.pools[0].backends.values()
             assert backend.health.healthy
             assert (await live.ask(PATH, chat(max_tokens=3))).status == 503
-            [engine] = (await live.get("/backends", admin=True)).json["pools"][0]["backends"]
+            [engine] = (await live.get("/state", admin=True)).json["pools"][0]["backends"]
             assert engine["reason"] == "llama.cpp ignores cache_salt, and isolate_caches is `require`"
 
 

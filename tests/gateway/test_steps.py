@@ -78,7 +78,7 @@ async def before(url: str) -> AsyncIterator[Middleman]:
 
 
 async def read_by(live: Live) -> tuple[str, str]:
-    [engine] = (await live.get("/backends", admin=True)).json["pools"][0]["backends"]
+    [engine] = (await live.get("/state", admin=True)).json["pools"][0]["backends"]
     return engine["read_by"], engine["not_by_steps_because"]
 
 

@@ -130,9 +130,12 @@ def interactions(most: int) -> Any:
 
 
 def ends(most: int) -> Any:
+    """Each of many tenants ends a request, and then one tenant fills the ring."""
     made = RecentRequests(most)
     for number in range(BEYOND * most):
-        made.ended(record(number))
+        one = record(number)
+        one.tenant = name("t", min(number, most))
+        made.ended(one)
     return made
 
 
