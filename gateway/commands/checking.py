@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import time
@@ -10,9 +11,12 @@ from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
 
+import aiohttp
+
 from gateway.config.load import Finding
 from gateway.config.model import Config
 from gateway.config.section import filled
+from gateway.pool.backend import Backend
 from gateway.pool.pool import estimator_of
 from gateway.pool.shared import limited, quotas_of
 from policies.limits.quotas import DAY_S, Quota
@@ -100,3 +104,23 @@ def _no_files_in(directory: Path) -> str:
             return ""
     except OSError as error:
         return f"no file can be made in {directory} ({error.strerror})"
+
+
+async def probed(config: Config) -> tuple[list[str], bool]:
+    """Ask every engine once, as the gateway does at its start. Returns a line for each, and whether all answered.
+
+    A simulated engine inside the gateway's own process is not there yet, and is not asked.
+    """
+    configured = [(pool.name, each) for pool in config.pools for each in pool.backends if not each.simulated]
+    async with aiohttp.ClientSession() as session:
+        backends = [(pool, Backend(each, each.url, config)) for pool, each in configured]
+        await asyncio.gather(*(backend.check(session) for _, backend in backends))
+        lines = [f"pool {pool}: {backend.name}: {_description(backend)}" for pool, backend in backends]
+        await asyncio.gather(*(backend.close() for _, backend in backends))
+    return lines, all(backend.health.healthy for _, backend in backends)
+
+
+def _description(backend: Backend) -> str:
+    if not backend.health.healthy:
+        return backend.health.reason
+    return f"{backend.adapter.description()}; serves {', '.join(sorted(backend.models)) or 'no model'}"

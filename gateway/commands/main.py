@@ -184,7 +184,7 @@ def check(file: Path, shares: bool, probe: bool) -> None:
             click.echo(line)
     click.echo(f"{file}: ok: {len(config.tenants)} tenants, {len(config.pools)} pools, {backends} backends{workers}")
     if probe:
-        from gateway.commands.probing import probed
+        from gateway.commands.checking import probed
 
         lines, all_answered = asyncio.run(probed(config))
         click.echo("\n".join(lines))
