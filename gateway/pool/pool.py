@@ -236,8 +236,8 @@ class Pool:
 
     def takes(self, request: Request) -> bool:
         """Is an engine in service that this request may go to, now or later?"""
-        closed = request.progress.closed or {}
-        return any(each.in_service and closed.get(each.name) != inf for each in self.backends.values())
+        ledgers = self.dispatcher.engine.backends.values()
+        return any(each.healthy and each.closed_until_s(request) < inf for each in ledgers)
 
     def again_s(self) -> float:
         """In how long may an engine take a request again, at the earliest? At least a second."""

@@ -420,11 +420,6 @@ class AdmissionEngine:
                 if popped is not None and (aside := self.requests.set_aside(popped, now, stays=self.is_stood_in_for)):
                     decisions += [self._reject(one, why, now, CALM) for one, why in aside if why is not None]
                     continue
-                if popped is not None and self.room.is_lost(popped.request):
-                    self._withdraw(popped.request, now)
-                    lost = Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max)
-                    decisions.append(self._reject(popped.request, lost, now, CALM))
-                    continue
                 self.blocked = popped
                 self._waits.blocked(popped, now)
                 if popped is not None:
