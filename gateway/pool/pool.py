@@ -115,7 +115,6 @@ class Pool:
             self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
         for backend, backend_config in backends.items():
             backend.on_health = self._health_changed
-            backend.on_answer = self.answered
             backend.on_recognised = self._recognised
             backend.isolates = config.isolate_caches
             self.backends[backend.name] = backend
