@@ -309,7 +309,7 @@ class AdmissionEngine:
         ledger = self.backends[name]
         if isinstance(change, bool):
             ledger.healthy = change
-            self.requests.wake(inf)
+            self.requests.wake(now, inf)
         elif isinstance(change, EngineFacts):
             ledger.recognised(change)
         else:
@@ -402,7 +402,7 @@ class AdmissionEngine:
             pressure = self._observe(now)
             again_s = self.requests.starts.comes_back_in(request, 0.0, now) if is_held else 0.0
             decisions.append(self._reject(request, Refused(Refusal.QUEUE_TIMEOUT, again_s), now, pressure))
-        self.requests.wake(now)
+        self.requests.wake(now, now)
         self._decide(now, decisions)
         return decisions
 

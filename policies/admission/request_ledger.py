@@ -254,9 +254,9 @@ class RequestLedger:
         """When has the first request rested for long enough? inf: none rests."""
         return self.resting[0][0] if self.resting else inf
 
-    def wake(self, now: float) -> None:
-        """Requests that have rested for long enough go back to the heads of their flows."""
-        while self.resting and self.rests_s() <= now:
+    def wake(self, now: float, until_s: float) -> None:
+        """Put requests that rest until then at most back to the heads of their flows."""
+        while self.resting and self.rests_s() <= until_s:
             request = self.waiting.get(heappop(self.resting)[1])
             if request is not None and request.progress.rests:
                 request.progress.rests = False

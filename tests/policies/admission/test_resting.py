@@ -13,9 +13,10 @@ from policies.admission.named import named_policy
 from policies.admission.takeover import Setup, take_over
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.overload import OverloadSettings
+from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, ServiceTokens, State
-from tests.policies.making import dispatched, make_request
+from tests.policies.making import dispatched, make_request, policy_with
 
 LIMITS = QueueLimits(queue_wait_s_max=60.0, queue_wait_s_max_inside=60.0)
 POLICIES = ("fairserve", "vtc", "fcfs", "d2lpm")
@@ -181,7 +182,9 @@ def test_what_only_one_engine_can_serve_rests_while_that_wants_it_later(policy: 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("is_stood_in_for", [False, True])
-def test_what_only_one_engine_can_serve_is_refused_at_once_where_that_is_gone(policy: str, is_stood_in_for: bool) -> None:
+def test_what_only_one_engine_can_serve_is_refused_at_once_where_that_is_gone(
+    policy: str, is_stood_in_for: bool
+) -> None:
     engine = engine_of(policy, "one", "two")
     engine.is_stood_in_for = is_stood_in_for
     engine.arrived(make_request("a", id="x", engine="one"), 0.0)
@@ -193,3 +196,15 @@ def test_what_only_one_engine_can_serve_is_refused_at_once_where_that_is_gone(po
         ("y", Refusal.NO_BACKEND),
     ]
     assert engine.queued == 0
+
+
+def test_an_engine_that_comes_takes_what_rests_where_limits_hold_in_overload() -> None:
+    throttled = policy_with("fairserve", throttle=ThrottleSettings(user=Ceilings(requests=5)))
+    engine = AdmissionEngine(throttled, limits=LIMITS)
+    for name in ("one", "two"):
+        engine.add_backend(name, max_num_seqs=8, healthy=name == "one")
+    asks(engine, "x", 0.0)
+    engine.failed("x", Failure.REFUSED, 1.0, None, 30.0)
+    engine.woke(1.5)
+    assert engine.requests.waiting.requests["x"].progress.rests
+    assert dispatched(engine.backend_changed("two", True, 2.0)) == ["x"]
