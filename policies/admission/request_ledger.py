@@ -238,7 +238,8 @@ class RequestLedger:
             refused = None
             if until_s > progress.deadline_s and (request.engine or not stays):
                 lost = Refusal.NO_BACKEND if request.engine else Refusal.BACKEND_FAILED
-                refused = Refused(lost, 1.0) if until_s == inf else Refused(Refusal.SERVER_BUSY, until_s - now)
+                why, again_s = (lost, 0.0) if until_s == inf else (Refusal.SERVER_BUSY, until_s - now)
+                refused = Refused(why, max(1.0, again_s))
                 self.withdrawn(request, now)
             else:
                 self.policy.remove(request, now)

@@ -172,7 +172,7 @@ class BackendLedger:
         return max(level, (with_head, "KV cache, projected with the next request,"))
 
     def closed_until_s(self, request: Request) -> float:
-        """Until when is it left alone, or closed to this request? inf: another one has what the request goes on from."""
+        """Until when is it left alone, or closed to this request? inf: another has what it goes on from."""
         if request.engine not in ("", self.name):
             return inf
         closed = request.progress.closed
