@@ -390,6 +390,8 @@ class Refusal(StrEnum):
     """The KV cache is overloaded, and its app is beyond the app's limit."""
     WAIT_TOO_LONG = "wait_too_long"
     """It would wait for longer than its client is willing to."""
+    INTERNAL_ERROR = "internal_error"
+    """An event of it failed, through a fault of this program."""
 
 
 class Limit(NamedTuple):

@@ -6,7 +6,8 @@ ledger of its engine. Each event is a method here, which changes the state and m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from statistics import fmean
 from typing import Final
@@ -225,6 +226,49 @@ class RequestLedger:
         self.working_set.left(request, service, now)
         self._settle(request, service, now, ran_s)
 
+    def strike(self, request: Request, now: float) -> None:
+        """An event of this request failed half way: take it out of every table that has it, by what each table says
+        of itself. What is counted by tenant is counted anew.
+        """
+        progress, lease = request.progress, self.leases.pop(request.id, None)
+        before, progress.state = progress.state, State.ENDED
+        if request.id in self.waiting.requests:
+            self.waiting.remove(request)
+        order = self._order_of(request)
+        parts: list[Callable[[], object]] = [lambda: self.waits.ended(request, now)]
+        if before is State.DISPATCHED or lease is not None:
+            received = ServiceTokens(request.prompt_tokens, 0 if lease is None else lease.output_tokens)
+            parts += [
+                lambda: self.policy.charge(request, received, now, final=True),
+                lambda: self.giving_back.ended(request, received, is_given_back=False),
+            ]
+        else:
+            parts.append(lambda: self.policy.remove(request, now))
+        for ledger in self.backends.values():
+            if (held := ledger.leases.get(request.id)) is not None:
+                parts.append(partial(ledger.remove, held, now))
+        parts += [
+            lambda: self.giving_back.forget(request),
+            lambda: self.expected_waits.left(order.backlog, len(order), request),
+            lambda: self.starts.left(request) if progress.in_line else None,
+            lambda: self.working_set.left(request, NO_SERVICE, now),
+            lambda: self.interactions.broke_off(request, NO_SERVICE, now),
+            lambda: self._settle(request, NO_SERVICE, now),
+            self.recount,
+        ]
+        for part in parts:
+            try:
+                part()
+            except Exception:  # it is not in that table, or what failed before has failed again, and was told then
+                continue
+
+    def recount(self) -> None:
+        """Count anew who is present and what runs, by the requests themselves."""
+        waiting = [each for each in self.waiting.requests.values() if each.progress.state is State.QUEUED]
+        leases = [(lease.request, lease.held_tokens) for lease in self.leases.values()]
+        self.tenants.recount(waiting, leases)
+        self.entitlements.recount(waiting, leases)
+
     def give_back(self, request: Request, obstacles: Mapping[str, Obstacle], now: float) -> list[GiveBack]:
         """Is another request stopped, because this one cannot wait and has no room at these engines?"""
         backlog = self.policy.order.backlog
@@ -337,13 +381,14 @@ class RequestLedger:
 
     def _end_lease(self, request: Request, charged: ServiceTokens, now: float, *, is_given_back: bool = False) -> float:
         """For how long did it run?"""
-        lease = self.leases.pop(request.id)
+        lease = self.leases[request.id]
         if request.can_wait:
             self.giving_back.ended(request, charged, is_given_back=is_given_back)
         self.backends[lease.backend].remove(lease, now)
         self.tenants.ended(request, lease.held_tokens)
         self.entitlements.ended(request, lease.held_tokens)
         self.policy.charge(request, charged, now, final=True)
+        del self.leases[request.id]  # last: an event that fails before knows its request by it
         return now - lease.dispatched_s
 
     def _count(self, request: Request, now: float) -> None:

@@ -141,6 +141,8 @@ class PoolRoom:
         self._reserved = ("", "")
         """The request that has a reservation, and the engine that is kept for it."""
         self._now = 0.0
+        self.asked = ""
+        """The request that was asked about last: if a decision fails, it failed on this one."""
 
     def changed(self, engine: str | None = None) -> None:
         """Something ended, started or became known at this engine, or at any: a blocked request may have room now."""
@@ -184,6 +186,7 @@ class PoolRoom:
         return min(self._opens.first_s(), self._tenants.expires_s(), self._working_set.expires_s())
 
     def with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:
+        self.asked = request.id
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
             return Blocked(request, dict.fromkeys(self._backends, Obstacle.TURN))
         ceiling = self.entitlements.at_ceiling(request)
@@ -258,6 +261,7 @@ class PoolRoom:
         return engine if waits != [engine] else None
 
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
+        self.asked = request.id
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
             return Obstacle.TURN
         if self.entitlements.at_ceiling(request) is not None:

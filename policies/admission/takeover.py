@@ -1,4 +1,5 @@
-"""What changes when a pool goes on under another configuration, or what waits goes on in another pool? What stays?
+"""What changes when a pool goes on under another configuration or after a restart, or what waits goes on in another
+pool? What stays?
 
 What waits keeps its place, what runs goes on, and what was counted and learned counts on. A policy is replaced only
 where its own settings changed: the new one takes in what waits and what runs, and goes on with the counters of the old
@@ -9,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from policies.admission.deciding import REMEMBERED, Remembered
 from policies.admission.decisions import Decision
-from policies.admission.engine import REMEMBERED, AdmissionEngine, Remembered
+from policies.admission.engine import AdmissionEngine
 from policies.admission.policy import Policy
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.output_lengths import OutputLengths
@@ -20,9 +22,13 @@ from policies.capacity.overload import OverloadSettings
 from policies.interactions import Interactions
 from policies.limits.entitlements import Entitlements, Tree
 from policies.limits.quotas import Quotas
+from policies.plain_data import Learned, fields
 from policies.queue.bounds import QueueLimits
 from policies.request import Request, ServiceTokens, State, of_batch
 
+VERSION: Final = 2
+Read = list[tuple[Learned, Any]]
+"""The parts of an admission engine that learn, each with what was read for it."""
 MOVED_MAX: Final = 32
 """Requests that move at once: there may be thousands, and streams must not wait for that."""
 
@@ -93,6 +99,28 @@ def remove_backend(engine: AdmissionEngine, name: str, now: float) -> Sequence[D
     engine.policy.forget_engine(name, now + engine.set_back_s)
     engine.room.changed()
     return engine.woke(now)
+
+
+def snapshot(engine: AdmissionEngine) -> dict[str, object]:
+    """What was learned, as plain data that JSON can represent."""
+    learned = {name: part.snapshot() for name, part in engine.policy.order.learned.items()}
+    return {"version": VERSION, "interactions": engine.interactions.paces.snapshot(), "policy": learned}
+
+
+def read(engine: AdmissionEngine, learned: object) -> Read:
+    """What `adopt` takes of a snapshot. ValueError, saying why, if it is not valid."""
+    version, interactions, policy = fields(learned, "version", "interactions", "policy")
+    if version != VERSION:
+        raise ValueError(f"version {version!r:.20}; this is version {VERSION}")
+    own, paces = engine.policy.order.learned, engine.interactions.paces
+    found = zip(own.values(), fields(policy, *own), strict=True) if policy else ()
+    return [(paces, paces.read(interactions)), *[(part, part.read(content)) for part, content in found]]
+
+
+def adopt(read: Read) -> None:
+    """Take over what was seen more of in a snapshot: of another gateway, or of this one before a restart."""
+    for part, theirs in read:
+        part.adopt(theirs)
 
 
 def stranded(engine: AdmissionEngine) -> list[Request]:

@@ -7,7 +7,7 @@ them. A tenant stays active for a while after its last request: its next one sti
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from math import inf
 from typing import NamedTuple
 
@@ -69,6 +69,21 @@ class FairShares:
         own.queued += 1
         self._present += own.queued == 1
         self.expire(now)
+
+    def recount(self, waiting: Iterable[Request], running: Iterable[tuple[Request, int]]) -> None:
+        """Count anew, from what waits, and from what runs with the KV tokens that it holds."""
+        for own in self._tenants.values():
+            own.queued = own.running = own.held_tokens = 0
+        self._held_tokens = self._running = self._present = 0
+        for request in waiting:
+            self._tenants[request.flow.tenant].queued += 1
+        self._present = sum([own.queued > 0 for own in self._tenants.values()])
+        for request, held_tokens in running:
+            own = self._tenants[request.flow.tenant]
+            own.running += 1
+            own.held_tokens += held_tokens
+            self._running += 1
+            self._held_tokens += held_tokens
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """These tenants have these weights from now on."""

@@ -16,7 +16,8 @@ present in the interval. Proof sketch: let V be the least waiting counter. The p
 that is present receives at most its part of the growth of V, and once what it may be ahead by; so S is at most the
 growth of V and the sum of these leads. The waiting leaf has a part of at least g throughout, by induction along its
 path, and its counter keeps up with V. The same holds for a group with g the floor of the group, by summing over its
-leaves. A leaf that was not present is lifted to V, so absence banks no credit.
+leaves. A leaf that was not present is lifted to V, so absence banks no credit. Where floors are all of a node, its
+other children have a hundredth of it (`LEAST_PART`), and a floor is g / 1.01.
 
 Work that can wait (class batch) has leaves of its own, in a tree of the same groups without floors. How much of the
 pool it gets beside other work is decided by the backlog (`queue.backlog`).
@@ -28,7 +29,7 @@ others in the same way (`lending_limit`, as in Kueue).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -38,6 +39,8 @@ from policies.settings import Contradiction, check_bounds, setting
 
 ROOT: Final = ""
 """No group: the pool itself."""
+LEAST_PART: Final = 0.01
+"""Of a group, for its children without a floor: where floors are all of it, they would wait for ever."""
 PRESENT: Final = "\x1c"
 SEQUENCES: Final = "\x1d"
 TOKENS: Final = "\x1e"
@@ -200,9 +203,9 @@ class Node:
             if child.floor * weights <= child.weight * rest:
                 break
             if child is self:
-                return min(child.floor, rest)
+                return min(child.floor, rest) or LEAST_PART * whole
             rest, weights = max(0.0, rest - child.floor), weights - child.weight
-        return rest * self.weight / weights
+        return max(rest, LEAST_PART * whole) * self.weight / weights
 
 
 def _floor_per_weight(node: Node) -> float:
@@ -303,6 +306,25 @@ class Entitlements:
         return found
 
     # --- events ---
+
+    def recount(self, waiting: Iterable[Request], running: Iterable[tuple[Request, int]]) -> None:
+        """Count anew, from what waits, and from what runs with the KV tokens that it holds."""
+        weights = {leaf: node.weight for leaf, node in self._leaves.items()}
+        for leaf, node in [*self._leaves.items()]:
+            node.present = 1
+            self._remove(leaf)
+        elsewhere, self._elsewhere = self._elsewhere, set()
+        for leaf in elsewhere:
+            self._leaves[leaf] = self._new(leaf, weights[leaf])
+            self._leaves[leaf].add()
+        self._elsewhere = elsewhere
+        for ceiling in (self._pool, *self._ceilings.values()):
+            ceiling.running = ceiling.held_tokens = 0
+        for request in waiting:
+            self.arrived(request, weights.get(request.flow.tenant, request.weight))
+        for request, held_tokens in running:
+            self.arrived(request, weights.get(request.flow.tenant, request.weight))
+            self.dispatched(request, held_tokens)
 
     def sized(self, slots: int, kv_tokens: int) -> None:
         """The pool runs so many sequences, and holds so many KV tokens; 0: that is not known."""

@@ -227,6 +227,7 @@ class Backlog:
     def take(self, request: Request, *, is_served: bool = True) -> None:
         """Take the request out of the queue. `is_served`: it goes to a backend, and `end` will follow."""
         flow = self._by_flow[request.flow]
+        flow.requests[request.id]  # KeyError, and nothing has changed
         if flow.tenant.held is request:
             self._release(flow.tenant)
         self.queued -= 1

@@ -34,8 +34,8 @@ from gateway.storage.store_errors import StoreError, StoreUnavailable
 from gateway.telemetry.background import Background
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
-from policies.admission.memory import snapshot
 from policies.admission.named import named_policy
+from policies.admission.takeover import snapshot
 from policies.interactions import Interactions
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.tidy.weight import code_lines, rooms
 
-CODE_LINES_MAX = 29_098
+CODE_LINES_MAX = 29_300
 """Lower it to what `python -m tests.tidy.weight` says when code has gone. It rises only with a reason in CHANGELOG."""
 
 

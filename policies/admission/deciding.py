@@ -1,0 +1,275 @@
+"""How does the admission engine decide? What the events of a pool have in common: time, expiry, dispatch and refusal.
+
+An event happens whole or not at all. Where an event of a request fails half way, through a fault of this program, the
+request is struck from every table (`RequestLedger.strike`) and refused, and all others go on. The gateway hears of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, Recent, Reject
+from policies.admission.lifecycle import IllegalEvent, UnknownRequest
+from policies.admission.policy import Policy
+from policies.admission.request_ledger import RequestLedger
+from policies.admission.room import Elsewhere, PoolRoom
+from policies.capacity.fair_shares import FairShares
+from policies.capacity.gauges import CapacitySettings
+from policies.capacity.ledger import LOOK_AGAIN_S
+from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.output_lengths import APPS_MAX, OutputLengths, OutputPredictor
+from policies.capacity.overload import Overload, OverloadSettings
+from policies.interactions import Interactions
+from policies.limits.entitlements import Entitlements, Tree
+from policies.limits.quotas import Quotas
+from policies.orders.order import Selection
+from policies.queue.bounds import QueueLimits
+from policies.queue.places import place_of
+from policies.request import CALM, Pressure, Refusal, Refused, Request, State
+
+NOTHING: Final[Sequence[Decision]] = ()
+
+
+class Remembered(NamedTuple):
+    """How much is remembered of what is over?"""
+
+    decisions_max: int = RECENT_MAX
+    lengths_max: int = APPS_MAX
+    """Apps whose lengths of answers are remembered."""
+    tenants_max: int = 10_000
+    """Tenants that may be active with nothing here."""
+
+
+REMEMBERED: Final = Remembered()
+
+
+class Deciding:
+    """What waits and runs in one pool, and the decisions that follow from it."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        limits: QueueLimits | None = None,
+        capacity: CapacitySettings | None = None,
+        lengths: OutputPredictor | None = None,
+        overload: OverloadSettings | None = None,
+        interactions: Interactions | None = None,
+        quotas: Quotas | None = None,
+        tree: Tree | None = None,
+        remembered: Remembered = REMEMBERED,
+    ):
+        self.policy = policy
+        self.limits = limits or QueueLimits()
+        self.capacity = capacity or CapacitySettings()
+        self.interactions = interactions if interactions is not None else Interactions()
+        lengths = lengths if lengths is not None else OutputLengths(populations_max=remembered.lengths_max)
+        tenants = FairShares(tenants_max=remembered.tenants_max)
+        entitlements = Entitlements(tree)
+        self.requests = RequestLedger(policy, self.limits, lengths, self.interactions, quotas, tenants, entitlements)
+        self.backends = self.requests.backends
+        self.working_set = self.requests.working_set
+        self.room = PoolRoom(self.backends, tenants, self.working_set, entitlements, self.requests.giving_back)
+        self.room.follow(policy)
+        self.elsewhere: Elsewhere | None = None
+        """None: this gateway is the only one that counts."""
+        self.is_stood_in_for = False
+        """While no engine is in service, another pool takes what waits here."""
+        self.blocked: Blocked | None = None
+        """The next request in order and its obstacles, as of the last event; None: nothing waits for room."""
+        self.set_back_s = 0.0
+        """How far the clock of the events was set back in all."""
+        self._waiting = self.requests.waiting
+        self._waits = self.requests.waits
+        self._leases = self.requests.leases
+        self.quotas = quotas
+        self.overload = Overload(overload or OverloadSettings())
+        self.recent = Recent(remembered.decisions_max)
+        self.faults = 0
+        """Events that have failed half way."""
+        self.on_fault: Callable[[Exception, str], None] | None = None
+        """Hears of each, with the id of the request that was struck, or "". None: the error is raised."""
+        self._now = 0.0
+        self._arrived_s = float("-inf")
+
+    def __repr__(self) -> str:
+        counts = f"{self.queued} queued, {self.dispatched} dispatched, {len(self.backends)} backends"
+        return f"<AdmissionEngine {counts}>"
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait, including requests that wait for the answer of other gateways."""
+        return len(self._waiting)
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._waiting.bytes
+
+    @property
+    def dispatched(self) -> int:
+        return len(self._leases)
+
+    def _time(self, now: float) -> float:
+        """The time of an event by a clock that is never set back."""
+        now += self.set_back_s
+        if now < self._now:
+            self.set_back_s += self._now - now
+            return self._now
+        self._now = now
+        return now
+
+    def _observe(self, now: float) -> Pressure:
+        """How is the pool at this event? Updates the state of overload."""
+        blocked = self.blocked if self.queued else None
+        found = self.overload.observe(self.backends.values(), blocked, now)
+        return Pressure(found.active, found.reason)
+
+    def _let_in(
+        self, request: Request, refused: Refused | None, now: float, pressure: Pressure, *, asks: bool = False
+    ) -> Sequence[Decision]:
+        """Let it wait, unless it is beyond a limit or has no right to room. `asks`: other gateways are asked first."""
+        victims = self._waiting.giving_way(request, now) if refused is None else None
+        if victims is None:
+            refused = refused or Refused(Refusal.QUEUE_FULL, 0.0)
+            self.requests.refused(request, now)
+            return (self._reject(request, refused, now, pressure),)
+        decisions: list[Decision] = []
+        if self._waiting.places.due_s:
+            request.progress.was_let_in = self._waiting.places.due_s.pop(place_of(request), None) is not None
+        for victim in victims:
+            self._withdraw(victim, now)
+            decisions.append(self._reject(victim, Refused(Refusal.QUEUE_FULL, 0.0), now, pressure))
+        request.progress.deadline_s = now + self.limits.wait_s(request)
+        if asks:
+            self.requests.undecided(request)
+        else:
+            self.requests.admitted(request, now)
+        self._decide(now, decisions)
+        state = request.progress.state
+        if state is not State.DISPATCHED and state is not State.ENDED:
+            self._waits.began(request, now, asked=state is not State.QUEUED)
+            self._waits_on(request, now, pressure, decisions)
+        return decisions
+
+    def _waits_on(self, request: Request, now: float, pressure: Pressure, decisions: list[Decision]) -> None:
+        """It could not go at once. If its client is not willing to wait for as long as is expected, it is refused."""
+        if self.requests.waits_on(request, now).wait_s > request.wait_s_max:
+            self._withdraw(request, now)
+            decisions.append(self._reject(request, Refused(Refusal.WAIT_TOO_LONG, 0.0), now, pressure))
+
+    def _room_changed(self, now: float, engine: str | None = None) -> Sequence[Decision]:
+        """Something ended, started or became known at this engine, or time has passed: expire what is due, and dispatch
+        what can start.
+        """
+        if engine is not None:
+            self.room.changed(engine)
+            self.requests.touched[engine] = None
+        if not self._waiting.requests:
+            if self.blocked is not None:
+                self.blocked = None
+                self._waits.blocked(None, now)
+            return NOTHING
+        decisions: list[Decision] = []
+        while (request := self._waiting.expired(now)) is not None:
+            try:
+                decisions.append(self._expire(request, now))
+            except Exception as error:
+                decisions.append(self._strike(request, error, now))
+        self._decide(now, decisions)
+        return decisions
+
+    def _expire(self, request: Request, now: float) -> Reject:
+        """Its time is up. A start that the working set has kept waiting may come back."""
+        is_held = request.progress.state is State.QUEUED and not self.working_set.has_room(request)
+        self._withdraw(request, now)
+        pressure = self._observe(now)
+        again_s = self.requests.starts.comes_back_in(request, 0.0, now) if is_held else 0.0
+        return self._reject(request, Refused(Refusal.QUEUE_TIMEOUT, again_s), now, pressure)
+
+    def _decide(self, now: float, decisions: list[Decision]) -> None:
+        """Dispatch in the policy's order for as long as the next in order fits."""
+        requests = self.requests
+        try:
+            if now - requests.charged_s >= LOOK_AGAIN_S:  # in batches, so that a single token costs almost nothing
+                requests.charge_progress(now)
+            self.room.at(now)
+            requests.starts.expire(now)
+            if self._waiting.places.due_s:
+                self._waiting.places.expired(now)
+        except Exception as error:
+            self._noted(error, "")
+        while True:
+            request = None
+            try:
+                popped = self.policy.pop(now, self.room) if self._waiting.requests else None
+                if not isinstance(popped, Selection):
+                    self.blocked = popped
+                    self._waits.blocked(popped, now)
+                    if popped is not None:
+                        decisions += requests.give_back(popped.request, popped.obstacles, now)
+                    return
+                request = popped.request
+                decisions.append(self._dispatch(request, popped.backend, now))
+                if self.room.waits_inside(popped.backend):
+                    decisions += requests.give_back(request, {popped.backend: Obstacle.SLOTS}, now)
+            except Exception as error:
+                request = request or self._waiting.get(self.room.asked) or next(iter(self._waiting.requests.values()))
+                decisions.append(self._strike(request, error, now))
+
+    def _dispatch(self, request: Request, backend: str, now: float) -> Dispatch:
+        self.requests.dispatched(request, backend, now)
+        self.room.changed(backend)
+        self.recent.note(dispatch := Dispatch(request.id, backend), request, now, CALM)
+        return dispatch
+
+    def _withdraw(self, request: Request, now: float) -> None:
+        """It leaves the queue without service."""
+        if self.elsewhere is not None and request.progress.state is not State.QUEUED:
+            self.elsewhere.let_go(request)
+        self.requests.withdrawn(request, now)
+
+    def _reject(self, request: Request, refused: Refused, now: float, pressure: Pressure) -> Reject:
+        """It is not served, or no longer. It may come back when its limit has room and it would be served."""
+        self.interactions.cut(request)
+        again_s = max(1.0, refused.retry_after_s)
+        if self._waiting.requests and (refused.limit is not None or not refused.retry_after_s):
+            again_s = max(again_s, self.requests.expected(request, now, comes=True).wait_s)
+        if refused.reason is Refusal.QUEUE_FULL:
+            again_s = self._waiting.comes_back_in(request, again_s, now)
+        rejected = Reject(request.id, refused.reason, again_s, refused.limit)
+        self.recent.note(rejected, request, now, pressure)
+        return rejected
+
+    # --- events that fail ---
+
+    def _mend(self, error: Exception, request_id: str, now: float, request: Request | None = None) -> list[Decision]:
+        """An event failed half way. Its request is struck, and all others go on."""
+        if isinstance(error, (IllegalEvent, UnknownRequest)):  # nothing has changed
+            raise error
+        now = self._time(now)
+        lease = self._leases.get(request_id)
+        request = request or self._waiting.get(request_id) or (lease.request if lease is not None else None)
+        decisions: list[Decision] = []
+        if request is None:
+            self._noted(error, request_id)
+        else:
+            decisions.append(self._strike(request, error, now))
+        self.room.changed()
+        self._decide(now, decisions)
+        return decisions
+
+    def _strike(self, request: Request, error: Exception, now: float) -> Reject:
+        """No table knows the request any more. It is refused, if its client still waits for a decision."""
+        self.requests.strike(request, now)
+        self.room.changed()
+        self._noted(error, request.id)
+        rejected = Reject(request.id, Refusal.INTERNAL_ERROR, 1.0)
+        self.recent.note(rejected, request, now, CALM)
+        return rejected
+
+    def _noted(self, error: Exception, request_id: str) -> None:
+        self.faults += 1
+        if self.on_fault is None:
+            raise error
+        self.on_fault(error, request_id)
