@@ -33,7 +33,7 @@ class Flow(NamedTuple):
     """Whose request is it? Fair among tenants by weight, then among the (app, user) flows of one tenant."""
 
     tenant: str
-    """The leaf of the tree (`limits.entitlements`): a tenant, or a tenant's work that can wait."""
+    """The leaf of the tree (`tree.pool_tree`): a tenant, or a tenant's work that can wait."""
     app: str = ""
     user: str = ""
 

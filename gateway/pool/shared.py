@@ -10,9 +10,9 @@ from gateway.config.section import filled
 from gateway.config.sections.throttling import ModelQuotasConfig
 from gateway.request.interaction_claim import ClaimReader
 from policies.interactions import Interactions, InteractionSettings
-from policies.limits.entitlements import Tree
 from policies.limits.quotas import GROUP, KEY, Quota, Quotas
 from policies.orders.policy_entries import POLICIES
+from policies.tree.terms import Tree
 
 
 @dataclass(frozen=True, slots=True)

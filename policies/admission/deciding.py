@@ -21,12 +21,13 @@ from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.output_lengths import APPS_MAX, OutputLengths, OutputPredictor
 from policies.capacity.overload import Overload, OverloadSettings
 from policies.interactions import Interactions
-from policies.limits.entitlements import Entitlements, Tree
 from policies.limits.quotas import Quotas
 from policies.orders.order import Selection
 from policies.queue.bounds import QueueLimits
 from policies.queue.places import place_of
 from policies.request import CALM, Pressure, Refusal, Refused, Request, State
+from policies.tree.pool_tree import PoolTree
+from policies.tree.terms import Tree
 
 NOTHING: Final[Sequence[Decision]] = ()
 
@@ -66,11 +67,11 @@ class Deciding:
         self.interactions = interactions if interactions is not None else Interactions()
         lengths = lengths if lengths is not None else OutputLengths(populations_max=remembered.lengths_max)
         tenants = FairShares(tenants_max=remembered.tenants_max)
-        entitlements = Entitlements(tree)
-        self.requests = RequestLedger(policy, self.limits, lengths, self.interactions, quotas, tenants, entitlements)
+        shares = PoolTree(tree)
+        self.requests = RequestLedger(policy, self.limits, lengths, self.interactions, quotas, tenants, shares)
         self.backends = self.requests.backends
         self.working_set = self.requests.working_set
-        self.room = PoolRoom(self.backends, tenants, self.working_set, entitlements, self.requests.giving_back)
+        self.room = PoolRoom(self.backends, tenants, self.working_set, shares, self.requests.giving_back)
         self.room.follow(policy)
         self.elsewhere: Elsewhere | None = None
         """None: this gateway is the only one that counts."""

@@ -25,7 +25,6 @@ from policies.capacity.obstacle import Obstacle, nearest
 from policies.capacity.output_lengths import OutputPredictor
 from policies.capacity.working_set import WorkingSet
 from policies.interactions import Interactions
-from policies.limits.entitlements import Entitlements
 from policies.limits.quotas import Quotas
 from policies.orders.order import Order
 from policies.queue.bounds import BoundedQueue, QueueLimits
@@ -33,6 +32,7 @@ from policies.queue.expected_wait import Expected, ExpectedWaits
 from policies.queue.giving_back import GivingBack
 from policies.queue.start_waits import StartWaits
 from policies.request import Refusal, Refused, Request, ServiceTokens, State
+from policies.tree.pool_tree import PoolTree
 
 GIVES: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
 """Obstacles that are gone when another request is stopped."""
@@ -50,14 +50,14 @@ class RequestLedger:
         interactions: Interactions,
         quotas: Quotas | None,
         tenants: FairShares,
-        entitlements: Entitlements,
+        tree: PoolTree,
     ) -> None:
         self.waiting = BoundedQueue(limits)
         self.waits = Waits()
         self.leases: dict[str, Lease] = {}
         self.backends: dict[str, BackendLedger] = {}
         self.tenants = tenants
-        self.entitlements = entitlements
+        self.tree = tree
         self.working_set = WorkingSet(tenants)
         self.starts = StartWaits()
         self.expected_waits = ExpectedWaits()
@@ -168,8 +168,8 @@ class RequestLedger:
         """The order has let it go to this engine. Its prompt is charged."""
         self._apply(lifecycle.DISPATCHED, request)
         self.waiting.remove(request)
-        if not self.entitlements.is_flat:
-            request.weight = self.entitlements.weight(request.flow.tenant, request.weight)
+        if not self.tree.is_flat:
+            request.weight = self.tree.weight(request.flow.tenant, request.weight)
         wait = request.progress.wait
         if wait is not None:
             self.waits.ended(request, now)
@@ -183,7 +183,7 @@ class RequestLedger:
         self.touched[backend] = None
         self.backends[backend].add(lease, spare=self.tenants.is_below(request))
         self.tenants.dispatched(request, lease.held_tokens)
-        self.entitlements.dispatched(request, lease.held_tokens)
+        self.tree.dispatched(request, lease.held_tokens)
         if request.progress.in_line:
             self.starts.admitted(request, now)
         self.working_set.dispatched(request, now)
@@ -197,7 +197,7 @@ class RequestLedger:
         self._apply(lifecycle.RETURNED, request)
         self._end_lease(request, received, now, is_given_back=received is not NO_SERVICE)
         # It may have been changed while the request ran.
-        request.weight = self.entitlements.weight(request.flow.tenant, self.tenants.weight(request))
+        request.weight = self.tree.weight(request.flow.tenant, self.tenants.weight(request))
         self._wait(request, front=True)
         self.tenants.seen(request, now)
         self.policy.push(request, now, front=True)
@@ -212,7 +212,7 @@ class RequestLedger:
         ran_s = self._end_lease(request, _charged(request, service), now)
         if lease is not None:
             self.expected_waits.answered(request.progress.order.backlog, request, now - lease.dispatched_s)
-        self.entitlements.left(request)
+        self.tree.left(request)
         self.interactions.served(request, service, now, awaits_more)
         self.working_set.left(request, service, now)
         self._settle(request, service, now, ran_s)
@@ -221,7 +221,7 @@ class RequestLedger:
         """It ends without its whole answer, and took this much."""
         self._apply(lifecycle.BROKEN, request)
         ran_s = self._end_lease(request, _charged(request, service), now)
-        self.entitlements.left(request)
+        self.tree.left(request)
         self.interactions.broke_off(request, service, now)
         self.working_set.left(request, service, now)
         self._settle(request, service, now, ran_s)
@@ -267,7 +267,7 @@ class RequestLedger:
         waiting = [each for each in self.waiting.requests.values() if each.progress.state is State.QUEUED]
         leases = [(lease.request, lease.held_tokens) for lease in self.leases.values()]
         self.tenants.recount(waiting, leases)
-        self.entitlements.recount(waiting, leases)
+        self.tree.regroup(self.tree.terms, waiting, leases)
 
     def give_back(self, request: Request, obstacles: Mapping[str, Obstacle], now: float) -> list[GiveBack]:
         """Is another request stopped, because this one cannot wait and has no room at these engines?"""
@@ -332,7 +332,7 @@ class RequestLedger:
             self.backends[lease.backend].kv.regrown(lease, now)
             if lease.held_tokens != held:
                 self.tenants.grew(request, lease.held_tokens - held)
-                self.entitlements.grew(request, lease.held_tokens - held)
+                self.tree.grew(request, lease.held_tokens - held)
 
     # --- entries ---
 
@@ -347,9 +347,9 @@ class RequestLedger:
 
     def _enter(self, request: Request) -> None:
         """It is present in this pool from now on, and weighs what its tenant is entitled to."""
-        if not self.entitlements.is_flat:
-            self.entitlements.arrived(request, request.weight)
-            request.weight = self.entitlements.weight(request.flow.tenant, request.weight)
+        if not self.tree.is_flat:
+            self.tree.arrived(request, request.weight)
+            request.weight = self.tree.weight(request.flow.tenant, request.weight)
 
     def _wait(self, request: Request, *, front: bool = False) -> None:
         self._expect(request)
@@ -374,7 +374,7 @@ class RequestLedger:
         self.expected_waits.left(order.backlog, len(order), request)
         self.giving_back.forget(request)
         self.tenants.withdrawn(request)
-        self.entitlements.left(request)
+        self.tree.left(request)
         if request.progress.in_line:
             self.starts.left(request)
         self.working_set.left(request, NO_SERVICE, now)
@@ -386,7 +386,7 @@ class RequestLedger:
             self.giving_back.ended(request, charged, is_given_back=is_given_back)
         self.backends[lease.backend].remove(lease, now)
         self.tenants.ended(request, lease.held_tokens)
-        self.entitlements.ended(request, lease.held_tokens)
+        self.tree.ended(request, lease.held_tokens)
         self.policy.charge(request, charged, now, final=True)
         del self.leases[request.id]  # last: an event that fails before knows its request by it
         return now - lease.dispatched_s

@@ -14,10 +14,10 @@ from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.working_set import WorkingSet
-from policies.limits.entitlements import Entitlements
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.queue.giving_back import GivingBack
 from policies.request import Refused, Request
+from policies.tree.pool_tree import PoolTree
 
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
 """An engine with one of these may have room for a smaller request."""
@@ -113,10 +113,10 @@ class PoolRoom:
         backends: Mapping[str, BackendLedger],
         tenants: FairShares,
         working_set: WorkingSet,
-        entitlements: Entitlements,
+        tree: PoolTree,
         giving_back: GivingBack,
     ) -> None:
-        self.entitlements = entitlements
+        self._tree: Final = tree
         self._giving_back: Final = giving_back
         self.rivals: Rivals | None = None
         """None: this gateway is the only one."""
@@ -160,18 +160,20 @@ class PoolRoom:
             self._open[engine] = self._backends[engine]
 
     def measure(self) -> None:
-        """How large are the engines in service together, as far as that is known of each?"""
-        slots = kv_tokens = 0
+        """How large are the engines in service together? What is not known of one of them is not known of all: a share
+        of the others alone would be too little.
+        """
+        slots = kv_tokens = 0.0
         for ledger in self._backends.values():
             if ledger.healthy:
-                own = ledger.slots.known(), ledger.kv.capacity_tokens
-                slots, kv_tokens = slots + (own[0] or 0), kv_tokens + (own[1] or 0)
-        self.entitlements.sized(slots, kv_tokens)
+                known, tokens = ledger.slots.known(), ledger.kv.capacity_tokens
+                slots, kv_tokens = slots + (known or inf), kv_tokens + (tokens or inf)
+        self._tree.sized(slots or inf, kv_tokens or inf)
 
     def follow(self, policy: Policy) -> None:
         """From now on this policy asks."""
         self.prefixes = policy.prefixes
-        self._working_set.is_ahead = policy.is_ahead if policy.order.admits_wholes else None
+        self._working_set.first_start = policy.first_start if policy.order.admits_wholes else None
 
     def at(self, now: float) -> None:
         """Set the time. What is forgotten by now no longer decides, and engines whose time has come have changed."""
@@ -189,10 +191,10 @@ class PoolRoom:
         self.asked = request.id
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
             return Blocked(request, dict.fromkeys(self._backends, Obstacle.TURN))
-        ceiling = self.entitlements.at_ceiling(request)
-        if ceiling is not None:
+        full = self._tree.full_for(request)
+        if full is not None:
             blocked = Blocked(request, dict.fromkeys(self._backends, Obstacle.CEILING))
-            blocked.ceiling = ceiling
+            blocked.ceiling = full.name
             return blocked
         if not self._working_set.has_room(request):
             return Blocked(request, dict.fromkeys(self._backends, Obstacle.WORKING_SET))
@@ -227,7 +229,9 @@ class PoolRoom:
         keeps = _keeps(standing)
         for ledger in ledgers:
             name = ledger.name
-            obstacle = self._obstacle(request, ledger, standing)
+            obstacle = (
+                Obstacle.KV if self._fits_elsewhere(request, ledger) else self._obstacle(request, ledger, standing)
+            )
             if obstacle is None:
                 obstacles.pop(name, None)
                 free.append(ledger)
@@ -248,6 +252,15 @@ class PoolRoom:
         self._answers[request.id] = blocked, standing, self._changes
         return blocked
 
+    def _fits_elsewhere(self, request: Request, ledger: BackendLedger) -> bool:
+        """Is the whole cache of this engine too small for it, and that of another one in service is not?"""
+        capacity, tokens = ledger.kv.capacity_tokens, request.prompt_tokens
+        return (
+            capacity is not None
+            and tokens > capacity
+            and any([other.healthy and (other.kv.capacity_tokens or 0) >= tokens for other in self._backends.values()])
+        )
+
     def reserve(self, blocked: Blocked) -> str | None:
         waits = [name for name in self._open if blocked.obstacles.get(name) in OF_ITS_SIZE]
         if len(self._backends) < 2 or not waits:
@@ -255,7 +268,13 @@ class PoolRoom:
         request_id, engine = self._reserved
         if request_id != blocked.request.id or blocked.obstacles.get(engine) in NOT_SOON:
             # What is least full runs empty first.
-            soon = [name for name, obstacle in blocked.obstacles.items() if obstacle not in NOT_SOON]
+            soon = [
+                name
+                for name, obstacle in blocked.obstacles.items()
+                if obstacle not in NOT_SOON and not self._fits_elsewhere(blocked.request, self._backends[name])
+            ]
+            if not soon:
+                return None
             engine = min([(self._backends[name].kv_fraction(), name) for name in soon])[1]
             self._reserved = blocked.request.id, engine
         return engine if waits != [engine] else None
@@ -264,7 +283,7 @@ class PoolRoom:
         self.asked = request.id
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
             return Obstacle.TURN
-        if self.entitlements.at_ceiling(request) is not None:
+        if self._tree.full_for(request) is not None:
             return Obstacle.CEILING
         if not self._working_set.has_room(request):
             return Obstacle.WORKING_SET
@@ -295,7 +314,7 @@ class PoolRoom:
         return tokens_of_blocks(self.prefixes.depth(request.prefix, engine), request.prefix, request.prompt_tokens)
 
     def may_begin(self, request: Request) -> bool:
-        return self._working_set.has_room(request) and self.entitlements.at_ceiling(request) is None
+        return self._working_set.has_room(request)
 
     def waits_inside(self, engine: str) -> bool:
         """Has the engine more sequences than slots, as far as is known?"""
@@ -304,7 +323,8 @@ class PoolRoom:
         return known is not None and ledger.sequences_in_all() > known
 
     def at_ceiling(self, request: Request) -> str | None:
-        return self.entitlements.at_ceiling(request)
+        full = self._tree.full_for(request)
+        return None if full is None else full.name
 
     def loads(self) -> dict[str, int]:
         return {name: len(ledger.leases) for name, ledger in self._backends.items() if ledger.healthy}

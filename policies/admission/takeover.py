@@ -20,11 +20,11 @@ from policies.capacity.gauges import CapacitySettings
 from policies.capacity.output_lengths import OutputLengths
 from policies.capacity.overload import OverloadSettings
 from policies.interactions import Interactions
-from policies.limits.entitlements import Entitlements, Tree
 from policies.limits.quotas import Quotas
 from policies.plain_data import Learned, fields
 from policies.queue.bounds import QueueLimits
 from policies.request import Request, ServiceTokens, State, of_batch
+from policies.tree.terms import Tree
 
 VERSION: Final = 2
 Read = list[tuple[Learned, Any]]
@@ -75,7 +75,7 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
                 setup.quotas.admitted(request, time)
     if setup.policy is not None:
         _hand_over(engine, setup.policy, time)
-    if setup.tree is not None and setup.tree != requests.entitlements.tree:
+    if setup.tree is not None and setup.tree != requests.tree.terms:
         _regroup(engine, setup.tree)
     engine.room.changed()
     return engine.woke(now)
@@ -86,7 +86,7 @@ def reweigh(engine: AdmissionEngine, weights: Mapping[str, float]) -> None:
     weights = {**weights, **{of_batch(tenant): weight for tenant, weight in weights.items()}}
     engine.requests.waiting.reweigh(weights)
     engine.requests.tenants.reweigh(weights)
-    engine.requests.entitlements.reweigh(weights)
+    engine.requests.tree.reweigh(weights)
     for order in engine.policy.queues().values():
         if order.backlog is not None:
             order.backlog.reweigh(weights)
@@ -168,21 +168,11 @@ def _present(engine: AdmissionEngine) -> list[Request]:
 def _regroup(engine: AdmissionEngine, tree: Tree) -> None:
     """What waits and runs is present in this tree from now on. What tenants have received counts as it did."""
     requests = engine.requests
-    before, after = requests.entitlements, Entitlements(tree)
-    present = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
-    for request in (*present, *[lease.request for lease in requests.leases.values()]):
-        after.arrived(request, before.configured_weight(request.flow.tenant, request.weight))
-    for lease in requests.leases.values():
-        after.dispatched(lease.request, lease.held_tokens)
-    for request in present:
-        request.weight = after.weight(
-            request.flow.tenant, before.configured_weight(request.flow.tenant, request.weight)
-        )
-    requests.entitlements = engine.room.entitlements = after
-    engine.room.measure()
+    waiting = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
+    requests.tree.regroup(tree, waiting, [(lease.request, lease.held_tokens) for lease in requests.leases.values()])
     for order in engine.policy.queues().values():
-        while order.backlog is not None and order.backlog.capped:
-            order.backlog.uncap(_may_begin)
+        while order.backlog is not None and order.backlog.full:
+            order.backlog.wake_at(_may_begin)
 
 
 def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:

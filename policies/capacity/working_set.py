@@ -76,9 +76,8 @@ class WorkingSet:
         """K / R: how long an idle context counts; 0: K or R is not known, so nothing waits."""
         self.tokens = 0
         """Sum of the contexts that count here."""
-        self.is_ahead: Callable[[str], bool] | None = None
-        """Has this tenant received more than one that waits for the set, by more than the window of the order? None:
-        the order does not hold starts."""
+        self.first_start: Callable[[], Request | None] | None = None
+        """Which start waits for the set, of the tenant that has received least? None: the order lets no start wait."""
         self._shares: Final = shares
         self._usual: OrderedDict[tuple[str, str], float] = OrderedDict()
         """Mean prompt of the calls of each app, by tenant and app."""
@@ -106,12 +105,11 @@ class WorkingSet:
     def has_room(self, request: Request) -> bool:
         """May this request start, as far as the set is concerned?"""
         in_all = self.tokens_in_all
-        if not self.hold_s or not in_all or request.progress.context is not None or self.is_ahead is None:
+        if not self.hold_s or not in_all or request.progress.context is not None or self.first_start is None:
             return True
-        tenant, expected = request.flow.tenant, self._expected_tokens(request)
-        if self.is_ahead(tenant):
-            return False
-        if in_all + expected <= self.capacity_tokens:
+        tenant, expected, first = request.flow.tenant, self._expected_tokens(request), self.first_start()
+        kept = self._expected_tokens(first) if first is not None and first is not request else 0
+        if in_all + expected + kept <= self.capacity_tokens:
             return True
         return self._tokens_of(tenant) + expected <= self.capacity_tokens * self._shares.part(request)
 

@@ -78,7 +78,7 @@ class PoolReplica:
             charges,
             [tally for counts in self._counts for tally in counts.report(REPORTED_MAX)],
             [],
-            _largest(engine.working_set.tenants()) + engine.requests.entitlements.report()[:REPORTED_MAX],
+            _largest(engine.working_set.tenants()) + engine.requests.tree.report(REPORTED_MAX),
             lefts,
             counters.quantum if counters is not None else 0.0,
         )
@@ -100,7 +100,7 @@ class PoolReplica:
         self._grants.receive(view.grants, view.replicas, asked_s)
         self._replicas = view.replicas
         tokens = dict(view.under_way)
-        engine.requests.entitlements.set_elsewhere(tokens)
+        engine.requests.tree.set_elsewhere(tokens)
         engine.working_set.set_elsewhere({name: tokens[name] for name in tokens if not name or name[0] >= " "})
         engine.room.changed()
         return engine.woke(now)
@@ -112,7 +112,7 @@ class PoolReplica:
             self._counters.wait_elsewhere(())
         self._grants.cut_off()
         self._engine.working_set.set_elsewhere({}, self._replicas)
-        self._engine.requests.entitlements.set_elsewhere({})
+        self._engine.requests.tree.set_elsewhere({}, self._replicas)
         self._engine.room.changed()
         return self._engine.woke(now)
 

@@ -197,7 +197,7 @@ class SharedCounters:
                 self._waiting_elsewhere.append(tenant_here)
 
     def _held(self) -> FlowMember | None:
-        start = self._backlog.held()
+        start = self._backlog.first_start()
         return self._backlog.flow(start.flow) if start is not None else None
 
     def _standing(self, flow: FlowMember, now: float) -> Standing | None:

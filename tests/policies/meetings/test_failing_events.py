@@ -9,9 +9,9 @@ import pytest
 
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
-from policies.limits.entitlements import ROOT
 from policies.limits.quotas import Quota, Quotas
 from policies.request import Flow, Refusal, Request
+from policies.tree.terms import ROOT
 from tests.policies.meetings.world import World, tree
 
 
@@ -90,8 +90,8 @@ BAD: dict[str, Request] = {}
     [
         "policy.push", "policy.charge", "requests.tenants.seen",
         "requests.tenants.dispatched", "requests.tenants.ended",
-        "requests.entitlements.arrived", "requests.entitlements.dispatched", "requests.entitlements.ended",
-        "requests.entitlements.left", "working_set.queued", "working_set.dispatched", "working_set.left",
+        "requests.tree.arrived", "requests.tree.dispatched", "requests.tree.ended",
+        "requests.tree.left", "working_set.queued", "working_set.dispatched", "working_set.left",
         "working_set.has_room", "quotas.admitted", "quotas.ended", "requests.lengths.learn", "backends.e.add",
         "backends.e.remove", "interactions.admitted", "interactions.served", "room.with_room",
         "requests.giving_back.dispatched", "requests.expected_waits.began", "requests.expected_waits.dispatched",

@@ -12,9 +12,9 @@ from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
-from policies.limits.entitlements import GroupSettings, Placing, Tree
 from policies.queue.bounds import QueueLimits
 from policies.request import NO_CLAIM, Claim, Flow, Request, ServiceTokens, of_batch
+from policies.tree.terms import GroupSettings, Placing, Tree
 
 LONG = QueueLimits(queue_wait_s_max=1e5, queue_wait_s_max_inside=1e6, queue_requests_max=10**6)
 
