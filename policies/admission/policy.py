@@ -136,6 +136,10 @@ class Policy:
         """Must requests come with the hashes of their prompt's blocks?"""
         return self.prefixes is not None
 
+    def is_ahead(self, tenant: str) -> bool:
+        """Has this tenant received more than one with a start that sleeps, by more than the window of the order?"""
+        return any([order.backlog is not None and order.backlog.is_ahead(tenant) for order in self.queues().values()])
+
     def first_start(self) -> Request | None:
         """The start that waits for the working set, of the tenant that has received least. None: none does."""
         for order in self.queues().values():

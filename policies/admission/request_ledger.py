@@ -195,7 +195,10 @@ class RequestLedger:
         `received`: it was given back, and stays charged with that until it goes again. Else it would go at once.
         """
         self._apply(lifecycle.RETURNED, request)
-        self._end_lease(request, received, now, is_given_back=received is not NO_SERVICE)
+        is_given_back = received is not NO_SERVICE
+        self._end_lease(request, received, now, is_given_back=is_given_back)
+        if is_given_back:  # as long as it waits, it takes no room in the working set from others
+            self.working_set.left(request, NO_SERVICE, now)
         # It may have been changed while the request ran.
         request.weight = self.tree.weight(request.flow.tenant, self.tenants.weight(request))
         self._wait(request, front=True)

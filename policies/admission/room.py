@@ -174,6 +174,9 @@ class PoolRoom:
         """From now on this policy asks."""
         self.prefixes = policy.prefixes
         self._working_set.first_start = policy.first_start if policy.order.admits_wholes else None
+        self._working_set.is_ahead = policy.is_ahead
+        backlog = policy.order.backlog
+        self._working_set.batch_share = backlog.batch_share if backlog is not None else 0.0
 
     def at(self, now: float) -> None:
         """Set the time. What is forgotten by now no longer decides, and engines whose time has come have changed."""

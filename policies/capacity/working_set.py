@@ -12,9 +12,11 @@ K is the number of KV tokens of the pool, R its prefill rate. The working set is
     - contexts grow. So an interaction counts with at least what calls of its app usually have, and a start is expected
       to take as much. Else the room that a young interaction leaves goes to another one, and the set outgrows K.
 
-A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. It
-waits as well if its tenant has received more service than a tenant whose start waits for the set, by more than the
-window of the order: or small starts would always take the room that a large one waits for. Where nothing counts,
+A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. What
+becomes free is kept for the start that goes first, which is the oldest one of the tenant that has received least: or
+small starts would always take the room that a large one waits for. A tenant that has received more than the tenant of
+that start, by more than the window of the order, begins nothing as long as what it holds would be room enough. Of work that can wait (class batch) only its
+guaranteed part counts for others: the rest is taken back. Such work has no other part of K. Where nothing counts,
 nothing waits. The order says who goes next, the set only whether. A call inside an interaction that counts never waits
 for the set.
 
@@ -40,7 +42,7 @@ from policies.averages import STEADY
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
-from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens
+from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens, is_batch
 
 MEASURED_EVERY_S: Final = 0.5
 """How often K and R are read, and whether the set has outgrown K."""
@@ -81,6 +83,14 @@ class WorkingSet:
         self._shares: Final = shares
         self._usual: OrderedDict[tuple[str, str], float] = OrderedDict()
         """Mean prompt of the calls of each app, by tenant and app."""
+        self.is_ahead: Callable[[str], bool] = _nobody
+        """Has this tenant received more than one with a start that waits, by more than the window of the order?"""
+        self.batch_share = 0.0
+        """The part of K that work that can wait has beside other work."""
+        self.batch_tokens = 0
+        """What counts of such work here."""
+        self._now = self._entered_s = -inf
+        """When a start entered last without room, because its tenant held nothing."""
         self._tenants: dict[str, int] = {}
         """Tokens of the contexts that count, by tenant."""
         self._contexts: dict[Interaction | str, Context] = {}
@@ -104,14 +114,43 @@ class WorkingSet:
 
     def has_room(self, request: Request) -> bool:
         """May this request start, as far as the set is concerned?"""
-        in_all = self.tokens_in_all
-        if not self.hold_s or not in_all or request.progress.context is not None or self.first_start is None:
+        if not self.hold_s or request.progress.context is not None or self.first_start is None:
             return True
-        tenant, expected, first = request.flow.tenant, self._expected_tokens(request), self.first_start()
-        kept = self._expected_tokens(first) if first is not None and first is not request else 0
-        if in_all + expected + kept <= self.capacity_tokens:
+        return not self._counted_for(request) or self._fits(request) or self._has_turn(request)
+
+    def _fits(self, request: Request) -> bool:
+        """Is there room beside what is kept for the start that goes first, or within the part of its tenant?"""
+        expected = self._expected_tokens(request)
+        first = self.first_start() if self.first_start is not None else None
+        tenant = request.flow.tenant
+        kept = self._expected_tokens(first) if first is not None and first.flow.tenant != tenant else 0
+        free = self.capacity_tokens - self._counted_for(request)
+        if self.is_ahead(tenant) and free + self._tokens_of(tenant) >= kept:
+            return False
+        if expected + kept <= free:
             return True
+        if request.can_wait:
+            return self.batch_tokens + expected <= self._batch_part()
         return self._tokens_of(tenant) + expected <= self.capacity_tokens * self._shares.part(request)
+
+    def _counted_for(self, request: Request) -> float:
+        """What counts, as this request sees it: of work that can wait no more than its part, for the rest is taken
+        back.
+        """
+        if request.can_wait:
+            return self.tokens_in_all
+        return self.tokens_in_all - max(0.0, self.batch_tokens - self._batch_part())
+
+    def _batch_part(self) -> float:
+        """Of the set, for work that can wait."""
+        return self.batch_share * self.capacity_tokens
+
+    def _has_turn(self, request: Request) -> bool:
+        """Does its tenant hold nothing, and has it waited for as long as holding pays? One start enters at a time."""
+        wait = request.progress.wait
+        if wait is None or request.can_wait or self._tokens_of(request.flow.tenant):
+            return False
+        return self._now - max(wait.since_s, self._entered_s) >= self.hold_s
 
     @property
     def tokens_in_all(self) -> int:
@@ -123,8 +162,15 @@ class WorkingSet:
         return self._tenants.copy()
 
     def expires_s(self) -> float:
-        """When does an idle context count no more through time alone? inf: none is idle."""
-        return next(iter(self._idle)).idle_s + self.hold_s if self._idle and self.hold_s else inf
+        """When may a start have room through time alone? inf: never."""
+        if not self.hold_s:
+            return inf
+        first = self.first_start() if self.first_start is not None else None
+        turn_s = inf
+        if first is not None and first.progress.wait is not None and not self._tokens_of(first.flow.tenant):
+            turn_s = max(first.progress.wait.since_s, self._entered_s) + self.hold_s
+        idle_s = next(iter(self._idle)).idle_s + self.hold_s if self._idle else inf
+        return min(idle_s, turn_s if turn_s > self._now else inf)
 
     # --- events ---
 
@@ -146,6 +192,8 @@ class WorkingSet:
     def dispatched(self, request: Request, now: float) -> None:
         """An engine has it: a start counts from now on."""
         if request.progress.context is None:
+            if self.hold_s and not self._fits(request):
+                self._entered_s = now
             self._count(request, now)
 
     def left(self, request: Request, service: ServiceTokens, now: float) -> None:
@@ -168,6 +216,7 @@ class WorkingSet:
 
     def expire(self, now: float) -> None:
         """Time has passed: contexts that have been idle for `hold_s` count no more. O(1) on average."""
+        self._now = now
         while self._idle and now >= (context := next(iter(self._idle))).idle_s + self.hold_s:
             self._forget(context)
         while self._parked and now >= (context := next(iter(self._parked))).idle_s + self.hold_s:
@@ -240,6 +289,8 @@ class WorkingSet:
         else:
             self._tenants.pop(context.tenant, None)
         self.tokens += more
+        if is_batch(context.tenant):
+            self.batch_tokens += more
         context.tokens = tokens
 
     def _forget(self, context: Context) -> None:
@@ -258,7 +309,8 @@ class WorkingSet:
         for own in idle.values():
             own.sort(key=lambda context: context.began_s)
         while idle and self.tokens > most_tokens:
-            most = max(idle, key=lambda name: self._tokens_of(name) / self._shares.weight_of(name))
+            is_taken = self.batch_tokens > self._batch_part()
+            most = max(idle, key=lambda name: (is_taken and is_batch(name), self._held_per_weight(name)))
             context = idle[most].pop()
             if not idle[most]:
                 del idle[most]
@@ -267,6 +319,13 @@ class WorkingSet:
             context.is_parked = True
             self._parked[context] = None
 
+    def _held_per_weight(self, tenant: str) -> float:
+        return self._tokens_of(tenant) / self._shares.weight_of(tenant)
+
     def _tokens_of(self, tenant: str) -> int:
         """What counts of this tenant, here and at other gateways."""
         return self._tenants.get(tenant, 0) + self._elsewhere.get(tenant, 0)
+
+
+def _nobody(tenant: str) -> bool:
+    return False

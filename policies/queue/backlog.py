@@ -17,6 +17,7 @@ request is passed by more than `CALLS_PASSED` of its own flow.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
 from heapq import nsmallest
 from itertools import islice
@@ -59,8 +60,9 @@ class Backlog:
         self._by_tenant: dict[str, TenantMember] = {}
         self._by_flow: dict[Flow, FlowMember] = {}
         self.queued = 0
-        self.starts: dict[TenantMember, dict[str, Request]] = {}
-        """Starts that sleep until the working set has room for them, by tenant and id, the oldest first."""
+        self.starts: dict[TenantMember, list[tuple[float, str, Request]]] = {}
+        """Starts that sleep until the working set has room for them, by tenant: when each came, and its id, in order.
+        """
         self.full: dict[str, dict[TenantMember, None]] = {}
         """Tenants that sleep until a node of the tree has room, by the name of the node."""
         self.changed: dict[Member, None] | None = None
@@ -130,24 +132,34 @@ class Backlog:
         flow = self._by_flow[start.flow]
         flow.tenant.going_first -= start.id in flow.going_first
         flow.sleep(start)
-        self.starts.setdefault(flow.tenant, {})[start.id] = start
+        insort(self.starts.setdefault(flow.tenant, []), (start.arrived_s, start.id, start))
         self._rest(flow)
 
     def wake_starts(self, has_room: Callable[[Request], bool]) -> None:
         """The working set may have room again. The starts of the tenants that have received least are asked first."""
         for tenant in nsmallest(TRIED // 2, self.starts, key=_counter):
-            for start in [*islice(self.starts[tenant].values(), TRIED // 2)]:
-                if has_room(start):
-                    flow = self._by_flow[start.flow]
-                    self._forget_start(flow, start)
-                    tenant.going_first += flow.wake(start)
-                    self._woke(flow)
+            starts = [start for _, _, start in self.starts[tenant][: TRIED // 2] if has_room(start)]
+            for start in reversed(starts):  # the oldest becomes the oldest again
+                flow = self._by_flow[start.flow]
+                self._forget_start(flow, start)
+                tenant.going_first += flow.wake(start)
+                self._woke(flow)
 
     def first_start(self) -> Request | None:
         """The oldest start that sleeps, of the tenant that has received least. What becomes free is kept for it."""
         tenants = [tenant for tenant in self.starts if tenant.line is self.tenants] or self.starts
         least = min(tenants, key=_counter, default=None)
-        return next(iter(self.starts[least].values())) if least is not None else None
+        return self.starts[least][0][2] if least is not None else None
+
+    def is_ahead(self, tenant: str) -> bool:
+        """Has this tenant received more than one with a start that sleeps, or that waits at another gateway, by more
+        than the window?
+        """
+        own = self._by_tenant.get(tenant)
+        if own is None:
+            return False
+        least = min([one.counter for one in self.starts if one.line is own.line], default=inf)
+        return own.counter - min(least, own.line.least_counter_elsewhere()) > own.line.window
 
     def sleep_at(self, request: Request, node: str) -> None:
         """This node of the tree is full for the request: nothing of its tenant goes before the node has room."""
@@ -187,7 +199,7 @@ class Backlog:
 
     def _forget_start(self, flow: FlowMember, start: Request) -> None:
         starts = self.starts[flow.tenant]
-        del starts[start.id]
+        del starts[bisect_left(starts, (start.arrived_s, start.id))]
         if not starts:
             del self.starts[flow.tenant]
 

@@ -20,9 +20,9 @@ from typing import Final
 
 from policies.tree.terms import GroupSettings
 
-SEQUENCES, TOKENS = 0, 1
-"""The resources: sequences that run, and KV tokens that they hold."""
-RESOURCES: Final = (SEQUENCES, TOKENS)
+RESOURCES: Final = (0, 1)
+SEQUENCES, TOKENS = RESOURCES
+"""Sequences that run, and KV tokens that they hold."""
 LEAST_PART: Final = 0.01
 """Of a group, for its children without a floor: where floors are all of it, they would wait for ever."""
 

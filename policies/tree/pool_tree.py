@@ -32,6 +32,8 @@ from policies.request import BATCH, Request, is_batch, payer
 from policies.tree.node import RESOURCES, SEQUENCES, TOKENS, Line, Node
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
+ROUNDING: Final = 1e-6
+"""Parts of a pool are no whole numbers."""
 PRESENT: Final = "\x1c"
 OF_RESOURCE: Final = ("\x1d", "\x1e")
 """With these begin the names of what gateways report to each other. No tenant's name has them."""
@@ -93,7 +95,7 @@ class PoolTree:
             return None
         tenant = self._node(payer(request.flow.tenant))
         for resource, amount in ((SEQUENCES, request.sequences), (TOKENS, request.prompt_tokens)):
-            if amount <= tenant.available(resource):
+            if amount <= tenant.available(resource) + ROUNDING:
                 continue
             node: Node | None = tenant
             while node is not None:

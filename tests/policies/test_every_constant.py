@@ -68,7 +68,7 @@ FINENESS = """
     capacity.kv_cache.OFF_BY_TOKENS capacity.kv_cache.OFF_BY_TOKENS_PER_LEASE capacity.kv_cache.OFF_BY_PART
     capacity.kv_cache.CLOCK_MAX
     capacity.kv_forecast.LOOKS capacity.kv_forecast.FINE capacity.kv_forecast.PARTS capacity.kv_forecast.FINE_OPEN
-    tree.node.LEAST_PART
+    tree.node.LEAST_PART tree.pool_tree.ROUNDING
     capacity.ledger.LOOK_AGAIN_S capacity.pace.TOKEN_S_MIN capacity.working_set.MEASURED_EVERY_S
 """
 """How finely is computed, and how often: finer is truer, and costs more."""

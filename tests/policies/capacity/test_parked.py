@@ -61,7 +61,7 @@ def test_nothing_is_parked_where_a_call_inside_is_refused_as_soon_as_a_start() -
 def test_what_is_parked_is_of_the_tenant_that_holds_most_for_its_weight() -> None:
     shares, requests = FairShares(), []
     found = WorkingSet(shares)
-    found.capacity_tokens, found.hold_s, found.is_ahead = K, HOLD_S, lambda tenant: False
+    found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
     for tenant, weight, prompt in (("a", 4.0, 6000), ("b", 1.0, 3000), ("b", 1.0, 100), ("c", 1.0, 2000)):
         request = make_request(tenant, weight=weight, prompt=prompt, claim=Claim(f"{tenant}{prompt}", explicit=True))
         shares.seen(request, 0.0)

@@ -144,16 +144,35 @@ def test_a_tenant_within_its_part_does_not_wait_for_one_that_fills_the_cache() -
     assert pool.asks(call("b", "b1", 3000)) == [], "and no more"
 
 
-def test_a_tenant_that_received_more_than_one_that_waits_waits_as_well() -> None:
-    """The window of the order is what it may be ahead; its part of the cache is then no right."""
-    for received, starts in ((15_000, ["b1.0"]), (45_000, [])):
-        pool = Pool()
-        b0 = call("b", "b0", 100, ends=True)
-        pool.asks(b0)
-        full(pool)
-        pool.asks(call("a", "a3", 3000))
-        pool.engine.policy.charge(b0, ServiceTokens(received, 0), pool.now, final=False)
-        assert pool.asks(call("b", "b1", 3000)) == starts
+def test_what_becomes_free_is_kept_for_the_start_that_goes_first() -> None:
+    """Or small starts of others would always take the room that a large one waits for, beyond their part."""
+    pool = Pool()
+    runs = [call("b", f"b{number}", 1700) for number in range(4)]
+    for one in runs:
+        assert pool.asks(one) == [one.id]
+    assert pool.asks(call("a", "a0", 6000)) == []
+    assert pool.asks(call("b", "b9", 1700)) == [], "it would fit, and would take what a0 waits for"
+    assert pool.answers(runs[0]) == []
+    pool.now += HOLD_S - 0.1
+    small = make_request("a", id="small", prompt=100)
+    pool.asks(small)
+    assert pool.set.has_room(small), "a start of its own tenant may"
+
+
+def test_a_tenant_that_holds_nothing_gets_its_start_in_after_the_time_that_the_cache_takes_and_one_at_a_time() -> None:
+    pool = Pool()
+    under_way = full(pool)
+    for tenant in ("b", "c"):
+        assert pool.asks(call(tenant, f"{tenant}0", 9000)) == []
+    for serial in range(2, 50):  # calls inside come all the time, so that nothing becomes free
+        pool.answers(under_way, output=0)
+        pool.now += 0.25
+        under_way = call("a", "a0", 9000, serial=serial)
+        pool.asks(under_way)
+        pool.scraped()
+        if pool.now >= HOLD_S + 0.5:
+            break
+    assert len([one for one in pool.engine.requests.leases if one in ("b0.0", "c0.0")]) == 1
 
 
 def test_nothing_waits_where_nothing_runs_or_returns_however_long_it_is() -> None:
@@ -222,8 +241,11 @@ def test_a_held_start_that_leaves_holds_nobody_up() -> None:
     full(pool)
     pool.asks(call("a", "a3", 3000))
     small = make_request("a", id="small.0", user="other", prompt=500)
-    assert pool.asks(small) == [], "in the order of its tenant"
-    assert dispatched(pool.engine.cancelled("a3.0", pool.now)) == ["small.0"]
+    assert pool.asks(small) == ["small.0"], "it has room, and the other one sleeps by itself"
+    assert not pool.engine.cancelled("a3.0", pool.now)
+    backlog = pool.engine.policy.order.backlog
+    assert backlog is not None
+    assert backlog.starts == {}
 
 
 def test_who_was_held_goes_first_and_was_not_raised() -> None:
@@ -353,7 +375,7 @@ def test_a_rate_is_of_prompts_that_found_the_engine_free_and_of_which_the_cache_
 def test_weights_are_parts_of_the_cache() -> None:
     shares = FairShares()
     found = WorkingSet(shares)
-    found.capacity_tokens, found.hold_s, found.is_ahead = K, HOLD_S, lambda tenant: False
+    found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
     heavy, light = make_request("a", weight=4.0, prompt=9000), make_request("b", prompt=1000)
     for request in (heavy, light):
         shares.seen(request, 0.0)
