@@ -36,10 +36,9 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Final
 
-from policies.averages import STEADY
+from policies.capacity.contexts import FULL, HOLD_S_MAX, Apps, KeptShare, measured
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
-from policies.capacity.output_lengths import APPS_MAX
 from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens
 
 MEASURED_EVERY_S: Final = 0.5
@@ -51,13 +50,22 @@ OVER: Final = 1.1
 class Context:
     """What one interaction, or one request that belongs to none, holds of the KV cache."""
 
-    __slots__ = ("began_s", "calls", "idle_s", "is_parked", "key", "tenant", "tokens")
+    __slots__ = (
+        "began_s", "calls", "engine", "held_tokens", "idle_s", "is_parked", "key", "prompt_tokens", "tenant", "tokens",
+        "to_find_tokens",
+    )  # fmt: skip
 
     def __init__(self, key: Interaction | str, tenant: str, now: float) -> None:
         self.key = key
         self.tenant = tenant
         self.tokens = 0
         """What it counts with; 0: it does not count."""
+        self.held_tokens = self.prompt_tokens = 0
+        """Prompt and answer of its last call, and the prompt alone."""
+        self.engine = ""
+        """Where its last call ran."""
+        self.to_find_tokens = 0
+        """What the call that returned to it should find in the cache; 0: none is under way."""
         self.calls = 0
         """Those under way."""
         self.began_s = now
@@ -80,8 +88,11 @@ class WorkingSet:
         """Has this tenant received more than one that waits for the set, by more than the window of the order? None:
         the order does not hold starts."""
         self._shares: Final = shares
-        self._usual: OrderedDict[tuple[str, str], float] = OrderedDict()
-        """Mean prompt of the calls of each app, by tenant and app."""
+        self._apps: Final = Apps()
+        self._kept: Final = KeptShare()
+        self._now = -inf
+        self._entered_s = -inf
+        """When a start entered last without room, because its tenant held nothing."""
         self._tenants: dict[str, int] = {}
         """Tokens of the contexts that count, by tenant."""
         self._contexts: dict[Interaction | str, Context] = {}
@@ -105,15 +116,24 @@ class WorkingSet:
 
     def has_room(self, request: Request) -> bool:
         """May this request start, as far as the set is concerned?"""
-        in_all = self.tokens_in_all
-        if not self.hold_s or not in_all or request.progress.context is not None or self.is_ahead is None:
+        if not self.hold_s or not self.tokens_in_all or request.progress.context is not None or self.is_ahead is None:
             return True
-        tenant, expected = request.flow.tenant, self._expected_tokens(request)
-        if self.is_ahead(tenant):
+        if self.is_ahead(request.flow.tenant):
             return False
-        if in_all + expected <= self.capacity_tokens:
+        return self._fits(request) or self._has_turn(request)
+
+    def _fits(self, request: Request) -> bool:
+        expected = self._expected_tokens(request)
+        if self.tokens_in_all + expected <= self.capacity_tokens:
             return True
-        return self._tokens_of(tenant) + expected <= self.capacity_tokens * self._shares.part(request)
+        return self._tokens_of(request.flow.tenant) + expected <= self.capacity_tokens * self._shares.part(request)
+
+    def _has_turn(self, request: Request) -> bool:
+        """Does its tenant hold nothing, and has it waited for as long as holding pays? One start enters at a time."""
+        wait = request.progress.wait
+        if wait is None or request.can_wait or self._tokens_of(request.flow.tenant):
+            return False
+        return self._now - max(wait.since_s, self._entered_s) >= self.hold_s
 
     @property
     def tokens_in_all(self) -> int:
@@ -148,6 +168,8 @@ class WorkingSet:
     def dispatched(self, request: Request, now: float) -> None:
         """An engine has it: a start counts from now on."""
         if request.progress.context is None:
+            if self.hold_s and not self._fits(request):
+                self._entered_s = now
             self._count(request, now)
 
     def left(self, request: Request, service: ServiceTokens, now: float) -> None:
@@ -158,18 +180,24 @@ class WorkingSet:
             return
         context.calls -= 1
         if service.prompt:
-            self._resize(context, max(service.prompt + service.output, self._usual_tokens(request)))
+            self._learn_cached(request, context, service)
+            context.held_tokens, context.prompt_tokens = service.prompt + service.output, service.prompt
+            context.engine = progress.engine
         if context.calls:
             return
         interaction = progress.interaction
-        if interaction is None or interaction.over or not interaction.tokens:
+        if interaction is None or not interaction.tokens or (request.claim.ends and interaction.over):
             self._forget(context)
         else:
+            app = self._apps.of(request.flow[:2])
+            app.ended()
+            self._resize(context, app.idle_tokens(context.held_tokens))
             context.idle_s = now
             self._idle[context] = None
 
     def expire(self, now: float) -> None:
         """Time has passed: contexts that have been idle for `hold_s` count no more. O(1) on average."""
+        self._now = now
         while self._idle and now >= (context := next(iter(self._idle))).idle_s + self.hold_s:
             self._forget(context)
         while self._parked and now >= (context := next(iter(self._parked))).idle_s + self.hold_s:
@@ -183,20 +211,8 @@ class WorkingSet:
             return
         self._measured_s = now
         self.expire(now)
-        all_tokens, timed_tokens, seconds = 0, 0, 0.0
-        for engine in engines:
-            if not engine.healthy:
-                continue
-            tokens, rate = engine.kv.cache_tokens(), engine.prefill_rate.tokens_per_s
-            if tokens is None:
-                timed_tokens = 0
-                break
-            all_tokens += tokens
-            if rate is not None:  # an engine that was never busy is taken to be as fast as the others
-                timed_tokens += tokens
-                seconds += tokens * tokens / rate
-        self.capacity_tokens = all_tokens // self._sharers
-        self.hold_s = seconds / timed_tokens if timed_tokens else 0.0
+        cache = measured(engines, self._kept.share)
+        self.capacity_tokens, self.hold_s = (cache.tokens // self._sharers, cache.hold_s) if cache else (0, 0.0)
         if parks and self.hold_s and self.tokens:
             # Each gateway parks its part of what is too much.
             self._park(OVER * self.capacity_tokens * self.tokens / self.tokens_in_all)
@@ -204,11 +220,9 @@ class WorkingSet:
     # --- the table ---
 
     def _expected_tokens(self, request: Request) -> int:
-        return max(request.prompt_tokens, self._usual_tokens(request))
-
-    def _usual_tokens(self, request: Request) -> int:
-        """What calls of its app usually have."""
-        return 0 if request.claim is NO_CLAIM else round(self._usual.get(request.flow[:2], 0.0))
+        if request.claim is NO_CLAIM:
+            return max(0, request.prompt_tokens - round(self._apps.known(request.flow[:2]).shared_tokens))
+        return self._apps.known(request.flow[:2]).running_tokens(request.prompt_tokens)
 
     def _count(self, request: Request, now: float) -> None:
         """A call is under way."""
@@ -220,19 +234,26 @@ class WorkingSet:
         elif context.is_parked:
             context.is_parked = False
             del self._parked[context]
-        else:
-            self._idle.pop(context, None)
+        elif context in self._idle:
+            del self._idle[context]
+            context.to_find_tokens = context.prompt_tokens if context.tokens else 0
         progress.context, progress.parked = context, False
         context.calls += 1
-        self._resize(context, max(context.tokens, self._expected_tokens(request)))
+        expected = self._expected_tokens(request)
+        self._resize(context, max(context.tokens, expected) if context.calls > 1 else expected)
         if request.claim is not NO_CLAIM:
-            self._learn(flow[:2], request.prompt_tokens)
+            returns = progress.inside and progress.interaction.pause_s <= HOLD_S_MAX
+            self._apps.of(flow[:2]).called(request.prompt_tokens, returns=returns)
 
-    def _learn(self, app: tuple[str, str], prompt_tokens: int) -> None:
-        usual = self._usual.pop(app, None)
-        self._usual[app] = prompt_tokens if usual is None else usual + STEADY * (prompt_tokens - usual)
-        if len(self._usual) > APPS_MAX:
-            self._usual.popitem(last=False)
+    def _learn_cached(self, request: Request, context: Context, service: ServiceTokens) -> None:
+        """A call has ended, and its engine may have said what it had cached."""
+        to_find_tokens, context.to_find_tokens = context.to_find_tokens, 0
+        if not request.progress.inside:
+            cached = request.progress.cached_tokens if service.cached is None else service.cached
+            self._apps.of(request.flow[:2]).found(cached)
+        elif to_find_tokens and service.cached is not None and request.progress.engine == context.engine:
+            is_full = self.tokens_in_all >= FULL * self.capacity_tokens
+            self._kept.returned(to_find_tokens, service.cached, is_full=is_full)
 
     def _resize(self, context: Context, tokens: int) -> None:
         more = tokens - context.tokens
