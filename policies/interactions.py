@@ -160,7 +160,7 @@ class Interactions:
             self._add_key(interaction, claim.id, is_strong=claim.begins is not True)
         interaction.calls += 1
         interaction.under_way += 1
-        interaction.pause_s, interaction.seen_s = now - interaction.seen_s, now
+        interaction.seen_s = now
         if self.changed is not None:
             self._note_change(interaction)
 

@@ -129,8 +129,8 @@ class Interaction:
     """One open interaction: its calls so far, those under way, and the tokens it took."""
 
     __slots__ = (
-        "awaited", "began_s", "calls", "key", "key_hashes", "look_s", "over", "pause_s", "reported", "seen_s", "tenant",
-        "tokens", "uncut_tokens", "under_way", "unreported",
+        "awaited", "began_s", "calls", "key", "key_hashes", "look_s", "over", "reported", "seen_s", "tenant", "tokens",
+        "uncut_tokens", "under_way", "unreported",
     )  # fmt: skip
 
     def __init__(self, tenant: str, key: Key, now: float) -> None:
@@ -144,8 +144,6 @@ class Interaction:
         self.over = False
         """Its end was seen. It closes when none of its calls is under way."""
         self.began_s = self.seen_s = now
-        self.pause_s = 0.0
-        """Seconds before its last call in which nothing of it happened."""
         self.look_s = 0.0
         """When it is looked at for idleness."""
         self.awaited = False

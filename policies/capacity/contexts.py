@@ -8,8 +8,8 @@ app (`AppCalls`), whatever their answers looked like:
     - an idle context is worth the probability that a call of its interaction returns in time. Single questions and raw
       completions teach about 0, agents about 0.9.
 
-What the cache keeps is seen in the calls that return (`KeptShare`). While the whole cache is computed anew in `hold_s`
-seconds, keeping an idle context longer than that costs more than it saves (the five-minute rule, Gray and Putzolu 1987).
+What the cache keeps is seen in the calls that return (`KeptShare`). An idle context pays for its room if its next call
+comes before the engine could compute the whole cache anew (the five-minute rule, Gray and Putzolu 1987).
 """
 
 from __future__ import annotations
@@ -18,70 +18,47 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from policies.averages import STEADY
+from policies.averages import QUICK, STEADY, Mean
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
+from policies.capacity.pace import USUAL_S
 
-FOUND: Final = 0.9
-FOUND_BEYOND: Final = 0.98
+FOUND: Final = 1.0 - QUICK
+FOUND_BEYOND: Final = 1.0 - STEADY
 """Part of their contexts that returning calls find where the cache keeps all that counts: up to the engines' own KV
 cache, where calls lose some to chance, and beyond it, where only a lower tier keeps anything."""
-GROWTH: Final = 0.002
-"""By how much one call that finds all of its context raises the capacity."""
-FULL: Final = 0.9
-"""Part of the capacity from which on the contexts that count show whether the cache could keep more."""
 SHARE_MIN: Final = 0.25
 SHARE_MAX: Final = 64.0
 """Of the engines' own KV cache. Lower tiers hold more than it; other users of an engine and apps that rewrite their
 prompts leave less."""
-HOLD_S_MIN: Final = 1.0
-HOLD_S_MAX: Final = 30.0
-HOLD_S_UNKNOWN: Final = 10.0
+HOLD_S_MAX: Final = 60.0
+"""Bounds what a wrong rate can do. While no engine has shown its rate, it is `USUAL_S`."""
 
 
 class AppCalls:
-    """Moving averages over the calls of one app."""
+    """Means over the calls of one app."""
 
-    __slots__ = ("_ends", "_returns", "calls", "prompt_tokens", "shared_tokens", "starts")
+    __slots__ = ("prompt_tokens", "return_rate", "shared_tokens")
 
     def __init__(self) -> None:
-        self.calls = 0
-        self.starts = 0
-        self.prompt_tokens = 0.0
-        self.shared_tokens = 0.0
+        self.prompt_tokens = Mean()
+        self.shared_tokens = Mean()
         """Tokens of a start's prompt that the cache had from other interactions."""
-        self._ends = self._returns = 0.0
-        """Calls after which another one could come, and calls that came so in time. The latest count most."""
-
-    @property
-    def return_rate(self) -> float:
-        """Probability that a call of the same interaction comes in time after one that has ended."""
-        return min(1.0, self._returns / self._ends) if self._ends else 0.0
-
-    def called(self, prompt_tokens: int, *, returns: bool) -> None:
-        """Learn from a call. `returns`: it follows another call of its interaction in time."""
-        self.calls += 1
-        self.prompt_tokens += max(STEADY, 1.0 / self.calls) * (prompt_tokens - self.prompt_tokens)
-        self._returns += returns
-
-    def ended(self) -> None:
-        """Learn from a call that has ended, after which another one could come."""
-        self._ends = (1.0 - STEADY) * self._ends + 1.0
-        self._returns *= 1.0 - STEADY
-
-    def found(self, cached_tokens: int) -> None:
-        """Learn from a start that found this much of its prompt in the cache."""
-        self.starts += 1
-        self.shared_tokens += max(STEADY, 1.0 / self.starts) * (cached_tokens - self.shared_tokens)
+        self.return_rate = Mean()
+        """Part of the idle contexts whose next call came in time."""
 
     def running_tokens(self, prompt_tokens: int) -> int:
         """Return what a call counts with while it runs: its own part of the prompt, and the growth of later calls."""
-        growth = self.return_rate * max(0.0, self.prompt_tokens - prompt_tokens)
-        return round(max(0.0, prompt_tokens - self.shared_tokens) + growth)
+        growth = self.return_rate.value * max(0.0, self.prompt_tokens.value - prompt_tokens)
+        return self.own_tokens(prompt_tokens) + round(growth)
 
     def idle_tokens(self, context_tokens: int) -> int:
         """Return what a context counts with while no call of it runs: what the next call brings, times its chance."""
-        return round(self.return_rate * max(0.0, max(context_tokens, self.prompt_tokens) - self.shared_tokens))
+        return round(self.return_rate.value * self.own_tokens(max(context_tokens, round(self.prompt_tokens.value))))
+
+    def own_tokens(self, prompt_tokens: int) -> int:
+        """Return the part of a prompt that no other interaction has in the cache."""
+        return max(0, prompt_tokens - round(self.shared_tokens.value))
 
 
 class Apps:
@@ -114,15 +91,20 @@ class KeptShare:
 
     def __init__(self) -> None:
         self.share = 1.0
+        self._is_told = False
+        """An engine has reported cached tokens before. Only then does a report of none mean a miss."""
 
     def returned(self, context_tokens: int, found_tokens: int, *, is_full: bool) -> None:
         """Learn from a call that found this much of a context that counted. `is_full`: the contexts that count fill the
         capacity, so a hit shows that it could be larger.
         """
+        self._is_told = self._is_told or found_tokens > 0
+        if not self._is_told:
+            return
         wanted = FOUND if self.share < 1.0 else FOUND_BEYOND
-        surplus = (min(1.0, found_tokens / context_tokens) - wanted) / (1.0 - wanted)
+        surplus = min(1.0, found_tokens / context_tokens) - wanted
         if surplus < 0.0 or is_full:
-            self.share = max(SHARE_MIN, min(SHARE_MAX, self.share * (1.0 + GROWTH * surplus)))
+            self.share = max(SHARE_MIN, min(SHARE_MAX, self.share * (1.0 + STEADY * surplus)))
 
 
 class Cache(NamedTuple):
@@ -147,5 +129,5 @@ def measured(engines: Iterable[BackendLedger], share: float) -> Cache | None:
             seconds += tokens * tokens / rate
     if not all_tokens:
         return None
-    hold_s = share * seconds / timed_tokens if timed_tokens else HOLD_S_UNKNOWN
-    return Cache(round(share * all_tokens), max(HOLD_S_MIN, min(HOLD_S_MAX, hold_s)))
+    hold_s = share * seconds / timed_tokens if timed_tokens else USUAL_S
+    return Cache(round(share * all_tokens), min(HOLD_S_MAX, hold_s))

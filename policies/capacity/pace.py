@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from policies.averages import QUICK, STEADY
+from policies.averages import QUICK, Mean
 from policies.capacity.gauges import Gauges
 from policies.capacity.lease import Lease
 from policies.request import ServiceTokens
@@ -14,8 +14,6 @@ SEEN_MIN: Final = round(2 / QUICK)
 """Values after which the first guess of a moving average weighs little: an eighth."""
 TOKEN_S_MIN: Final = 1e-6
 """No engine makes a token faster. A whole answer may come in one piece, and so take no time."""
-ALIKE_MIN: Final = round(1 / QUICK)
-"""Prompts of one size after which their mean time is known."""
 USUAL_S: Final = 10.0
 """Longer than most requests run, so that what chance brings and takes counts little."""
 PREFILL_TOKENS_MIN: Final = 2048
@@ -123,8 +121,8 @@ class PrefillRate:
         self.seen = 0
         self._reports_steps = False
         self._first_token_s = 0.0
-        self._sizes: dict[int, tuple[int, float, float]] = {}
-        """By the number of bits of a prompt's tokens: how many prompts were seen, and their mean tokens and seconds."""
+        self._sizes: dict[int, tuple[Mean, Mean]] = {}
+        """Tokens and seconds of the prompts of one size, by the number of bits of the tokens."""
 
     def started(self, lease: Lease, now: float) -> None:
         """The first token of a streamed answer has come."""
@@ -132,17 +130,14 @@ class PrefillRate:
         self._first_token_s = now
 
     def answered(self, lease: Lease, service: ServiceTokens) -> None:
-        """A request has its whole answer, and took this much.
-
-        Nobody knows what the engine has cached for a call inside an interaction unless the engine says it.
+        """Learn from a complete answer whose prompt was alone in the engine. An engine that reports no cached tokens
+        may report none at all, so a call inside an interaction then shows nothing.
         """
         request = lease.request
         if self._reports_steps or lease.started_s is None or not (request.streamed and lease.is_first):
             return
-        if service.cached is not None:
-            self.observed(service.prompt - service.cached, lease.prefill_s)
-        elif not request.progress.inside:
-            self.observed(service.prompt - request.progress.cached_tokens, lease.prefill_s)
+        if service.cached or not request.progress.inside:
+            self.observed(service.prompt - (service.cached or request.progress.cached_tokens), lease.prefill_s)
 
     def saw_step(self, step: Gauges, before: Gauges | None) -> None:
         """A step that says what it computed, right after another one, shows what its tokens cost."""
@@ -157,9 +152,8 @@ class PrefillRate:
         if tokens < 1:
             return
         self.seen += 1
-        size = tokens.bit_length()
-        count, mean_tokens, mean_s = self._sizes.get(size, (0, 0.0, 0.0))
-        share = max(STEADY, 1.0 / (count + 1))
-        self._sizes[size] = count + 1, mean_tokens + share * (tokens - mean_tokens), mean_s + share * (seconds - mean_s)
-        rates = [own / own_s for count, own, own_s in self._sizes.values() if count >= ALIKE_MIN and own_s > 0]
+        own_tokens, own_s = self._sizes.setdefault(tokens.bit_length(), (Mean(), Mean()))
+        own_tokens.learn(tokens)
+        own_s.learn(seconds)
+        rates = [own.value / took.value for own, took in self._sizes.values() if own.seen >= SEEN_MIN and took.value]
         self.tokens_per_s = max(rates, default=None)

@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Final
 
-from policies.capacity.contexts import FULL, HOLD_S_MAX, Apps, KeptShare, measured
+from policies.capacity.contexts import AppCalls, Apps, KeptShare, measured
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens
@@ -51,12 +51,13 @@ class Context:
     """What one interaction, or one request that belongs to none, holds of the KV cache."""
 
     __slots__ = (
-        "began_s", "calls", "engine", "held_tokens", "idle_s", "is_parked", "key", "prompt_tokens", "tenant", "tokens",
-        "to_find_tokens",
+        "app", "began_s", "calls", "engine", "held_tokens", "idle_s", "is_parked", "key", "prompt_tokens", "tenant",
+        "to_find_tokens", "tokens",
     )  # fmt: skip
 
-    def __init__(self, key: Interaction | str, tenant: str, now: float) -> None:
+    def __init__(self, key: Interaction | str, tenant: str, app: AppCalls, now: float) -> None:
         self.key = key
+        self.app = app
         self.tenant = tenant
         self.tokens = 0
         """What it counts with; 0: it does not count."""
@@ -88,8 +89,8 @@ class WorkingSet:
         """Has this tenant received more than one that waits for the set, by more than the window of the order? None:
         the order does not hold starts."""
         self._shares: Final = shares
-        self._apps: Final = Apps()
-        self._kept: Final = KeptShare()
+        self.apps: Final = Apps()
+        self.kept: Final = KeptShare()
         self._now = -inf
         self._entered_s = -inf
         """When a start entered last without room, because its tenant held nothing."""
@@ -189,19 +190,17 @@ class WorkingSet:
         if interaction is None or not interaction.tokens or (request.claim.ends and interaction.over):
             self._forget(context)
         else:
-            app = self._apps.of(request.flow[:2])
-            app.ended()
-            self._resize(context, app.idle_tokens(context.held_tokens))
+            self._resize(context, context.app.idle_tokens(context.held_tokens))
             context.idle_s = now
             self._idle[context] = None
 
     def expire(self, now: float) -> None:
         """Time has passed: contexts that have been idle for `hold_s` count no more. O(1) on average."""
         self._now = now
-        while self._idle and now >= (context := next(iter(self._idle))).idle_s + self.hold_s:
-            self._forget(context)
-        while self._parked and now >= (context := next(iter(self._parked))).idle_s + self.hold_s:
-            self._forget(context)
+        for idle in (self._idle, self._parked):
+            while idle and now >= (context := next(iter(idle))).idle_s + self.hold_s:
+                context.app.return_rate.learn(False)
+                self._forget(context)
 
     def measure(self, engines: Iterable[BackendLedger], now: float, *, parks: bool = True) -> None:
         """Read K and R of these engines. `parks`: park what the set has grown beyond K. Does nothing more often than
@@ -211,7 +210,7 @@ class WorkingSet:
             return
         self._measured_s = now
         self.expire(now)
-        cache = measured(engines, self._kept.share)
+        cache = measured(engines, self.kept.share)
         self.capacity_tokens, self.hold_s = (cache.tokens // self._sharers, cache.hold_s) if cache else (0, 0.0)
         if parks and self.hold_s and self.tokens:
             # Each gateway parks its part of what is too much.
@@ -220,9 +219,10 @@ class WorkingSet:
     # --- the table ---
 
     def _expected_tokens(self, request: Request) -> int:
-        if request.claim is NO_CLAIM:
-            return max(0, request.prompt_tokens - round(self._apps.known(request.flow[:2]).shared_tokens))
-        return self._apps.known(request.flow[:2]).running_tokens(request.prompt_tokens)
+        app = self.apps.known(request.flow[:2])
+        if request.claim is NO_CLAIM:  # no call follows it
+            return app.own_tokens(request.prompt_tokens)
+        return app.running_tokens(request.prompt_tokens)
 
     def _count(self, request: Request, now: float) -> None:
         """A call is under way."""
@@ -230,30 +230,30 @@ class WorkingSet:
         key = progress.interaction if progress.interaction is not None else request.id
         context = self._contexts.get(key)
         if context is None:
-            context = self._contexts[key] = Context(key, flow.tenant, now)
-        elif context.is_parked:
-            context.is_parked = False
-            del self._parked[context]
-        elif context in self._idle:
-            del self._idle[context]
-            context.to_find_tokens = context.prompt_tokens if context.tokens else 0
+            context = self._contexts[key] = Context(key, flow.tenant, self.apps.of(flow[:2]), now)
+        elif not context.calls:
+            context.app.return_rate.learn(True)
+            if context.is_parked:
+                context.is_parked = False
+                del self._parked[context]
+            else:
+                del self._idle[context]
+                context.to_find_tokens = context.prompt_tokens if context.tokens else 0
         progress.context, progress.parked = context, False
         context.calls += 1
         expected = self._expected_tokens(request)
         self._resize(context, max(context.tokens, expected) if context.calls > 1 else expected)
         if request.claim is not NO_CLAIM:
-            returns = progress.inside and progress.interaction.pause_s <= HOLD_S_MAX
-            self._apps.of(flow[:2]).called(request.prompt_tokens, returns=returns)
+            context.app.prompt_tokens.learn(request.prompt_tokens)
 
     def _learn_cached(self, request: Request, context: Context, service: ServiceTokens) -> None:
         """A call has ended, and its engine may have said what it had cached."""
         to_find_tokens, context.to_find_tokens = context.to_find_tokens, 0
         if not request.progress.inside:
-            cached = request.progress.cached_tokens if service.cached is None else service.cached
-            self._apps.of(request.flow[:2]).found(cached)
+            context.app.shared_tokens.learn(service.cached or request.progress.cached_tokens)
         elif to_find_tokens and service.cached is not None and request.progress.engine == context.engine:
-            is_full = self.tokens_in_all >= FULL * self.capacity_tokens
-            self._kept.returned(to_find_tokens, service.cached, is_full=is_full)
+            is_full = OVER * self.tokens_in_all >= self.capacity_tokens
+            self.kept.returned(to_find_tokens, service.cached, is_full=is_full)
 
     def _resize(self, context: Context, tokens: int) -> None:
         more = tokens - context.tokens
@@ -277,7 +277,8 @@ class WorkingSet:
             return
         idle: dict[str, list[Context]] = {}
         for context in self._idle:
-            idle.setdefault(context.tenant, []).append(context)
+            if context.tokens:
+                idle.setdefault(context.tenant, []).append(context)
         for own in idle.values():
             own.sort(key=lambda context: context.began_s)
         while idle and self.tokens > most_tokens:
