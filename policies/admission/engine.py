@@ -183,7 +183,7 @@ class AdmissionEngine(Deciding):
             self.requests.lengths.learn(request, service.output)
             self.policy.order.learn(request, service, now)
             ledger = self.backends[lease.backend]
-            ledger.prefill_rate.answered(lease, service, now)
+            ledger.prefill_rate.answered(lease, service)
             if not request.streamed:
                 ledger.came_whole(lease, now)
             self.requests.finished(request, service, now, awaits_more)

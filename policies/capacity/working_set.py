@@ -15,10 +15,10 @@ K is the number of KV tokens of the pool, R its prefill rate. The working set is
 A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. What
 becomes free is kept for the start that goes first, which is the oldest one of the tenant that has received least: or
 small starts would always take the room that a large one waits for. A tenant that has received more than the tenant of
-that start, by more than the window of the order, begins nothing as long as what it holds would be room enough. Of work that can wait (class batch) only its
-guaranteed part counts for others: the rest is taken back. Such work has no other part of K. Where nothing counts,
-nothing waits. The order says who goes next, the set only whether. A call inside an interaction that counts never waits
-for the set.
+that start, by more than the window of the order, begins nothing, unless the start alone is beyond its tenant's part. A
+start that no call is likely to follow holds nothing beyond its run, and needs no room. Of work that can wait (class
+batch) only its guaranteed part counts for others: the rest is taken back. Where nothing counts, nothing waits. The
+order says who goes next, the set only whether. A call inside an interaction that counts never waits for the set.
 
 Bound: while a tenant has a start waiting, another one that is more than the window ahead of it receives only what its
 interactions under way still take. With I, the most that those in K take until they end, service per weight differs by
@@ -38,10 +38,9 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Final
 
-from policies.averages import STEADY
+from policies.capacity.contexts import AppCalls, Apps, KeptShare, measured
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
-from policies.capacity.output_lengths import APPS_MAX
 from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens, is_batch
 
 MEASURED_EVERY_S: Final = 0.5
@@ -53,13 +52,23 @@ OVER: Final = 1.1
 class Context:
     """What one interaction, or one request that belongs to none, holds of the KV cache."""
 
-    __slots__ = ("began_s", "calls", "idle_s", "is_parked", "key", "tenant", "tokens")
+    __slots__ = (
+        "app", "began_s", "calls", "engine", "held_tokens", "idle_s", "is_parked", "key", "prompt_tokens", "tenant",
+        "to_find_tokens", "tokens",
+    )  # fmt: skip
 
-    def __init__(self, key: Interaction | str, tenant: str, now: float) -> None:
+    def __init__(self, key: Interaction | str, tenant: str, app: AppCalls, now: float) -> None:
         self.key = key
+        self.app = app
         self.tenant = tenant
         self.tokens = 0
         """What it counts with; 0: it does not count."""
+        self.held_tokens = self.prompt_tokens = 0
+        """Prompt and answer of its last call, and the prompt alone."""
+        self.engine = ""
+        """Where its last call ran."""
+        self.to_find_tokens = 0
+        """What the call that returned to it should find in the cache; 0: none is under way."""
         self.calls = 0
         """Those under way."""
         self.began_s = now
@@ -81,8 +90,8 @@ class WorkingSet:
         self.first_start: Callable[[], Request | None] | None = None
         """Which start waits for the set, of the tenant that has received least? None: the order lets no start wait."""
         self._shares: Final = shares
-        self._usual: OrderedDict[tuple[str, str], float] = OrderedDict()
-        """Mean prompt of the calls of each app, by tenant and app."""
+        self.apps: Final = Apps()
+        self.kept: Final = KeptShare()
         self.is_ahead: Callable[[str], bool] = _nobody
         """Has this tenant received more than one with a start that waits, by more than the window of the order?"""
         self.batch_share = 0.0
@@ -125,13 +134,22 @@ class WorkingSet:
         tenant = request.flow.tenant
         kept = self._expected_tokens(first) if first is not None and first.flow.tenant != tenant else 0
         free = self.capacity_tokens - self._counted_for(request)
-        if self.is_ahead(tenant) and free + self._tokens_of(tenant) >= kept:
+        if self.is_ahead(tenant) and (not kept or first is None or kept <= self._part(first)):
             return False
-        if expected + kept <= free:
+        if expected + kept <= free or not (request.can_wait or self._is_followed(request)):
             return True
         if request.can_wait:
             return self.batch_tokens + expected <= self._batch_part()
-        return self._tokens_of(tenant) + expected <= self.capacity_tokens * self._shares.part(request)
+        return self._tokens_of(tenant) + expected <= self._part(request)
+
+    def _part(self, request: Request) -> float:
+        """Of the set, for the tenant of the request."""
+        return self.capacity_tokens * self._shares.part(request)
+
+    def _is_followed(self, request: Request) -> bool:
+        """Is another call likely to follow it? Else it holds nothing beyond its run."""
+        rate = self.apps.known(request.flow[:2]).return_rate
+        return request.claim is not NO_CLAIM and (not rate.seen or rate.value >= 0.5)
 
     def _counted_for(self, request: Request) -> float:
         """What counts, as this request sees it: of work that can wait no more than its part, for the rest is taken
@@ -204,23 +222,26 @@ class WorkingSet:
             return
         context.calls -= 1
         if service.prompt:
-            self._resize(context, max(service.prompt + service.output, self._usual_tokens(request)))
+            self._learn_cached(request, context, service)
+            context.held_tokens, context.prompt_tokens = service.prompt + service.output, service.prompt
+            context.engine = progress.engine
         if context.calls:
             return
         interaction = progress.interaction
-        if interaction is None or interaction.over or not interaction.tokens:
+        if interaction is None or not interaction.tokens or (request.claim.ends and interaction.over):
             self._forget(context)
         else:
+            self._resize(context, context.app.idle_tokens(context.held_tokens))
             context.idle_s = now
             self._idle[context] = None
 
     def expire(self, now: float) -> None:
         """Time has passed: contexts that have been idle for `hold_s` count no more. O(1) on average."""
         self._now = now
-        while self._idle and now >= (context := next(iter(self._idle))).idle_s + self.hold_s:
-            self._forget(context)
-        while self._parked and now >= (context := next(iter(self._parked))).idle_s + self.hold_s:
-            self._forget(context)
+        for idle in (self._idle, self._parked):
+            while idle and now >= (context := next(iter(idle))).idle_s + self.hold_s:
+                context.app.return_rate.learn(False)
+                self._forget(context)
 
     def measure(self, engines: Iterable[BackendLedger], now: float, *, parks: bool = True) -> None:
         """Read K and R of these engines. `parks`: park what the set has grown beyond K. Does nothing more often than
@@ -230,20 +251,8 @@ class WorkingSet:
             return
         self._measured_s = now
         self.expire(now)
-        all_tokens, timed_tokens, seconds = 0, 0, 0.0
-        for engine in engines:
-            if not engine.healthy:
-                continue
-            tokens, rate = engine.kv.cache_tokens(), engine.prefill_rate.tokens_per_s
-            if tokens is None:
-                timed_tokens = 0
-                break
-            all_tokens += tokens
-            if rate is not None:  # an engine that was never busy is taken to be as fast as the others
-                timed_tokens += tokens
-                seconds += tokens * tokens / rate
-        self.capacity_tokens = all_tokens // self._sharers
-        self.hold_s = seconds / timed_tokens if timed_tokens else 0.0
+        cache = measured(engines, self.kept.share)
+        self.capacity_tokens, self.hold_s = (cache.tokens // self._sharers, cache.hold_s) if cache else (0, 0.0)
         if parks and self.hold_s and self.tokens:
             # Each gateway parks its part of what is too much.
             self._park(OVER * self.capacity_tokens * self.tokens / self.tokens_in_all)
@@ -251,11 +260,10 @@ class WorkingSet:
     # --- the table ---
 
     def _expected_tokens(self, request: Request) -> int:
-        return max(request.prompt_tokens, self._usual_tokens(request))
-
-    def _usual_tokens(self, request: Request) -> int:
-        """What calls of its app usually have."""
-        return 0 if request.claim is NO_CLAIM else round(self._usual.get(request.flow[:2], 0.0))
+        app = self.apps.known(request.flow[:2])
+        if request.claim is NO_CLAIM:  # no call follows it
+            return app.own_tokens(request.prompt_tokens)
+        return app.running_tokens(request.prompt_tokens)
 
     def _count(self, request: Request, now: float) -> None:
         """A call is under way."""
@@ -263,23 +271,30 @@ class WorkingSet:
         key = progress.interaction if progress.interaction is not None else request.id
         context = self._contexts.get(key)
         if context is None:
-            context = self._contexts[key] = Context(key, flow.tenant, now)
-        elif context.is_parked:
-            context.is_parked = False
-            del self._parked[context]
-        else:
-            self._idle.pop(context, None)
+            context = self._contexts[key] = Context(key, flow.tenant, self.apps.of(flow[:2]), now)
+        elif not context.calls:
+            context.app.return_rate.learn(True)
+            if context.is_parked:
+                context.is_parked = False
+                del self._parked[context]
+            else:
+                del self._idle[context]
+                context.to_find_tokens = context.prompt_tokens if context.tokens else 0
         progress.context, progress.parked = context, False
         context.calls += 1
-        self._resize(context, max(context.tokens, self._expected_tokens(request)))
+        expected = self._expected_tokens(request)
+        self._resize(context, max(context.tokens, expected) if context.calls > 1 else expected)
         if request.claim is not NO_CLAIM:
-            self._learn(flow[:2], request.prompt_tokens)
+            context.app.prompt_tokens.learn(request.prompt_tokens)
 
-    def _learn(self, app: tuple[str, str], prompt_tokens: int) -> None:
-        usual = self._usual.pop(app, None)
-        self._usual[app] = prompt_tokens if usual is None else usual + STEADY * (prompt_tokens - usual)
-        if len(self._usual) > APPS_MAX:
-            self._usual.popitem(last=False)
+    def _learn_cached(self, request: Request, context: Context, service: ServiceTokens) -> None:
+        """A call has ended, and its engine may have said what it had cached."""
+        to_find_tokens, context.to_find_tokens = context.to_find_tokens, 0
+        if not request.progress.inside:
+            context.app.shared_tokens.learn(service.cached or request.progress.cached_tokens)
+        elif to_find_tokens and service.cached is not None and request.progress.engine == context.engine:
+            is_full = OVER * self.tokens_in_all >= self.capacity_tokens
+            self.kept.returned(to_find_tokens, service.cached, is_full=is_full)
 
     def _resize(self, context: Context, tokens: int) -> None:
         more = tokens - context.tokens
@@ -305,7 +320,8 @@ class WorkingSet:
             return
         idle: dict[str, list[Context]] = {}
         for context in self._idle:
-            idle.setdefault(context.tenant, []).append(context)
+            if context.tokens:
+                idle.setdefault(context.tenant, []).append(context)
         for own in idle.values():
             own.sort(key=lambda context: context.began_s)
         while idle and self.tokens > most_tokens:
