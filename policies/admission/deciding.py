@@ -207,16 +207,30 @@ class Deciding:
                 if not isinstance(popped, Selection):
                     self.blocked = popped
                     self._waits.blocked(popped, now)
-                    if popped is not None:
-                        decisions += requests.give_back(popped.request, popped.obstacles, now)
+                    if popped is not None and len(requests.giving_back):
+                        self._take_back(popped, now, decisions)
                     return
                 request = popped.request
                 decisions.append(self._dispatch(request, popped.backend, now))
                 if self.room.waits_inside(popped.backend):
-                    decisions += requests.give_back(request, {popped.backend: Obstacle.SLOTS}, now)
+                    inside = Blocked(request, {popped.backend: Obstacle.SLOTS})
+                    decisions += requests.give_back(inside, [popped.backend], now)
             except Exception as error:
                 request = request or self._waiting.get(self.room.asked) or next(iter(self._waiting.requests.values()))
                 decisions.append(self._strike(request, error, now))
+
+    def _take_back(self, popped: Blocked, now: float, decisions: list[Decision]) -> None:
+        """Work that can wait makes room for the next in order at each queue, and of those that sleep at each full
+        node.
+        """
+        for blocked in (popped, *popped.others):
+            decisions += self.requests.give_back(blocked, self.room.takes_back_at(blocked), now)
+        for order in self.policy.queues().values():
+            for request, node in order.backlog.asleep_at() if order.backlog is not None else ():
+                if request is not popped.request:
+                    blocked = Blocked(request, dict.fromkeys(self.backends, Obstacle.CEILING))
+                    blocked.ceiling = node
+                    decisions += self.requests.give_back(blocked, list(self.backends), now)
 
     def _dispatch(self, request: Request, backend: str, now: float) -> Dispatch:
         self.requests.dispatched(request, backend, now)

@@ -6,7 +6,7 @@ ledger of its engine. Each event is a method here, which changes the state and m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from statistics import fmean
@@ -21,7 +21,7 @@ from policies.admission.waits import Waits
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
-from policies.capacity.obstacle import Obstacle, nearest
+from policies.capacity.obstacle import Blocked
 from policies.capacity.output_lengths import OutputPredictor
 from policies.capacity.working_set import WorkingSet
 from policies.interactions import Interactions
@@ -34,8 +34,6 @@ from policies.queue.start_waits import StartWaits
 from policies.request import Refusal, Refused, Request, ServiceTokens, State
 from policies.tree.pool_tree import PoolTree
 
-GIVES: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
-"""Obstacles that are gone when another request is stopped."""
 NO_SERVICE: Final = ServiceTokens(0, 0)
 
 
@@ -272,17 +270,19 @@ class RequestLedger:
         self.tenants.recount(waiting, leases)
         self.tree.regroup(self.tree.terms, waiting, leases)
 
-    def give_back(self, request: Request, obstacles: Mapping[str, Obstacle], now: float) -> list[GiveBack]:
-        """Is another request stopped, because this one cannot wait and has no room at these engines?"""
-        backlog = self.policy.order.backlog
-        if request.can_wait or backlog is None or not len(self.giving_back) or nearest(obstacles.values()) not in GIVES:
+    def give_back(self, blocked: Blocked, engines: list[str], now: float) -> list[GiveBack]:
+        """Is another request stopped at one of these engines, because this one cannot wait and has no room?"""
+        order, node = self._order_of(blocked.request), blocked.ceiling
+        if blocked.request.can_wait or not engines or order.backlog is None:
             return []
         id = self.giving_back.choose(
-            [engine for engine, obstacle in obstacles.items() if obstacle in GIVES],
+            engines,
             sum([ledger.sequences for ledger in self.backends.values()]),
-            backlog.batch_share,
+            order.backlog.batch_share,
             lambda id: self.received(self.leases[id], now),
             lambda id: self.leases[id].started_s is not None,
+            node=node,
+            is_below=(lambda each: self.tree.makes_room(each, node)) if node else None,
         )
         return [] if id is None else [GiveBack(id)]
 

@@ -21,6 +21,8 @@ from policies.tree.pool_tree import PoolTree
 
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
 """An engine with one of these may have room for a smaller request."""
+FREED: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
+"""Obstacles that are gone when another request is stopped."""
 NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, Obstacle.CEILING, Obstacle.WORKING_SET, None})
 """Of an engine with one of these it is not known when the request can start."""
 ANSWERS_MAX: Final = 64
@@ -278,9 +280,44 @@ class PoolRoom:
             ]
             if not soon:
                 return None
-            engine = min([(self._backends[name].kv_fraction(), name) for name in soon])[1]
+            engine = min([(self._fraction_left(self._backends[name], blocked.request), name) for name in soon])[1]
             self._reserved = blocked.request.id, engine
         return engine if waits != [engine] else None
+
+    def _fraction_left(self, ledger: BackendLedger, request: Request) -> float:
+        """How full is it, without what can be taken back for the request, if that is room enough?"""
+        fraction, capacity = ledger.kv_fraction(), ledger.kv.capacity_tokens
+        if capacity is None or not self.can_be_freed(request, ledger.name):
+            return fraction
+        return fraction - self._batch_tokens(ledger) / capacity
+
+    def can_be_freed(self, request: Request, engine: str) -> bool:
+        """Would the request find KV there, if all work that can wait were taken back? Else none is taken back."""
+        ledger = self._backends[engine]
+        capacity = ledger.kv.capacity_tokens
+        if request.can_wait or not len(self._giving_back) or capacity is None:
+            return not request.can_wait
+        left = ledger.kv_fraction() * capacity - self._batch_tokens(ledger)
+        return left + ledger.kv.footprint_tokens(request) <= ledger.kv.limit_tokens()
+
+    @staticmethod
+    def _batch_tokens(ledger: BackendLedger) -> int:
+        return sum([lease.held_tokens for lease in ledger.leases.values() if lease.request.can_wait])
+
+    def takes_back_at(self, blocked: Blocked) -> list[str]:
+        """The engines where work is taken back for this request: that of its reservation, if it has one."""
+        request, (request_id, engine) = blocked.request, self._reserved
+        if blocked.nearest() is Obstacle.CEILING:
+            return list(self._backends)
+        if blocked.nearest() not in FREED:
+            return []
+        engines = [engine] if request_id == request.id and engine in self._backends else blocked.obstacles
+        return [
+            name
+            for name in engines
+            if (why := blocked.obstacles.get(name)) is Obstacle.SLOTS
+            or (why is Obstacle.KV and self.can_be_freed(request, name))
+        ]
 
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         self.asked = request.id

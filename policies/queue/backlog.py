@@ -185,6 +185,14 @@ class Backlog:
             self._leave_node(tenant)
             line.wake(tenant)
 
+    def asleep_at(self) -> Iterator[tuple[Request, str]]:
+        """Of each full node, the next request of the tenant that has received least, of work that cannot wait."""
+        for node, tenants in self.full.items():
+            least = min([one for one in tenants if one.line is self.tenants], key=_counter, default=None)
+            request = least.next() if least is not None else None
+            if request is not None:
+                yield request, node
+
     def asleep(self) -> Request | None:
         """The next request of what sleeps; None: nothing does."""
         tenants = [tenant for each in self.full.values() for tenant in each]

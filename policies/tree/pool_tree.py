@@ -105,6 +105,24 @@ class PoolTree:
             return tenant
         return None
 
+    def makes_room(self, request: Request, node: str) -> bool:
+        """Does the end of this request make room at a full node: does it run below that node? Where only what is kept
+        for others is free, the end of any request does that has nothing kept for it.
+        """
+        at: Node | None = self._node(payer(request.flow.tenant))
+        full = self._limited.get(node)
+        if full is None or full.most[SEQUENCES] > full.used[SEQUENCES]:
+            return not any([each.kept_share for each in self._path(at)])
+        return full in self._path(at)
+
+    @staticmethod
+    def _path(node: Node | None) -> list[Node]:
+        found: list[Node] = []
+        while node is not None:
+            found.append(node)
+            node = node.parent
+        return found
+
     def running(self, name: str) -> int:
         """Sequences of this tenant, or of this group after a space, at all gateways."""
         node = self._limited.get(name) or self._tenants.get(name)
