@@ -4,19 +4,16 @@ Agents spend much of their time in tools. Meanwhile their contexts lie idle in t
 seconds. If more interactions are open than the cache can hold, each call that returns finds its context evicted and
 computes all of it anew. So an interaction is admitted as a whole: its start waits until there is room for it.
 
-K is the number of KV tokens of the pool, R its prefill rate. The working set is the sum of the contexts that count:
-
-    - an interaction counts with its context (prompt and answer of its last call) while a call of it is under way, and
-      for K / R seconds after that: as long as the whole cache takes to compute. Holding an idle context pays if, and
-      only if, its next call comes within that time (the five-minute rule, Gray and Putzolu 1987);
-    - contexts grow. So an interaction counts with at least what calls of its app usually have, and a start is expected
-      to take as much. Else the room that a young interaction leaves goes to another one, and the set outgrows K.
+K is the number of KV tokens that the pool keeps, R its prefill rate. The working set is the sum of the contexts that
+count: an interaction while a call of it is under way, and for K / R seconds after that. What a context counts with, K
+and K / R are those of `capacity.contexts`.
 
 A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. It
 waits as well if its tenant has received more service than a tenant whose start waits for the set, by more than the
 window of the order: or small starts would always take the room that a large one waits for. Where nothing counts,
 nothing waits. The order says who goes next, the set only whether. A call inside an interaction that counts never waits
-for the set.
+for the set. A start whose tenant holds nothing waits for K / R seconds at most, and one such start enters in each K / R:
+parking makes the room.
 
 Bound: while a tenant has a start waiting, another one that is more than the window ahead of it receives only what its
 interactions under way still take. With I, the most that those in K take until they end, service per weight differs by
@@ -26,7 +23,7 @@ If the set exceeds K by a tenth, because contexts grew, interactions are parked:
 holds most for its weight no longer counts, and its next call waits like a start, once. Where calls inside interactions
 may wait no longer than starts, none is parked: a call would be refused in the middle when starts are.
 
-As long as K or R is not known, nothing waits.
+As long as K is not known, nothing waits.
 """
 
 from __future__ import annotations
@@ -82,7 +79,7 @@ class WorkingSet:
         self.capacity_tokens = 0
         """K."""
         self.hold_s = 0.0
-        """K / R: how long an idle context counts; 0: K or R is not known, so nothing waits."""
+        """K / R: how long an idle context counts; 0: K is not known, so nothing waits."""
         self.tokens = 0
         """Sum of the contexts that count here."""
         self.is_ahead: Callable[[str], bool] | None = None
@@ -90,6 +87,7 @@ class WorkingSet:
         the order does not hold starts."""
         self._shares: Final = shares
         self.apps: Final = Apps()
+        """What contexts count with, as the calls of each app teach it."""
         self.kept: Final = KeptShare()
         self._now = -inf
         self._entered_s = -inf
@@ -124,13 +122,14 @@ class WorkingSet:
         return self._fits(request) or self._has_turn(request)
 
     def _fits(self, request: Request) -> bool:
+        """Is there room for this start, in the set or in its tenant's part of K?"""
         expected = self._expected_tokens(request)
         if self.tokens_in_all + expected <= self.capacity_tokens:
             return True
         return self._tokens_of(request.flow.tenant) + expected <= self.capacity_tokens * self._shares.part(request)
 
     def _has_turn(self, request: Request) -> bool:
-        """Does its tenant hold nothing, and has it waited for as long as holding pays? One start enters at a time."""
+        """Does its tenant hold nothing, and has the start waited for `hold_s`? One such start enters in that time."""
         wait = request.progress.wait
         if wait is None or request.can_wait or self._tokens_of(request.flow.tenant):
             return False
@@ -174,7 +173,9 @@ class WorkingSet:
             self._count(request, now)
 
     def left(self, request: Request, service: ServiceTokens, now: float) -> None:
-        """The request ended, or left the queue. Its interaction counts for `hold_s` more, unless it is over."""
+        """Note that the request ended, or left the queue. Its interaction counts for `hold_s` more, unless its client
+        said that it is over.
+        """
         progress = request.progress
         context, progress.context = progress.context, None
         if context is None:
@@ -195,11 +196,11 @@ class WorkingSet:
             self._idle[context] = None
 
     def expire(self, now: float) -> None:
-        """Time has passed: contexts that have been idle for `hold_s` count no more. O(1) on average."""
+        """Forget the contexts that have been idle for `hold_s`. O(1) on average."""
         self._now = now
         for idle in (self._idle, self._parked):
             while idle and now >= (context := next(iter(idle))).idle_s + self.hold_s:
-                context.app.return_rate.learn(False)
+                context.app.return_rate.learn(0.0)
                 self._forget(context)
 
     def measure(self, engines: Iterable[BackendLedger], now: float, *, parks: bool = True) -> None:
@@ -225,14 +226,14 @@ class WorkingSet:
         return app.running_tokens(request.prompt_tokens)
 
     def _count(self, request: Request, now: float) -> None:
-        """A call is under way."""
+        """Count the context of a call that is under way."""
         progress, flow = request.progress, request.flow
         key = progress.interaction if progress.interaction is not None else request.id
         context = self._contexts.get(key)
         if context is None:
             context = self._contexts[key] = Context(key, flow.tenant, self.apps.of(flow[:2]), now)
         elif not context.calls:
-            context.app.return_rate.learn(True)
+            context.app.return_rate.learn(1.0)
             if context.is_parked:
                 context.is_parked = False
                 del self._parked[context]
@@ -247,7 +248,7 @@ class WorkingSet:
             context.app.prompt_tokens.learn(request.prompt_tokens)
 
     def _learn_cached(self, request: Request, context: Context, service: ServiceTokens) -> None:
-        """A call has ended, and its engine may have said what it had cached."""
+        """Learn from what the engine of an ended call had cached, as far as the engine said it."""
         to_find_tokens, context.to_find_tokens = context.to_find_tokens, 0
         if not request.progress.inside:
             context.app.shared_tokens.learn(service.cached or request.progress.cached_tokens)
