@@ -12,8 +12,8 @@ A start waits if the set with its context would exceed K, unless its tenant stay
 waits as well if its tenant has received more service than a tenant whose start waits for the set, by more than the
 window of the order: or small starts would always take the room that a large one waits for. Where nothing counts,
 nothing waits. The order says who goes next, the set only whether. A call inside an interaction that counts never waits
-for the set. A start whose tenant holds nothing waits for K / R seconds at most, and one such start enters in each K / R:
-parking makes the room.
+for the set. A start whose tenant holds nothing waits for K / R seconds at most. One such start enters in each K / R,
+and parking makes the room.
 
 Bound: while a tenant has a start waiting, another one that is more than the window ahead of it receives only what its
 interactions under way still take. With I, the most that those in K take until they end, service per weight differs by

@@ -1,4 +1,4 @@
-"""Is anybody worse off by working sets where no agent is? Answers a second and first tokens, over the same code without."""
+"""Is anybody worse off by working sets where there are no agents? Each load is served with them and without."""
 
 from __future__ import annotations
 
