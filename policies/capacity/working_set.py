@@ -48,13 +48,14 @@ class Context:
     """What one interaction, or one request that belongs to none, holds of the KV cache."""
 
     __slots__ = (
-        "app", "began_s", "calls", "engine", "held_tokens", "idle_s", "is_parked", "key", "prompt_tokens", "tenant",
+        "app", "calls", "engine", "held_tokens", "idle_s", "key", "prompt_tokens", "returns", "tenant",
         "to_find_tokens", "tokens",
     )  # fmt: skip
 
     def __init__(self, key: Interaction | str, tenant: str, app: AppCalls, now: float) -> None:
         self.key = key
         self.app = app
+        self.returns = app.return_rate.value > 0.0
         self.tenant = tenant
         self.tokens = 0
         """What it counts with; 0: it does not count."""
@@ -66,10 +67,8 @@ class Context:
         """What the call that returned to it should find in the cache; 0: none is under way."""
         self.calls = 0
         """Those under way."""
-        self.began_s = now
         self.idle_s = now
         """Since when no call is under way."""
-        self.is_parked = False
 
 
 class WorkingSet:
@@ -98,6 +97,9 @@ class WorkingSet:
         self._idle: OrderedDict[Context, None] = OrderedDict()
         """Contexts that count though no call is under way, the longest idle first."""
         self._parked: OrderedDict[Context, None] = OrderedDict()
+        """Contexts that no longer count, and whose next call waits like a start."""
+        self._returning = 0
+        """Contexts of apps whose calls return. Where there are none, nothing is worth holding."""
         self._measured_s = -inf
         self._elsewhere: Mapping[str, int] = {}
         """Tokens that count at other gateways, by tenant."""
@@ -115,11 +117,16 @@ class WorkingSet:
 
     def has_room(self, request: Request) -> bool:
         """May this request start, as far as the set is concerned?"""
-        if not self.hold_s or not self.tokens_in_all or request.progress.context is not None or self.is_ahead is None:
+        if not self._holds or request.progress.context is not None or self.is_ahead is None:
             return True
         if self.is_ahead(request.flow.tenant):
             return False
         return self._fits(request) or self._has_turn(request)
+
+    @property
+    def _holds(self) -> bool:
+        """Is there anything that starts may have to wait for?"""
+        return self.hold_s > 0.0 and (self._returning > 0 or self._tokens_elsewhere > 0)
 
     def _fits(self, request: Request) -> bool:
         """Is there room for this start, in the set or in its tenant's part of K?"""
@@ -161,14 +168,18 @@ class WorkingSet:
         progress = request.progress
         if progress.context is None and progress.inside:
             context = self._contexts.get(progress.interaction) if progress.interaction is not None else None
-            progress.parked = context is not None and context.is_parked
-            if not progress.parked:
+            if context is not None and not context.calls:
+                context.app.return_rate.learn(1.0)
+            progress.parked = context in self._parked
+            if context is not None and progress.parked:
+                self._forget(context)
+            else:
                 self._count(request, now)
 
     def dispatched(self, request: Request, now: float) -> None:
         """An engine has it: a start counts from now on."""
         if request.progress.context is None:
-            if self.hold_s and not self._fits(request):
+            if self._holds and not self._fits(request):
                 self._entered_s = now
             self._count(request, now)
 
@@ -232,12 +243,10 @@ class WorkingSet:
         context = self._contexts.get(key)
         if context is None:
             context = self._contexts[key] = Context(key, flow.tenant, self.apps.of(flow[:2]), now)
+            self._returning += context.returns
         elif not context.calls:
-            context.app.return_rate.learn(1.0)
-            if context.is_parked:
-                context.is_parked = False
-                del self._parked[context]
-            else:
+            self._parked.pop(context, None)
+            if context in self._idle:
                 del self._idle[context]
                 context.to_find_tokens = context.prompt_tokens if context.tokens else 0
         progress.context, progress.parked = context, False
@@ -270,6 +279,7 @@ class WorkingSet:
         self._idle.pop(context, None)
         self._parked.pop(context, None)
         del self._contexts[context.key]
+        self._returning -= context.returns
         self._resize(context, 0)
 
     def _park(self, most_tokens: float) -> None:
@@ -281,7 +291,7 @@ class WorkingSet:
             if context.tokens:
                 idle.setdefault(context.tenant, []).append(context)
         for own in idle.values():
-            own.sort(key=lambda context: context.began_s)
+            own.sort(key=_began_s)
         while idle and self.tokens > most_tokens:
             most = max(idle, key=lambda name: self._tokens_of(name) / self._shares.weight_of(name))
             context = idle[most].pop()
@@ -289,9 +299,12 @@ class WorkingSet:
                 del idle[most]
             del self._idle[context]
             self._resize(context, 0)
-            context.is_parked = True
             self._parked[context] = None
 
     def _tokens_of(self, tenant: str) -> int:
         """What counts of this tenant, here and at other gateways."""
         return self._tenants.get(tenant, 0) + self._elsewhere.get(tenant, 0)
+
+
+def _began_s(context: Context) -> float:
+    return context.key.began_s if isinstance(context.key, Interaction) else context.idle_s
