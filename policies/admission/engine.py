@@ -263,6 +263,10 @@ class AdmissionEngine(Deciding):
         """The time that `next_wakeup` named has come."""
         return self._room_changed(self._time(now))
 
+    def wanted_elsewhere(self, now: float) -> Sequence[Decision]:
+        """A request that cannot wait has no room at another gateway: work that can wait makes room here."""
+        return self.requests.give_back(None, list(self.backends), self._time(now))
+
     def catch_up(self, now: float) -> float:
         """Bring counters and ledgers up to the streamed tokens. Returns the time by the admission engine's clock."""
         now = self._time(now)

@@ -270,10 +270,12 @@ class RequestLedger:
         self.tenants.recount(waiting, leases)
         self.tree.regroup(self.tree.terms, waiting, leases)
 
-    def give_back(self, blocked: Blocked, engines: list[str], now: float) -> list[GiveBack]:
-        """Is another request stopped at one of these engines, because this one cannot wait and has no room?"""
-        order, node = self._order_of(blocked.request), blocked.ceiling
-        if blocked.request.can_wait or not engines or order.backlog is None:
+    def give_back(self, blocked: Blocked | None, engines: list[str], now: float) -> list[GiveBack]:
+        """Is another request stopped at one of these engines, because this one cannot wait and has no room? `blocked`:
+        None: it waits at another gateway.
+        """
+        order, node = (self._order_of(blocked.request), blocked.ceiling) if blocked else (self.policy.order, "")
+        if (blocked is not None and blocked.request.can_wait) or not engines or order.backlog is None:
             return []
         id = self.giving_back.choose(
             engines,

@@ -3,7 +3,7 @@
 A *context* is the prompt and the answer of the last call of one interaction. Its worth is learned from the calls of its
 app (`AppCalls`), whatever their answers looked like:
 
-    - the beginning that prompts of the app have in common is in the cache once, whoever counts;
+    - the beginning that prompts of the app have in common is in the cache once;
     - contexts grow to the usual prompt of the app, as far as calls return;
     - an idle context is worth the probability that a call of its interaction returns in time. Single questions and raw
       completions teach about 0, agents about 0.9.

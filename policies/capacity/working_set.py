@@ -4,13 +4,9 @@ Agents spend much of their time in tools. Meanwhile their contexts lie idle in t
 seconds. If more interactions are open than the cache can hold, each call that returns finds its context evicted and
 computes all of it anew. So an interaction is admitted as a whole: its start waits until there is room for it.
 
-K is the number of KV tokens of the pool, R its prefill rate. The working set is the sum of the contexts that count:
-
-    - an interaction counts with its context (prompt and answer of its last call) while a call of it is under way, and
-      for K / R seconds after that: as long as the whole cache takes to compute. Holding an idle context pays if, and
-      only if, its next call comes within that time (the five-minute rule, Gray and Putzolu 1987);
-    - contexts grow. So an interaction counts with at least what calls of its app usually have, and a start is expected
-      to take as much. Else the room that a young interaction leaves goes to another one, and the set outgrows K.
+K is the number of KV tokens that the pool keeps, R its prefill rate. The working set is the sum of the contexts that
+count: an interaction while a call of it is under way, and for K / R seconds after that. What a context counts with, K
+and K / R are those of `capacity.contexts`.
 
 A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. What
 becomes free is kept for the start that goes first, which is the oldest one of the tenant that has received least: or
@@ -18,7 +14,8 @@ small starts would always take the room that a large one waits for. A tenant tha
 that start, by more than the window of the order, begins nothing, unless the start alone is beyond its tenant's part. A
 start that no call is likely to follow holds nothing beyond its run, and needs no room. Of work that can wait (class
 batch) only its guaranteed part counts for others: the rest is taken back. Where nothing counts, nothing waits. The
-order says who goes next, the set only whether. A call inside an interaction that counts never waits for the set.
+order says who goes next, the set only whether. A call inside an interaction that counts never waits for the set. A
+start whose tenant holds nothing waits for K / R seconds at most: one enters in each K / R, and parking makes the room.
 
 Bound: while a tenant has a start waiting, another one that is more than the window ahead of it receives only what its
 interactions under way still take. With I, the most that those in K take until they end, service per weight differs by
@@ -28,7 +25,7 @@ If the set exceeds K by a tenth, because contexts grew, interactions are parked:
 holds most for its weight no longer counts, and its next call waits like a start, once. Where calls inside interactions
 may wait no longer than starts, none is parked: a call would be refused in the middle when starts are.
 
-As long as K or R is not known, nothing waits.
+As long as K is not known, nothing waits.
 """
 
 from __future__ import annotations
@@ -53,13 +50,14 @@ class Context:
     """What one interaction, or one request that belongs to none, holds of the KV cache."""
 
     __slots__ = (
-        "app", "began_s", "calls", "engine", "held_tokens", "idle_s", "is_parked", "key", "prompt_tokens", "tenant",
+        "app", "calls", "engine", "held_tokens", "idle_s", "key", "prompt_tokens", "returns", "tenant",
         "to_find_tokens", "tokens",
     )  # fmt: skip
 
     def __init__(self, key: Interaction | str, tenant: str, app: AppCalls, now: float) -> None:
         self.key = key
         self.app = app
+        self.returns = app.return_rate.value > 0.0
         self.tenant = tenant
         self.tokens = 0
         """What it counts with; 0: it does not count."""
@@ -71,10 +69,8 @@ class Context:
         """What the call that returned to it should find in the cache; 0: none is under way."""
         self.calls = 0
         """Those under way."""
-        self.began_s = now
         self.idle_s = now
         """Since when no call is under way."""
-        self.is_parked = False
 
 
 class WorkingSet:
@@ -84,13 +80,14 @@ class WorkingSet:
         self.capacity_tokens = 0
         """K."""
         self.hold_s = 0.0
-        """K / R: how long an idle context counts; 0: K or R is not known, so nothing waits."""
+        """K / R: how long an idle context counts; 0: K is not known, so nothing waits."""
         self.tokens = 0
         """Sum of the contexts that count here."""
         self.first_start: Callable[[], Request | None] | None = None
         """Which start waits for the set, of the tenant that has received least? None: the order lets no start wait."""
         self._shares: Final = shares
         self.apps: Final = Apps()
+        """What contexts count with, as the calls of each app teach it."""
         self.kept: Final = KeptShare()
         self.is_ahead: Callable[[str], bool] = _nobody
         """Has this tenant received more than one with a start that waits, by more than the window of the order?"""
@@ -106,6 +103,9 @@ class WorkingSet:
         self._idle: OrderedDict[Context, None] = OrderedDict()
         """Contexts that count though no call is under way, the longest idle first."""
         self._parked: OrderedDict[Context, None] = OrderedDict()
+        """Contexts that no longer count, and whose next call waits like a start."""
+        self._returning = 0
+        """Contexts of apps whose calls return. Where there are none, nothing is worth holding."""
         self._measured_s = -inf
         self._elsewhere: Mapping[str, int] = {}
         """Tokens that count at other gateways, by tenant."""
@@ -123,9 +123,14 @@ class WorkingSet:
 
     def has_room(self, request: Request) -> bool:
         """May this request start, as far as the set is concerned?"""
-        if not self.hold_s or request.progress.context is not None or self.first_start is None:
+        if not self._holds or request.progress.context is not None or self.first_start is None:
             return True
         return not self._counted_for(request) or self._fits(request) or self._has_turn(request)
+
+    @property
+    def _holds(self) -> bool:
+        """Is there anything that starts may have to wait for?"""
+        return self.hold_s > 0.0 and (self._returning > 0 or self._tokens_elsewhere > 0)
 
     def _fits(self, request: Request) -> bool:
         """Is there room beside what is kept for the start that goes first, or within the part of its tenant?"""
@@ -164,7 +169,7 @@ class WorkingSet:
         return self.batch_share * self.capacity_tokens
 
     def _has_turn(self, request: Request) -> bool:
-        """Does its tenant hold nothing, and has it waited for as long as holding pays? One start enters at a time."""
+        """Does its tenant hold nothing, and has the start waited for `hold_s`? One such start enters in that time."""
         wait = request.progress.wait
         if wait is None or request.can_wait or self._tokens_of(request.flow.tenant):
             return False
@@ -203,19 +208,25 @@ class WorkingSet:
         progress = request.progress
         if progress.context is None and progress.inside:
             context = self._contexts.get(progress.interaction) if progress.interaction is not None else None
-            progress.parked = context is not None and context.is_parked
-            if not progress.parked:
+            if context is not None and not context.calls:
+                context.app.return_rate.learn(1.0)
+            progress.parked = context in self._parked
+            if context is not None and progress.parked:
+                self._forget(context)
+            else:
                 self._count(request, now)
 
     def dispatched(self, request: Request, now: float) -> None:
         """An engine has it: a start counts from now on."""
         if request.progress.context is None:
-            if self.hold_s and not self._fits(request):
+            if self._holds and not self._fits(request):
                 self._entered_s = now
             self._count(request, now)
 
     def left(self, request: Request, service: ServiceTokens, now: float) -> None:
-        """The request ended, or left the queue. Its interaction counts for `hold_s` more, unless it is over."""
+        """Note that the request ended, or left the queue. Its interaction counts for `hold_s` more, unless its client
+        said that it is over.
+        """
         progress = request.progress
         context, progress.context = progress.context, None
         if context is None:
@@ -236,11 +247,11 @@ class WorkingSet:
             self._idle[context] = None
 
     def expire(self, now: float) -> None:
-        """Time has passed: contexts that have been idle for `hold_s` count no more. O(1) on average."""
+        """Forget the contexts that have been idle for `hold_s`. O(1) on average."""
         self._now = now
         for idle in (self._idle, self._parked):
             while idle and now >= (context := next(iter(idle))).idle_s + self.hold_s:
-                context.app.return_rate.learn(False)
+                context.app.return_rate.learn(0.0)
                 self._forget(context)
 
     def measure(self, engines: Iterable[BackendLedger], now: float, *, parks: bool = True) -> None:
@@ -266,18 +277,16 @@ class WorkingSet:
         return app.running_tokens(request.prompt_tokens)
 
     def _count(self, request: Request, now: float) -> None:
-        """A call is under way."""
+        """Count the context of a call that is under way."""
         progress, flow = request.progress, request.flow
         key = progress.interaction if progress.interaction is not None else request.id
         context = self._contexts.get(key)
         if context is None:
             context = self._contexts[key] = Context(key, flow.tenant, self.apps.of(flow[:2]), now)
+            self._returning += context.returns
         elif not context.calls:
-            context.app.return_rate.learn(True)
-            if context.is_parked:
-                context.is_parked = False
-                del self._parked[context]
-            else:
+            self._parked.pop(context, None)
+            if context in self._idle:
                 del self._idle[context]
                 context.to_find_tokens = context.prompt_tokens if context.tokens else 0
         progress.context, progress.parked = context, False
@@ -288,7 +297,7 @@ class WorkingSet:
             context.app.prompt_tokens.learn(request.prompt_tokens)
 
     def _learn_cached(self, request: Request, context: Context, service: ServiceTokens) -> None:
-        """A call has ended, and its engine may have said what it had cached."""
+        """Learn from what the engine of an ended call had cached, as far as the engine said it."""
         to_find_tokens, context.to_find_tokens = context.to_find_tokens, 0
         if not request.progress.inside:
             context.app.shared_tokens.learn(service.cached or request.progress.cached_tokens)
@@ -312,6 +321,7 @@ class WorkingSet:
         self._idle.pop(context, None)
         self._parked.pop(context, None)
         del self._contexts[context.key]
+        self._returning -= context.returns
         self._resize(context, 0)
 
     def _park(self, most_tokens: float) -> None:
@@ -323,7 +333,7 @@ class WorkingSet:
             if context.tokens:
                 idle.setdefault(context.tenant, []).append(context)
         for own in idle.values():
-            own.sort(key=lambda context: context.began_s)
+            own.sort(key=_began_s)
         while idle and self.tokens > most_tokens:
             is_taken = self.batch_tokens > self._batch_part()
             most = max(idle, key=lambda name: (is_taken and is_batch(name), self._held_per_weight(name)))
@@ -332,7 +342,6 @@ class WorkingSet:
                 del idle[most]
             del self._idle[context]
             self._resize(context, 0)
-            context.is_parked = True
             self._parked[context] = None
 
     def _held_per_weight(self, tenant: str) -> float:
@@ -345,3 +354,7 @@ class WorkingSet:
 
 def _nobody(tenant: str) -> bool:
     return False
+
+
+def _began_s(context: Context) -> float:
+    return context.key.began_s if isinstance(context.key, Interaction) else context.idle_s

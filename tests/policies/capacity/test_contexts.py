@@ -88,6 +88,15 @@ def test_apps_are_forgotten_beyond_a_bound_the_longest_unused_first() -> None:
     assert apps.known(("t", "1")) is not second
 
 
+def test_nothing_waits_where_no_call_ever_returns_however_full_the_cache_is() -> None:
+    pool = Pool()
+    for tenant, begins in (("y", True), ("a", False)):  # calls of `a` are known to return
+        one = make_request(tenant, id=f"{tenant}0", prompt=6000, claim=Claim(f"{tenant}0", begins=True))
+        assert dispatched(pool.engine.arrived(one, 0.0))
+        assert pool.set.has_room(make_request(tenant, id="next", prompt=6000)) is begins
+        pool.engine.cancelled(one.id, 0.0)
+
+
 # --- K ---
 
 

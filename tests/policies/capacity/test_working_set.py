@@ -200,6 +200,7 @@ def test_nothing_waits_before_the_cache_is_known_and_without_a_rate_a_context_is
     engine.add_backend("one", max_num_seqs=64)
     engine.backend_changed("one", Gauges(0.0, running=0, waiting=0), 0.0)
     assert engine.working_set.hold_s == 0.0
+    engine.working_set.apps.of(("a", "")).return_rate.learn(1.0)
     for number in range(3):
         assert dispatched(engine.arrived(call("a", f"a{number}", 3000), 0.0))
         engine.progressed(f"a{number}.0", 1, 0.0)
@@ -387,6 +388,7 @@ def test_weights_are_parts_of_the_cache() -> None:
     found = WorkingSet(shares)
     found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
     heavy, light = make_request("a", weight=4.0, prompt=9000), make_request("b", prompt=1000)
+    found.apps.of(("a", "")).return_rate.learn(1.0)
     for request in (heavy, light):
         shares.seen(request, 0.0)
         found.queued(request, 0.0)
