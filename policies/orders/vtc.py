@@ -127,8 +127,13 @@ class CounterOrder(Order):
             else:
                 return self._beside(placed, room)
         asleep = backlog.asleep()
-        blocked = room.place(asleep) if asleep is not None else None
-        return blocked if isinstance(blocked, Blocked) else None
+        if asleep is None:
+            return None
+        placed = room.place(asleep)
+        if isinstance(placed, Blocked):
+            return placed
+        backlog.take(asleep)
+        return self._selected(asleep, placed)
 
     def _selected(self, request: Request, engine: str) -> Selection:
         return Selection(request, engine)

@@ -18,7 +18,7 @@ request is passed by more than `CALLS_PASSED` of its own flow.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import nsmallest
 from itertools import islice
 from math import inf
@@ -170,9 +170,8 @@ class Backlog:
 
     def wake_at(self, has_room: Callable[[Request], bool]) -> None:
         """Of each node that has room again, the tenant that has received least may go, of the line that goes first."""
-        first = self.lines()[0] if self.full else None
         for tenants in [*self.full.values()]:
-            tenant = min(tenants, key=lambda one: (one.line is not first, one.counter))
+            tenant = self._first_of(tenants)
             request = tenant.next()
             if request is None or not has_room(request):
                 continue
@@ -195,8 +194,12 @@ class Backlog:
 
     def asleep(self) -> Request | None:
         """The next request of what sleeps; None: nothing does."""
-        tenants = [tenant for each in self.full.values() for tenant in each]
-        return self.first_start() or (min(tenants, key=_counter).next() if tenants else None)
+        firsts = [self._first_of(tenants) for tenants in self.full.values()]
+        return self.first_start() or (min(firsts, key=_counter).next() if firsts else None)
+
+    def _first_of(self, tenants: Iterable[TenantMember]) -> TenantMember:
+        first = self.lines()[0]
+        return min(tenants, key=lambda one: (one.line is not first, one.counter))
 
     def _leave_node(self, tenant: TenantMember) -> None:
         tenants = self.full[tenant.full]
