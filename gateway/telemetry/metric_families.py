@@ -52,7 +52,7 @@ FAMILIES: Final = {
     "fairgate_faults_total": _counter("Events that failed by a fault of the gateway (see its log).", "pool"),
     "fairgate_queue_seconds": _histogram("Wait before dispatch.", "pool", "tenant", "outcome"),
     "fairgate_expected_waits_total": _counter(
-        "Waits of over a second until an engine: right (off by at most a quarter), longer or shorter than expected.",
+        "Waits of over a second until an engine: right (from half to twice the expected wait), longer or shorter.",
         "pool", "outcome",
     ),
     "fairgate_held_back_seconds": _histogram("Part of the wait, by its cause.", "pool", "obstacle"),
