@@ -135,12 +135,15 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
     """
     import signal
 
+    from gateway.process import systemd
     from gateway.process.gateway import Gateway
     from gateway.telemetry.background import Background
 
     log = _log(config)
     if worker is None:
-        gateway = Gateway(config, load=load)
+        inherited = systemd.inherited_listeners()
+        admin_listener = inherited.get(systemd.OPERATOR)
+        gateway = Gateway(config, inherited.get(systemd.CLIENTS), admin_listener=admin_listener, load=load)
     else:
         gateway = Gateway(config, worker.listeners[0], load=load, worker_slot=worker.worker_slot)
     reloads = Background()
@@ -164,11 +167,13 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
         _prepare_interpreter()
         if worker is None:
             log.write_line(_announcement(gateway))
+            systemd.notify("READY=1")
         else:
             loop.add_reader(worker.liveness_pipe, orphaned)
             log.write_line(_worker_announcement(gateway, worker))
         await stop.wait()
         if worker is None:
+            systemd.notify("STOPPING=1")
             log.write_line(f"fairgate: draining for at most {gateway.config.drain_s:g} s; a second signal ends at once")
     finally:
         await reloads.stop()

@@ -14,6 +14,7 @@ import msgspec
 
 from backends.answers.sse import Dialect
 from gateway.http.headers import Header
+from policies.queue.expected_wait import interval_s
 
 _CALLER: Final = "invalid_request_error"
 _LIMIT: Final = "rate_limit_error"
@@ -87,9 +88,10 @@ def dialect_of(path: str) -> Dialect:
     return Dialect.MESSAGES if path.startswith("/v1/messages") else Dialect.OPENAI
 
 
-def expected_wait(wait_s: float) -> Header:
-    """How long a client has to wait."""
-    return b"x-fairgate-expected-wait-s", b"%.3f" % wait_s
+def expected_wait_headers(wait_s: float) -> list[Header]:
+    """Return the fields that tell an expected wait, and the interval in which the true wait lies."""
+    interval = b"%.3f-%.3f" % interval_s(wait_s)
+    return [(b"x-fairgate-expected-wait-s", b"%.3f" % wait_s), (b"x-fairgate-expected-wait-range-s", interval)]
 
 
 class ApiError(Exception):
@@ -143,7 +145,7 @@ class ApiError(Exception):
         if self.retry_after_s is not None:
             fields.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
             fields.append((b"retry-after-ms", b"%d" % max(1, math.ceil(self.retry_after_s * 1000))))
-            fields.append(expected_wait(self.retry_after_s))
+            fields += expected_wait_headers(self.retry_after_s)
         if self.should_retry is not None:
             fields.append((b"x-should-retry", b"true" if self.should_retry else b"false"))
         return fields

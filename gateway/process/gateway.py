@@ -74,15 +74,17 @@ class Gateway:
         config: Config,
         listener: socket.socket | None = None,
         *,
+        admin_listener: socket.socket | None = None,
         load: Callable[[], Config] | None = None,
         worker_slot: WorkerSlot | None = None,
         resolver: Resolver = resolve,
     ) -> None:
-        """`listener`: a socket that listens already, instead of the configured address. `load`: how it is reloaded
-        (`Reloading`). `worker_slot`: its place, if it is one of several workers. `resolver`: looks up the addresses of
-        backends that have `each_address`."""
+        """`listener`, `admin_listener`: sockets that listen already, in place of the configured addresses. `load`: how
+        the config is read again (`Reloading`). `worker_slot`: its place, if it is one of several workers. `resolver`:
+        looks up the addresses of backends that have `each_address`."""
         self.config = config
         self._listener = listener
+        self._admin_listener = admin_listener
         self._worker_slot = worker_slot
         self.metrics = Metrics()
         self.gauges = PoolGauges(self.metrics)
@@ -225,7 +227,10 @@ class Gateway:
         self._admin = web.AppRunner(admin_app(self), access_log=None)
         await self._admin.setup()
         with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
-            await web.TCPSite(self._admin, *config.admin_address).start()
+            if self._admin_listener is None:
+                await web.TCPSite(self._admin, *config.admin_address).start()
+            else:
+                await web.SockSite(self._admin, self._admin_listener).start()
         self.admin_port = int(self._admin.addresses[0][1])
 
     async def take_over(self, config: Config) -> None:

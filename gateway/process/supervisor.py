@@ -25,6 +25,7 @@ from gateway.config.sections.keys import KeyConfig, hash_key
 from gateway.config.sections.policy_choice import policy_settings
 from gateway.http.sockets import listening
 from gateway.keys.identity import Keyring, MintedKey
+from gateway.process import systemd
 from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 
 BACKLOG = 1024
@@ -130,13 +131,15 @@ def supervise(
     taken. `announce` gets the ports: that of clients, and that of the operator.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    inherited = systemd.inherited_listeners()
     with listening("the listener for clients", config.listen_address, "listen", "--port"):
-        listeners = _listeners(*config.listen_address, config.workers)
+        listeners = _of_workers(inherited.get(systemd.CLIENTS), config)
     with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
-        [admin] = _listeners(*config.admin_address, 1)
+        admin = inherited.get(systemd.OPERATOR) or _listeners(*config.admin_address, 1)[0]
     run_directory = RunDirectory.made(config.workers)
     try:
         announce(int(listeners[0].getsockname()[1]), int(admin.getsockname()[1]))
+        systemd.notify("READY=1")  # clients can connect; each worker accepts as soon as it serves
         liveness_pipe, held = os.pipe()
         hub = Child(
             "the hub",
@@ -186,6 +189,7 @@ def _supervised(
         cannot_serve = _reap(children, log, expected=ending)
         failed = 0 if ending else cannot_serve
         if stopped and not ending:
+            systemd.notify("STOPPING=1")
             log(f"draining for at most {config.drain_s:g} s; a second signal ends at once")
         if failed:
             status = failed
@@ -211,6 +215,13 @@ def reloaded(config: Config, load: Callable[[], Config] | None) -> Config:
 
 def unix_listener(path: str) -> socket.socket:
     return _listener(socket.AF_UNIX, path)
+
+
+def _of_workers(inherited: socket.socket | None, config: Config) -> list[socket.socket]:
+    """Return one listening socket for each worker. An inherited socket is shared by all workers."""
+    if inherited is None:
+        return _listeners(*config.listen_address, config.workers)
+    return [inherited.dup() for _ in range(config.workers)]
 
 
 def _listeners(host: str, port: int, count: int) -> list[socket.socket]:

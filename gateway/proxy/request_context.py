@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from gateway.http.errors import ApiError, expected_wait
+from gateway.http.errors import ApiError, expected_wait_headers
 from gateway.http.headers import Header, forward_response_headers
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
@@ -17,6 +17,7 @@ from gateway.keys.identity import Principal
 from gateway.proxy.refusals import in_words, rate_limit_headers
 from gateway.request.body.payload import Payload
 from gateway.request.routes import Route
+from policies.queue.expected_wait import interval_s
 from policies.request import State
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ class RequestContext(HttpRequest):
         if request is not None and request.progress.state is State.QUEUED:
             expected = dispatcher.engine.requests.expected(request, dispatcher.clock(), comes=False)
             ahead = max(0, round(expected.turns) - 1)
-            text = f": waiting, about {in_words(expected.wait_s)}, behind {ahead} request{'' if ahead == 1 else 's'}"
+            least, most = (in_words(bound_s) for bound_s in interval_s(expected.wait_s))
+            text = f": waiting, between {least} and {most}, behind {ahead} request{'' if ahead == 1 else 's'}"
             comment = text.encode() + b"\n\n"
         if responder.started:
             responder.write(comment)
@@ -143,7 +145,7 @@ class RequestContext(HttpRequest):
         fields.append((b"x-request-id", self.id.encode()))
         wait = self.request.progress.wait if self.request is not None else None
         if wait is not None and wait.expected is not None:
-            fields.append(expected_wait(wait.expected.wait_s))
+            fields += expected_wait_headers(wait.expected.wait_s)
         quotas = self.serving_pool.quotas
         if quotas is not None:
             names = self.request.quota_names if self.request is not None else ()

@@ -51,7 +51,7 @@ FAMILIES: Final = {
     "fairgate_given_back_tokens_total": _counter("Tokens that engines computed for them in vain.", "pool"),
     "fairgate_queue_seconds": _histogram("Wait before dispatch.", "pool", "tenant", "outcome"),
     "fairgate_expected_waits_total": _counter(
-        "Waits of over a second until an engine: right (off by at most a quarter), longer or shorter than expected.",
+        "Waits of over a second until an engine: right (from half to twice the expected wait), longer or shorter.",
         "pool", "outcome",
     ),
     "fairgate_held_back_seconds": _histogram("Part of the wait, by its cause.", "pool", "obstacle"),

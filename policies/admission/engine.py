@@ -30,6 +30,7 @@ from policies.limits.entitlements import Entitlements, Tree
 from policies.limits.quotas import Quotas
 from policies.orders.order import Selection
 from policies.queue.bounds import QueueLimits
+from policies.queue.expected_wait import interval_s
 from policies.queue.places import place_of
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
 
@@ -378,8 +379,9 @@ class AdmissionEngine:
         return decisions
 
     def _waits_on(self, request: Request, now: float, pressure: Pressure, decisions: list[Decision]) -> None:
-        """It could not go at once. If its client is not willing to wait for as long as is expected, it is refused."""
-        if self.requests.waits_on(request, now).wait_s > request.wait_s_max:
+        """Tell a queued request its wait, and refuse the request if its client is not willing to wait for so long."""
+        least_s, _ = interval_s(self.requests.waits_on(request, now).wait_s)
+        if least_s > request.wait_s_max:
             self._withdraw(request, now)
             decisions.append(self._reject(request, Refused(Refusal.WAIT_TOO_LONG, 0.0), now, pressure))
 

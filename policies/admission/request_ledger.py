@@ -173,8 +173,9 @@ class RequestLedger:
         if wait is not None:
             self.waits.ended(request, now)
             self._expect(request)  # more is known than when it began to wait
-        if wait is not None or len(self.waiting):
-            order, queues = request.progress.order, max(1, len(self.policy.queues()))
+        order = request.progress.order
+        if wait is not None or len(self.waiting) or self.expected_waits.has_clock_running(order.backlog, request):
+            queues = max(1, len(self.policy.queues()))
             self.expected_waits.dispatched(order.backlog, len(order), request, queues, now)
         lease = self.leases[request.id] = Lease(request, backend, now)
         if request.can_wait:

@@ -40,12 +40,17 @@ SHORT_S: Final = 1e-3
 """Two requests of a member come no closer, as far as this is concerned."""
 COUNTED_S_MIN: Final = 1.0
 """Shorter waits are not counted."""
-RIGHT: Final = 0.25
-"""An expected wait is right if it is off by no more than this part of the true one."""
+BAND: Final = 2.0
+"""A wait that is expected to take N seconds is told as N / BAND to N * BAND seconds, and is right within these."""
+
+
+def interval_s(wait_s: float) -> tuple[float, float]:
+    """Return the least and the most seconds that a wait takes which is expected to take `wait_s` seconds."""
+    return wait_s / BAND, wait_s * BAND
 
 
 class Expected(NamedTuple):
-    """What is expected of a wait?"""
+    """An expected wait."""
 
     wait_s: float
     since_s: float
@@ -99,7 +104,7 @@ class ExpectedWaits:
         self._usual = Member(())
         """What a request of any tenant takes."""
         self._paces = _Pace(), _Pace()
-        """Of work that cannot wait, and of work that can."""
+        """Of interactive work and of class batch. Where one queue holds both, the first is of both."""
 
     def of(
         self, backlog: Backlog | None, queued: int, request: Request, running: int, queues: int,
@@ -110,7 +115,7 @@ class ExpectedWaits:
         `backlog`: None if all go in the order in which they came. `running`: requests at the engines. `answer_s`: how
         long answers take, where none was seen of a request that waited. `comes`: it does not wait yet. Changes nothing.
         """
-        flow, pace = request.flow, self._paces[request.can_wait]
+        flow, pace = request.flow, self._pace(backlog, request)
         answer_s = self._usual.answer_s or answer_s
         turn_s = pace.passed * pace.turn_s(running, answer_s) * queues
         if backlog is None:
@@ -138,11 +143,15 @@ class ExpectedWaits:
         """How many waits of more than `COUNTED_S_MIN` were as long as expected, longer or shorter?"""
         return {"right": self._right, "longer": self._longer, "shorter": self._shorter}
 
+    def has_clock_running(self, backlog: Backlog | None, request: Request) -> bool:
+        """Is the time counted in which requests of this class wait?"""
+        return self._pace(backlog, request).since_s >= 0.0
+
     # --- events ---
 
     def began(self, backlog: Backlog | None, request: Request, now: float) -> None:
-        """It waits from now on."""
-        pace = self._paces[request.can_wait]
+        """Count the request, which is in its queue, among those that wait."""
+        pace = self._pace(backlog, request)
         if pace.since_s < 0.0:
             pace.since_s = now
         if backlog is not None:
@@ -151,13 +160,13 @@ class ExpectedWaits:
                     _asks(member, now)
 
     def left(self, backlog: Backlog | None, queued: int, request: Request) -> None:
-        """It has left its queue, in which so many wait now, otherwise than by a dispatch."""
+        """Count no longer a request that left its queue without a dispatch; `queued` requests are left there."""
         if not _waits(backlog, queued, request):
-            self._paces[request.can_wait].since_s = -1.0
+            self._pace(backlog, request).since_s = -1.0
 
     def dispatched(self, backlog: Backlog | None, queued: int, request: Request, queues: int, now: float) -> None:
-        """It has left its queue, in which so many wait now, for an engine, whether it had waited or not."""
-        pace, wait = self._paces[request.can_wait], request.progress.wait
+        """Count a request that left its queue for an engine, had it waited or not; `queued` requests are left there."""
+        pace, wait = self._pace(backlog, request), request.progress.wait
         pace.gone += 1
         if pace.since_s >= 0.0:
             tenant = backlog.tenant(request.flow.tenant) if backlog is not None else None
@@ -173,12 +182,13 @@ class ExpectedWaits:
         # A request that another pool handed over, or that was in no engine's queue yet, knew of none of these turns.
         if turns > 0.0 and expected.turns > 0.0:
             pace.learn(expected, turns)
-        if abs(expected.wait_s - wait_s) <= RIGHT * wait_s:
-            self._right += 1
-        elif expected.wait_s < wait_s:
+        least_s, most_s = interval_s(expected.wait_s)
+        if wait_s > most_s:
             self._longer += 1
-        else:
+        elif wait_s < least_s:
             self._shorter += 1
+        else:
+            self._right += 1
 
     def answered(self, backlog: Backlog | None, request: Request, answer_s: float) -> None:
         """A request that had waited was answered, so long after its dispatch."""
@@ -190,6 +200,9 @@ class ExpectedWaits:
             _learn(tenant, request.progress.charged, answer_s, QUICK)
         if flow is not None:
             _learn(flow, request.progress.normalised or request.progress.charged, answer_s, QUICK)
+
+    def _pace(self, backlog: Backlog | None, request: Request) -> _Pace:
+        return self._paces[backlog is not None and request.can_wait]
 
 
 def _line(backlog: Backlog, request: Request) -> Counters[TenantMember]:

@@ -18,7 +18,7 @@ from typing import Final
 
 from policies.averages import STEADY
 from policies.queue.places import Place, Places, place_of
-from policies.request import Flow, Request
+from policies.request import WAIT_S_MAX, Flow, Request
 
 PLACES_MAX: Final = 1000
 """Of one tenant. Beyond that, the place of a start that is refused is not kept."""
@@ -65,7 +65,7 @@ class _TenantStarts:
         turns = sum(self._flows_with[: self._starts.get(flow, 0) + 1]) + 1
         # The turn that is not over yet counts with what is known of it: it takes at least as long as it has taken.
         beyond_s = max(0.0, now - self.first_since_s - self.turn_s)
-        return (self.turn_s + _part(self.turns) * beyond_s) * (turns + sqrt(turns))
+        return min(WAIT_S_MAX, (self.turn_s + _part(self.turns) * beyond_s) * (turns + sqrt(turns)))
 
 
 class StartWaits:

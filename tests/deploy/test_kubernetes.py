@@ -4,6 +4,7 @@ docs/deploying.md says of them."""
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 import subprocess
 from functools import cache
@@ -20,14 +21,15 @@ from tests.waiting import WAIT_S
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
 VERSIONS = ("1.29", "1.31", "1.33", "1.35", "1.37")
+COMPONENTS = ("outside", "prometheus-operator", "gateway-api")
 FOLDERS = ("base", "overlays/redis-replicas", "overlays/simulated")
 DRAIN_S = 30
 Resource = dict[str, Any]
 
 
 @cache
-def rendered(folder: str) -> list[Resource]:
-    """By the real kustomize, as a program of its own or inside kubectl."""
+def rendered(folder: str | Path) -> list[Resource]:
+    """Return what the real kustomize, a program of its own or inside kubectl, makes of a folder."""
     if shutil.which("kustomize"):
         command = ["kustomize", "build"]
     elif shutil.which("kubectl"):
@@ -68,13 +70,14 @@ def test_what_is_misspelt_is_not_taken() -> None:
 
 
 def test_every_file_belongs_to_something_that_is_rendered() -> None:
-    for folder in FOLDERS:
+    folders = [*FOLDERS, *components()]
+    for folder in folders:
         said = yaml.safe_load((KUBERNETES / folder / "kustomization.yaml").read_text())
         named = {Path(name).name for name in said["resources"] if name.endswith(".yaml")}
         named |= {patch["path"] for patch in said.get("patches", [])}
         named |= {file for each in said.get("configMapGenerator", []) for file in each["files"]}
         assert {path.name for path in (KUBERNETES / folder).glob("*.yaml")} == named | {"kustomization.yaml"}
-    assert {path.parent for path in KUBERNETES.rglob("*.yaml")} == {KUBERNETES / folder for folder in FOLDERS}
+    assert {path.parent for path in KUBERNETES.rglob("*.yaml")} == {KUBERNETES / folder for folder in folders}
 
 
 # --- what runs ---
@@ -151,6 +154,36 @@ def test_replicas_are_spread_scaled_and_not_all_taken_at_once() -> None:
         policy = one(folder, "NetworkPolicy", name)["spec"]
         to = policy["podSelector"]["matchLabels"].items()
         assert to <= (redis if name == "redis" else labels).items()
+
+
+def test_each_component_adds_one_resource_about_the_gateway(tmp_path: Path) -> None:
+    folders = {name: os.path.relpath(KUBERNETES / name, tmp_path) for name in ("base", *components())}
+    base = folders.pop("base")
+    said = {"resources": [base], "components": [*folders.values()]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(said))
+    added = {each["kind"]: each for each in rendered(tmp_path) if each not in rendered("base")}
+    assert added.keys() == {"NetworkPolicy", "PodMonitor", "HTTPRoute"}
+    kubernetes_validate.validate(added["NetworkPolicy"], VERSIONS[0], strict=True)
+    labels = one("base", "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert added["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    allowed = {port["port"] for rule in added["NetworkPolicy"]["spec"]["egress"] for port in rule["ports"]}
+    assert allowed == {443, 5432, 6432, 4318}
+
+    monitor = added["PodMonitor"]["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    [gateway] = one("base", "Deployment")["spec"]["template"]["spec"]["containers"]
+    [endpoint] = monitor["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in gateway["ports"]}
+    assert endpoint["authorization"]["credentials"] == gateway["env"][0]["valueFrom"]["secretKeyRef"]
+
+    [rule] = added["HTTPRoute"]["spec"]["rules"]
+    [port] = one("base", "Service")["spec"]["ports"]
+    assert rule["backendRefs"] == [{"name": "fairgate", "port": port["port"]}]
+    assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}, "else long answers are cut"
+
+
+def components() -> list[str]:
+    return [f"components/{name}" for name in COMPONENTS]
 
 
 def test_redis_is_the_one_of_compose() -> None:

@@ -14,7 +14,6 @@ from tests.deploy.conftest import ROOT, Images
 from tests.deploy.container import run
 from tests.deploy.machine import PACKAGES, Machine, installed
 from tests.deploy.stand_ins import StandIns
-from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.deploy
 
@@ -27,25 +26,32 @@ tenants: [{name: alice}]
 """
 
 
-async def test_the_unit_serves_reloads_and_drains(images: Images, stand_ins: StandIns, tmp_path: Path) -> None:
-    root, config, environment = tmp_path / "root", tmp_path / "config.yaml", tmp_path / "environment"
+UNITS = ROOT / "deploy/systemd"
+
+
+async def root_with_service(images: Images, stand_ins: StandIns, folder: Path, config: str) -> Path:
+    """Return the root of a Debian in which the unit is installed as docs/deploying.md says."""
+    root, environment = folder / "root", folder / "environment"
     await run(["cp", "-a", str(await stand_ins.debian(PACKAGES)), str(root)], 120)
     await run(["cp", "-a", str((await images("fairgate:local")).root / "opt/fairgate"), str(root / "opt")], 120)
-    config.write_text(CONFIG)
     environment.write_text("TOKEN=of-some-length\n")
     files = [
-        (ROOT / "deploy/systemd/fairgate.service", "etc/systemd/system/fairgate.service", 0o644),
-        (ROOT / "deploy/systemd/fairgate.sysusers", "usr/lib/sysusers.d/fairgate.conf", 0o644),
-        (config, "etc/fairgate/config.yaml", 0o644),
+        (UNITS / "fairgate.service", "etc/systemd/system/fairgate.service", 0o644),
+        (UNITS / "fairgate.sysusers", "usr/lib/sysusers.d/fairgate.conf", 0o644),
+        _written(folder / "config.yaml", config),
         (environment, "etc/fairgate/environment", 0o600),
     ]
     await installed(root, files)
+    return root
+
+
+async def test_the_unit_serves_reloads_and_drains(images: Images, stand_ins: StandIns, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    root = await root_with_service(images, stand_ins, tmp_path, CONFIG)
     async with Machine(root) as machine:
         status, said = await machine.execute("systemctl", "start", "fairgate")
         assert status == 0, said + (await machine.execute("journalctl", "--no-pager", "-u", "fairgate"))[1]
-        async with asyncio.timeout(WAIT_S):
-            while (await machine.execute("fairgate", "healthcheck"))[0]:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        assert (await machine.execute("fairgate", "healthcheck"))[0] == 0  # `start` returns when clients are served
         before = await machine.status_of("fairgate")
         assert before["Uid"].split()[0] != "0"
         assert {before[f"Cap{kind}"] for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {"0" * 16}
@@ -73,6 +79,40 @@ async def test_the_unit_serves_reloads_and_drains(images: Images, stand_ins: Sta
         assert (await machine.execute("systemctl", "show", "-P", "Result", "fairgate"))[1].strip() == "success"
         assert (root / "var/lib/fairgate/usage.db").exists()
         assert '"completed"' in (root / "var/log/fairgate/access.log").read_text()
+
+
+ASKING = """
+while [ ! -e /tmp/enough ]; do
+    curl -s -o /dev/null -w '%{http_code}\\n' http://127.0.0.1:8080/v1/chat/completions \\
+        -H 'Authorization: Bearer sk-somebody' -H 'Content-Type: application/json' -d "$0"
+done
+"""
+
+
+async def test_an_upgrade_refuses_nobody(images: Images, stand_ins: StandIns, tmp_path: Path) -> None:
+    root = await root_with_service(images, stand_ins, tmp_path, CONFIG + "open_access: true\n")
+    text = (UNITS / "fairgate.service").read_text().replace("/opt/fairgate/", "/opt/fairgate-%i/")
+    (root / "etc/systemd/system/fairgate@.service").write_text(text)
+    for version in ("a", "b"):
+        (root / f"opt/fairgate-{version}").symlink_to("fairgate")
+    sockets = ("fairgate.socket", "fairgate-admin.socket")
+    await installed(root, [(UNITS / name, f"etc/systemd/system/{name}", 0o644) for name in sockets])
+    async with Machine(root) as machine:
+        assert (await machine.execute("systemctl", "start", *sockets))[0] == 0
+        command = machine.command("sh", "-c", ASKING, json.dumps(body(3, stream=False)))
+        asking = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert asking.stdout is not None
+        codes = [await asking.stdout.readline()]  # the first connection starts fairgate@a
+        assert (await machine.execute("systemctl", "is-active", "fairgate@a"))[1] == "active\n"
+        assert (await machine.execute("systemctl", "start", "fairgate@b"))[0] == 0
+        assert (await machine.execute("systemctl", "stop", "fairgate@a"))[0] == 0
+        codes += [await asking.stdout.readline() for _ in range(3)]
+        await machine.execute("touch", "/tmp/enough")
+        codes += (await asking.communicate())[0].splitlines(keepends=True)
+        assert set(codes) == {b"200\n"}
+        # What asked last was served by the new gateway, and started no other one.
+        assert (await machine.execute("systemctl", "is-active", "fairgate@a"))[1] == "inactive\n"
+        assert (await machine.execute("systemctl", "is-active", "fairgate@b"))[1] == "active\n"
 
 
 def _written(config: Path, text: str) -> tuple[Path, str, int]:

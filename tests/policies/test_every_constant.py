@@ -63,7 +63,7 @@ BOUNDS = """
 FINENESS = """
     admission.explanation.SHOWN_S_MIN
     capacity.gauges.USAGE_DIFFERS_MAX
-    queue.expected_wait.COUNTED_S_MIN queue.expected_wait.RIGHT
+    queue.expected_wait.COUNTED_S_MIN queue.expected_wait.BAND
     queue.expected_wait.STEP queue.expected_wait.ERROR_MAX queue.expected_wait.PASSED
     queue.expected_wait.WINDOW_S
     capacity.kv_cache.OFF_BY_TOKENS capacity.kv_cache.OFF_BY_TOKENS_PER_LEASE capacity.kv_cache.OFF_BY_PART

@@ -1,4 +1,4 @@
-"""The code stays small enough to hold in the head: sizes of files, folders, functions and classes, and closed doors."""
+"""The code stays small enough to hold in the head: functions fit a screen, rooms have few files, doors are closed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from gateway.proxy.refusals import REASONS
 from policies.request import Refusal
 
@@ -18,12 +16,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("policies", "gateway", "backends", "simulation", "lab")
 FILES = sorted(path for package in (*PACKAGES, "tests", "bench") for path in (ROOT / package).rglob("*.py"))
 OURS = [path for path in FILES if path.relative_to(ROOT).parts[0] in PACKAGES]
-LINES_MAX, FUNCTION_LINES_MAX, FOLDER_FILES_MAX = 450, 60, 12
-METHODS_MAX = {
-    "policies/admission/engine.py:AdmissionEngine": 29,
-    "policies/capacity/ledger.py:BackendLedger": 21,
-    "policies/orders/order.py:Order": 11,  # with its constructor
-}
+FUNCTION_LINES_MAX, FOLDER_FILES_MAX = 60, 12
 
 
 def name_of(path: Path) -> str:
@@ -46,11 +39,6 @@ def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
             yield node
 
 
-def test_no_module_is_long() -> None:
-    lengths = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
-    assert {name: lines for name, lines in lengths.items() if lines > LINES_MAX} == {}
-
-
 def test_no_function_is_longer_than_a_screen() -> None:
     long = {
         f"{name_of(path)}:{one.name}": (one.end_lineno or 0) - one.lineno + 1
@@ -64,14 +52,6 @@ def test_no_function_is_longer_than_a_screen() -> None:
 def test_no_room_has_more_than_a_dozen_files() -> None:
     rooms = Counter(path.parent for path in OURS if path.stem != "__init__")
     assert {name_of(room): files for room, files in rooms.items() if files > FOLDER_FILES_MAX} == {}
-
-
-@pytest.mark.parametrize("where", METHODS_MAX)
-def test_the_large_classes_stay_as_small_as_they_are(where: str) -> None:
-    file, _, name = where.partition(":")
-    [found] = [node for node in tree_of(ROOT / file).body if isinstance(node, ast.ClassDef) and node.name == name]
-    methods = [node.name for node in found.body if isinstance(node, ast.FunctionDef)]
-    assert len(methods) <= METHODS_MAX[where], methods
 
 
 def test_nobody_reaches_for_what_is_private_to_another_module() -> None:

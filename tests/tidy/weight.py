@@ -1,5 +1,7 @@
 """How many lines of code has each room of the four packages, without docstrings, comments and blank lines?
 
+Lua and JavaScript count as Python does.
+
 python -m tests.tidy.weight
 """
 
@@ -7,12 +9,14 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections import Counter
 from pathlib import Path
 
 PACKAGES = ("policies", "backends", "gateway", "simulation")
 ROOT = Path(__file__).parents[2]
+COMMENTS = {".lua": r"^\s*--[^\n]*", ".js": r"^\s*//[^\n]*|/\*.*?\*/"}
 IS_NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -35,12 +39,21 @@ def code_lines(source: str) -> int:
     return len(lines)
 
 
+def script_lines(source: str, suffix: str) -> int:
+    """Return the lines of a Lua or JavaScript file that are neither blank nor comments."""
+    without = re.sub(COMMENTS[suffix], "", source, flags=re.MULTILINE | re.DOTALL)
+    return sum(bool(line.strip()) for line in without.splitlines())
+
+
 def rooms() -> Counter[str]:
-    """Code lines by folder."""
+    """Return the lines of code by folder."""
     weights: Counter[str] = Counter()
     for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            weights[path.parent.relative_to(ROOT).as_posix()] += code_lines(path.read_text(encoding="utf-8"))
+        for path in (ROOT / package).rglob("*.*"):
+            if path.suffix == ".py" or path.suffix in COMMENTS:
+                source = path.read_text(encoding="utf-8")
+                lines = code_lines(source) if path.suffix == ".py" else script_lines(source, path.suffix)
+                weights[path.parent.relative_to(ROOT).as_posix()] += lines
     return weights
 
 

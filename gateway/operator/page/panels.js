@@ -176,7 +176,7 @@ export class Times {
 
 function told({ right, longer, shorter }) {
   const all = right + longer + shorter;
-  return all ? element("p", { class: "more" }, `${percent(right / all)} of ${count(all, "wait")} of over a second as told, within a quarter`) : null;
+  return all ? element("p", { class: "more" }, `${percent(right / all)} of ${count(all, "wait")} of over a second took from half to twice the expected time`) : null;
 }
 
 export function waiting(queue) {

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from bench.expected_waits import run
-from policies.admission.decisions import Decision, Reject
+from policies.admission.decisions import Decision, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.policy_entries import POLICIES
@@ -18,8 +18,8 @@ from policies.request import WAIT_S_MAX, Refusal, Request, ServiceTokens, State,
 from tests.policies.making import make_request, policy_with
 
 PATIENT = QueueLimits(queue_wait_s_max=1e6)
-PART_RIGHT = 0.57
-"""Measured: 0.61 over the first four minutes, before which nothing is known; over ten, 0.72."""
+PART_RIGHT = 0.85
+"""Measured: 0.89 over the first four minutes, before which nothing is known."""
 
 
 def full(policy: str = "vtc", limits: QueueLimits = PATIENT) -> AdmissionEngine:
@@ -141,16 +141,15 @@ def test_a_client_that_is_not_willing_to_wait_so_long_is_refused_at_once_and_cha
         flow = make_request("a").flow
         return list(engine.arrived(Request(f"w{wait_s_max}", flow, 1.0, 10, 100, 1.0, wait_s_max=wait_s_max), 1.0))
 
-    [rejected] = comes(waits_s / 2)
+    [rejected] = comes(waits_s / 2.2)
     assert isinstance(rejected, Reject)
     assert rejected.reason is Refusal.WAIT_TOO_LONG
     assert rejected.retry_after_s == pytest.approx(max(1.0, told_s(engine)), rel=0.2)
     queued = engine.queued
-    assert comes(2 * waits_s) == []
+    willing_s = 0.75 * waits_s
+    assert comes(willing_s) == [], "the true wait may be half of the expected one"
     assert engine.queued == queued + 1
-    assert engine.requests.waiting.earliest_deadline_s() == pytest.approx(1.0 + 2 * waits_s), (
-        "it is willing to no longer"
-    )
+    assert engine.requests.waiting.earliest_deadline_s() == pytest.approx(1.0 + willing_s), "it is willing to no longer"
 
 
 def test_a_willing_client_waits_for_no_longer_than_it_may() -> None:
@@ -158,8 +157,8 @@ def test_a_willing_client_waits_for_no_longer_than_it_may() -> None:
     assert limits.wait_s(Request("x", make_request().flow, 1.0, 10, 100, 0.0, wait_s_max=600.0)) == 5.0
 
 
-@pytest.mark.parametrize(("wait_s", "said"), [(7.9, "shorter"), (8.1, "right"), (13.3, "right"), (13.4, "longer")])
-def test_told_is_right_within_a_quarter_of_the_true_wait(wait_s: float, said: str) -> None:
+@pytest.mark.parametrize(("wait_s", "said"), [(4.9, "shorter"), (5.1, "right"), (19.9, "right"), (20.1, "longer")])
+def test_a_wait_from_half_to_twice_the_expected_one_is_right(wait_s: float, said: str) -> None:
     waits, request = ExpectedWaits(), make_request("a")
     request.progress.wait = Wait(100.0, "turn", 0.0)
     request.progress.wait.expected = Expected(10.0, 100.0, 5.0, 0)
@@ -193,6 +192,41 @@ def test_nothing_counts_while_nothing_waits() -> None:
     waits.left(None, 0, make_request("a"))
     waits.dispatched(None, 0, make_request("a"), 1, 1000.0)
     assert waits.of(None, 1, make_request("b"), 1, 1, 0.0, 1000.0, comes=False).wait_s == 0.0
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_no_idle_time_is_counted_whoever_waited_before_it(policy: str) -> None:
+    """Requests of both classes wait together, and one arrives and is dispatched within one event."""
+
+    def told(idle_s: float) -> float:
+        engine = full(policy)
+        for number in range(3):
+            engine.arrived(make_request("a", id=f"a{number}"), 1.0 + number)
+        engine.arrived(make_request(of_batch("a"), id="batch"), 4.0)
+        now = 5.0
+        while engine.requests.leases:
+            now += 1.0
+            engine.finished(next(iter(engine.requests.leases)), ServiceTokens(10, 10), now)
+        assert not engine.queued
+        now += idle_s
+        while not engine.queued:
+            engine.arrived(make_request("b"), now)
+        engine.finished(next(iter(engine.requests.leases)), ServiceTokens(10, 10), now + 1.0)
+        return told_s(engine, "b", now=now + 1.0)
+
+    assert told(3600.0) == pytest.approx(told(0.0), rel=0.5)
+
+
+def test_a_request_that_comes_and_goes_within_one_event_ends_the_time_in_which_others_waited() -> None:
+    engine = AdmissionEngine(named_policy("vtc"), limits=PATIENT)
+    engine.add_backend("one", max_num_seqs=3)
+    engine.arrived(make_request("a", id="refused"), 0.0)
+    engine.failed("refused", Failure.REFUSED, 0.1)  # its engine gets nothing for a while
+    engine.arrived(make_request("a", id="waits"), 0.1)
+    assert engine.queued == 2
+    [*decisions] = engine.arrived(last := make_request("a", id="last"), 50.0)
+    assert [decision.id for decision in decisions] == ["refused", "waits", "last"]
+    assert not engine.requests.expected_waits.has_clock_running(engine.policy.order.backlog, last)
 
 
 def test_how_many_turns_come_true_is_learned() -> None:
