@@ -250,7 +250,6 @@ class BackendLedger:
             self.prefill_tokens -= lease.prefill_tokens
         if lease.request.streamed:
             self.pace.started(lease, now)
-            self.prefill_rate.started(lease, now)
             self._streaming += lease.request.sequences
             self.slots.seen_running(self._running())
             if lease.was_taken():

@@ -113,21 +113,15 @@ class PrefillRate:
     steps, the tokens and the time of a step count instead.
     """
 
-    __slots__ = ("_first_token_s", "_reports_steps", "_sizes", "seen", "tokens_per_s")
+    __slots__ = ("_reports_steps", "_sizes", "seen", "tokens_per_s")
 
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None
         """None: too little was seen."""
         self.seen = 0
         self._reports_steps = False
-        self._first_token_s = 0.0
         self._sizes: dict[int, tuple[Mean, Mean]] = {}
         """Tokens and seconds of the prompts of one size, by the number of bits of the tokens."""
-
-    def started(self, lease: Lease, now: float) -> None:
-        """The first token of a streamed answer has come."""
-        lease.prefill_s = now - max(self._first_token_s, lease.dispatched_s)
-        self._first_token_s = now
 
     def answered(self, lease: Lease, service: ServiceTokens) -> None:
         """Learn from a complete answer whose prompt was alone in the engine. An engine that reports no cached tokens
@@ -137,7 +131,10 @@ class PrefillRate:
         if self._reports_steps or lease.started_s is None or not (request.streamed and lease.is_first):
             return
         if service.cached or not request.progress.inside:
-            self.observed(service.prompt - (service.cached or request.progress.cached_tokens), lease.prefill_s)
+            self.observed(
+                service.prompt - (service.cached or request.progress.cached_tokens),
+                lease.started_s - lease.dispatched_s,
+            )
 
     def saw_step(self, step: Gauges, before: Gauges | None) -> None:
         """A step that says what it computed, right after another one, shows what its tokens cost."""

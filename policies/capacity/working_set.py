@@ -5,8 +5,9 @@ seconds. If more interactions are open than the cache can hold, each call that r
 computes all of it anew. So an interaction is admitted as a whole: its start waits until there is room for it.
 
 K is the number of KV tokens that the pool keeps, R its prefill rate. The working set is the sum of the contexts that
-count: an interaction while a call of it is under way, and for K / R seconds after that. What a context counts with, K
-and K / R are those of `capacity.contexts`.
+count: an interaction while a call of it is under way, and for K / R seconds after that, the time to compute the whole
+cache anew. Holding an idle context pays if, and only if, its next call comes within that time (the five-minute rule,
+Gray and Putzolu 1987). `policies.contexts` says what a context counts with, and how much the cache keeps.
 
 A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. What
 becomes free is kept for the start that goes first, which is the oldest one of the tenant that has received least: or
@@ -33,15 +34,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
+from statistics import fmean
 from typing import Final
 
-from policies.capacity.contexts import AppCalls, Apps, KeptShare, measured
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
+from policies.capacity.output_lengths import APPS_MAX
+from policies.capacity.pace import USUAL_S
+from policies.contexts import AppCalls, Apps, KeptShare
 from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens, is_batch
 
 MEASURED_EVERY_S: Final = 0.5
 """How often K and R are read, and whether the set has outgrown K."""
+HOLD_S_MAX: Final = 60.0
+"""Bounds what a wrong rate can do. While no engine has shown its rate, `USUAL_S` stands for K / R."""
 OVER: Final = 1.1
 """Contexts are parked above this multiple of K. What was expected of a start is a mean, so the set varies about K."""
 
@@ -86,7 +92,7 @@ class WorkingSet:
         self.first_start: Callable[[], Request | None] | None = None
         """Which start waits for the set, of the tenant that has received least? None: the order lets no start wait."""
         self._shares: Final = shares
-        self.apps: Final = Apps()
+        self.apps: Final = Apps(APPS_MAX)
         """What contexts count with, as the calls of each app teach it."""
         self.kept: Final = KeptShare()
         self.is_ahead: Callable[[str], bool] = _nobody
@@ -262,8 +268,12 @@ class WorkingSet:
             return
         self._measured_s = now
         self.expire(now)
-        cache = measured(engines, self.kept.share)
-        self.capacity_tokens, self.hold_s = (cache.tokens // self._sharers, cache.hold_s) if cache else (0, 0.0)
+        sizes = [(one.kv.capacity_tokens or 0, one.prefill_rate.tokens_per_s) for one in engines if one.healthy]
+        is_known, share = all([tokens for tokens, _ in sizes]), self.kept.share
+        times_s = [tokens / rate for tokens, rate in sizes if rate]
+        self.capacity_tokens = round(share * sum([tokens for tokens, _ in sizes])) // self._sharers if is_known else 0
+        hold_s = share * fmean(times_s) if times_s else USUAL_S
+        self.hold_s = min(HOLD_S_MAX, hold_s) if self.capacity_tokens else 0.0
         if parks and self.hold_s and self.tokens:
             # Each gateway parks its part of what is too much.
             self._park(OVER * self.capacity_tokens * self.tokens / self.tokens_in_all)
@@ -302,7 +312,7 @@ class WorkingSet:
         if not request.progress.inside:
             context.app.shared_tokens.learn(service.cached or request.progress.cached_tokens)
         elif to_find_tokens and service.cached is not None and request.progress.engine == context.engine:
-            is_full = OVER * self.tokens_in_all >= self.capacity_tokens
+            is_full = self.tokens_in_all >= self.capacity_tokens
             self.kept.returned(to_find_tokens, service.cached, is_full=is_full)
 
     def _resize(self, context: Context, tokens: int) -> None:

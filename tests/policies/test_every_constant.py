@@ -41,8 +41,8 @@ BOUNDS = """
     admission.decisions.RECENT_MAX admission.room.ANSWERS_MAX admission.takeover.MOVED_MAX
     admission.explanation.AHEAD_SHOWN
     capacity.kv_cache.ENDED_MAX capacity.output_lengths.APPS_MAX capacity.output_lengths.WINDOW
-    capacity.pace.PREFILL_TOKENS_MAX capacity.contexts.HOLD_S_MAX
-    capacity.contexts.SHARE_MIN capacity.contexts.SHARE_MAX
+    capacity.pace.PREFILL_TOKENS_MAX capacity.working_set.HOLD_S_MAX
+    contexts.SHARE_MIN contexts.SHARE_MAX
     interactions.EXTENDED_MAX interactions.LOOKED_AT interactions.KEYS_EACH
     interactions.TENANTS_MAX
     limits.fullness.PART limits.leaky_counts.MEMBERS_MAX

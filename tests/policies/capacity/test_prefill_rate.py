@@ -56,7 +56,6 @@ def test_a_prompt_that_others_were_before_shows_nothing() -> None:
         lease.is_first = number % 2 == 0
         lease.dispatched_s = 0.5 * number
         lease.started_s = lease.dispatched_s + (0.3 if lease.is_first else 0.001)
-        rate.started(lease, lease.started_s)
         rate.answered(lease, ServiceTokens(3000, 5, 0))
     assert rate.tokens_per_s == pytest.approx(10_000)
 
@@ -72,7 +71,6 @@ def test_steps_show_the_rate_if_they_say_what_they_computed_and_answers_do_if_th
         step = Gauges(now, running=1, is_step=True, scheduled_tokens=tokens if says_tokens else None)
         rate.saw_step(step, before)
         before, lease.started_s = step, now
-        rate.started(lease, now)
         # Were answers read although steps are, they would say another rate.
         rate.answered(lease, ServiceTokens(tokens * 3 if says_tokens else tokens, 5, 0))
     assert rate.tokens_per_s == pytest.approx(4000, rel=0.01)

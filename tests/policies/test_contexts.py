@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from policies.capacity.contexts import SHARE_MAX, SHARE_MIN, AppCalls, KeptShare
 from policies.capacity.output_lengths import APPS_MAX
 from policies.capacity.working_set import WorkingSet
+from policies.contexts import SHARE_MAX, SHARE_MIN, AppCalls, KeptShare
 from policies.request import NO_CLAIM, Claim, Request, ServiceTokens
 from tests.policies.capacity.test_working_set import HOLD_S, K, Pool, call
 from tests.policies.making import dispatched, make_request

@@ -1,4 +1,4 @@
-"""What does a context count with in the KV cache, how much does the cache keep, and for how long does holding pay?
+"""What does a context count with in the KV cache, and how much does the cache keep?
 
 A *context* is the prompt and the answer of the last call of one interaction. Its worth is learned from the calls of its
 app (`AppCalls`), whatever their answers looked like:
@@ -8,20 +8,15 @@ app (`AppCalls`), whatever their answers looked like:
     - an idle context is worth the probability that a call of its interaction returns in time. Single questions and raw
       completions teach about 0, agents about 0.9.
 
-What the cache keeps is seen in the calls that return (`KeptShare`). An idle context pays for its room if its next call
-comes before the engine could compute the whole cache anew (the five-minute rule, Gray and Putzolu 1987).
+What the cache keeps is seen in the calls that return (`KeptShare`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from policies.averages import QUICK, STEADY, Mean
-from policies.capacity.ledger import BackendLedger
-from policies.capacity.output_lengths import APPS_MAX
-from policies.capacity.pace import USUAL_S
 
 FOUND: Final = 1.0 - QUICK
 FOUND_BEYOND: Final = 1.0 - STEADY
@@ -31,8 +26,6 @@ SHARE_MIN: Final = 0.25
 SHARE_MAX: Final = 64.0
 """Of the engines' own KV cache. Lower tiers hold more than it; other users of an engine and apps that rewrite their
 prompts leave less."""
-HOLD_S_MAX: Final = 60.0
-"""Bounds what a wrong rate can do. While no engine has shown its rate, it is `USUAL_S`."""
 
 
 class AppCalls:
@@ -64,7 +57,8 @@ class AppCalls:
 class Apps:
     """`AppCalls` by tenant and app. Bounded: the apps that were called longest ago are forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, apps_max: int) -> None:
+        self._apps_max: Final = apps_max
         self._apps: OrderedDict[tuple[str, str], AppCalls] = OrderedDict()
 
     def of(self, app: tuple[str, str]) -> AppCalls:
@@ -72,7 +66,7 @@ class Apps:
         known = self._apps.get(app)
         if known is None:
             known = self._apps[app] = AppCalls()
-            if len(self._apps) > APPS_MAX:
+            if len(self._apps) > self._apps_max:
                 self._apps.popitem(last=False)
         else:
             self._apps.move_to_end(app)
@@ -105,29 +99,3 @@ class KeptShare:
         surplus = min(1.0, found_tokens / context_tokens) - wanted
         if surplus < 0.0 or is_full:
             self.share = max(SHARE_MIN, min(SHARE_MAX, self.share * (1.0 + STEADY * surplus)))
-
-
-class Cache(NamedTuple):
-    """KV tokens of the engines in service, and the seconds for which holding an idle context pays."""
-
-    tokens: int
-    hold_s: float
-
-
-def measured(engines: Iterable[BackendLedger], share: float) -> Cache | None:
-    """Return the cache of these engines, of which this share is kept; None: some engine does not say its size."""
-    all_tokens, timed_tokens, seconds = 0, 0, 0.0
-    for engine in engines:
-        if not engine.healthy:
-            continue
-        tokens, rate = engine.kv.capacity_tokens, engine.prefill_rate.tokens_per_s
-        if tokens is None:
-            return None
-        all_tokens += tokens
-        if rate is not None:  # an engine that was never busy is taken to be as fast as the others
-            timed_tokens += tokens
-            seconds += tokens * tokens / rate
-    if not all_tokens:
-        return None
-    hold_s = share * seconds / timed_tokens if timed_tokens else USUAL_S
-    return Cache(round(share * all_tokens), min(HOLD_S_MAX, hold_s))
