@@ -9,14 +9,15 @@ count: an interaction while a call of it is under way, and for K / R seconds aft
 cache anew. Holding an idle context pays if, and only if, its next call comes within that time (the five-minute rule,
 Gray and Putzolu 1987). `policies.contexts` says what a context counts with, and how much the cache keeps.
 
-A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. What
-becomes free is kept for the start that goes first, which is the oldest one of the tenant that has received least: or
-small starts would always take the room that a large one waits for. A tenant that has received more than the tenant of
-that start, by more than the window of the order, begins nothing, unless the start alone is beyond its tenant's part. A
-start that no call is likely to follow holds nothing beyond its run, and needs no room. Of work that can wait (class
-batch) only its guaranteed part counts for others: the rest is taken back. Where nothing counts, nothing waits. The
-order says who goes next, the set only whether. A call inside an interaction that counts never waits for the set. A
-start whose tenant holds nothing waits for K / R seconds at most: one enters in each K / R, and parking makes the room.
+A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. A
+tenant that has received more than the one whose start goes first, by more than the window of the order, begins nothing:
+or small starts would always take the room that a large one waits for. A start that alone is beyond its tenant's part
+stops nobody so. A start whose tenant holds nothing waits for K / R seconds at most: one enters in each K / R, and
+parking makes the room. A start that no call is likely to follow holds nothing beyond its run, and needs no room.
+
+Of work that can wait (class batch) only its guaranteed part counts for others: the rest is taken back. Where nothing
+counts, nothing waits. The order says who goes next, the set only whether. A call inside an interaction that counts
+never waits for the set.
 
 Bound: while a tenant has a start waiting, another one that is more than the window ahead of it receives only what its
 interactions under way still take. With I, the most that those in K take until they end, service per weight differs by
@@ -40,7 +41,7 @@ from typing import Final
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
-from policies.capacity.pace import USUAL_S
+from policies.capacity.pace import SEEN_MIN, USUAL_S
 from policies.contexts import AppCalls, Apps, KeptShare
 from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens, is_batch
 
@@ -139,19 +140,22 @@ class WorkingSet:
         return self.hold_s > 0.0 and (self._returning > 0 or self._tokens_elsewhere > 0)
 
     def _fits(self, request: Request) -> bool:
-        """Is there room beside what is kept for the start that goes first, or within the part of its tenant?"""
-        expected = self._expected_tokens(request)
-        first = self.first_start() if self.first_start is not None else None
-        tenant = request.flow.tenant
-        kept = self._expected_tokens(first) if first is not None and first.flow.tenant != tenant else 0
-        free = self.capacity_tokens - self._counted_for(request)
-        if self.is_ahead(tenant) and (not kept or first is None or kept <= self._part(first)):
+        """Is there room for it, or is it within the part of its tenant?"""
+        tenant, expected = request.flow.tenant, self._expected_tokens(request)
+        if self.is_ahead(tenant) and self._is_within_its_part(self.first_start):
             return False
-        if expected + kept <= free or not (request.can_wait or self._is_followed(request)):
+        if not request.can_wait and not self._is_followed(request):
+            return True
+        if self._counted_for(request) + expected <= self.capacity_tokens:
             return True
         if request.can_wait:
             return self.batch_tokens + expected <= self._batch_part()
         return self._tokens_of(tenant) + expected <= self._part(request)
+
+    def _is_within_its_part(self, first_start: Callable[[], Request | None] | None) -> bool:
+        """Is the start that goes first no larger by itself than the part of its tenant? One at another gateway is."""
+        first = first_start() if first_start is not None else None
+        return first is None or self._expected_tokens(first) <= self._part(first)
 
     def _part(self, request: Request) -> float:
         """Of the set, for the tenant of the request."""
@@ -160,7 +164,7 @@ class WorkingSet:
     def _is_followed(self, request: Request) -> bool:
         """Is another call likely to follow it? Else it holds nothing beyond its run."""
         rate = self.apps.known(request.flow[:2]).return_rate
-        return request.claim is not NO_CLAIM and (not rate.seen or rate.value >= 0.5)
+        return request.claim is not NO_CLAIM and (rate.seen < SEEN_MIN or rate.value >= 0.5)
 
     def _counted_for(self, request: Request) -> float:
         """What counts, as this request sees it: of work that can wait no more than its part, for the rest is taken

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import nsmallest
 from itertools import islice
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from policies.averages import USUAL
 from policies.queue.counters import Counters, Member
@@ -60,8 +60,9 @@ class Backlog:
         self._by_tenant: dict[str, TenantMember] = {}
         self._by_flow: dict[Flow, FlowMember] = {}
         self.queued = 0
-        self.starts: dict[TenantMember, list[tuple[float, str, Request]]] = {}
-        """Starts that sleep until the working set has room for them, by tenant: when each came, and its id, in order.
+        self.starts: dict[TenantMember, list[tuple[bool, float, str, Request]]] = {}
+        """Starts that sleep until the working set has room for them, by tenant, in order: calls of parked interactions
+        before others, and then as they came.
         """
         self.full: dict[str, dict[TenantMember, None]] = {}
         """Tenants that sleep until a node of the tree has room, by the name of the node."""
@@ -132,13 +133,13 @@ class Backlog:
         flow = self._by_flow[start.flow]
         flow.tenant.going_first -= start.id in flow.going_first
         flow.sleep(start)
-        insort(self.starts.setdefault(flow.tenant, []), (start.arrived_s, start.id, start))
+        insort(self.starts.setdefault(flow.tenant, []), (*_sleeps_as(start), start))
         self._rest(flow)
 
     def wake_starts(self, has_room: Callable[[Request], bool]) -> None:
         """The working set may have room again. The starts of the tenants that have received least are asked first."""
         for tenant in nsmallest(TRIED // 2, self.starts, key=_counter):
-            starts = [start for _, _, start in self.starts[tenant][: TRIED // 2] if has_room(start)]
+            starts = [one[3] for one in self.starts[tenant][: TRIED // 2] if has_room(one[3])]
             for start in reversed(starts):  # the oldest becomes the oldest again
                 flow = self._by_flow[start.flow]
                 self._forget_start(flow, start)
@@ -149,7 +150,7 @@ class Backlog:
         """The oldest start that sleeps, of the tenant that has received least. What becomes free is kept for it."""
         tenants = [tenant for tenant in self.starts if tenant.line is self.tenants] or self.starts
         least = min(tenants, key=_counter, default=None)
-        return self.starts[least][0][2] if least is not None else None
+        return self.starts[least][0][3] if least is not None else None
 
     def is_ahead(self, tenant: str) -> bool:
         """Has this tenant received more than one with a start that sleeps, or that waits at another gateway, by more
@@ -210,7 +211,7 @@ class Backlog:
 
     def _forget_start(self, flow: FlowMember, start: Request) -> None:
         starts = self.starts[flow.tenant]
-        del starts[bisect_left(starts, (start.arrived_s, start.id))]
+        del starts[bisect_left(starts, _sleeps_as(start))]
         if not starts:
             del self.starts[flow.tenant]
 
@@ -427,3 +428,8 @@ class Backlog:
 
 def _counter(tenant: TenantMember) -> float:
     return tenant.counter
+
+
+def _sleeps_as(start: Request) -> Any:
+    """Its place among the starts of its tenant that sleep."""
+    return not start.progress.parked, start.arrived_s, start.id

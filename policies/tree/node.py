@@ -1,7 +1,7 @@
 """A node of the tree: the pool, a group or a tenant. What part of the pool is it entitled to, and what is there for it?
 
 **Parts.** The pool is divided from the root down among the children that have requests: a child gets its part by
-weight, but at least its floor (`Line.share`). Class batch is a second line at each node, with parts of its own.
+weight, but at least its floor (`ClassLine.share`). Class batch is a second line at each node, with parts of its own.
 
 **Usage.** A node counts what runs below it, of both lines together, and of each resource. What a floor does not lend
 is kept for the node: it counts as used at the parent, used or not. So one recursion answers for ceilings, borrowing and
@@ -27,12 +27,12 @@ LEAST_PART: Final = 0.01
 """Of a group, for its children without a floor: where floors are all of it, they would wait for ever."""
 
 
-class Line:
+class ClassLine:
     """The work of one class at a node: who is present, and what is its part?"""
 
     __slots__ = ("floor", "floored", "parent", "present", "weight", "weights")
 
-    def __init__(self, parent: Line | None, weight: float, floor: float) -> None:
+    def __init__(self, parent: ClassLine | None, weight: float, floor: float) -> None:
         self.parent = parent
         self.weight = weight
         self.floor = floor
@@ -40,7 +40,7 @@ class Line:
         """Present children; of a tenant: requests queued or running, and gateways where it has some."""
         self.weights = 0.0
         """Sum over the present children."""
-        self.floored: dict[Line, None] = {}
+        self.floored: dict[ClassLine, None] = {}
         """Those of them with a floor."""
 
     def __hash__(self) -> int:
@@ -90,7 +90,7 @@ class Line:
         return max(rest, LEAST_PART * whole) * self.weight / weights
 
 
-def _floor_per_weight(line: Line) -> float:
+def _floor_per_weight(line: ClassLine) -> float:
     return line.floor / line.weight
 
 
@@ -105,9 +105,9 @@ class Node:
     def __init__(self, name: str, parent: Node | None, terms: GroupSettings, floor: float) -> None:
         self.name = name
         self.parent = parent
-        self.others: Line = Line(None if parent is None else parent.others, terms.weight, floor)
+        self.others: ClassLine = ClassLine(None if parent is None else parent.others, terms.weight, floor)
         """Work that cannot wait."""
-        self.batch: Line = Line(None if parent is None else parent.batch, terms.weight, 0.0)
+        self.batch: ClassLine = ClassLine(None if parent is None else parent.batch, terms.weight, 0.0)
         """Work that can (class batch)."""
         self.running_max = inf if terms.max_running is None else float(terms.max_running)
         self.share_max = terms.share_max

@@ -29,7 +29,7 @@ from math import inf
 from typing import Final
 
 from policies.request import BATCH, Request, is_batch, payer
-from policies.tree.node import RESOURCES, SEQUENCES, TOKENS, Line, Node
+from policies.tree.node import RESOURCES, SEQUENCES, TOKENS, ClassLine, Node
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
 ROUNDING: Final = 1e-6
@@ -261,7 +261,7 @@ class PoolTree:
             return Node(tenant, self._root, GroupSettings(), 0.0)
         return Node(tenant, self._groups[place.group], place.settings, place.settings.guaranteed_share or 0.0)
 
-    def _line(self, leaf: str, *, is_kept: bool = False) -> Line:
+    def _line(self, leaf: str, *, is_kept: bool = False) -> ClassLine:
         """`is_kept`: from now on it is remembered."""
         tenant = payer(leaf)
         node = self._node(tenant)

@@ -151,19 +151,22 @@ def test_a_tenant_within_its_part_does_not_wait_for_one_that_fills_the_cache() -
     assert pool.asks(call("b", "b1", 3000)) == [], "and no more"
 
 
-def test_what_becomes_free_is_kept_for_the_start_that_goes_first() -> None:
-    """Or small starts of others would always take the room that a large one waits for, beyond their part."""
+@pytest.mark.parametrize(
+    ("received", "start", "starts"),
+    [(15_000, 3000, ["b1.0"]), (45_000, 3000, []), (45_000, 6000, ["b1.0"])],
+    ids=["within the window", "ahead", "ahead of a start beyond the part of its tenant"],
+)
+def test_a_tenant_that_received_more_than_one_that_waits_waits_as_well(
+    received: int, start: int, starts: list[str]
+) -> None:
+    """The window of the order is what it may be ahead; its part of the cache is then no right."""
     pool = Pool()
-    runs = [call("b", f"b{number}", 1700) for number in range(4)]
-    for one in runs:
-        assert pool.asks(one) == [one.id]
-    assert pool.asks(call("a", "a0", 6000)) == []
-    assert pool.asks(call("b", "b9", 1700)) == [], "it would fit, and would take what a0 waits for"
-    assert pool.answers(runs[0]) == []
-    pool.now += HOLD_S - 0.1
-    small = make_request("a", id="small", prompt=100)
-    pool.asks(small)
-    assert pool.set.has_room(small), "a start of its own tenant may"
+    b0 = call("b", "b0", 100, ends=True)
+    pool.asks(b0)
+    full(pool)
+    pool.asks(call("a", "a3", start))
+    pool.engine.policy.charge(b0, ServiceTokens(received, 0), pool.now, final=False)
+    assert pool.asks(call("b", "b1", 3000)) == starts
 
 
 def test_a_tenant_that_holds_nothing_gets_its_start_in_after_the_time_that_the_cache_takes_and_one_at_a_time() -> None:
