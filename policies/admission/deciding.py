@@ -195,7 +195,8 @@ class Deciding:
         requests = self.requests
         try:
             if now - requests.charged_s >= LOOK_AGAIN_S:  # in batches, so that a single token costs almost nothing
-                requests.charge_progress(now)
+                for engine in requests.charge_progress(now):
+                    self.room.changed(engine)
             self.room.at(now)
             requests.starts.expire(now)
             if self._waiting.places.due_s:

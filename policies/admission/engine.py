@@ -270,6 +270,7 @@ class AdmissionEngine(Deciding):
     def catch_up(self, now: float) -> float:
         """Bring counters and ledgers up to the streamed tokens. Returns the time by the admission engine's clock."""
         now = self._time(now)
-        self.requests.charge_progress(now)
+        for engine in self.requests.charge_progress(now):
+            self.room.changed(engine)
         self.room.at(now)
         return now

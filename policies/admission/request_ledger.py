@@ -309,10 +309,12 @@ class RequestLedger:
             self._streaming.append(lease)
         lease.output_tokens += output_tokens
 
-    def charge_progress(self, now: float) -> None:
+    def charge_progress(self, now: float) -> list[str]:
         """Bring counters and ledgers up to the tokens that have streamed. Asks only the engines where something has
-        happened or is due."""
+        happened or is due. Returns those where answers must have started by now.
+        """
         self.charged_s = now
+        started: list[str] = []
         streaming, self._streaming = self._streaming, []
         touched, self.touched = self.touched, {}
         for lease in streaming:
@@ -322,7 +324,10 @@ class RequestLedger:
         for name in touched:
             ledger = self.backends.get(name)
             if ledger is not None:
+                starting = len(ledger.starting)
                 self._due.note(name, ledger.estimate(now))
+                if len(ledger.starting) < starting:
+                    started.append(name)
         for request_id in self.giving_back:
             lease = self.leases[request_id]
             if not lease.request.streamed:  # what it receives decides how much such work is owed
@@ -339,6 +344,7 @@ class RequestLedger:
             if lease.held_tokens != held:
                 self.tenants.grew(request, lease.held_tokens - held)
                 self.tree.grew(request, lease.held_tokens - held)
+        return started
 
     # --- entries ---
 
