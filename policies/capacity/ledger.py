@@ -335,7 +335,7 @@ class BackendLedger:
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
         if gauges.is_step:
-            self.prefill_rate.saw_step(gauges, before)
+            self.prefill_rate.saw_step(gauges)
             self.slots.reported(gauges.max_num_seqs)
             self.prefill.reported(gauges.scheduled_tokens_max)
         if gauges.waiting is not None:
