@@ -7,6 +7,7 @@ ledger of its engine. Each event is a method here, which changes the state and m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
 from math import inf
 from statistics import fmean
 from typing import Final
@@ -20,7 +21,7 @@ from policies.admission.waits import Waits
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
-from policies.capacity.obstacle import Obstacle, nearest
+from policies.capacity.obstacle import Blocked, Obstacle, nearest
 from policies.capacity.output_lengths import OutputPredictor
 from policies.capacity.working_set import WorkingSet
 from policies.interactions import Interactions
@@ -31,7 +32,7 @@ from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.expected_wait import Expected, ExpectedWaits
 from policies.queue.giving_back import GivingBack
 from policies.queue.start_waits import StartWaits
-from policies.request import Refusal, Refused, Request, ServiceTokens, State
+from policies.request import Pressure, Refusal, Refused, Request, ServiceTokens, State
 
 GIVES: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
 """Obstacles that are gone when another request is stopped."""
@@ -71,13 +72,19 @@ class RequestLedger:
         """When `charge_progress` was called last."""
         self.touched: dict[str, None] = {}
         """Engines at which something has happened since the last `charge_progress`."""
+        self.resting: list[tuple[float, str]] = []
+        """Until when requests rest that each engine is closed to, the first first. Those that have left are among
+        them."""
         self._due = DueTimes()
         """When time alone changes what the ledgers of the others know."""
 
-    def refusal(self, request: Request, wait_s_max: float, now: float) -> Refused | None:
-        """Would this start wait for room in the working set for longer than this? Then it is refused at once, with how
-        long that would be, and its place in the line is kept. None: it may wait. The first in line always may.
+    def refusal(self, request: Request, wait_s_max: float, pressure: Pressure, now: float) -> Refused | None:
+        """Is it beyond a limit of the order, or would this start wait for room in the working set for longer than this?
+        Then it is refused at once, with how long that would be, and its place in the line is kept. None: it may wait.
+        The first in line always may.
         """
+        if (refused := self.policy.order.refusal(request, now, pressure)) is not None:
+            return refused
         if request.progress.inside or not self.starts.known(request.flow.tenant):
             return None
         if not self.starts.waiting(request.flow.tenant) or self.working_set.has_room(request):
@@ -92,6 +99,19 @@ class RequestLedger:
         return self.expected_waits.of(
             order.backlog, len(order), request, len(self.leases), queues, answer_s, now, comes=comes
         )
+
+    def numbers(self, request: Request | None, now: float) -> dict[str, float]:
+        """What decides about this request beside its order, by name. None: about requests that do not wait."""
+        numbers: dict[str, float] = {}
+        if self.working_set.hold_s:
+            numbers["working_set_tokens"] = float(self.working_set.tokens_in_all)
+            numbers["working_set_max_tokens"] = float(self.working_set.capacity_tokens)
+            numbers["working_set_hold_s"] = self.working_set.hold_s
+        if request is not None:
+            numbers["place_in_tenant"] = float(self.waiting.place_of(request))
+            numbers["queue"] = float(len(self.waiting))
+            numbers["expected_wait_s"] = self.expected(request, now, comes=False).wait_s
+        return numbers
 
     # --- events: one that is not possible in the request's state is an `IllegalEvent`, and changes nothing ---
 
@@ -201,6 +221,48 @@ class RequestLedger:
         self._wait(request, front=True)
         self.tenants.seen(request, now)
         self.policy.push(request, now, front=True)
+
+    def set_aside(self, blocked: Blocked, now: float, *, stays: bool) -> list[tuple[Request, Refused | None]]:
+        """Is the next in order one that the engines are closed to, while they may take others? Then it waits outside
+        the order until one opens, so that it holds up nobody. Where that is after its time it leaves, with the reason,
+        unless it `stays`.
+        """
+        aside: list[tuple[Request, Refused | None]] = []
+        for each in (blocked, *blocked.others):
+            request, progress = each.request, each.request.progress
+            if progress.closed is None or each.nearest() is not Obstacle.CLOSED:
+                continue
+            until_s = min([one.closed_until_s(request) for one in self.backends.values() if one.healthy], default=now)
+            if until_s <= now:
+                continue
+            refused = None
+            if until_s > progress.deadline_s and not stays:
+                is_lost = until_s == inf
+                refused = (
+                    Refused(Refusal.BACKEND_FAILED, 1.0) if is_lost else Refused(Refusal.SERVER_BUSY, until_s - now)
+                )
+                self.withdrawn(request, now)
+            else:
+                self.policy.remove(request, now)
+                progress.rests = True
+                heappush(self.resting, (min(until_s, progress.deadline_s), request.id))
+            aside.append((request, refused))
+        if len(self.resting) > 2 * len(self.waiting) + 64:  # most of them have left
+            self.resting = [each for each in self.resting if each[1] in self.waiting.requests]
+            heapify(self.resting)
+        return aside
+
+    def rests_s(self) -> float:
+        """When has the first request rested for long enough? inf: none rests."""
+        return self.resting[0][0] if self.resting else inf
+
+    def wake(self, now: float) -> None:
+        """Requests that have rested for long enough go back to the heads of their flows."""
+        while self.resting and self.rests_s() <= now:
+            request = self.waiting.get(heappop(self.resting)[1])
+            if request is not None and request.progress.rests:
+                request.progress.rests = False
+                self.policy.push(request, now, front=True)
 
     def finished(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
         """It has its whole answer, and took this much.
@@ -326,7 +388,10 @@ class RequestLedger:
         return self.policy.queues().get(request.progress.engine, self.policy.order)
 
     def _leave_line(self, request: Request, now: float) -> None:
-        self.policy.remove(request, now)
+        if request.progress.rests:
+            request.progress.rests = False
+        else:
+            self.policy.remove(request, now)
         order = self._order_of(request)
         self.expected_waits.left(order.backlog, len(order), request)
         self.giving_back.forget(request)
@@ -357,7 +422,7 @@ class RequestLedger:
 
     def _settle(self, request: Request, service: ServiceTokens, now: float, ran_s: float = 0.0) -> None:
         if self.quotas is not None:
-            self.quotas.ended(request, service.prompt + service.output, now, ran_s)
+            self.quotas.ended(request, service, now, ran_s)
 
 
 def _charged(request: Request, service: ServiceTokens) -> ServiceTokens:
