@@ -6,8 +6,11 @@ import asyncio
 import atexit
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,3 +109,26 @@ class PostgresServer:
 
     async def _control(self, *what: str) -> None:
         await asyncio.to_thread(call, program("pg_ctl"), "-D", self.directory / "data", *what)
+
+
+@asynccontextmanager
+async def pooled(server: PostgresServer) -> AsyncIterator[str]:
+    """The url of a PgBouncer before the server, in transaction mode, with few connections to the server."""
+    found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if found is None:
+        pytest.skip("runs a real PgBouncer: apt-get install pgbouncer")
+    port, directory = free_port(), _directory()
+    config = directory / "pgbouncer.ini"
+    config.write_text(
+        "[databases]\n"
+        f"postgres = host=127.0.0.1 port={server.port} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+        f"listen_port = {port}\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 2\nunix_socket_dir =\n"
+        f"logfile = {directory / 'log'}\npidfile = {directory / 'pid'}\n"
+    )
+    await asyncio.to_thread(call, found, "-q", "-d", config)
+    try:
+        yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
+    finally:
+        pid = int((directory / "pid").read_text())
+        os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(directory)

@@ -17,7 +17,7 @@ UNITS = {
     "_days": "days", "requests_max": "requests", "requests_per_minute": "requests/min",
     "tokens_per_minute": "tokens/min", "tokens_per_day": "tokens/day", "requests_per_day": "requests/day",
     "engine_seconds_per_minute": "seconds/min", "engine_seconds_per_day": "seconds/day",
-    "engine_seconds_per_month": "seconds/30 days",
+    "engine_seconds_per_month": "seconds/30 days", "cost_per_month": "money/30 days",
     "tokens_per_month": "tokens/30 days", "requests_per_month": "requests/30 days", "bytes_per_token": "bytes/token",
     "unqueued_per_s": "requests/s", "connections_max": "connections", "calls_max": "calls", "tokens_max": "tokens",
     "window_tokens": "tokens", "window_calls": "calls",
@@ -30,7 +30,8 @@ UNITS = {
     "borrowing_limit": "part of 1", "max_running": "sequences",
     "files_max": "files", "batches_max": "batches", "running_max": "requests",
     "normal_service": "service", "input": "per million tokens", "output": "per million tokens",
-    "cached": "per million tokens", "body_bytes_max": "bytes", "weight": "factor", "alpha": "factor", "beta": "factor",
+    "cached": "per million tokens", "body_bytes_max": "bytes",
+    "json_bytes_max": "bytes", "weight": "factor", "alpha": "factor", "beta": "factor",
     "gamma": "factor", "input_weight": "service/token", "output_weight": "service/token",
     "cached_weight": "service/token",
 }  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.takeover import has_place, move, stranded
-from policies.capacity.gauges import Gauges
+from policies.capacity.gauges import EngineFacts, Gauges
 from policies.request import Request, ServiceTokens, State
 
 logger = logging.getLogger("fairgate")
@@ -47,7 +47,8 @@ class Dispatcher:
         self.listeners: list[Callable[[], None]] = []
         """Hear that the engine has had an event: it may urgently want to know of other gateways."""
         self.on_stranded: Callable[[Sequence[Admitted]], None] | None = None
-        """Hears, again and again, of some that wait though no engine is in service, or none that may have them."""
+        """Hears, again and again, of some that wait though no engine is in service, or none that may have them. As long
+        as nobody does anything about them, they wait."""
         self._exchanges: dict[str, Admitted] = {}
         self._decisions: deque[Decision] = deque()
         self._executing = False
@@ -74,11 +75,13 @@ class Dispatcher:
         del self._exchanges[request_id]
         self._execute(self.engine.finished(request_id, service, self.clock(), awaits_more))
 
-    def failed(self, request_id: str, failure: Failure, service: ServiceTokens | None = None) -> None:
+    def failed(
+        self, request_id: str, failure: Failure, service: ServiceTokens | None = None, again_s: float = 0.0
+    ) -> None:
         """It did not complete. Unless it broke, the exchange is called again, as after `submit`."""
         if failure is Failure.BROKEN:
             del self._exchanges[request_id]
-        self._execute(self.engine.failed(request_id, failure, self.clock(), service))
+        self._execute(self.engine.failed(request_id, failure, self.clock(), service, again_s))
 
     def cancelled(self, request_id: str, service: ServiceTokens | None = None) -> None:
         del self._exchanges[request_id]
@@ -88,7 +91,7 @@ class Dispatcher:
         """What a dispatched request is believed to have received."""
         return self.engine.received(request_id, self.clock())
 
-    def backend_changed(self, name: str, change: Gauges | bool) -> None:
+    def backend_changed(self, name: str, change: Gauges | EngineFacts | bool) -> None:
         self._execute(self.engine.backend_changed(name, change, self.clock()))
 
     def carry_out(self, decisions: Sequence[Decision]) -> None:

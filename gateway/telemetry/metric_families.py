@@ -35,6 +35,7 @@ def _histogram(text: str, *labels: str) -> MetricFamily:
 
 _ENGINE: Final = ("pool", "backend")
 _TENANT: Final = ("pool", "tenant")
+_GROUP: Final = ("pool", "group")
 FAMILIES: Final = {
     "fairgate_requests_total": _counter("Requests ended.", "pool", "tenant", "model", "outcome"),
     "fairgate_not_completed_total": _counter(
@@ -62,6 +63,12 @@ FAMILIES: Final = {
     "fairgate_queued_bytes": MetricFamily("Bytes of bodies waiting.", ("pool",)),
     "fairgate_recent_service": MetricFamily("Service received within the last minute.", _TENANT),
     "fairgate_recent_service_due": MetricFamily("Part of it that was due, by weight.", _TENANT),
+    "fairgate_group_service": MetricFamily("Service that a group received within the last minute.", _GROUP),
+    "fairgate_group_service_due": MetricFamily("Part of it that was due to the group.", _GROUP),
+    "fairgate_group_share": MetricFamily("Its part of a pool if all tenants ask for more.", ("group",), MOST),
+    "fairgate_group_floor": MetricFamily("Part of a pool that it has whenever it asks; 0: none.", ("group",), MOST),
+    "fairgate_group_ceiling": MetricFamily("Part of a pool that it takes at most; 1: all of it.", ("group",), MOST),
+    "fairgate_quota_used_ratio": MetricFamily("Part of a limit that is used, of 1.", ("holder", "limit"), MOST),
     "fairgate_open_interactions": MetricFamily("Interactions under way."),
     "fairgate_working_set_tokens": MetricFamily("Contexts of interactions under way.", _TENANT),
     "fairgate_overloaded": MetricFamily("1 while new interactions may be refused.", ("pool",), MOST),
@@ -70,6 +77,7 @@ FAMILIES: Final = {
     "fairgate_backend_slots": MetricFamily("Sequences that the engine is expected to run at once.", _ENGINE, MOST),
     "fairgate_kv_projected_ratio": MetricFamily("Largest expected use of the KV cache, of 1.", _ENGINE, MOST),
     "fairgate_backend_up": MetricFamily("1 if the engine is in service.", _ENGINE, LEAST),
+    "fairgate_backend_info": MetricFamily("1; `engine` is the kind of the engine.", (*_ENGINE, "engine"), MOST),
     "fairgate_backend_on_steps": MetricFamily("1 if the engine reports its steps.", _ENGINE, LEAST),
     "fairgate_backend_draining": MetricFamily("1 while an operator or a reload drains the engine.", _ENGINE, MOST),
     "fairgate_backend_preemptions_total": _counter("Preemptions, as the engine reports.", *_ENGINE, merged=MOST),
@@ -87,7 +95,9 @@ FAMILIES: Final = {
     "fairgate_state_shared": MetricFamily("1 while state is shared with replicas, else 0.", (), LEAST),
     "fairgate_usage_written": MetricFamily("1 while usage is written, 0 while it is kept in memory.", (), LEAST),
     "fairgate_usage_waiting_sums": MetricFamily("Sums of usage that are not written yet."),
-    "fairgate_usage_requests_dropped_total": _counter("Requests for which no sum had room."),
+    "fairgate_usage_requests_dropped_total": _counter(
+        "Requests whose usage is lost: no sum had room, or an older copy took the place of the database."
+    ),
     "fairgate_batches": MetricFamily("Batches that are under way here."),
     "fairgate_batch_items_total": _counter("Requests of batches whose results are written, by outcome.", "outcome"),
     "fairgate_config_info": MetricFamily("1; the same hash means the same settings.", ("hash",), MOST),

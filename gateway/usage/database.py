@@ -52,7 +52,10 @@ _TABLES = (
         caller TEXT NOT NULL
     )""",
     "CREATE INDEX IF NOT EXISTS fairgate_batches_by_status ON fairgate_batches (status)",
+    "CREATE INDEX IF NOT EXISTS fairgate_files_by_tenant ON fairgate_files (tenant)",
 )
+_ADDED = (("fairgate_usage", "engine_ms"), ("fairgate_files", "expires_s"))
+"""Columns that tables of before have not."""
 _NOTE_LAYOUT = "INSERT INTO fairgate_notes VALUES ('layout', %s) ON CONFLICT (name) DO NOTHING"
 _READ_LAYOUT = "SELECT value FROM fairgate_notes WHERE name = 'layout'"
 
@@ -67,9 +70,10 @@ def place_of(config: UsageConfig) -> str:
 class Transaction:
     """What is done in one step, or not at all."""
 
-    def __init__(self, cursor: Any, mark: str) -> None:
+    def __init__(self, cursor: Any, kind: _Kind) -> None:
         self._cursor = cursor
-        self._mark = mark
+        self._mark = kind.mark
+        self._lock = kind.lock
 
     def ask(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """The rows that it finds."""
@@ -81,6 +85,10 @@ class Transaction:
         self._cursor.execute(statement.replace("%s", self._mark), values)
         return int(self._cursor.rowcount)
 
+    def lock(self, name: str) -> None:
+        """Wait until no other transaction has locked this name; the lock holds until this one ends."""
+        self.ask(self._lock, (name,))
+
     def do_each(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
         self._cursor.executemany(statement.replace("%s", self._mark), rows)
 
@@ -90,7 +98,10 @@ class _Kind(Protocol):
 
     mark: str
     begin: str
-    """A transaction that writes."""
+    """A transaction that reads."""
+    begin_writing: str
+    lock: str
+    """Locks a name, where a transaction that writes is not alone anyway."""
     has_column: str
     """Asks whether a table has a column."""
 
@@ -128,8 +139,8 @@ class Database:
                 self._connection = kind.connect()
                 self._prepare()
             with closing(self._connection.cursor()) as cursor:
-                cursor.execute(kind.begin if writes else "BEGIN")
-                yield Transaction(cursor, kind.mark)
+                cursor.execute(kind.begin_writing if writes else kind.begin)
+                yield Transaction(cursor, kind)
                 cursor.execute("COMMIT")
             if self._lose_replaced():
                 raise StoreUnavailable("the file was replaced or removed meanwhile: try again")
@@ -156,15 +167,16 @@ class Database:
 
     def _prepare(self) -> None:
         with closing(self._connection.cursor()) as cursor:
-            step = Transaction(cursor, self._kind.mark)
+            step = Transaction(cursor, self._kind)
             if self._makes:
-                step.do(self._kind.begin)
+                step.do(self._kind.begin_writing)
                 if isinstance(self._kind, _PostgreSql):
                     step.ask("SELECT pg_advisory_xact_lock(20260117)")  # two that make the same table are in conflict
                 for table in _TABLES:
                     step.do(table)
-                if not step.ask(self._kind.has_column, ("fairgate_usage", "engine_ms")):  # tables of before have none
-                    step.do("ALTER TABLE fairgate_usage ADD COLUMN engine_ms BIGINT NOT NULL DEFAULT 0")
+                for table, column in _ADDED:
+                    if not step.ask(self._kind.has_column, (table, column)):
+                        step.do(f"ALTER TABLE {table} ADD COLUMN {column} BIGINT NOT NULL DEFAULT 0")
                 step.do(_NOTE_LAYOUT, (LAYOUT,))
                 step.do("COMMIT")
             [(layout,)] = step.ask(_READ_LAYOUT) or [("none",)]
@@ -176,7 +188,9 @@ class Database:
 
 class _Sqlite:
     mark = "?"
-    begin = "BEGIN IMMEDIATE"
+    begin = "BEGIN"
+    begin_writing = "BEGIN IMMEDIATE"
+    lock = "SELECT %s"
     has_column = "SELECT 1 FROM pragma_table_info(%s) WHERE name = %s"
 
     def __init__(self, path: Path, *, makes: bool) -> None:
@@ -240,7 +254,11 @@ def _as_text(stored: bytes) -> str:
 
 class _PostgreSql:
     mark = "%s"
-    begin = "BEGIN"
+    # A pooler in transaction mode then gives the session to others: settings end with the transaction, and nothing
+    # is prepared.
+    begin = f"BEGIN; SET LOCAL statement_timeout = {ANSWER_S * 1000}; SET LOCAL lock_timeout = {ANSWER_S * 1000}"
+    begin_writing = begin
+    lock = "SELECT pg_advisory_xact_lock(20260118, hashtext(%s))"
     has_column = "SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s"
 
     def __init__(self, url: str) -> None:
@@ -257,14 +275,13 @@ class _PostgreSql:
             "keepalives_idle": ANSWER_S,
             "keepalives_interval": 1,
             "keepalives_count": ANSWER_S,
-            "options": f"-c statement_timeout={ANSWER_S * 1000} -c lock_timeout={ANSWER_S * 1000}",
             "application_name": "fairgate",
         }
         try:
             where = psycopg.conninfo.conninfo_to_dict(self._url)
         except psycopg.Error:  # what it says may repeat the password
             raise StoreRefused("is no url that PostgreSQL understands") from None
-        return psycopg.connect(**{**bounds, **where}, autocommit=True)
+        return psycopg.connect(**{**bounds, **where}, autocommit=True, prepare_threshold=None)
 
     def is_another(self) -> bool:
         """A server that has moved ends its connections."""

@@ -21,8 +21,8 @@ from gateway.telemetry.background import OperationalError
 from gateway.telemetry.metric_families import single
 from gateway.usage.counts import UsageCounts
 from gateway.usage.thread import CLOSE_S, DatabaseThread
-from gateway.usage.used_before import Used, used_before
-from gateway.usage.written import Batch, add, forget
+from gateway.usage.used_before import used_before
+from gateway.usage.written import WRITERS_KEPT_S, Batch, add, forget
 from policies.limits.quotas import Quotas
 
 logger = logging.getLogger("fairgate")
@@ -46,7 +46,9 @@ class UsageRecorder:
         self._config = config
         self._quotas = quotas
         self._writer = secrets.token_hex(8)
-        self._numbered = 0
+        self._numbered = self._written = self._lost = 0
+        """Requests, since the start: in batches, in those that were written, and in those that were overwritten."""
+        self._wrote_s = 0.0
         self._batch: Batch | None = None
         """What was taken and is not known to be written."""
         self._dropped_reported = 0
@@ -59,8 +61,6 @@ class UsageRecorder:
     async def open(self) -> None:
         """Connect, and let limits go on. StoreRefused if the database is not one to be used; one that is down does not
         matter."""
-        if self._quotas is not None:
-            _by_utc(self._quotas)
         try:
             await self._go_on()
         except StoreUnavailable as error:
@@ -69,9 +69,8 @@ class UsageRecorder:
     def go_on_with(self, quotas: Quotas) -> None:
         """These are the first limits, and have counted nothing yet. What is in no batch yet is added to them here, and
         what is written down with the next `flush`."""
-        _by_utc(quotas)
         self._quotas, self._has_gone_on = quotas, False
-        _add_used(quotas, [*self.counts.used()])
+        quotas.go_on(self.counts.used(), time.monotonic())
 
     async def turn(self) -> None:
         """Write after half a second. Raises `OperationalError`, having written, if the file has been replaced."""
@@ -93,8 +92,8 @@ class UsageRecorder:
         self._report_dropped()
         try:
             while (batch := await self._next()) is not None:
-                await self.database.do(add, batch, int(time.time()))
-                self._batch = None
+                self._find_lost(await self.database.do(add, batch, int(time.time())))
+                self._batch, self._written = None, batch.number
                 self.batches_written += 1
             await self._forget()
         except StoreError as error:
@@ -127,15 +126,16 @@ class UsageRecorder:
         yield single("fairgate_usage_written", self.fault is None)
         waiting = len(self.counts) + (0 if self._batch is None else len(self._batch.sums))
         yield single("fairgate_usage_waiting_sums", waiting)
-        yield single("fairgate_usage_requests_dropped_total", self.counts.requests_dropped)
+        yield single("fairgate_usage_requests_dropped_total", self.counts.requests_dropped + self._lost)
 
     async def _next(self) -> Batch | None:
         """What is written next, once what has to be read before was. None: there is nothing to write."""
         if self._batch is None:
             await self._go_on()
             if len(self.counts):
-                self._numbered += 1
-                self._batch = Batch(self._writer, self._numbered, self.counts.take())
+                sums = self.counts.take()
+                self._numbered += max(1, sum(totals.requests for totals in sums.values()))
+                self._batch = Batch(self._writer, self._numbered, sums)
         return self._batch
 
     async def _go_on(self) -> None:
@@ -147,13 +147,23 @@ class UsageRecorder:
         if quotas is self._quotas:  # else others came meanwhile, and are read for next
             self._has_gone_on = True
             if quotas is not None:
-                _add_used(quotas, found)
+                quotas.go_on(found, time.monotonic())
 
     async def _forget(self) -> None:
         now = time.monotonic()
         if now - self._forgot_s >= FORGET_S:
             self._forgot_s = now
             await self.database.do(forget, int(time.time()), self._config.keep_days)
+
+    def _find_lost(self, found: int) -> None:
+        """What was written before is no longer there if the database knows of fewer requests."""
+        idle_s, self._wrote_s = time.time() - self._wrote_s, time.time()
+        if found < self._written and idle_s < WRITERS_KEPT_S:  # longer idle, it is forgotten
+            self._lost += self._written - found
+            logger.warning(
+                "the usage of %d requests is gone from %s: an older copy took its place; their lines in the access log"
+                " remain", self._written - found, self.database.place,
+            )  # fmt: skip
 
     def _failed(self, why: str) -> None:
         if self.fault is None:
@@ -167,13 +177,3 @@ class UsageRecorder:
         )
         if dropped:
             logger.warning("no room for the usage of %d requests; their lines in the access log remain", dropped)
-
-
-def _by_utc(quotas: Quotas) -> None:
-    """From here on a day is one of UTC, whose hours are written down, and a month is 30 of them."""
-    quotas.day.epoch_s = quotas.month.epoch_s = time.time() - time.monotonic()
-
-
-def _add_used(quotas: Quotas, found: Used) -> None:
-    for used in found:
-        quotas.go_on(*used, time.monotonic())

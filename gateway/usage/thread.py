@@ -1,12 +1,15 @@
-"""Who waits for the database? A thread of its own, which does one piece of work after another; never the loop."""
+"""Who waits for the database? A thread of its own, which does one piece of work after another; never the loop.
+
+Those whose work it is take turns, so a tenant with many downloads is one among all who want something.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import Full, Queue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gateway.config.sections.usage import UsageConfig
@@ -17,6 +20,7 @@ ANSWER_S = 6.0
 """Longer than a connection and a statement may take."""
 CLOSE_S = 2.0
 WAITING_MAX = 64
+"""Pieces of work of one owner."""
 Found = TypeVar("Found")
 Given = ParamSpec("Given")
 
@@ -28,7 +32,10 @@ class DatabaseThread:
         """`makes`: as for `Database`."""
         self.place = place_of(config)
         self._database = Database(config, makes=makes)
-        self._work: Queue[tuple[Callable[[Database], Any], Future[Any]] | None] = Queue(WAITING_MAX)
+        self._waiting: dict[str, deque[tuple[Callable[[Database], Any], Future[Any]]]] = {}
+        """By owner, in the order of their turns."""
+        self._changed = threading.Condition()
+        self._is_closing = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -39,13 +46,22 @@ class DatabaseThread:
     async def do(
         self, work: Callable[Concatenate[Database, Given], Found], *given: Given.args, **named: Given.kwargs
     ) -> Found:
-        """What the work returns. Raises StoreUnavailable, also where it takes too long, or StoreRefused. Who stops
-        waiting does not stop work that has begun."""
+        """Do work that is the gateway's own."""
+        return await self.do_for("", work, *given, **named)
+
+    async def do_for(
+        self, owner: str, work: Callable[Concatenate[Database, Given], Found], *given: Given.args, **named: Given.kwargs
+    ) -> Found:
+        """Return what the work of this owner, such as a tenant, returns. Raises StoreUnavailable, also where it takes
+        too long, or StoreRefused. Who stops waiting does not stop work that has begun."""
         done: Future[Found] = Future()
-        try:
-            self._work.put_nowait((lambda database: work(database, *given, **named), done))
-        except Full:
-            raise StoreUnavailable(f"{self.place}: {WAITING_MAX} others wait for it already") from None
+        with self._changed:
+            line = self._waiting.get(owner) or deque()
+            if self._is_closing or len(line) >= WAITING_MAX:
+                raise StoreUnavailable(f"{self.place}: {len(line)} others wait for it already, or it is closed")
+            self._waiting[owner] = line
+            line.append((lambda database: work(database, *given, **named), done))
+            self._changed.notify()
         if self._thread is None:
             # A daemon: a disk that has stopped for good must not keep the process.
             self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
@@ -60,14 +76,13 @@ class DatabaseThread:
         """Let what waits be done, for at most so long, and disconnect."""
         if self._thread is None:
             return
-        try:
-            self._work.put_nowait(None)
-        except Full:
-            return
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
         await asyncio.to_thread(self._thread.join, wait_s)
 
     def _run(self) -> None:
-        while (next_one := self._work.get()) is not None:
+        while (next_one := self._next()) is not None:
             work, done = next_one
             if not done.set_running_or_notify_cancel():
                 continue
@@ -76,3 +91,14 @@ class DatabaseThread:
             except Exception as error:
                 done.set_exception(error)
         self._database.close()
+
+    def _next(self) -> tuple[Callable[[Database], Any], Future[Any]] | None:
+        """Wait for work and take a piece of it; its owner is then the last in turn. None: there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            for owner, line in self._waiting.items():
+                del self._waiting[owner]
+                if len(line) > 1:
+                    self._waiting[owner] = line
+                return line.popleft()
+            return None

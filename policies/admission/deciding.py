@@ -1,18 +1,19 @@
 """How does the admission engine decide? What the events of a pool have in common: time, expiry, dispatch and refusal.
 
 An event happens whole or not at all. Where an event of a request fails half way, through a fault of this program, the
-request is struck from every table (`RequestLedger.strike`) and refused, and all others go on. The gateway hears of it.
+request is struck from every table (`strike`) and refused, and all others go on. The gateway hears of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, Recent, Reject
 from policies.admission.lifecycle import IllegalEvent, UnknownRequest
 from policies.admission.policy import Policy
-from policies.admission.request_ledger import RequestLedger
+from policies.admission.request_ledger import NO_SERVICE, RequestLedger
 from policies.admission.room import Elsewhere, PoolRoom
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import CapacitySettings
@@ -26,7 +27,7 @@ from policies.orders.order import Selection
 from policies.queue.bounds import QueueLimits
 from policies.queue.expected_wait import interval_s
 from policies.queue.places import place_of
-from policies.request import CALM, Pressure, Refusal, Refused, Request, State
+from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
 from policies.tree.pool_tree import PoolTree
 from policies.tree.terms import Tree
 
@@ -112,6 +113,14 @@ class Deciding:
     def dispatched(self) -> int:
         return len(self._leases)
 
+    @property
+    def is_served(self) -> bool:
+        """Is an engine in service?"""
+        for ledger in self.backends.values():  # noqa: SIM110 (each request asks, and a generator is two objects)
+            if ledger.healthy:
+                return True
+        return False
+
     def _time(self, now: float) -> float:
         """The time of an event by a clock that is never set back."""
         now += self.set_back_s
@@ -179,6 +188,7 @@ class Deciding:
                 decisions.append(self._expire(request, now))
             except Exception as error:
                 decisions.append(self._strike(request, error, now))
+        self.requests.wake(now)
         self._decide(now, decisions)
         return decisions
 
@@ -208,6 +218,8 @@ class Deciding:
             try:
                 popped = self.policy.pop(now, self.room) if self._waiting.requests else None
                 if not isinstance(popped, Selection):
+                    if popped is not None and self._lets_pass(popped, now, decisions):
+                        continue
                     self.blocked = popped
                     self._waits.blocked(popped, now)
                     if popped is not None and len(requests.giving_back):
@@ -221,6 +233,18 @@ class Deciding:
             except Exception as error:
                 request = request or self._waiting.get(self.room.asked) or next(iter(self._waiting.requests.values()))
                 decisions.append(self._strike(request, error, now))
+
+    def _lets_pass(self, popped: Blocked, now: float, decisions: list[Decision]) -> bool:
+        """Are the engines closed to the next in order, so that others may go before it? It rests, or leaves."""
+        if aside := self.requests.set_aside(popped, now, stays=self.is_stood_in_for):
+            decisions += [self._reject(one, why, now, CALM) for one, why in aside if why is not None]
+            return True
+        if self.room.is_lost(popped.request):
+            self._withdraw(popped.request, now)
+            lost = Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max)
+            decisions.append(self._reject(popped.request, lost, now, CALM))
+            return True
+        return False
 
     def _take_back(self, popped: Blocked, now: float, decisions: list[Decision]) -> None:
         """Work that can wait makes room for the next in order at each queue, and of those that sleep at each full
@@ -279,7 +303,7 @@ class Deciding:
 
     def _strike(self, request: Request, error: Exception, now: float) -> Reject:
         """No table knows the request any more. It is refused, if its client still waits for a decision."""
-        self.requests.strike(request, now)
+        strike(self.requests, request, now)
         self.room.changed()
         self._noted(error, request.id)
         rejected = Reject(request.id, Refusal.INTERNAL_ERROR, 1.0)
@@ -291,3 +315,48 @@ class Deciding:
         if self.on_fault is None:
             raise error
         self.on_fault(error, request_id)
+
+
+def strike(requests: RequestLedger, request: Request, now: float) -> None:
+    """An event of this request failed half way: take it out of every table that has it, by what each table says
+    of itrequests. What is counted by tenant is counted anew.
+    """
+    progress, lease = request.progress, requests.leases.pop(request.id, None)
+    before, progress.state = progress.state, State.ENDED
+    if request.id in requests.waiting.requests:
+        requests.waiting.remove(request)
+    order = requests.order_of(request)
+    parts: list[Callable[[], object]] = [lambda: requests.waits.ended(request, now)]
+    if before is State.DISPATCHED or lease is not None:
+        received = ServiceTokens(request.prompt_tokens, 0 if lease is None else lease.output_tokens)
+        parts += [
+            lambda: requests.policy.charge(request, received, now, final=True),
+            lambda: requests.giving_back.ended(request, received, is_given_back=False),
+        ]
+    else:
+        parts.append(lambda: requests.policy.remove(request, now))
+    for ledger in requests.backends.values():
+        if (held := ledger.leases.get(request.id)) is not None:
+            parts.append(partial(ledger.remove, held, now))
+    parts += [
+        lambda: requests.giving_back.forget(request),
+        lambda: requests.expected_waits.left(order.backlog, len(order), request),
+        lambda: requests.starts.left(request) if progress.in_line else None,
+        lambda: requests.working_set.left(request, NO_SERVICE, now),
+        lambda: requests.interactions.broke_off(request, NO_SERVICE, now),
+        lambda: requests.settle(request, NO_SERVICE, now),
+        partial(_recount, requests),
+    ]
+    for part in parts:
+        try:
+            part()
+        except Exception:  # it is not in that table, or what failed before has failed again, and was told then
+            continue
+
+
+def _recount(requests: RequestLedger) -> None:
+    """Count anew who is present and what runs, by the requests themselves."""
+    waiting = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
+    leases = [(lease.request, lease.held_tokens) for lease in requests.leases.values()]
+    requests.tenants.recount(waiting, leases)
+    requests.tree.regroup(requests.tree.terms, waiting, leases)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 from policies.admission.deciding import NOTHING, Deciding
 from policies.admission.decisions import Decision, Failure
 from policies.admission.explanation import Explanation, explain
 from policies.admission.request_ledger import NO_SERVICE
 from policies.admission.waits import NEVER_WAITED
-from policies.capacity.gauges import Gauges, Grant
+from policies.capacity.gauges import EngineFacts, Gauges, Grant
 from policies.capacity.ledger import BackendLedger
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
 
@@ -47,21 +48,10 @@ class AdmissionEngine(Deciding):
         tenant).
         """
         request, last = self._waiting.get(request_id), self.recent.last(request_id)
-        known = request or last
-        if known is None:
+        if (known := request or last) is None:
             return None
         pressure = self.pressure(now)
         now = max(self._now, now + self.set_back_s)
-        numbers = self.policy.explain(known.flow, now)
-        if self.working_set.hold_s:
-            numbers |= {
-                "working_set_tokens": float(self.working_set.tokens_in_all),
-                "working_set_max_tokens": float(self.working_set.capacity_tokens),
-                "working_set_hold_s": self.working_set.hold_s,
-            }
-        if request is not None:
-            numbers |= {"place_in_tenant": float(self._waiting.place_of(request)), "queue": float(self.queued)}
-            numbers["expected_wait_s"] = self.requests.expected(request, now, comes=False).wait_s
         return explain(
             request_id,
             request,
@@ -70,7 +60,7 @@ class AdmissionEngine(Deciding):
             waited_s=self._waits.so_far(request, now) if request is not None else NEVER_WAITED,
             pressure=pressure,
             limits=self.quotas.standing(known.flow.tenant, now) if self.quotas is not None else [],
-            numbers=numbers,
+            numbers=self.policy.explain(known.flow, now) | self.requests.numbers(request, now),
             kv={name: ledger.kv_fraction() for name, ledger in self.backends.items()},
         )
 
@@ -78,7 +68,7 @@ class AdmissionEngine(Deciding):
         """When must `woke` be called if nothing else happens? None: not at all."""
         if not self.queued:
             return None
-        return min(self._waiting.earliest_deadline_s(), self.room.opens_s()) - self.set_back_s
+        return min(self._waiting.earliest_deadline_s(), self.room.opens_s(), self.requests.rests_s()) - self.set_back_s
 
     # --- events ---
 
@@ -97,21 +87,16 @@ class AdmissionEngine(Deciding):
             now = self._arrived_s = self._time(now)
             self.interactions.arrived(request, now)
             pressure = self._observe(now) if self._waiting.requests or self.overload.active else CALM
-            for ledger in self.backends.values():
-                if ledger.healthy:
-                    break
-            else:
-                return self._let_in(
-                    request, Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max), now, pressure
-                )
+            if not self.is_served:
+                lost = Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max)
+                return self._let_in(request, lost, now, pressure)
             if self.elsewhere is not None and self.elsewhere.must_ask(request, now, is_calm=pressure is CALM):
                 decisions = self._let_in(request, None, now, pressure, asks=True)
                 if request.progress.state is State.UNDECIDED:
                     self.elsewhere.ask(self, request)
                 return decisions
             refused = self.quotas.refusal(request, now) if self.quotas is not None else None
-            refused = refused or self.policy.order.refusal(request, now, pressure)
-            refused = refused or self.requests.refusal(request, self.limits.wait_s(request), now)
+            refused = refused or self.requests.refusal(request, self.limits.wait_s(request), pressure, now)
             return self._let_in(request, refused, now, pressure)
         except Exception as error:
             return self._mend(error, request.id, now, request)
@@ -136,8 +121,7 @@ class AdmissionEngine(Deciding):
             request.progress.deadline_s = since_s + self.limits.wait_s(request)
             self._waiting.add(request)
             pressure = self._observe(now)
-            refused = refused or self.policy.order.refusal(request, now, pressure)
-            refused = refused or self.requests.refusal(request, self.limits.wait_s(request), now)
+            refused = refused or self.requests.refusal(request, self.limits.wait_s(request), pressure, now)
             if refused is not None:
                 self.requests.refused(request, now)
                 return (self._reject(request, refused, now, pressure),)
@@ -192,31 +176,33 @@ class AdmissionEngine(Deciding):
             return self._mend(error, request_id, now)
 
     def failed(
-        self, request_id: str, failure: Failure, now: float, service: ServiceTokens | None = None
+        self, request_id: str, failure: Failure, now: float, service: ServiceTokens | None = None, again_s: float = 0.0
     ) -> Sequence[Decision]:
-        """A dispatched request did not complete. `service`: what it received, where that is known."""
+        """A dispatched request did not complete. `service`: what it received; `again_s`: it is wanted no sooner."""
         try:
             lease = self.requests.lease(request_id)
             request = lease.request
             if failure is Failure.BROKEN:
                 return self.cancelled(request_id, now, service)
+            now = self._time(now)
             if failure is Failure.GIVEN_BACK:
-                received = service or self.received(request_id, now)
-                now = self._time(now)
+                received = service or self.requests.received(lease, now)
                 self._waits.returned(request, lease.dispatched_s, now)
                 self.requests.returned(request, now, received)
                 return self._room_changed(now, lease.backend)
-            now = self._time(now)
-            self.backends[lease.backend].refused(now, full_for=lease if failure is Failure.REFUSED else None)
+            progress, is_full = request.progress, failure is Failure.REFUSED
+            if failure is not Failure.DROPPED:
+                self.backends[lease.backend].refused(now, full_for=lease if is_full else None)
+            if again_s := inf if failure is Failure.DROPPED else again_s:
+                progress.closed = {**(progress.closed or {}), lease.backend: now + again_s}
             self._waits.returned(request, lease.dispatched_s, now)
-            if failure is Failure.UNREACHED:
-                request.progress.attempts += 1
-            is_taken = self.is_stood_in_for and not any([ledger.healthy for ledger in self.backends.values()])
-            if max(request.progress.attempts, request.progress.refusals) >= self.limits.attempts_max and not is_taken:
+            progress.attempts += failure is Failure.UNREACHED
+            if max(progress.attempts, progress.refusals) >= self.limits.attempts_max and self.is_served:
                 self._waits.ended(request, now)
                 self.requests.broken(request, NO_SERVICE, now)
-                rejected = self._reject(request, Refused(Refusal.BACKEND_FAILED, 1.0), now, CALM)
-                return [rejected, *self._room_changed(now, lease.backend)]
+                lost = Refusal.BACKEND_FAILED if inf in (progress.closed or {}).values() else Refusal.NO_BACKEND
+                why = Refused(Refusal.SERVER_BUSY, max(1.0, again_s)) if is_full else Refused(lost, 1.0)
+                return [self._reject(request, why, now, CALM), *self._room_changed(now, lease.backend)]
             self.requests.returned(request, now)
             return self._room_changed(now, lease.backend)
         except Exception as error:
@@ -241,13 +227,16 @@ class AdmissionEngine(Deciding):
         except Exception as error:
             return self._mend(error, request_id, now)
 
-    def backend_changed(self, name: str, change: Gauges | bool, now: float) -> Sequence[Decision]:
-        """An engine was scraped (gauges), or has become healthy or unhealthy (a boolean)."""
+    def backend_changed(self, name: str, change: Gauges | EngineFacts | bool, now: float) -> Sequence[Decision]:
+        """An engine was scraped (gauges), was recognised (facts), or has become healthy or unhealthy (a boolean)."""
         try:
             now = self._time(now)
             ledger = self.backends[name]
             if isinstance(change, bool):
                 ledger.healthy = change
+                self.requests.wake(inf)
+            elif isinstance(change, EngineFacts):
+                ledger.recognised(change)
             else:
                 if self.set_back_s:
                     change = replace(change, taken_s=change.taken_s + self.set_back_s)

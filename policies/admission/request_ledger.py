@@ -6,8 +6,7 @@ ledger of its engine. Each event is a method here, which changes the state and m
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from heapq import heapify, heappop, heappush
 from math import inf
 from statistics import fmean
 from typing import Final
@@ -21,7 +20,7 @@ from policies.admission.waits import Waits
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
-from policies.capacity.obstacle import Blocked
+from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.output_lengths import OutputPredictor
 from policies.capacity.working_set import WorkingSet
 from policies.interactions import Interactions
@@ -31,7 +30,7 @@ from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.expected_wait import Expected, ExpectedWaits
 from policies.queue.giving_back import GivingBack
 from policies.queue.start_waits import StartWaits
-from policies.request import Refusal, Refused, Request, ServiceTokens, State
+from policies.request import Pressure, Refusal, Refused, Request, ServiceTokens, State
 from policies.tree.pool_tree import PoolTree
 
 NO_SERVICE: Final = ServiceTokens(0, 0)
@@ -70,13 +69,19 @@ class RequestLedger:
         """When `charge_progress` was called last."""
         self.touched: dict[str, None] = {}
         """Engines at which something has happened since the last `charge_progress`."""
+        self.resting: list[tuple[float, str]] = []
+        """Until when requests rest that each engine is closed to, the first first. Those that have left are among
+        them."""
         self._due = DueTimes()
         """When time alone changes what the ledgers of the others know."""
 
-    def refusal(self, request: Request, wait_s_max: float, now: float) -> Refused | None:
-        """Would this start wait for room in the working set for longer than this? Then it is refused at once, with how
-        long that would be, and its place in the line is kept. None: it may wait. The first in line always may.
+    def refusal(self, request: Request, wait_s_max: float, pressure: Pressure, now: float) -> Refused | None:
+        """Is it beyond a limit of the order, or would this start wait for room in the working set for longer than this?
+        Then it is refused at once, with how long that would be, and its place in the line is kept. None: it may wait.
+        The first in line always may.
         """
+        if (refused := self.policy.order.refusal(request, now, pressure)) is not None:
+            return refused
         if request.progress.inside or not self.starts.known(request.flow.tenant):
             return None
         if not self.starts.waiting(request.flow.tenant) or self.working_set.has_room(request):
@@ -86,11 +91,24 @@ class RequestLedger:
 
     def expected(self, request: Request, now: float, *, comes: bool) -> Expected:
         """How long is this request expected to wait? `comes`: it does not wait, and would come now. Changes nothing."""
-        order, queues = self._order_of(request), max(1, len(self.policy.queues()))
+        order, queues = self.order_of(request), max(1, len(self.policy.queues()))
         answer_s = fmean([ledger.pace.lifetime_s for ledger in self.backends.values()] or [0.0])
         return self.expected_waits.of(
             order.backlog, len(order), request, len(self.leases), queues, answer_s, now, comes=comes
         )
+
+    def numbers(self, request: Request | None, now: float) -> dict[str, float]:
+        """What decides about this request beside its order, by name. None: about requests that do not wait."""
+        numbers: dict[str, float] = {}
+        if self.working_set.hold_s:
+            numbers["working_set_tokens"] = float(self.working_set.tokens_in_all)
+            numbers["working_set_max_tokens"] = float(self.working_set.capacity_tokens)
+            numbers["working_set_hold_s"] = self.working_set.hold_s
+        if request is not None:
+            numbers["place_in_tenant"] = float(self.waiting.place_of(request))
+            numbers["queue"] = float(len(self.waiting))
+            numbers["expected_wait_s"] = self.expected(request, now, comes=False).wait_s
+        return numbers
 
     # --- events: one that is not possible in the request's state is an `IllegalEvent`, and changes nothing ---
 
@@ -122,7 +140,7 @@ class RequestLedger:
         if progress.context is None and progress.state is State.QUEUED:
             self.starts.queued(request, now)
         if progress.state is State.QUEUED:
-            self.expected_waits.began(self._order_of(request).backlog, request, now)
+            self.expected_waits.began(self.order_of(request).backlog, request, now)
         assert progress.wait is not None
         expected = self.expected(request, now, comes=progress.state is not State.QUEUED)
         progress.wait.expected = expected
@@ -143,7 +161,7 @@ class RequestLedger:
         elif before is State.QUEUED:
             self._leave_line(request, now)
             self.interactions.broke_off(request, NO_SERVICE, now)
-            self._settle(request, NO_SERVICE, now)
+            self.settle(request, NO_SERVICE, now)
 
     def handed_over(self, request: Request, now: float) -> None:
         """It leaves this pool, which has no engine. Its interaction stays busy with it."""
@@ -204,6 +222,48 @@ class RequestLedger:
         self.tenants.seen(request, now)
         self.policy.push(request, now, front=True)
 
+    def set_aside(self, blocked: Blocked, now: float, *, stays: bool) -> list[tuple[Request, Refused | None]]:
+        """Is the next in order one that the engines are closed to, while they may take others? Then it waits outside
+        the order until one opens, so that it holds up nobody. Where that is after its time it leaves, with the reason,
+        unless it `stays`.
+        """
+        aside: list[tuple[Request, Refused | None]] = []
+        for each in (blocked, *blocked.others):
+            request, progress = each.request, each.request.progress
+            if progress.closed is None or each.nearest() is not Obstacle.CLOSED:
+                continue
+            until_s = min([one.closed_until_s(request) for one in self.backends.values() if one.healthy], default=now)
+            if until_s <= now:
+                continue
+            refused = None
+            if until_s > progress.deadline_s and not stays:
+                is_lost = until_s == inf
+                refused = (
+                    Refused(Refusal.BACKEND_FAILED, 1.0) if is_lost else Refused(Refusal.SERVER_BUSY, until_s - now)
+                )
+                self.withdrawn(request, now)
+            else:
+                self.policy.remove(request, now)
+                progress.rests = True
+                heappush(self.resting, (min(until_s, progress.deadline_s), request.id))
+            aside.append((request, refused))
+        if len(self.resting) > 2 * len(self.waiting) + 64:  # most of them have left
+            self.resting = [each for each in self.resting if each[1] in self.waiting.requests]
+            heapify(self.resting)
+        return aside
+
+    def rests_s(self) -> float:
+        """When has the first request rested for long enough? inf: none rests."""
+        return self.resting[0][0] if self.resting else inf
+
+    def wake(self, now: float) -> None:
+        """Requests that have rested for long enough go back to the heads of their flows."""
+        while self.resting and self.rests_s() <= now:
+            request = self.waiting.get(heappop(self.resting)[1])
+            if request is not None and request.progress.rests:
+                request.progress.rests = False
+                self.policy.push(request, now, front=True)
+
     def finished(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
         """It has its whole answer, and took this much.
 
@@ -217,7 +277,7 @@ class RequestLedger:
         self.tree.left(request)
         self.interactions.served(request, service, now, awaits_more)
         self.working_set.left(request, service, now)
-        self._settle(request, service, now, ran_s)
+        self.settle(request, service, now, ran_s)
 
     def broken(self, request: Request, service: ServiceTokens, now: float) -> None:
         """It ends without its whole answer, and took this much."""
@@ -226,56 +286,13 @@ class RequestLedger:
         self.tree.left(request)
         self.interactions.broke_off(request, service, now)
         self.working_set.left(request, service, now)
-        self._settle(request, service, now, ran_s)
-
-    def strike(self, request: Request, now: float) -> None:
-        """An event of this request failed half way: take it out of every table that has it, by what each table says
-        of itself. What is counted by tenant is counted anew.
-        """
-        progress, lease = request.progress, self.leases.pop(request.id, None)
-        before, progress.state = progress.state, State.ENDED
-        if request.id in self.waiting.requests:
-            self.waiting.remove(request)
-        order = self._order_of(request)
-        parts: list[Callable[[], object]] = [lambda: self.waits.ended(request, now)]
-        if before is State.DISPATCHED or lease is not None:
-            received = ServiceTokens(request.prompt_tokens, 0 if lease is None else lease.output_tokens)
-            parts += [
-                lambda: self.policy.charge(request, received, now, final=True),
-                lambda: self.giving_back.ended(request, received, is_given_back=False),
-            ]
-        else:
-            parts.append(lambda: self.policy.remove(request, now))
-        for ledger in self.backends.values():
-            if (held := ledger.leases.get(request.id)) is not None:
-                parts.append(partial(ledger.remove, held, now))
-        parts += [
-            lambda: self.giving_back.forget(request),
-            lambda: self.expected_waits.left(order.backlog, len(order), request),
-            lambda: self.starts.left(request) if progress.in_line else None,
-            lambda: self.working_set.left(request, NO_SERVICE, now),
-            lambda: self.interactions.broke_off(request, NO_SERVICE, now),
-            lambda: self._settle(request, NO_SERVICE, now),
-            self.recount,
-        ]
-        for part in parts:
-            try:
-                part()
-            except Exception:  # it is not in that table, or what failed before has failed again, and was told then
-                continue
-
-    def recount(self) -> None:
-        """Count anew who is present and what runs, by the requests themselves."""
-        waiting = [each for each in self.waiting.requests.values() if each.progress.state is State.QUEUED]
-        leases = [(lease.request, lease.held_tokens) for lease in self.leases.values()]
-        self.tenants.recount(waiting, leases)
-        self.tree.regroup(self.tree.terms, waiting, leases)
+        self.settle(request, service, now, ran_s)
 
     def give_back(self, blocked: Blocked | None, engines: list[str], now: float) -> list[GiveBack]:
         """Is another request stopped at one of these engines, because this one cannot wait and has no room? `blocked`:
         None: it waits at another gateway.
         """
-        order, node = (self._order_of(blocked.request), blocked.ceiling) if blocked else (self.policy.order, "")
+        order, node = (self.order_of(blocked.request), blocked.ceiling) if blocked else (self.policy.order, "")
         if (blocked is not None and blocked.request.can_wait) or not engines or order.backlog is None:
             return []
         id = self.giving_back.choose(
@@ -376,13 +393,16 @@ class RequestLedger:
         progress.output_tokens_expected = self.lengths.expected(request)
         progress.output_tokens_reserved = self.lengths.reserved(request)
 
-    def _order_of(self, request: Request) -> Order:
+    def order_of(self, request: Request) -> Order:
         """The order of the queue that it waits in, or would."""
         return self.policy.queues().get(request.progress.engine, self.policy.order)
 
     def _leave_line(self, request: Request, now: float) -> None:
-        self.policy.remove(request, now)
-        order = self._order_of(request)
+        if request.progress.rests:
+            request.progress.rests = False
+        else:
+            self.policy.remove(request, now)
+        order = self.order_of(request)
         self.expected_waits.left(order.backlog, len(order), request)
         self.giving_back.forget(request)
         self.tenants.withdrawn(request)
@@ -411,9 +431,9 @@ class RequestLedger:
         if self.quotas is not None:
             self.quotas.withdrawn(request, now)
 
-    def _settle(self, request: Request, service: ServiceTokens, now: float, ran_s: float = 0.0) -> None:
+    def settle(self, request: Request, service: ServiceTokens, now: float, ran_s: float = 0.0) -> None:
         if self.quotas is not None:
-            self.quotas.ended(request, service.prompt + service.output, now, ran_s)
+            self.quotas.ended(request, service, now, ran_s)
 
 
 def _charged(request: Request, service: ServiceTokens) -> ServiceTokens:

@@ -20,7 +20,7 @@ from policies.request import Refused, Request
 from policies.tree.pool_tree import PoolTree
 
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
-"""An engine with one of these may have room for a smaller request."""
+"""An engine with one of these may have room for a smaller request. So may one that is closed to this request alone."""
 FREED: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
 """Obstacles that are gone when another request is stopped."""
 NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, Obstacle.CEILING, Obstacle.WORKING_SET, None})
@@ -267,8 +267,11 @@ class PoolRoom:
         )
 
     def reserve(self, blocked: Blocked) -> str | None:
-        waits = [name for name in self._open if blocked.obstacles.get(name) in OF_ITS_SIZE]
-        if len(self._backends) < 2 or not waits:
+        engine, closed = blocked.request.engine, blocked.request.progress.closed or {}
+        if engine and Obstacle.CLOSED in blocked.obstacles.values():
+            return engine  # no other engine can serve the request, so the others are free for other requests
+        waits = [name for name in self._open if blocked.obstacles.get(name) in OF_ITS_SIZE or name in closed]
+        if len(self._backends) < 2 or not waits or blocked.nearest() in NOT_SOON:
             return None
         request_id, engine = self._reserved
         if request_id != blocked.request.id or blocked.obstacles.get(engine) in NOT_SOON:
@@ -337,6 +340,8 @@ class PoolRoom:
         return absent and tenants.is_below(request), absent, is_paced
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: Standing) -> Obstacle | None:
+        if request.engine and request.engine != ledger.name:
+            return Obstacle.CLOSED
         (spare, absent, paced), now = standing, self._now
         obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
@@ -355,6 +360,11 @@ class PoolRoom:
 
     def may_begin(self, request: Request) -> bool:
         return self._working_set.has_room(request)
+
+    def is_lost(self, request: Request) -> bool:
+        """Is the only engine that can serve the request out of service?"""
+        ledger = self._backends.get(request.engine)
+        return bool(request.engine) and (ledger is None or not ledger.healthy)
 
     def waits_inside(self, engine: str) -> bool:
         """Has the engine more sequences than slots, as far as is known?"""

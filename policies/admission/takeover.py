@@ -127,9 +127,8 @@ def stranded(engine: AdmissionEngine) -> list[Request]:
     """Some of the requests that wait though no engine is in service, the oldest first. No tenant has more of them than
     another, as long as both have any."""
     found: list[Request] = []
-    for ledger in engine.backends.values():
-        if ledger.healthy:
-            return found
+    if engine.is_served:
+        return found
     for request in engine.requests.waiting.in_turns():
         if request.progress.state is State.QUEUED:  # about others an answer is awaited
             found.append(request)
@@ -190,7 +189,8 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
         backlog.usual, backlog.usual_of_flow = of_tenants, of_flows
     for lease in leases:
         policy.go_on_with(lease.request, lease.backend, now)
-    waiting = [request for request in requests.waiting.requests.values() if request.progress.state is State.QUEUED]
+    present = requests.waiting.requests.values()
+    waiting = [each for each in present if each.progress.state is State.QUEUED and not each.progress.rests]
     for request in sorted(waiting, key=_arrival):
         policy.push(request, now)
     # Last: to be queued is to be counted and lifted, and these were so before.

@@ -97,6 +97,15 @@ class Gauges:
         return ""
 
 
+class EngineFacts(NamedTuple):
+    """Facts about an engine that comes into service, which none of its gauges tells."""
+
+    slots: int | None
+    """Sequences that the engine runs side by side."""
+    is_other_kind: bool
+    """Is the engine of another kind than the one before under its name?"""
+
+
 class StepTrust:
     """Are the steps that an engine reports believed? After one that cannot be, none is for a while."""
 

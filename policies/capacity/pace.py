@@ -113,13 +113,15 @@ class PrefillRate:
     steps, the tokens and the time of a step count instead.
     """
 
-    __slots__ = ("_reports_steps", "_sizes", "seen", "tokens_per_s")
+    __slots__ = ("_reports_steps", "_sizes", "_stepped_s", "seen", "tokens_per_s")
 
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None
         """None: too little was seen."""
         self.seen = 0
         self._reports_steps = False
+        self._stepped_s: float | None = None
+        """When the last step ended; None: nothing ran after it."""
         self._sizes: dict[int, tuple[Mean, Mean]] = {}
         """Tokens and seconds of the prompts of one size, by the number of bits of the tokens."""
 
@@ -136,13 +138,13 @@ class PrefillRate:
                 lease.started_s - lease.dispatched_s,
             )
 
-    def saw_step(self, step: Gauges, before: Gauges | None) -> None:
-        """A step that says what it computed, right after another one, shows what its tokens cost."""
-        if step.scheduled_tokens is None:
-            return
-        self._reports_steps = True
-        if before is not None and before.is_step and before.running:
-            self.observed(step.scheduled_tokens, step.taken_s - before.taken_s)
+    def saw_step(self, step: Gauges) -> None:
+        """Learn from a step that says what it computed, right after another one."""
+        if step.scheduled_tokens is not None:
+            self._reports_steps = True
+            if self._stepped_s is not None:
+                self.observed(step.scheduled_tokens, step.taken_s - self._stepped_s)
+        self._stepped_s = step.taken_s if step.running else None
 
     def observed(self, tokens: int, seconds: float) -> None:
         """So many tokens took so long."""

@@ -101,7 +101,7 @@ class PoolReplica:
             self._counters.wait_elsewhere(view.standings)
         counted = iter(view.counted)
         for counts in self._counts:
-            counts.receive(counted)
+            counts.receive(counted, is_forgotten=view.is_forgotten)
         self._grants.receive(view.grants, view.replicas, asked_s)
         self._replicas = view.replicas
         tokens = dict(view.under_way)

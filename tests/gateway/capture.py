@@ -15,7 +15,9 @@ from typing import Any
 
 from tests.gateway.live import MODEL, until
 
-_CARDS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 4096}]}).encode()
+_CARDS = json.dumps(
+    {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "vllm", "max_model_len": 4096}]}
+).encode()
 _CONTROL_PLANE = (b"GET /health ", b"GET /v1/models ", b"GET /metrics", b"GET /v1/fairgate/steps ")
 
 

@@ -151,7 +151,7 @@ async def test_what_waits_outlives_the_last_engine(start: Starter) -> None:
             await until(lambda: not live.engine.backends)
             waiting = live.engine.queued
             assert waiting
-            for path in ("/backends", "/queue", "/tenants", "/metrics", "/ready"):
+            for path in ("/state", "/metrics", "/ready"):
                 assert (await live.get(path, admin=True)).status == (503 if path == "/ready" else 200), path
             names.answer, names.fails = [TWO], lambda: False
             assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
@@ -188,7 +188,7 @@ async def test_without_any_address_it_starts_and_waits_for_one(start: Starter) -
             assert "engines.test cannot be looked up: it has no address" in " ".join(ready.json["why_not"])
             got = await live.ask(CHAT, chat())
             assert (got.status, got.error["code"]) == (503, "no_backend")
-            for path in ("/backends", "/queue", "/tenants", "/config", "/metrics"):
+            for path in ("/state", "/config", "/metrics"):
                 assert (await live.get(path, admin=True)).status == 200, path
             names.answer = [ONE]
             await until(lambda: not live.gateway.not_ready())

@@ -97,6 +97,7 @@ async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Start
 
 BREAKS = {
     "batches": "gateway.proxy.batches.batch_tables.claim",
+    "files": "gateway.proxy.batches.batch_tables.forget",
     "addresses": "gateway.pool.engine_addresses.Addresses._look_up",
     "certificates": "gateway.http.tls.certificates.Certificates._look",
     "engines": "gateway.pool.pools.Pools.prepare",

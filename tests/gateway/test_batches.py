@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from gateway.config.sections.keys import hash_key
+from gateway.proxy.batches.batch_api import NEW_BATCH_BYTES_MAX
 from tests.commands import running
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, simulated, until
@@ -195,9 +196,16 @@ async def test_a_batch_with_bad_lines_fails_and_says_which(start: Starter, tmp_p
         assert upstream.requests == []
 
 
+async def test_what_describes_a_batch_is_small(start: Starter, tmp_path: Path) -> None:
+    """However large a file may be: it is JSON, and read at one go."""
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, usage=str(tmp_path / "u.db")) as live:
+        got = await live.ask("/v1/batches", {"metadata": {"a": "x" * NEW_BATCH_BYTES_MAX}})
+        assert (got.status, got.error["code"]) == (413, "body_too_large")
+
+
 async def test_files_and_batches_are_their_tenants_own_and_bounded(start: Starter, tmp_path: Path) -> None:
     held = asyncio.Event()
-    bounds = {"files_max": 3, "stored_bytes_max": 5000, "lines_max": 10, "batches_max": 2}
+    bounds = {"files_max": 7, "stored_bytes_max": 5000, "lines_max": 10, "batches_max": 2}
     async with (
         Upstream(holding(held, {0})) as upstream,
         start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db"), batches=bounds) as live,
@@ -232,12 +240,17 @@ async def test_files_and_batches_are_their_tenants_own_and_bounded(start: Starte
         ):
             with pytest.raises(openai.BadRequestError, match=why):
                 await api.files.create(file=("f", content), purpose=purpose)  # type: ignore[arg-type]
+        second = await api.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        for each in (batch, second):
+            await when(api, each.id, lambda one: one.status == "in_progress")
         files = [await api.files.create(file=("f", b"\n" * 10), purpose="batch") for _ in range(2)]
-        with pytest.raises(openai.BadRequestError, match="you keep 3 files"):
+        with pytest.raises(openai.BadRequestError, match="you keep 7 files, results of batches included"):
             await api.files.create(file=("f", b""), purpose="batch")
         newest = [one.id async for one in api.files.list(limit=1, order="desc")]
         assert newest == [files[1].id, files[0].id, file.id]
-        second = await api.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        for of in (api.batches, api.files):
+            with pytest.raises(openai.BadRequestError, match="limit should be a number from 1"):
+                await of.list(extra_query={"limit": "9" * 5000})
         page = await api.batches.list(limit=1)
         assert ([one.id for one in page.data], page.has_more) == ([second.id], True)
         assert [one.id async for one in api.batches.list(after=second.id)] == [batch.id]
@@ -253,15 +266,17 @@ async def test_files_and_batches_are_their_tenants_own_and_bounded(start: Starte
 
 async def test_results_that_take_all_the_room_leave_the_rest_unasked(start: Starter, tmp_path: Path) -> None:
     content = jsonl(*map(line, range(5)))
-    bounds = {"stored_bytes_max": len(content) + 2000, "running_max": 1}
+    bounds = {"stored_bytes_max": len(content) + 3500, "running_max": 1}
     async with (
         Upstream(replies(answer(b'{"said":"%s"}' % (b"y" * 1000)))) as upstream,
         start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db"), batches=bounds) as live,
         client(live.url) as api,
     ):
         done = await when(api, (await made(api, content)).id, is_over)
-        assert (done.status, counts(done), len(upstream.requests)) == ("completed", (5, 2, 3), 2)
+        assert (done.status, counts(done), len(upstream.requests)) == ("completed", (5, 2, 3), 3)
         assert [each["error"]["code"] for each in await lines_of(api, done.error_file_id)] == ["no_room"] * 3
+        kept = [one.bytes async for one in api.files.list()]
+        assert (len(kept), sum(kept) <= bounds["stored_bytes_max"]) == (3, True)
 
 
 async def test_an_answer_that_is_no_utf_8_is_a_line_that_is(start: Starter, tmp_path: Path) -> None:

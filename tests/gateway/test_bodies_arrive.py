@@ -65,7 +65,7 @@ EDITED: dict[str, tuple[str, bytes, bytes]] = {
     "large and streamed": (
         COMPLETIONS,
         b'{"stream":true,%b}' % LONG,
-        b'{"stream":true,%b,"stream_options":{"include_usage":true}}' % LONG,
+        b'{"stream_options":{"include_usage":true},"stream":true,%b}' % LONG,
     ),
     "renamed": (CHAT, b'{"model":"alias","messages":[]}', b'{"model":"simulated","messages":[]}'),
     "renamed form": (AUDIO, upload(CLIP).replace(b"simulated", b"alias"), upload(CLIP)),
@@ -87,7 +87,14 @@ async def test_what_was_sent_arrives(start: Starter, policy: str, placement: str
         backends = [{"url": each.url, "engine": kind} for each, kind in zip(upstreams, engines.split(), strict=True)]
         live = await stack.enter_async_context(
             start(
-                pools=[{"name": "p", "models": ["simulated"], "backends": backends, "shared_cache": shared}],
+                pools=[
+                    {
+                        "name": "p",
+                        "models": ["simulated"],
+                        "backends": backends,
+                        "isolate_caches": "never" if shared else "where_possible",
+                    }
+                ],
                 policy={"name": policy, "placement": placement}
                 | ({"requests_per_minute": 10_000} if policy == "rpm" else {}),
                 tenants=TENANTS,

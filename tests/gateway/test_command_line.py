@@ -365,6 +365,19 @@ async def test_sim_is_a_vllm_look_alike() -> None:
     assert "demo" in said
 
 
+async def test_a_start_prints_no_key_where_keys_can_be_made(tmp_path: Path) -> None:
+    config = config_file(
+        tmp_path, "http://127.0.0.1:9", tenants=[{"name": "alice"}, {"name": "bob"}], usage=str(tmp_path / "u.db")
+    )
+    code, out, _ = await run("keys", "create", "--tenant", "alice", "-c", config)
+    assert (code, "key:  fg-" in out) == (0, True)
+    async with running("serve", "-c", config) as command:
+        await command.says("without a key in the config: alice, bob\n.*fairgate keys create --tenant alice -c FILE")
+        command.signal(signal.SIGTERM)
+        assert await command.ended() == 0
+        assert "fg-" not in command.said
+
+
 async def test_keys_are_made_and_hashed_as_the_config_wants_them() -> None:
     code, out, _ = await run("keys", "create")
     found = re.fullmatch(r"key:  (fg-\S{43})\nhash: (sha256:[0-9a-f]{64})\n", out)

@@ -119,6 +119,7 @@ async def test_a_restored_database_has_the_keys_and_gets_the_usage(
         assert (code, "nothing is revoked" in said) == (2, True)
         await written(live)
         assert counted(str(path), "tenant")["alice",][0] == 3, "what came after the copy is in it, and nothing else"
+        assert (await live.metrics())["fairgate_usage_requests_dropped_total",] >= 5, "what is lost is counted"
         if restore not in (overwritten, by_sqlite):  # there it is the same file
             await until(lambda: f"{path} was replaced or removed while it was open" in caplog.text)
             assert await failures(live, "usage") == 1

@@ -54,6 +54,7 @@ BOUNDS = """
     queue.start_waits.PLACES_MAX
     request.WAIT_S_MAX
     replicas.shared_interactions.ASKED_MAX replicas.messages.NUMBER_MAX replicas.messages.REPORTED_MAX
+    replicas.messages.BUCKETS_MAX
     replicas.messages.SECONDS_MAX replicas.prefixes.BLOCKS_MAX
     replicas.reference_store.NUMBERS_MS replicas.reference_store.COUNTERS_MS replicas.reference_store.SWEEP_MS
     correlation_table.KEYS_MAX correlation_table.HOLDERS_MAX
@@ -71,6 +72,7 @@ FINENESS = """
     capacity.kv_forecast.LOOKS capacity.kv_forecast.FINE capacity.kv_forecast.PARTS capacity.kv_forecast.FINE_OPEN
     tree.node.LEAST_PART tree.pool_tree.ROUNDING
     capacity.ledger.LOOK_AGAIN_S capacity.pace.TOKEN_S_MIN capacity.working_set.MEASURED_EVERY_S
+    limits.sliding_counts.PARTS limits.throttle.PARTS
 """
 """How finely is computed, and how often: finer is truer, and costs more."""
 

@@ -49,5 +49,18 @@ def tree_of(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> Tree:
     return Tree(placed, {one.name: _place(one) for one in tenants if not one.model_fields_set <= _USUAL})
 
 
+def groups_around(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> dict[str, tuple[str, ...]]:
+    """The groups that each tenant is in, the innermost first."""
+    outer = {group.name: group.group for group in groups}
+    around: dict[str, tuple[str, ...]] = {}
+    for tenant in tenants:
+        found, group = list[str](), tenant.group
+        while group is not None:
+            found.append(group)
+            group = outer[group]
+        around[tenant.name] = tuple(found)
+    return around
+
+
 def _place(section: Grouped) -> Placing:
     return Placing(section.group or ROOT, filled(GroupSettings, section))

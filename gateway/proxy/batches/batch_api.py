@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from gateway.config.sections.usage import BatchesConfig
+from gateway.config.model import Config
 from gateway.http.errors import ApiError, Reason
 from gateway.proxy.batches import batch_tables as tables
 from gateway.proxy.batches.batch_objects import (
     UNREADABLE,
+    Expiry,
     NewBatch,
     StoredFile,
     listed,
@@ -27,13 +29,14 @@ from gateway.proxy.late_answers import LateAnswers
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.form import read_parts
-from gateway.request.body.slices import at_once
 from gateway.request.routes import Treatment
+from gateway.storage.store_errors import StoreUnavailable
 from gateway.usage.thread import DatabaseThread
 from gateway.usage.written import storable
 
 LISTED_MAX: Final = 100
 FILES_LISTED_MAX: Final = 10_000
+NEW_BATCH_BYTES_MAX: Final = 1 << 16
 PASSED_ON: Final = (b"x-fairgate-app", b"x-fairgate-user")
 
 
@@ -41,10 +44,11 @@ class BatchApi:
     """Answers what the pipeline has for it. `changed` is called when a batch has to be looked at."""
 
     def __init__(
-        self, database: DatabaseThread, limits: BatchesConfig, pipeline: Pipeline, changed: Callable[[], None]
+        self, database: DatabaseThread, config: Config, pipeline: Pipeline, changed: Callable[[], None]
     ) -> None:
-        self._do = database.do
-        self._limits = limits
+        self._do = database.do_for
+        self._limits = config.batches
+        self._line_bytes_max = config.bounds.line_bytes
         self._changed = changed
         late = LateAnswers(pipeline, self._answer)
         self.tasks = late.tasks
@@ -61,15 +65,16 @@ class BatchApi:
                 order, than, first = ("ASC", ">", "file-") if asked.get("order") == "asc" else ("DESC", "<", "file-z")
                 which = f"purpose LIKE %s AND id {than} %s ORDER BY id {order} LIMIT %s"
                 values = (asked.get("purpose", "%"), asked.get("after", first), limit + 1)
-                found = await self._do(tables.files, tenant, which, values)
+                found = await self._do(tenant, tables.files, tenant, _now_s(), which, values)
                 return listed([file.shown(keep_days) for file in found], limit)
             case [_, "files", file, "content"]:
                 await self._send(context, await self._file(tenant, file))
                 return None
             case ["DELETE", "files", file]:
                 await self._file(tenant, file)
-                if batch := await self._do(tables.delete_file, tenant, file):
+                if batch := await self._do(tenant, tables.hide_file, tenant, file):
                     raise _wrong(f"{batch} is not over and reads this file; cancel it first", "file_id")
+                await asyncio.shield(self.tasks.start(self._delete(tenant, file)))
                 return {"id": file, "object": "file", "deleted": True}
             case [_, "files", file]:
                 return (await self._file(tenant, file)).shown(keep_days)
@@ -78,25 +83,31 @@ class BatchApi:
             case [_, "batches"]:
                 asked, limit = _asked(context, 20, LISTED_MAX)
                 page = "id < %s ORDER BY id DESC LIMIT %s", (asked.get("after", "batch_z"), limit + 1)
-                return listed(await self._do(tables.batches, tenant, *page), limit)
+                return listed(await self._do(tenant, tables.batches, tenant, *page), limit)
             case ["POST", _, batch, _]:
-                await self._do(tables.cancel, tenant, batch, int(time.time()))
+                await self._do(tenant, tables.cancel, tenant, batch, _now_s())
                 self._changed()
             case [_, _, batch]:
                 pass
-        for shown in await self._do(tables.batches, tenant, "id = %s", (batch,)):
+        for shown in await self._do(tenant, tables.batches, tenant, "id = %s", (batch,)):
             return shown
         raise ApiError(Reason.NOT_FOUND, f"you have no batch '{batch[:100]}'", param="batch_id")
 
     async def _file(self, tenant: str, file: str, param: str = "file_id") -> StoredFile:
-        for found in await self._do(tables.files, tenant, "id = %s", (file,)):
+        for found in await self._do(tenant, tables.files, tenant, _now_s(), "id = %s", (storable(file),)):
             return found
         raise ApiError(Reason.NOT_FOUND, f"you have no file '{file[:100]}'", param=param)
+
+    async def _delete(self, tenant: str, file: str) -> None:
+        """Delete a file that nobody is shown; what is left after a fault is forgotten later."""
+        with suppress(StoreUnavailable):
+            while await self._do(tenant, tables.delete_some, file):
+                pass
 
     async def _take_file(self, context: RequestContext) -> StoredFile:
         """Keep a file that is uploaded."""
         body, limits = context.body, self._limits
-        parts = {part.name: part for part in at_once(read_parts(body, context.header(b"content-type") or b""))}
+        parts = {part.name: part for part in read_parts(body, context.header(b"content-type") or b"")[0]}
         file, purpose = parts.get("file"), parts.get("purpose")
         if purpose is None or body[purpose.begin : purpose.end] != b"batch":
             raise _wrong("files are kept for batches only: the purpose should be 'batch'", "purpose")
@@ -107,31 +118,48 @@ class BatchApi:
         if content.count(b"\n") >= limits.lines_max + content.endswith(b"\n"):
             raise _wrong(f"the file has more than {limits.lines_max} lines", "file")
         name = storable(file.file_name)[:255] or "file"
-        stored = StoredFile(new_id("file-"), "batch", name, len(content), int(time.time()))
-        if why := await self._do(tables.begin_file, context.tenant, stored, limits):
-            raise _wrong(why, "file")
-        lines, rows, n = BytesIO(content), [(0, b"")], 0
-        while rows:
-            rows = list(enumerate(lines.readlines(tables.PAGE_BYTES), n + 1))
-            n += len(rows)
-            await self._do(tables.add_lines, stored.id, rows, is_last=not rows)
+        now_s, expiry = _now_s(), _expiry({name: body[part.begin : part.end] for name, part in parts.items()})
+        stored = StoredFile(
+            new_id("file-"), "batch", name, len(content), now_s, now_s + expiry.seconds if expiry else 0
+        )
+        try:
+            await self._store(context.tenant, stored, BytesIO(content))
+        except BaseException:
+            self.tasks.start(self._delete(context.tenant, stored.id))
+            raise
         return stored
+
+    async def _store(self, tenant: str, file: StoredFile, content: BytesIO) -> None:
+        if why := await self._do(tenant, tables.begin_file, tenant, file, self._limits):
+            raise _wrong(why, "file")
+        rows, n = [(0, b"")], 0
+        while rows:
+            rows = list(enumerate(content.readlines(tables.PAGE_BYTES), n + 1))
+            for n, line in rows:
+                if len(line) > self._line_bytes_max:
+                    raise _wrong(f"line {n} has more than {self._line_bytes_max} bytes", "file")
+            await self._do(tenant, tables.add_lines, file.id, rows, is_last=not rows)
 
     async def _send(self, context: RequestContext, file: StoredFile) -> None:
         """What is in the file, as fast as the client takes it."""
-        responder, may_write, last = context.responder, asyncio.Event(), 0
+        responder, may_write, last, tenant = context.responder, asyncio.Event(), 0, context.tenant
         may_write.set()
         responder.on_pause, responder.on_resume = may_write.clear, may_write.set
         fields = [(b"content-type", b"application/octet-stream"), context.id_field()]
         responder.start(200, fields, length=file.bytes)
-        while page := await self._do(tables.page, file.id, last):
-            responder.write(b"".join([line for _, line in page]))
-            last = page[-1][0]
-            await may_write.wait()
+        while context.method != "HEAD":
+            after, (last, size) = last, await self._do(tenant, tables.ahead, file.id, last)
+            if not size:
+                break
+            for begin in range(0, size, tables.PAGE_BYTES):  # several times for a line that is longer
+                responder.write(await self._do(tenant, tables.piece, file.id, after, last, begin))
+                await may_write.wait()
         responder.end()
 
     async def _make(self, context: RequestContext) -> dict[str, Any]:
         """Begin a batch."""
+        if len(context.body) > NEW_BATCH_BYTES_MAX:
+            raise ApiError(Reason.BODY_TOO_LARGE, f"at most {NEW_BATCH_BYTES_MAX} bytes describe a batch")
         try:
             asked = msgspec.json.decode(context.body, type=NewBatch)
         except UNREADABLE as error:
@@ -141,8 +169,8 @@ class BatchApi:
         context.principal.app(app.decode("utf-8", "replace") if app else None)
         if (await self._file(context.tenant, asked.input_file_id, "input_file_id")).purpose != "batch":
             raise _wrong("the purpose of the file should be 'batch'", "input_file_id")
-        made, caller = new_batch(asked, int(time.time())), write_caller(context.principal, fields)
-        if not await self._do(tables.add_batch, context.tenant, made, caller, self._limits.batches_max):
+        made, caller = new_batch(asked, _now_s()), write_caller(context.principal, fields)
+        if not await self._do(context.tenant, tables.add_batch, context.tenant, made, caller, self._limits.batches_max):
             message = f"{self._limits.batches_max} of your batches are not over, and no more may be; come back later"
             raise ApiError(Reason.TOO_MANY_AT_ONCE, message, retry_after_s=60.0)
         self._changed()
@@ -152,10 +180,26 @@ class BatchApi:
 def _asked(context: RequestContext, default: int, most: int) -> tuple[dict[str, str], int]:
     """The fields of the query, and how many it wants to see."""
     asked = dict(parse_qsl(context.query.decode("latin-1")))
+    for name, value in asked.items():
+        if storable(value) != value:
+            raise _wrong(f"{name[:100]} holds a character that no id has", name[:100])
     limit = asked.get("limit", str(default))
-    if not limit.isdecimal() or not 1 <= int(limit) <= most:
+    if not limit.isdecimal() or len(limit) > len(str(most)) or not 1 <= int(limit) <= most:
         raise _wrong(f"limit should be a number from 1 to {most}", "limit")
     return asked, int(limit)
+
+
+def _expiry(form: dict[str, bytes]) -> Expiry | None:
+    """When the client wants a file to be forgotten. None: when all are."""
+    given = {name[14:-1]: value.decode("latin-1") for name, value in form.items() if name.startswith("expires_after[")}
+    try:
+        return msgspec.convert(given, Expiry, strict=False) if given else None
+    except msgspec.ValidationError as error:
+        raise _wrong(f"expires_after: {error}", "expires_after") from None
+
+
+def _now_s() -> int:
+    return int(time.time())
 
 
 def _wrong(what: str, param: str | None) -> ApiError:

@@ -6,7 +6,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -21,12 +20,25 @@ WINDOW_S: Final = 86_400
 DAY_S: Final = 86_400
 FAULTS_MAX: Final = 100
 """Faults that are listed of one file."""
-BLANK_BYTES_MAX: Final = 2
-"""A line of no more is no request: not even `{}` fits in there, with its line end."""
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+NOT_ASKED: Final = {
+    "no_room": "your files take all the bytes that you may keep; delete some",
+    "batch_cancelled": "the batch was cancelled before this request had its answer",
+    "batch_expired": "the batch was expired before this request had its answer",
+}
+"""Why a request has no answer, by code."""
+_LONGEST: Final = max(NOT_ASKED, key=lambda code: len(code + NOT_ASKED[code]))
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What reading JSON raises."""
 _Key = Annotated[str, msgspec.Meta(max_length=64)]
 _Value = Annotated[str, msgspec.Meta(max_length=512)]
+
+
+class Expiry(msgspec.Struct):
+    """When a file is forgotten that its client does not want to be kept for as long as others."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, msgspec.Meta(ge=3600, le=30 * DAY_S)]
 
 
 class NewBatch(msgspec.Struct):
@@ -36,6 +48,7 @@ class NewBatch(msgspec.Struct):
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
     completion_window: Literal["24h"]
     metadata: Annotated[dict[_Key, _Value], msgspec.Meta(max_length=16)] | None = None
+    output_expires_after: Expiry | None = None
 
 
 class Caller(msgspec.Struct, omit_defaults=True):
@@ -62,9 +75,9 @@ def write_caller(of: Principal, fields: list[Header]) -> str:
 
 
 def read_caller(written: str) -> tuple[Principal, list[Header]]:
-    """That caller. Whether the key is taken is asked anew for each line."""
+    """That caller. Whether the key is taken, and until when, is asked anew for each line."""
     of, fields = _read_caller(written)
-    return Principal(**msgspec.structs.asdict(of), expires_s=0.0), fields
+    return Principal(**msgspec.structs.asdict(of)), fields
 
 
 class StoredFile(NamedTuple):
@@ -75,21 +88,26 @@ class StoredFile(NamedTuple):
     filename: str
     bytes: int
     made_s: int
+    expires_s: int = 0
+    """0: when all files do."""
 
     def shown(self, keep_days: int) -> dict[str, Any]:
+        until_s = self.made_s + keep_days * DAY_S
         return {
             "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.made_s, "filename": self.filename,
-            "purpose": self.purpose, "status": "processed", "expires_at": self.made_s + keep_days * DAY_S,
+            "purpose": self.purpose, "status": "processed", "expires_at": min(until_s, self.expires_s or until_s),
         }  # fmt: skip
 
 
 class Result(NamedTuple):
-    """What came of one line. `record`: what was used for it; None: nothing was."""
+    """What came of one line. `record`: what was used for it; None: nothing was. `instead`: the line that is written if
+    there is no room for this one; empty: there is."""
 
     n: int
     line: bytes
     is_error: bool
     record: RequestRecord | None = None
+    instead: bytes = b""
 
 
 def new_id(prefix: str) -> str:
@@ -112,7 +130,7 @@ def new_batch(asked: NewBatch, now_s: int) -> dict[str, Any]:
     ends = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     return {
         "id": new_id("batch_"), "object": "batch", "status": "validating", "errors": None, "created_at": now_s,
-        **msgspec.structs.asdict(asked), **dict.fromkeys(f"{end}_at" for end in ends), "expires_at": now_s + WINDOW_S,
+        **msgspec.to_builtins(asked), **dict.fromkeys(f"{end}_at" for end in ends), "expires_at": now_s + WINDOW_S,
         "output_file_id": None, "error_file_id": None, "request_counts": {"total": 0, "completed": 0, "failed": 0},
     }  # fmt: skip
 
@@ -142,34 +160,49 @@ class _CheckedLine(msgspec.Struct):
     body: _Body
 
 
-read_line = msgspec.json.Decoder(StoredLine).decode
+_read_line = msgspec.json.Decoder(StoredLine).decode
 _read_checked = msgspec.json.Decoder(_CheckedLine).decode
+
+
+def json_of(text: bytes) -> bytes:
+    """What a line holds, empty if it is blank."""
+    return text.removeprefix(BYTE_ORDER_MARK).strip()
+
+
+def read_line(text: bytes) -> StoredLine:
+    return _read_line(json_of(text))
 
 
 class Checks:
     """What is wrong with the lines of a file? `take` them in their order."""
 
-    def __init__(self, endpoint: str, why_not: Callable[[str], ApiError | None]) -> None:
+    def __init__(self, batch: str, endpoint: str, why_not: Callable[[str], ApiError | None]) -> None:
         """`why_not`: what is wrong with a model. None: nothing."""
         self.total = 0
         self.faults: list[dict[str, Any]] = []
+        self.unanswered_bytes = 0
+        """Of its results, if none of the requests were answered."""
+        self._batch = batch
         self._endpoint = endpoint
         self._why_not = cache(why_not)
-        self._seen: set[str] = set()
+        self._seen: set[int] = set()
+        """Hashes of ids, which are short."""
 
     def take(self, rows: Iterable[tuple[int, bytes]]) -> None:
         for n, text in rows:
-            if len(text) <= BLANK_BYTES_MAX and not text.strip():
+            found = json_of(text)
+            if not found:
                 continue
             self.total += 1
             try:
-                line = _read_checked(text)
+                line = _read_checked(found)
             except UNREADABLE as error:
                 field = re.search(r"(?:\$\.|field `)([\w.]+)", str(error))
                 code = "invalid_request" if isinstance(error, msgspec.ValidationError) else "invalid_json_line"
                 self.fault(n, code, str(error), field[1] if field else None)
                 continue
-            if line.custom_id in self._seen:
+            identity = hash(line.custom_id)
+            if identity in self._seen:
                 self.fault(n, "duplicate_custom_id", "a line before has the same id", "custom_id")
             if line.url != self._endpoint:
                 self.fault(n, "mismatched_url", f"the url should be that of the batch, {self._endpoint}", "url")
@@ -177,7 +210,8 @@ class Checks:
                 self.fault(n, "invalid_request", "the answers of a batch are not streamed", "body.stream")
             if (unserved := self._why_not(line.body.model)) is not None:
                 self.fault(n, unserved.code.value, unserved.message, "body.model")
-            self._seen.add(line.custom_id)
+            self._seen.add(identity)
+            self.unanswered_bytes += len(not_asked(f"{self._batch}-{n}", line.custom_id, _LONGEST))
 
     def fault(self, line: int | None, code: str, message: str, param: str | None) -> None:
         if len(self.faults) < FAULTS_MAX:
@@ -186,16 +220,18 @@ class Checks:
 
 def answered(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:
     """The line of a request that was answered."""
-    text = body.decode("utf-8", "replace")
-    shown: object = text
-    with suppress(*UNREADABLE):
-        shown = msgspec.Raw(msgspec.json.format(text, indent=-1))
+    if not body.isascii():
+        body = body.decode("utf-8", "replace").encode()
+    try:
+        shown: object = msgspec.Raw(msgspec.json.format(body, indent=-1))
+    except UNREADABLE:
+        shown = body.decode()
     return _line(request_id, custom_id, {"status_code": status, "request_id": request_id, "body": shown}, None)
 
 
-def not_asked(request_id: str, custom_id: str, code: str, message: str) -> bytes:
+def not_asked(request_id: str, custom_id: str, code: str) -> bytes:
     """The line of a request that was not answered, and why."""
-    return _line(request_id, custom_id, None, {"code": code, "message": message})
+    return _line(request_id, custom_id, None, {"code": code, "message": NOT_ASKED[code]})
 
 
 def _line(request_id: str, custom_id: str, response: object, error: object) -> bytes:

@@ -3,6 +3,9 @@
 A file is its lines. What came of line n of the input is line n of the file of results, or of that of errors: a line
 without either is still to be asked. A batch is driven by the gateway whose claim (`owner`) has not run out, and what it
 writes is written only as long as the claim is its own.
+
+Whatever a tenant keeps is a file with its bytes, from before its first line is written. The files of a batch are among
+them while it runs, with room for a line for each request that is not answered, so a batch can always end.
 """
 
 from __future__ import annotations
@@ -10,10 +13,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.config.sections.usage import BatchesConfig
-from gateway.proxy.batches.batch_objects import BLANK_BYTES_MAX, DAY_S, WINDOW_S, Result, StoredFile, files_of, id_of
+from gateway.proxy.batches.batch_objects import DAY_S, WINDOW_S, Checks, Result, StoredFile, files_of, id_of
+from gateway.storage.store_errors import StoreUnavailable
 from gateway.usage.counts import UsageCounts
 from gateway.usage.database import Database, Transaction
 from gateway.usage.written import add_sums
@@ -22,75 +26,131 @@ LEASE_S: Final = 10
 """A claim runs out so long after it was renewed."""
 DRIVEN_MAX: Final = 4
 """Batches of one tenant at once; the rest wait, the oldest first."""
-PAGE_BYTES: Final = 1 << 20
-ARRIVES_S: Final = 3600
-"""A file that is not whole by then is forgotten."""
+PAGE_BYTES: Final = 1 << 16
+"""Read or written at once: tenants take turns with so much."""
+PAGE_LINES: Final = 256
+ARRIVES_S: Final = 600
+"""A file that is not whole by then, since its gateway was killed, is forgotten."""
 FORGOTTEN_AT_ONCE: Final = 10
 
 _LIVE = "status IN ('validating', 'in_progress', 'cancelling')"
-_ADD_FILE = "INSERT INTO fairgate_files VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (id) DO NOTHING"
-_ADD_LINE = "INSERT INTO fairgate_lines VALUES (%s, %s, %s) ON CONFLICT (file, n) DO NOTHING"
-_SIZE = "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM fairgate_files WHERE tenant = %s"
-_BATCH = "SELECT entry, completed, failed, caller, tenant FROM fairgate_batches WHERE"
-_OPEN = (
-    f" AND length(line) > {BLANK_BYTES_MAX} AND NOT EXISTS (SELECT 1 FROM fairgate_lines AS done WHERE done.file IN"
-    " (%s, %s) AND done.n = fairgate_lines.n)"
+_COLUMNS = "id, purpose, filename, bytes, made_s, expires_s"
+_ADD_FILE = (
+    f"INSERT INTO fairgate_files ({_COLUMNS}, tenant, is_whole) VALUES (%s, %s, %s, %s, %s, %s, %s, %s) "
+    "ON CONFLICT (id) DO "
 )
+_END_FILE = (
+    f"{_ADD_FILE} UPDATE SET bytes = excluded.bytes, made_s = excluded.made_s, expires_s = excluded.expires_s, "
+    "is_whole = excluded.is_whole"
+)
+_ADD_LINE = "INSERT INTO fairgate_lines VALUES (%s, %s, %s) ON CONFLICT (file, n) DO NOTHING"
+_NOTED = "SELECT file, line FROM fairgate_lines WHERE file IN (%s, %s) AND n = %s"
+_SIZE = "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM fairgate_files WHERE tenant = %s AND id NOT IN (%s, %s)"
+_BATCH = "SELECT entry, completed, failed, caller FROM fairgate_batches WHERE"
+_NEXT = "FROM fairgate_lines WHERE file = %s AND n > %s"
+_OPEN = (
+    f"{_NEXT} AND NOT EXISTS (SELECT 1 FROM fairgate_lines AS done WHERE done.file IN (%s, %s) AND"
+    " done.n = fairgate_lines.n)"
+)
+
+
+class DrivenBatch(NamedTuple):
+    """A batch, whose it is, and which gateway drives it."""
+
+    batch: str
+    tenant: str
+    owner: str
+
+
+def _no_room(
+    step: Transaction, tenant: str, limits: BatchesConfig, files: int, size: int, less: tuple[str, str] = ("", "")
+) -> str:
+    """Say why the tenant has no room for so many more files and bytes, beside these two files; empty if it has. The
+    answer holds until the transaction ends."""
+    step.lock(tenant)
+    [(kept, kept_bytes)] = step.ask(_SIZE, (tenant, *less))
+    if kept + files > limits.files_max:
+        return f"you keep {kept} files, results of batches included, and {limits.files_max} may be; delete some"
+    if kept_bytes + size > limits.stored_bytes_max:
+        return f"your files would take more than {limits.stored_bytes_max} bytes together; delete some"
+    return ""
 
 
 def begin_file(database: Database, tenant: str, file: StoredFile, limits: BatchesConfig) -> str:
     """Make room for a file, whose lines come next. Else: why there is none."""
     with database.transaction() as step:
-        [(files, size)] = step.ask(_SIZE, (tenant,))
-        if files >= limits.files_max:
-            return f"you keep {files} files, and no more may be; delete some"
-        if size + file.bytes > limits.stored_bytes_max:
-            return f"your files would take more than {limits.stored_bytes_max} bytes together; delete some"
-        step.do(_ADD_FILE, (file.id, tenant, *file[1:], 0))
-    return ""
+        why = _no_room(step, tenant, limits, 1, file.bytes)
+        if not why:
+            step.do(_ADD_FILE + "NOTHING", (*file, tenant, 0))
+    return why
 
 
 def add_lines(database: Database, file: str, rows: Iterable[tuple[int, bytes]], *, is_last: bool) -> None:
     with database.transaction() as step:
         step.do_each(_ADD_LINE, [(file, *row) for row in rows])
-        step.do("UPDATE fairgate_files SET is_whole = %s WHERE id = %s", (int(is_last), file))
+        if not step.do("UPDATE fairgate_files SET is_whole = %s WHERE id = %s", (int(is_last), file)):
+            raise StoreUnavailable("the file took too long to arrive and was forgotten; send it again")
 
 
-def files(database: Database, tenant: str, which: str, values: Sequence[object]) -> list[StoredFile]:
+def files(database: Database, tenant: str, now_s: int, which: str, values: Sequence[object]) -> list[StoredFile]:
     """Files of a tenant, as `which` says in SQL."""
-    all_of_them = (
-        "SELECT id, purpose, filename, bytes, made_s FROM fairgate_files WHERE tenant = %s AND is_whole = 1 AND "
-    )
+    present = "tenant = %s AND is_whole = 1 AND (expires_s = 0 OR expires_s > %s)"
     with database.transaction(writes=False) as step:
-        return [StoredFile(*row) for row in step.ask(all_of_them + which, (tenant, *values))]
+        found = step.ask(f"SELECT {_COLUMNS} FROM fairgate_files WHERE {present} AND {which}", (tenant, now_s, *values))
+    return [StoredFile(*row) for row in found]
 
 
-def delete_file(database: Database, tenant: str, file: str) -> str:
-    """Forget it. Else: which batch still needs it."""
+def hide_file(database: Database, tenant: str, file: str) -> str:
+    """Show it no more; `delete_some` is to follow. Else: which batch still needs it."""
     needed = f"SELECT id FROM fairgate_batches WHERE tenant = %s AND input = %s AND {_LIVE}"
     with database.transaction() as step:
         for [batch] in step.ask(needed, (tenant, file)):
             return str(batch)
-        _forget_file(step, file)
+        step.do("UPDATE fairgate_files SET is_whole = 0 WHERE id = %s", (file,))
     return ""
 
 
-def _forget_file(step: Transaction, file: str) -> None:
-    step.do("DELETE FROM fairgate_lines WHERE file = %s", (file,))
-    step.do("DELETE FROM fairgate_files WHERE id = %s", (file,))
+def delete_some(database: Database, file: str) -> bool:
+    """Delete the first lines of a file, or the file once it has none. True: it is still there."""
+    with database.transaction() as step:
+        last, size = _ahead(step, file, 0, ())
+        step.do("DELETE FROM fairgate_lines WHERE file = %s AND n <= %s", (file, last))
+        if not size:
+            step.do("DELETE FROM fairgate_files WHERE id = %s", (file,))
+    return size > 0
 
 
-def page(database: Database, file: str, after: int, less: Sequence[str] = ()) -> list[tuple[int, bytes]]:
-    """The next lines behind this one, about `PAGE_BYTES` of them. `less`: two files; blank lines, and lines that one of
-    the files has, too, are left out."""
-    which = "FROM fairgate_lines WHERE file = %s AND n > %s" + (_OPEN if less else "")
+def ahead(database: Database, file: str, after: int, less: Sequence[str] = ()) -> tuple[int, int]:
+    """The number of the last line that is read next, and how many bytes these lines are: `PAGE_BYTES`, or one line.
+    `less`: two files; lines that one of them has, too, are left out. No bytes: there are no more lines."""
     with database.transaction(writes=False) as step:
-        last, left = after, PAGE_BYTES
-        for n, size in step.ask(f"SELECT n, length(line) {which} ORDER BY n LIMIT 256", (file, after, *less)):
-            if left > 0:
-                last, left = n, left - size
-        lines = step.ask(f"SELECT n, line {which} AND n <= %s ORDER BY n", (file, after, *less, last))
-    return [(n, bytes(line)) for n, line in lines]
+        return _ahead(step, file, after, less)
+
+
+def _ahead(step: Transaction, file: str, after: int, less: Sequence[str]) -> tuple[int, int]:
+    last, total = after, 0
+    sizes = f"SELECT n, length(line) {_OPEN if less else _NEXT} ORDER BY n LIMIT {PAGE_LINES}"
+    for n, size in step.ask(sizes, (file, after, *less)):
+        if total and total + size > PAGE_BYTES:
+            break
+        last, total = n, total + size
+    return last, total
+
+
+def lines(database: Database, file: str, after: int, last: int, less: Sequence[str] = ()) -> list[tuple[int, bytes]]:
+    """The lines behind the one and up to the other; `less`: as for `ahead`."""
+    with database.transaction(writes=False) as step:
+        found = step.ask(
+            f"SELECT n, line {_OPEN if less else _NEXT} AND n <= %s ORDER BY n", (file, after, *less, last)
+        )
+    return [(n, bytes(line)) for n, line in found]
+
+
+def piece(database: Database, file: str, after: int, last: int, begin: int) -> bytes:
+    """The lines behind the one and up to the other, from this byte of each on, `PAGE_BYTES` of each at most."""
+    asked = f"SELECT substr(line, %s, %s) {_NEXT} AND n <= %s ORDER BY n"
+    with database.transaction(writes=False) as step:
+        return b"".join([bytes(found) for [found] in step.ask(asked, (begin + 1, PAGE_BYTES, file, after, last))])
 
 
 def add_batch(database: Database, tenant: str, entry: dict[str, Any], caller: str, batches_max: int) -> bool:
@@ -125,10 +185,10 @@ def cancel(database: Database, tenant: str, batch: str, now_s: int) -> None:
             _change(step, batch, "cancelling", cancelling_at=now_s)
 
 
-def claim(database: Database, owner: str, now_s: int) -> dict[str, str]:
+def claim(database: Database, owner: str, now_s: int) -> dict[str, tuple[str, str]]:
     """Renew what this owner has claimed, and claim what nobody has: `DRIVEN_MAX` of a tenant, and what is to end. Its
-    batches and their status."""
-    claimed: dict[str, str] = {}
+    batches, with their tenants and status."""
+    claimed: dict[str, tuple[str, str]] = {}
     overdue = id_of("batch_", now_s - WINDOW_S)
     take = "UPDATE fairgate_batches SET owner = %s, lease_s = %s WHERE id = %s AND (owner = %s OR lease_s < %s)"
     with database.transaction() as step:
@@ -137,7 +197,7 @@ def claim(database: Database, owner: str, now_s: int) -> dict[str, str]:
         for batch, tenant, status, by, lease_s in live:
             may_take = driven[tenant] < DRIVEN_MAX or status == "cancelling" or batch < overdue
             if (by == owner or may_take) and step.do(take, (owner, now_s + LEASE_S, batch, owner, now_s)):
-                claimed[batch] = status
+                claimed[batch] = tenant, status
                 driven[tenant] += lease_s < now_s
     return claimed
 
@@ -148,61 +208,94 @@ def release(database: Database, owner: str) -> None:
         step.do("UPDATE fairgate_batches SET owner = '', lease_s = 0 WHERE owner = %s", (owner,))
 
 
-def driven(database: Database, batch: str) -> tuple[dict[str, Any], str, int]:
-    """A batch, who made it, and how many bytes its tenant keeps."""
+def driven(database: Database, batch: str) -> tuple[dict[str, Any], str]:
+    """A batch, and who made it."""
     with database.transaction(writes=False) as step:
         [row] = step.ask(f"{_BATCH} id = %s AND {_LIVE}", (batch,))
-        [(_, kept_bytes)] = step.ask(_SIZE, row[4:])
-        return _shown(*row), row[3], int(kept_bytes)
+    return _shown(*row), row[3]
 
 
 def write(
-    database: Database, batch: str, owner: str, now_s: int, results: Sequence[Result], counts: UsageCounts
+    database: Database, of: DrivenBatch, now_s: int, results: Sequence[Result], counts: UsageCounts, bytes_max: int
 ) -> list[Result]:
-    """Note what came of these lines, and what was used for them, unless that was done before. Gives what is new."""
-    output, errors = files_of(batch)
+    """Note what came of these lines, and what was used for them, unless that was done before. Returns what is noted of
+    them, now or before: after a fault the same is written again."""
+    output, errors = files_of(of.batch)
+    grown = "UPDATE fairgate_files SET bytes = bytes + %s WHERE id = %s"
     with database.transaction() as step:
-        if not _is_owner(step, batch, owner, now_s):
-            return []
-        done = [one for one in results if step.do(_ADD_LINE, (errors if one.is_error else output, one.n, one.line)) > 0]
+        is_owner = _is_owner(step, of, now_s)
+        step.lock(of.tenant)
+        [(_, kept)] = step.ask(_SIZE, (of.tenant, "", ""))
+        noted: list[Result] = []
+        failed = completed = 0
         counts.take()  # what is left of a transaction that failed
-        for record in [one.record for one in done if one.record is not None]:
-            counts.ended(record)
+        for one in results:
+            if before := step.ask(_NOTED, (output, errors, one.n)):
+                [(file, line)] = before
+                if bytes(line) in (one.line, one.instead):
+                    noted.append(one._replace(is_error=file == errors))
+                continue
+            if not is_owner:
+                continue
+            if one.instead and kept + len(one.line) > bytes_max:
+                one = one._replace(line=one.instead, is_error=True, instead=b"")
+            file = errors if one.is_error else output
+            step.do(_ADD_LINE, (file, one.n, one.line))
+            failed, completed = failed + one.is_error, completed + (not one.is_error)
+            if one.record is not None:
+                counts.ended(one.record)
+            if one.instead:
+                kept += len(one.line)
+                step.do(grown, (len(one.line), file))
+            noted.append(one)
         add_sums(step, counts.take())
-        failed = sum(one.is_error for one in done)
         added = "UPDATE fairgate_batches SET completed = completed + %s, failed = failed + %s WHERE id = %s"
-        step.do(added, (len(done) - failed, failed, batch))
-    return done
+        step.do(added, (completed, failed, of.batch))
+    return noted
 
 
-def begin(database: Database, batch: str, owner: str, now_s: int, total: int, faults: list[dict[str, Any]]) -> None:
-    """Its file was read: the batch goes on with so many requests, or has failed, by its faults."""
-    counts = {"total": total, "completed": 0, "failed": 0}
-    errors, status = ({"object": "list", "data": faults}, "failed") if faults else (None, "in_progress")
+def begin(database: Database, of: DrivenBatch, now_s: int, checks: Checks, limits: BatchesConfig) -> bool:
+    """Its file was read: the batch goes on with so many requests, or has failed, by its faults, or because there is no
+    room for its results. Returns whether it goes on."""
+    results, faults, size = files_of(of.batch), checks.faults, checks.unanswered_bytes
     with database.transaction() as step:
-        if _is_owner(step, batch, owner, now_s):
-            _change(step, batch, status, errors=errors, request_counts=counts, **{f"{status}_at": now_s})
+        if not _is_owner(step, of, now_s):
+            return False
+        if not faults and (why := _no_room(step, of.tenant, limits, len(results), size, results)):
+            checks.fault(None, "no_room", why, None)
+        for file, room in zip(results, (0, size), strict=True) if not faults else ():
+            step.do(_ADD_FILE + "NOTHING", (file, "batch_output", "", room, now_s, 0, of.tenant, 0))
+        counts = {"total": 0 if faults else checks.total, "completed": 0, "failed": 0}
+        errors, status = ({"object": "list", "data": faults}, "failed") if faults else (None, "in_progress")
+        _change(step, of.batch, status, errors=errors, request_counts=counts, **{f"{status}_at": now_s})
+    return not faults
 
 
-def end(database: Database, batch: str, owner: str, now_s: int, tenant: str, status: str) -> None:
+def end(database: Database, of: DrivenBatch, now_s: int, status: str) -> None:
     """The batch has this status from now on; its tenant has its files."""
     sums = "SELECT COUNT(*), COALESCE(SUM(length(line)), 0) FROM fairgate_lines WHERE file = %s"
     ids: dict[str, str | None] = {}
     with database.transaction() as step:
-        if not _is_owner(step, batch, owner, now_s):
+        if not _is_owner(step, of, now_s):
             return
-        for name, file in zip(("output", "error"), files_of(batch), strict=True):
+        [(entry,)] = step.ask("SELECT entry FROM fairgate_batches WHERE id = %s", (of.batch,))
+        expiry = json.loads(entry).get("output_expires_after")
+        expires_s = now_s + expiry["seconds"] if expiry else 0
+        for name, file in zip(("output", "error"), files_of(of.batch), strict=True):
             [(lines, size)] = step.ask(sums, (file,))
             if lines:
-                step.do(_ADD_FILE, (file, tenant, "batch_output", f"{batch}_{name}.jsonl", int(size), now_s, 1))
+                shown = StoredFile(file, "batch_output", f"{of.batch}_{name}.jsonl", int(size), now_s, expires_s)
+                step.do(_END_FILE, (*shown, of.tenant, 1))
+            else:
+                step.do("DELETE FROM fairgate_files WHERE id = %s", (file,))
             ids[f"{name}_file_id"] = file if lines else None
-        _change(step, batch, status, **ids, finalizing_at=now_s, **{f"{status}_at": now_s})
+        _change(step, of.batch, status, **ids, finalizing_at=now_s, **{f"{status}_at": now_s})
 
 
-def _is_owner(step: Transaction, batch: str, owner: str, now_s: int) -> bool:
+def _is_owner(step: Transaction, of: DrivenBatch, now_s: int) -> bool:
     """Is the claim still its own? Then it stays its own until the transaction ends."""
     mine = f"UPDATE fairgate_batches SET lease_s = %s WHERE id = %s AND owner = %s AND {_LIVE}"
-    return step.do(mine, (now_s + LEASE_S, batch, owner)) > 0
+    return step.do(mine, (now_s + LEASE_S, of.batch, of.owner)) > 0
 
 
 def _change(step: Transaction, batch: str, status: str, **fields: Any) -> None:
@@ -211,14 +304,16 @@ def _change(step: Transaction, batch: str, status: str, **fields: Any) -> None:
     step.do("UPDATE fairgate_batches SET status = %s, entry = %s WHERE id = %s", (status, changed, batch))
 
 
-def forget(database: Database, now_s: int, keep_days: int) -> None:
-    """Some of what is too old, or never came whole."""
+def forget(database: Database, now_s: int, keep_days: int) -> list[tuple[str, str]]:
+    """Forget batches that are too old. Returns some files, with their tenants, that are too old, too, or never came
+    whole; no batch that is not over has or reads them."""
     kept_s = now_s - keep_days * DAY_S
     old = (
-        "SELECT id FROM fairgate_files WHERE (made_s < %s OR (is_whole = 0 AND made_s < %s)) AND NOT EXISTS (SELECT"
-        f" 1 FROM fairgate_batches WHERE input = fairgate_files.id AND {_LIVE}) LIMIT {FORGOTTEN_AT_ONCE}"
+        "SELECT tenant, id FROM fairgate_files WHERE (made_s < %s OR (is_whole = 0 AND made_s < %s) OR (expires_s > 0"
+        " AND expires_s <= %s)) AND NOT EXISTS (SELECT 1 FROM fairgate_batches WHERE (input = fairgate_files.id OR"
+        f" fairgate_files.id IN ('file-' || substr(fairgate_batches.id, 7) || 'o', 'file-' || substr("
+        f"fairgate_batches.id, 7) || 'e')) AND {_LIVE}) LIMIT {FORGOTTEN_AT_ONCE}"
     )
     with database.transaction() as step:
         step.do(f"DELETE FROM fairgate_batches WHERE id < %s AND NOT {_LIVE}", (id_of("batch_", kept_s),))
-        for [file] in step.ask(old, (kept_s, now_s - ARRIVES_S)):
-            _forget_file(step, file)
+        return [(str(tenant), str(file)) for tenant, file in step.ask(old, (kept_s, now_s - ARRIVES_S, now_s))]

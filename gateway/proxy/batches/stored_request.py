@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from backends.client.outbox import Outbox, Outlet
@@ -17,10 +18,49 @@ BROKEN = b"HTTP/1.0 502 \r\n\r\n"
 """Stands for an answer that broke off."""
 
 
-class StoredRequest(asyncio.Transport):
-    """One request and what is written as its answer: its connection, in memory."""
+class BytesRoom:
+    """Memory for lines that are asked, or for their answers. A tenant may hold as much as is free: one alone half of
+    it, two a third each, and one that comes finds room."""
 
-    def __init__(self, request_id: str, path: str, fields: list[Header], body: bytes, answer_bytes_max: int) -> None:
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.taken: Counter[str] = Counter()
+        self._freed = asyncio.Event()
+
+    def has(self, tenant: str, size: int) -> bool:
+        return self.taken[tenant] + size <= self._bytes_max - self.taken.total()
+
+    async def take(self, tenant: str, size: int) -> None:
+        """Wait until there is room, and take it."""
+        await asyncio.sleep(0)  # who waits already goes first
+        while not self.has(tenant, size):
+            self._freed.clear()
+            await self._freed.wait()
+        self.taken[tenant] += size
+
+    def change(self, tenant: str, size: int) -> None:
+        """So much more is taken, or less."""
+        self.taken[tenant] += size
+        if not self.taken[tenant]:
+            del self.taken[tenant]
+        if size < 0:
+            self._freed.set()
+
+
+class StoredRequest(asyncio.Transport):
+    """One request and what is written as its answer: its connection, in memory. It takes room for its answer as that
+    comes, and is cut where there is none; `hold(0)` gives it back."""
+
+    def __init__(
+        self,
+        request_id: str,
+        path: str,
+        fields: list[Header],
+        body: bytes,
+        room: BytesRoom,
+        tenant: str,
+        bytes_max: int,
+    ) -> None:
         super().__init__()
         context = self.context = RequestContext("", path, [JSON, *fields])
         context.method, context.target = "POST", path.encode()
@@ -28,21 +68,35 @@ class StoredRequest(asyncio.Transport):
         self._outlet = Outlet(Outbox(), self)
         # HTTP/1.0: what has no known length is not chunked, and ends with the connection.
         self._responder = Responder(self, self._outlet, "POST", True, False)
-        self._left = answer_bytes_max
-        self._pieces: list[bytes] = []
+        self._room, self._tenant, self._bytes_max = room, tenant, bytes_max
+        self._size = self._held = 0
+        self.is_cut = False
+        self.pieces: list[bytes] = []
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def answer(self, pipeline: Pipeline, principal: Principal) -> tuple[int, float, bytes]:
         """The status, in how many seconds to come again (0: nothing is said), and the body."""
-        self.context.principal, self.context.tenant = principal, principal.tenant
+        self.context.comes_from(principal)
         try:
             pipeline.ask(self.context, self._responder)
             await self._done
         finally:
             self._responder.disconnected()
-        head, _, body = b"".join(self._pieces).partition(b"\r\n\r\n")
+        answer = b"".join(self.pieces)
+        self.pieces = []
+        head, _, body = answer.partition(b"\r\n\r\n")
         again = re.search(rb"\r\nretry-after-ms: (\d+)", head)
         return int(head[9:12]), int(again[1]) / 1000 if again else 0.0, body
+
+    async def reserve(self) -> None:
+        """Wait until there is room for the longest answer."""
+        await self._room.take(self._tenant, self._bytes_max)
+        self._held = self._bytes_max
+
+    def hold(self, size: int) -> None:
+        """So many bytes are its own from now on."""
+        self._room.change(self._tenant, size - self._held)
+        self._held = size
 
     def cut(self) -> None:
         """Wait no longer for the answer."""
@@ -52,7 +106,8 @@ class StoredRequest(asyncio.Transport):
     def _end(self, instead: bytes = b"") -> None:
         if not self._done.done():
             self._outlet.flush()
-            self._pieces = [instead] if instead else self._pieces
+            instead = BROKEN if self.is_cut else instead
+            self.pieces = [instead] if instead else self.pieces
             self._done.set_result(None)
 
     # what writes the answer sees
@@ -70,10 +125,16 @@ class StoredRequest(asyncio.Transport):
         self._end(BROKEN)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._pieces.append(bytes(data))
-        self._left -= len(data)
-        if self._left < 0:
+        if self.is_cut:
+            return
+        self._size += len(data)
+        more = self._size - self._held
+        if self._size > self._bytes_max or (more > 0 and not self._room.has(self._tenant, more)):
+            self.is_cut = True
             asyncio.get_running_loop().call_soon(self.cut)
+            return
+        self.hold(max(self._held, self._size))
+        self.pieces.append(bytes(data))
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         for data in list_of_data:

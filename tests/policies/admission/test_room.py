@@ -256,7 +256,7 @@ def test_a_request_that_is_refused_though_later_ones_are_taken_is_given_up() -> 
         now += 0.02
         assert dispatched(engine.progressed(taken, 1, now)) == ["poison"], "the engine is not full, and not left alone"
         engine.finished(taken, ServiceTokens(10, 5), now)
-    assert engine.failed("poison", Failure.REFUSED, now + 0.002)[0] == Reject("poison", Refusal.BACKEND_FAILED, 1.0)
+    assert engine.failed("poison", Failure.REFUSED, now + 0.002)[0] == Reject("poison", Refusal.SERVER_BUSY, 1.0)
     assert engine.queued == 0
 
 

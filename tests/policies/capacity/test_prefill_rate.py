@@ -62,15 +62,23 @@ def test_a_prompt_that_others_were_before_shows_nothing() -> None:
 
 @pytest.mark.parametrize("says_tokens", [True, False])
 def test_steps_show_the_rate_if_they_say_what_they_computed_and_answers_do_if_they_do_not(says_tokens: bool) -> None:
-    random, rate, now, before = Random(1), PrefillRate(), 0.0, None
+    random, rate, now = Random(1), PrefillRate(), 0.0
     for number in range(60):
         tokens = random.randrange(2048, 4096)
         lease = Lease(make_request(id=f"{number}", prompt=tokens), "one", now)
         lease.is_first = True
         now += tokens / 4000
         step = Gauges(now, running=1, is_step=True, scheduled_tokens=tokens if says_tokens else None)
-        rate.saw_step(step, before)
-        before, lease.started_s = step, now
+        rate.saw_step(step)
+        lease.started_s = now
         # Were answers read although steps are, they would say another rate.
         rate.answered(lease, ServiceTokens(tokens * 3 if says_tokens else tokens, 5, 0))
     assert rate.tokens_per_s == pytest.approx(4000, rel=0.01)
+
+
+def test_a_step_after_which_nothing_runs_begins_no_other() -> None:
+    rate, now = PrefillRate(), 0.0
+    for number in range(60):
+        rate.saw_step(Gauges(now, running=number % 2, is_step=True, scheduled_tokens=4000))
+        now += 1.0 if number % 2 else 100.0
+    assert rate.tokens_per_s == pytest.approx(4000)
