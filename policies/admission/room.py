@@ -363,8 +363,10 @@ class PoolRoom:
 
     def is_lost(self, request: Request) -> bool:
         """Is the only engine that can serve the request out of service?"""
+        if not request.engine:
+            return False
         ledger = self._backends.get(request.engine)
-        return bool(request.engine) and (ledger is None or not ledger.healthy)
+        return ledger is None or not ledger.healthy
 
     def waits_inside(self, engine: str) -> bool:
         """Has the engine more sequences than slots, as far as is known?"""
