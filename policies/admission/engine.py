@@ -181,7 +181,7 @@ class AdmissionEngine:
         now = self._arrived_s = self._time(now)
         self.interactions.arrived(request, now)
         pressure = self._observe(now) if self._waiting.requests or self.overload.active else CALM
-        if not self.is_served:
+        if not self.is_served and not self.requests.engine_start.wanted(now):
             return self._let_in(request, Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max), now, pressure)
         if self.elsewhere is not None and self.elsewhere.must_ask(request, now, is_calm=pressure is CALM):
             decisions = self._let_in(request, None, now, pressure, asks=True)
@@ -364,7 +364,8 @@ class AdmissionEngine:
         for victim in victims:
             self._withdraw(victim, now)
             decisions.append(self._reject(victim, Refused(Refusal.QUEUE_FULL, 0.0), now, pressure))
-        request.progress.deadline_s = now + self.limits.wait_s(request)
+        start_s = self.requests.engine_start.allowance_s()
+        request.progress.deadline_s = now + min(self.limits.wait_s(request) + start_s, request.wait_s_max)
         if asks:
             self.requests.undecided(request)
         else:
@@ -390,6 +391,8 @@ class AdmissionEngine:
         if engine is not None:
             self.room.changed(engine)
             self.requests.touched[engine] = None
+        if self.requests.engine_start.s_max:
+            self.requests.follow_start(now, is_served=self.is_served)
         if not self._waiting.requests:
             if self.blocked is not None:
                 self.blocked = None
@@ -401,7 +404,8 @@ class AdmissionEngine:
             self._withdraw(request, now)
             pressure = self._observe(now)
             again_s = self.requests.starts.comes_back_in(request, 0.0, now) if is_held else 0.0
-            decisions.append(self._reject(request, Refused(Refusal.QUEUE_TIMEOUT, again_s), now, pressure))
+            why = Refusal.QUEUE_TIMEOUT if self.is_served else Refusal.NO_BACKEND
+            decisions.append(self._reject(request, Refused(why, again_s), now, pressure))
         self.requests.wake(now)
         self._decide(now, decisions)
         return decisions
