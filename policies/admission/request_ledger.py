@@ -116,6 +116,11 @@ class RequestLedger:
             numbers["expected_wait_s"] = self.expected(request, now, comes=False).wait_s
         return numbers
 
+    def wanted_tokens(self) -> float:
+        """Return the prompts and expected answers of all requests that wait or run. O(their number)."""
+        present = [*self.waiting.requests.values(), *[lease.request for lease in self.leases.values()]]
+        return sum([each.prompt_tokens + each.progress.output_tokens_expected for each in present])
+
     def follow_start(self, now: float, *, is_served: bool) -> None:
         """Begin or end the start of an engine where one is waited for."""
         if not is_served and len(self.waiting):

@@ -20,6 +20,11 @@ class EngineStart:
         self._usual_s = self._deviation_s = 0.0
         self._starts = 0
 
+    @property
+    def usual_s(self) -> float:
+        """How long starts usually take; until one was seen, the longest that is waited for."""
+        return self._usual_s if self._starts else self.s_max
+
     def left_s(self, now: float) -> float:
         """Return the expected seconds until an engine is in service.
 
@@ -28,9 +33,7 @@ class EngineStart:
         if self._since_s < 0.0 or not self.s_max:
             return 0.0
         elapsed_s = now - self._since_s
-        if not self._starts:
-            return max(0.0, self.s_max - elapsed_s)
-        return max(abs(self._usual_s - elapsed_s), self._deviation_s)
+        return max(abs(self.usual_s - elapsed_s), self._deviation_s)
 
     def allowance_s(self) -> float:
         """Return how much longer a request may wait than with an engine in service."""
