@@ -140,7 +140,11 @@ async def test_a_crash_under_load_is_visible_and_the_engine_is_found_again(start
                 assert (await live.ask(PATH, chat(max_tokens=3))).status == 200
 
 
-async def test_three_times_from_nothing_no_request_fails(start: Starter, model: Path) -> None:
+@pytest.mark.slow
+async def test_three_times_from_nothing_no_request_fails(
+    start: Starter, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 0.02)
     port = free_port()
     pool = {
         "name": "pool",
