@@ -33,7 +33,7 @@ class Flow(NamedTuple):
     """Whose request is it? Fair among tenants by weight, then among the (app, user) flows of one tenant."""
 
     tenant: str
-    """The leaf of the tree (`limits.entitlements`): a tenant, or a tenant's work that can wait."""
+    """The leaf of the tree (`tree.pool_tree`): a tenant, or a tenant's work that can wait."""
     app: str = ""
     user: str = ""
 
@@ -418,6 +418,8 @@ class Refusal(StrEnum):
     """The KV cache is overloaded, and its app is beyond the app's limit."""
     WAIT_TOO_LONG = "wait_too_long"
     """It would wait for longer than its client is willing to."""
+    INTERNAL_ERROR = "internal_error"
+    """An event of it failed, through a fault of this program."""
 
 
 class Limit(NamedTuple):

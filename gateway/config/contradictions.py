@@ -12,9 +12,9 @@ from gateway.config.checks import backend_name, checked_url, split_address
 from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
 from gateway.config.provenance import Loc
 from gateway.config.sections.groups import DEPTH_MAX
-from policies.limits.entitlements import ROOT
 from policies.orders.policy_entries import POLICIES
 from policies.orders.vtc import CounterOrder
+from policies.tree.terms import ROOT
 
 LISTEN: Final = "127.0.0.1:8080"
 ADMIN: Final = "127.0.0.1:8190"

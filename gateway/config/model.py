@@ -53,7 +53,7 @@ from gateway.config.sections.tls import ListenerTlsConfig
 from gateway.config.sections.tracing import TracingConfig
 from gateway.config.sections.usage import BatchesConfig, UsageConfig
 from policies.capacity.gauges import CapacitySettings
-from policies.limits.entitlements import GroupSettings, Tree
+from policies.tree.terms import GroupSettings, Tree
 
 FAULTS_FOUND_MAX: Final = 1000
 """Faults that are looked for in one config: an operator with that many faults mends some of them first."""

@@ -89,6 +89,7 @@ class PoolGauges:
             giving_back = engine.requests.giving_back
             rows["fairgate_given_back_total"].append(([pool.name], giving_back.given_back))
             rows["fairgate_given_back_tokens_total"].append(([pool.name], giving_back.wasted_tokens))
+            rows["fairgate_faults_total"].append(([pool.name], engine.faults))
             for outcome, count in engine.requests.expected_waits.counts().items():
                 rows["fairgate_expected_waits_total"].append(([pool.name, outcome], count))
             overloaded = engine.pressure(pool.dispatcher.clock()).overloaded

@@ -8,6 +8,7 @@ is carried out is decided at once, but its decisions wait for their turn.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.takeover import has_place, move, stranded
 from policies.capacity.gauges import EngineFacts, Gauges
 from policies.request import Request, ServiceTokens, State
+
+logger = logging.getLogger("fairgate")
 
 TIMER_S_MAX: Final = 0.01
 """While anything waits the timer is at most this far away, so that it need not be set anew with every event."""
@@ -50,6 +53,7 @@ class Dispatcher:
         self._decisions: deque[Decision] = deque()
         self._executing = False
         self._timer: asyncio.TimerHandle | None = None
+        engine.on_fault = _log_fault
 
     def __repr__(self) -> str:
         return f"<Dispatcher {len(self._exchanges)} exchanges, {self.engine!r}>"
@@ -164,3 +168,9 @@ class Dispatcher:
             if waiting:
                 self.on_stranded([self._exchanges[request.id] for request in waiting])
         self.decide()
+
+
+def _log_fault(error: Exception, request_id: str) -> None:
+    """An event of the engine failed half way: that is a fault of this program. All other requests go on."""
+    what = f"request {request_id} was refused" if request_id else "nothing was refused"
+    logger.error("an admission decision failed, and %s; please report this fault", what, exc_info=error)

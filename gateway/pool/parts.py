@@ -8,9 +8,10 @@ from typing import NamedTuple
 from gateway.config.model import Config
 from gateway.config.section import filled
 from gateway.config.sections.groups import GroupConfig, Grouped
-from policies.limits.entitlements import Entitlements, GroupSettings
 from policies.limits.quotas import GROUP
 from policies.request import Flow, Request
+from policies.tree.pool_tree import PoolTree
+from policies.tree.terms import GroupSettings
 
 
 class PoolPart(NamedTuple):
@@ -26,7 +27,7 @@ class PoolPart(NamedTuple):
 
 def parts_of(config: Config) -> dict[str, PoolPart]:
     """By the names of tenants, and of groups as limits name them."""
-    tree = Entitlements(config.tree)
+    tree = PoolTree(config.tree)
     for tenant in config.tenants:
         tree.arrived(Request("", Flow(tenant.name), tenant.weight, 1, 1, 0.0), tenant.weight)
     whole = sum([tenant.weight for tenant in config.tenants])

@@ -12,10 +12,10 @@ from gateway.config.sections.throttling import ModelQuotasConfig
 from gateway.request.interaction_claim import ClaimReader
 from gateway.usage.calendar import calendar_of
 from policies.interactions import Interactions, InteractionSettings
-from policies.limits.entitlements import Tree
 from policies.limits.quotas import GROUP, KEY, Quota, Quotas
 from policies.orders.policy_entries import POLICIES
 from policies.request import Price
+from policies.tree.terms import Tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ REASONS: Final = {
         "interactions under way fill the engines' KV cache, and a new one would wait for longer than it may; come back "
         "later. Calls of interactions under way are still served",
     ),
+    Refusal.INTERNAL_ERROR: (Reason.INTERNAL_ERROR, "the gateway failed on this request"),
     Refusal.WAIT_TOO_LONG: (Reason.WAIT_TOO_LONG, "this request would wait for longer than x-fairgate-wait-s-max says"),
 }
 _WHO: Final = {"user": "this user", "app_user": "this user in this app", "app": "this app, over all its users,"}

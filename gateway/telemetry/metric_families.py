@@ -50,6 +50,7 @@ FAMILIES: Final = {
         "Requests of class batch that were stopped at their engine for other work, and wait again.", "pool"
     ),
     "fairgate_given_back_tokens_total": _counter("Tokens that engines computed for them in vain.", "pool"),
+    "fairgate_faults_total": _counter("Events that failed by a fault of the gateway (see its log).", "pool"),
     "fairgate_queue_seconds": _histogram("Wait before dispatch.", "pool", "tenant", "outcome"),
     "fairgate_expected_waits_total": _counter(
         "Waits of over a second until an engine: right (from half to twice the expected wait), longer or shorter.",

@@ -97,6 +97,7 @@ OF_REFUSAL: Final = {
     Refusal.RATE_LIMITED: "its tenant is beyond a limit that always holds",
     Refusal.OVER_USER_LIMIT: "under overload, at the start of an interaction, its user was beyond a limit",
     Refusal.OVER_APP_LIMIT: "under overload, at the start of an interaction, its app was beyond a limit",
+    Refusal.INTERNAL_ERROR: "the gateway failed on it, and its log has the fault",
     Refusal.WAIT_TOO_LONG: "it would have waited for longer than its client is willing to",
 }
 

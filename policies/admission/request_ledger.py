@@ -6,7 +6,6 @@ ledger of its engine. Each event is a method here, which changes the state and m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 from math import inf
 from statistics import fmean
@@ -21,11 +20,10 @@ from policies.admission.waits import Waits
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
-from policies.capacity.obstacle import Blocked, Obstacle, nearest
+from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.output_lengths import OutputPredictor
 from policies.capacity.working_set import WorkingSet
 from policies.interactions import Interactions
-from policies.limits.entitlements import Entitlements
 from policies.limits.quotas import Quotas
 from policies.orders.order import Order
 from policies.queue.bounds import BoundedQueue, QueueLimits
@@ -34,9 +32,8 @@ from policies.queue.expected_wait import Expected, ExpectedWaits
 from policies.queue.giving_back import GivingBack
 from policies.queue.start_waits import StartWaits
 from policies.request import Pressure, Refusal, Refused, Request, ServiceTokens, State
+from policies.tree.pool_tree import PoolTree
 
-GIVES: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
-"""Obstacles that are gone when another request is stopped."""
 NO_SERVICE: Final = ServiceTokens(0, 0)
 
 
@@ -51,14 +48,14 @@ class RequestLedger:
         interactions: Interactions,
         quotas: Quotas | None,
         tenants: FairShares,
-        entitlements: Entitlements,
+        tree: PoolTree,
     ) -> None:
         self.waiting = BoundedQueue(limits)
         self.waits = Waits()
         self.leases: dict[str, Lease] = {}
         self.backends: dict[str, BackendLedger] = {}
         self.tenants = tenants
-        self.entitlements = entitlements
+        self.tree = tree
         self.working_set = WorkingSet(tenants)
         self.starts = StartWaits()
         self.engine_start = EngineStart()
@@ -96,7 +93,7 @@ class RequestLedger:
 
     def expected(self, request: Request, now: float, *, comes: bool) -> Expected:
         """How long is this request expected to wait? `comes`: it does not wait, and would come now. Changes nothing."""
-        order, queues = self._order_of(request), max(1, len(self.policy.queues()))
+        order, queues = self.order_of(request), max(1, len(self.policy.queues()))
         answer_s = fmean([ledger.pace.lifetime_s for ledger in self.backends.values()] or [0.0])
         return self.expected_waits.of(
             order.backlog, len(order), request, len(self.leases), queues, answer_s, now,
@@ -158,7 +155,7 @@ class RequestLedger:
         if progress.context is None and progress.state is State.QUEUED:
             self.starts.queued(request, now)
         if progress.state is State.QUEUED:
-            self.expected_waits.began(self._order_of(request).backlog, request, now)
+            self.expected_waits.began(self.order_of(request).backlog, request, now)
         assert progress.wait is not None
         expected = self.expected(request, now, comes=progress.state is not State.QUEUED)
         progress.wait.expected = expected
@@ -179,7 +176,7 @@ class RequestLedger:
         elif before is State.QUEUED:
             self._leave_line(request, now)
             self.interactions.broke_off(request, NO_SERVICE, now)
-            self._settle(request, NO_SERVICE, now)
+            self.settle(request, NO_SERVICE, now)
 
     def handed_over(self, request: Request, now: float) -> None:
         """It leaves this pool, which has no engine. Its interaction stays busy with it."""
@@ -202,8 +199,8 @@ class RequestLedger:
         """The order has let it go to this engine. Its prompt is charged."""
         self._apply(lifecycle.DISPATCHED, request)
         self.waiting.remove(request)
-        if not self.entitlements.is_flat:
-            request.weight = self.entitlements.weight(request.flow.tenant, request.weight)
+        if not self.tree.is_flat:
+            request.weight = self.tree.weight(request.flow.tenant, request.weight)
         wait = request.progress.wait
         if wait is not None:
             self.waits.ended(request, now)
@@ -218,7 +215,7 @@ class RequestLedger:
         self.touched[backend] = None
         self.backends[backend].add(lease, spare=self.tenants.is_below(request))
         self.tenants.dispatched(request, lease.held_tokens)
-        self.entitlements.dispatched(request, lease.held_tokens)
+        self.tree.dispatched(request, lease.held_tokens)
         if request.progress.in_line:
             self.starts.admitted(request, now)
         self.working_set.dispatched(request, now)
@@ -230,9 +227,12 @@ class RequestLedger:
         `received`: it was given back, and stays charged with that until it goes again. Else it would go at once.
         """
         self._apply(lifecycle.RETURNED, request)
-        self._end_lease(request, received, now, is_given_back=received is not NO_SERVICE)
+        is_given_back = received is not NO_SERVICE
+        self._end_lease(request, received, now, is_given_back=is_given_back)
+        if is_given_back:  # as long as it waits, it takes no room in the working set from others
+            self.working_set.left(request, NO_SERVICE, now)
         # It may have been changed while the request ran.
-        request.weight = self.entitlements.weight(request.flow.tenant, self.tenants.weight(request))
+        request.weight = self.tree.weight(request.flow.tenant, self.tenants.weight(request))
         self._wait(request, front=True)
         self.tenants.seen(request, now)
         self.policy.push(request, now, front=True)
@@ -289,31 +289,35 @@ class RequestLedger:
         ran_s = self._end_lease(request, _charged(request, service), now)
         if lease is not None:
             self.expected_waits.answered(request.progress.order.backlog, request, now - lease.dispatched_s)
-        self.entitlements.left(request)
+        self.tree.left(request)
         self.interactions.served(request, service, now, awaits_more)
         self.working_set.left(request, service, now)
-        self._settle(request, service, now, ran_s)
+        self.settle(request, service, now, ran_s)
 
     def broken(self, request: Request, service: ServiceTokens, now: float) -> None:
         """It ends without its whole answer, and took this much."""
         self._apply(lifecycle.BROKEN, request)
         ran_s = self._end_lease(request, _charged(request, service), now)
-        self.entitlements.left(request)
+        self.tree.left(request)
         self.interactions.broke_off(request, service, now)
         self.working_set.left(request, service, now)
-        self._settle(request, service, now, ran_s)
+        self.settle(request, service, now, ran_s)
 
-    def give_back(self, request: Request, obstacles: Mapping[str, Obstacle], now: float) -> list[GiveBack]:
-        """Is another request stopped, because this one cannot wait and has no room at these engines?"""
-        backlog = self.policy.order.backlog
-        if request.can_wait or backlog is None or not len(self.giving_back) or nearest(obstacles.values()) not in GIVES:
+    def give_back(self, blocked: Blocked | None, engines: list[str], now: float) -> list[GiveBack]:
+        """Is another request stopped at one of these engines, because this one cannot wait and has no room? `blocked`:
+        None: it waits at another gateway.
+        """
+        order, node = (self.order_of(blocked.request), blocked.ceiling) if blocked else (self.policy.order, "")
+        if (blocked is not None and blocked.request.can_wait) or not engines or order.backlog is None:
             return []
         id = self.giving_back.choose(
-            [engine for engine, obstacle in obstacles.items() if obstacle in GIVES],
+            engines,
             sum([ledger.sequences for ledger in self.backends.values()]),
-            backlog.batch_share,
+            order.backlog.batch_share,
             lambda id: self.received(self.leases[id], now),
             lambda id: self.leases[id].started_s is not None,
+            node=node,
+            is_below=(lambda each: self.tree.makes_room(each, node)) if node else None,
         )
         return [] if id is None else [GiveBack(id)]
 
@@ -337,10 +341,12 @@ class RequestLedger:
             self._streaming.append(lease)
         lease.output_tokens += output_tokens
 
-    def charge_progress(self, now: float) -> None:
+    def charge_progress(self, now: float) -> list[str]:
         """Bring counters and ledgers up to the tokens that have streamed. Asks only the engines where something has
-        happened or is due."""
+        happened or is due. Returns those where answers must have started by now.
+        """
         self.charged_s = now
+        started: list[str] = []
         streaming, self._streaming = self._streaming, []
         touched, self.touched = self.touched, {}
         for lease in streaming:
@@ -350,7 +356,10 @@ class RequestLedger:
         for name in touched:
             ledger = self.backends.get(name)
             if ledger is not None:
+                starting = len(ledger.starting)
                 self._due.note(name, ledger.estimate(now))
+                if len(ledger.starting) < starting:
+                    started.append(name)
         for request_id in self.giving_back:
             lease = self.leases[request_id]
             if not lease.request.streamed:  # what it receives decides how much such work is owed
@@ -366,7 +375,8 @@ class RequestLedger:
             self.backends[lease.backend].kv.regrown(lease, now)
             if lease.held_tokens != held:
                 self.tenants.grew(request, lease.held_tokens - held)
-                self.entitlements.grew(request, lease.held_tokens - held)
+                self.tree.grew(request, lease.held_tokens - held)
+        return started
 
     # --- entries ---
 
@@ -381,9 +391,9 @@ class RequestLedger:
 
     def _enter(self, request: Request) -> None:
         """It is present in this pool from now on, and weighs what its tenant is entitled to."""
-        if not self.entitlements.is_flat:
-            self.entitlements.arrived(request, request.weight)
-            request.weight = self.entitlements.weight(request.flow.tenant, request.weight)
+        if not self.tree.is_flat:
+            self.tree.arrived(request, request.weight)
+            request.weight = self.tree.weight(request.flow.tenant, request.weight)
 
     def _wait(self, request: Request, *, front: bool = False) -> None:
         self._expect(request)
@@ -398,7 +408,7 @@ class RequestLedger:
         progress.output_tokens_expected = self.lengths.expected(request)
         progress.output_tokens_reserved = self.lengths.reserved(request)
 
-    def _order_of(self, request: Request) -> Order:
+    def order_of(self, request: Request) -> Order:
         """The order of the queue that it waits in, or would."""
         return self.policy.queues().get(request.progress.engine, self.policy.order)
 
@@ -407,24 +417,25 @@ class RequestLedger:
             request.progress.rests = False
         else:
             self.policy.remove(request, now)
-        order = self._order_of(request)
+        order = self.order_of(request)
         self.expected_waits.left(order.backlog, len(order), request)
         self.giving_back.forget(request)
         self.tenants.withdrawn(request)
-        self.entitlements.left(request)
+        self.tree.left(request)
         if request.progress.in_line:
             self.starts.left(request)
         self.working_set.left(request, NO_SERVICE, now)
 
     def _end_lease(self, request: Request, charged: ServiceTokens, now: float, *, is_given_back: bool = False) -> float:
         """For how long did it run?"""
-        lease = self.leases.pop(request.id)
+        lease = self.leases[request.id]
         if request.can_wait:
             self.giving_back.ended(request, charged, is_given_back=is_given_back)
         self.backends[lease.backend].remove(lease, now)
         self.tenants.ended(request, lease.held_tokens)
-        self.entitlements.ended(request, lease.held_tokens)
+        self.tree.ended(request, lease.held_tokens)
         self.policy.charge(request, charged, now, final=True)
+        del self.leases[request.id]  # last: an event that fails before knows its request by it
         return now - lease.dispatched_s
 
     def _count(self, request: Request, now: float) -> None:
@@ -435,7 +446,7 @@ class RequestLedger:
         if self.quotas is not None:
             self.quotas.withdrawn(request, now)
 
-    def _settle(self, request: Request, service: ServiceTokens, now: float, ran_s: float = 0.0) -> None:
+    def settle(self, request: Request, service: ServiceTokens, now: float, ran_s: float = 0.0) -> None:
         if self.quotas is not None:
             self.quotas.ended(request, service, now, ran_s)
 

@@ -31,13 +31,6 @@ class CapacitySettings:
     headroom: float = setting(
         0.05, "Largest share of the KV cache that is kept for tenants below their fair share.", least=0, below=0.5
     )
-    kv_offload_tokens: int = setting(
-        0,
-        "KV tokens that each engine keeps in a lower tier (CPU memory, disk, LMCache), beyond its own KV cache. So "
-        "many more tokens of interactions may be under way (docs/working-sets.md).",
-        least=0,
-        most=10**12,
-    )
     max_concurrency: int | None = setting(
         None,
         "Upper bound of requests in flight at one engine without metrics; found by trial when absent.",

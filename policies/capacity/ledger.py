@@ -258,7 +258,6 @@ class BackendLedger:
             self.prefill_tokens -= lease.prefill_tokens
         if lease.request.streamed:
             self.pace.started(lease, now)
-            self.prefill_rate.started(lease, now)
             self._streaming += lease.request.sequences
             self.slots.seen_running(self._running())
             if lease.was_taken():
@@ -346,7 +345,7 @@ class BackendLedger:
         if gauges.max_num_seqs is not None:
             self.slots.reported(gauges.max_num_seqs)
         if gauges.is_step:
-            self.prefill_rate.saw_step(gauges, before)
+            self.prefill_rate.saw_step(gauges)
             self.prefill.reported(gauges.scheduled_tokens_max)
         if gauges.waiting is not None:
             self._infer_starts(gauges, now)

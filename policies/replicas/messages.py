@@ -62,6 +62,10 @@ class Standing(NamedTuple):
     is_owed: bool = False
     """It can wait, and has received less than is guaranteed to such work, so that it goes before other work."""
 
+    def can_wait(self) -> bool:
+        """Is it of class batch?"""
+        return is_batch(self.tenant)
+
     def _line(self) -> int:
         return 0 if self.is_owed else 1 + is_batch(self.tenant)
 

@@ -35,8 +35,8 @@ from gateway.telemetry.background import Background
 from gateway.telemetry.recent_requests import RecentRequests
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
-from policies.admission.memory import snapshot
 from policies.admission.named import named_policy
+from policies.admission.takeover import snapshot
 from policies.interactions import Interactions
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings

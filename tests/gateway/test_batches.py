@@ -346,7 +346,7 @@ async def test_what_is_refused_comes_again_and_what_engines_fail_on_does_not_for
             assert (done.status, counts(done)) == ("completed", (4, 3, 1))
             [error] = await lines_of(api, done.error_file_id)
             assert (error["custom_id"], error["response"]["status_code"]) == ("item-1", 502)
-            assert tries[1] == 3
+            assert tries[1] == 2
             log = await live.lines(7)
         assert "refused" in {each["outcome"] for each in log if each["path"] == CHAT}
     sums = await usage_of(str(tmp_path / "u.db"), 4)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.config.checks import Name
 from gateway.config.section import Section, filled, settings_from
 from gateway.config.sections.throttling import ModelQuotasConfig
-from policies.limits.entitlements import ROOT, GroupSettings, Placing, Tree
+from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 
 _USUAL: Final = frozenset({"name", "weight", "keys", "quota"})
 """What may be set of a tenant that stands in no group and has no other terms."""

@@ -18,9 +18,9 @@ from gateway.pool.pool import Pool
 from policies.admission.engine import AdmissionEngine
 from policies.admission.explanation import OF_WAIT
 from policies.capacity.obstacle import Obstacle
-from policies.limits.entitlements import ROOT, GroupSettings, Tree
 from policies.queue.expected_wait import interval_s
 from policies.request import Flow, Request, is_batch, of_batch
+from policies.tree.terms import ROOT, GroupSettings, Tree
 
 Numbers = dict[str, float | int | None]
 Shares = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -99,7 +99,7 @@ def own_standing(
     seen_pools, limits = {pool.pool: pool for pool in seen.pools}, dict[str, OwnLimit]()
     for pool in pools:
         engine, now = pool.dispatcher.engine, pool.dispatcher.clock()
-        found.place = _place(engine.requests.entitlements.tree, principal)
+        found.place = _place(engine.requests.tree.terms, principal)
         if engine.quotas is not None:
             for model in ("", *filter(principal.may_ask, pool.models())):
                 names = engine.quotas.names(principal.tenant, principal.counts_as, model)
@@ -177,7 +177,7 @@ def _class(engine: AdmissionEngine, leaf: str, weight: float, seen: PoolSnapshot
         wait_s = round(requests.expected(coming, now, comes=True).wait_s, 1) if is_known else None
     share = None
     if not is_batch(leaf):
-        tree = requests.entitlements
+        tree = requests.tree
         share = round(requests.tenants.part_of(leaf, weight) if tree.is_flat else tree.share(leaf), 4)
     waiting = seen.waiting.get(leaf)
     queued, oldest_s = (waiting.requests, now - waiting.oldest_s) if waiting is not None else (0, 0.0)

@@ -159,8 +159,12 @@ class JsonPayload(Payload):
     def rename(self, model: str) -> None:
         self.model = model
         fields = _members(self.body)
-        fields["model"] = Raw(encode(model))
-        self.body = encode(fields)
+        if "model" in fields:
+            fields["model"] = Raw(encode(model))
+            self.body = encode(fields)
+        else:
+            at = self.body.index(b"{") + 1
+            self.body = b'%b"model":%b%b%b' % (self.body[:at], encode(model), b"," * bool(fields), self.body[at:])
 
     def salted(self, salt: str) -> tuple[bytes, memoryview]:
         """The beginning and the rest of what goes to an engine that keeps the cached blocks of different salts apart;
