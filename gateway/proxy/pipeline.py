@@ -319,7 +319,7 @@ class Pipeline:
             move(waiting, pool, other, str(pool.fallback))
         for each in waiting:
             assert isinstance(each, Exchange)
-            is_moved = other is not None and not each.request.progress.rests  # no engine here is closed to it
+            is_moved = other is not None and not each.request.progress.rests
             if not is_moved and not pool.awaits_start(each.request):
                 each.turn_away(refusal_error(Reject(each.request.id, Refusal.NO_BACKEND, 1.0), pool.again_s()))
 

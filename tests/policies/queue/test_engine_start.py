@@ -9,6 +9,7 @@ import pytest
 from policies.admission.decisions import Decision, Dispatch, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
+from policies.admission.takeover import stranded
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.queue.engine_start import EngineStart
@@ -60,6 +61,9 @@ def test_without_a_bound_requests_are_refused_and_with_one_they_wait(policy: str
     engine = engine_of(policy)
     assert list(engine.arrived(make_request(), 0.0)) == []
     assert engine.queued == 1
+    assert stranded(engine) == [], "nobody looks again and again for another pool"
+    engine.is_stood_in_for = True
+    assert len(stranded(engine)) == 1
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
