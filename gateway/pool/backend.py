@@ -74,8 +74,6 @@ class Backend:
         self._path = urlsplit(url).path.encode()
         self.isolates: Isolation = "where_possible"
         self.on_health: Callable[[Backend], None] | None = None
-        self.on_answer: Callable[[Backend, str, UpstreamError | None], None] = _unjudged
-        """Hears whose request was answered, or how it failed."""
         self.feed: StepFeed | None = None
         """What it says after each step. None: it is not asked for that."""
         self.on_recognised: Callable[[Backend, bool], None] | None = None
@@ -196,10 +194,6 @@ class Backend:
         yield
         if self.health.healthy != before and self.on_health is not None:
             self.on_health(self)
-
-
-def _unjudged(backend: Backend, tenant: str, error: UpstreamError | None) -> None:
-    """It is in no pool."""
 
 
 def terms_of(config: BackendConfig, gateway: Config) -> tuple[object, ...]:

@@ -116,7 +116,6 @@ class Pool:
             self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
         for backend, backend_config in backends.items():
             backend.on_health = self._health_changed
-            backend.on_answer = self.answered
             backend.on_recognised = self._recognised
             backend.isolates = config.isolate_caches
             self.backends[backend.name] = backend
@@ -237,8 +236,8 @@ class Pool:
 
     def takes(self, request: Request) -> bool:
         """Is an engine in service that this request may go to, now or later?"""
-        closed = request.progress.closed or {}
-        return any(each.in_service and closed.get(each.name) != inf for each in self.backends.values())
+        ledgers = self.dispatcher.engine.backends.values()
+        return any(each.healthy and each.closed_until_s(request) < inf for each in ledgers)
 
     def awaits_start(self, request: Request) -> bool:
         """May the request wait until an engine starts? Not one that rests, or that an engine has died of."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from backends.client.call import UpstreamCall
-from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
+from backends.upstream_errors import ConnectFailed, ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import Reason
 from gateway.http.headers import Header, forward_response_headers, retry_after_s
 from gateway.pool.backend import Backend
@@ -96,7 +96,6 @@ class PassThrough:
             what = "ended an answer before its end"
             self.failed(ProtocolViolation(self._backend.name, what, before_first_byte=False))
             return
-        self._backend.on_answer(self._backend, self._context.tenant, None)
         responder = self._context.responder
         if responder.started:
             responder.end()
@@ -110,7 +109,8 @@ class PassThrough:
         self._end(outcome_of(error), f"status_{self._status}")
 
     def failed(self, error: UpstreamError) -> None:
-        self._backend.on_answer(self._backend, self._context.tenant, error)
+        if isinstance(error, ConnectFailed):
+            self._backend.connect_failed(error)
         assert self._call is not None
         other = None if self._call.sends else next(self._engines, None)
         if other is not None:

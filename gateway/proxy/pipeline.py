@@ -264,14 +264,15 @@ class Pipeline:
         """The pool that answers. The payload then asks for the model by that pool's name."""
         payload = context.payload
         asked = payload.model
-        model = self._model(context.principal, asked)
         if id := self._routes.response_id(context.path) or payload.previous:
             keeper, stored = self._keeper(context, id)
-            if asked in ("", stored.asked):
-                model = stored.model  # a pool that stood in may have answered
+            # A pool that stood in may have answered.
+            model = stored.model if asked in ("", stored.asked) else self._model(context.principal, asked)
             if self._pool(model) is not keeper:
                 raise unknown(id)
             context.engine = stored.engine
+        else:
+            model = self._model(context.principal, asked)
         pool = self._pool(model)
         other = None if context.engine or pool.is_healthy() else self._stand_in(pool)
         if other is not None:

@@ -7,7 +7,7 @@ flags are taken in the spellings of pydantic's lax mode, since vLLM reads its re
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -125,6 +125,10 @@ class Turn(msgspec.Struct):
     """Of the call whose result it is; `call_id` in a Responses item."""
     call_id: Raw = Raw()
 
+
+class _CountedTurn(Turn):
+    """The same of a conversation that may have too many."""
+
     def __post_init__(self) -> None:
         _decoded.count()
 
@@ -160,6 +164,7 @@ decode_number = msgspec.json.Decoder(int | bool | None, strict=False).decode
 decode_name = msgspec.json.Decoder(str).decode
 encode = msgspec.json.encode
 _turns = msgspec.json.Decoder(list[Turn]).decode
+_counted_turns: Callable[[Raw], list[Turn]] = cast(Any, msgspec.json.Decoder(list[_CountedTurn]).decode)
 _members: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(
     cast(type[dict[str, Raw]], dict[_Member, Raw]), dec_hook=lambda kind, text: kind(text)
 ).decode
@@ -167,8 +172,10 @@ _members: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(
 
 def decode_turns(conversation: Raw) -> list[Turn]:
     """Decode a conversation. Raises `TooManyError` beyond `TURNS_MAX`."""
+    if bytes(conversation).count(b"{") <= TURNS_MAX:  # each turn has one; to count turns takes two calls for each
+        return _turns(conversation)
     _decoded.left = TURNS_MAX
-    return _turns(conversation)
+    return _counted_turns(conversation)
 
 
 def decode_members(body: bytes) -> dict[str, Raw]:

@@ -191,7 +191,7 @@ class Deciding:
                 decisions.append(self._expire(request, now))
             except Exception as error:
                 decisions.append(self._strike(request, error, now))
-        self.requests.wake(now)
+        self.requests.wake(now, now)
         self._decide(now, decisions)
         return decisions
 
@@ -240,15 +240,9 @@ class Deciding:
 
     def _lets_pass(self, popped: Blocked, now: float, decisions: list[Decision]) -> bool:
         """Are the engines closed to the next in order, so that others may go before it? It rests, or leaves."""
-        if aside := self.requests.set_aside(popped, now, stays=self.is_stood_in_for):
-            decisions += [self._reject(one, why, now, CALM) for one, why in aside if why is not None]
-            return True
-        if self.room.is_lost(popped.request):
-            self._withdraw(popped.request, now)
-            lost = Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max)
-            decisions.append(self._reject(popped.request, lost, now, CALM))
-            return True
-        return False
+        aside = self.requests.set_aside(popped, now, stays=self.is_stood_in_for)
+        decisions += [self._reject(one, why, now, CALM) for one, why in aside if why is not None]
+        return bool(aside)
 
     def _take_back(self, popped: Blocked, now: float, decisions: list[Decision]) -> None:
         """Work that can wait makes room for the next in order at each queue, and of those that sleep at each full

@@ -234,7 +234,7 @@ class AdmissionEngine(Deciding):
             ledger = self.backends[name]
             if isinstance(change, bool):
                 ledger.healthy = change
-                self.requests.wake(inf)
+                self.requests.wake(now, inf)
             elif isinstance(change, EngineFacts):
                 ledger.recognised(change)
             else:

@@ -240,22 +240,21 @@ class RequestLedger:
     def set_aside(self, blocked: Blocked, now: float, *, stays: bool) -> list[tuple[Request, Refused | None]]:
         """Is the next in order one that the engines are closed to, while they may take others? Then it waits outside
         the order until one opens, so that it holds up nobody. Where that is after its time it leaves, with the reason,
-        unless it `stays`.
+        unless it `stays` for the pool that stands in, which serves what needs no certain engine.
         """
         aside: list[tuple[Request, Refused | None]] = []
         for each in (blocked, *blocked.others):
             request, progress = each.request, each.request.progress
-            if progress.closed is None or each.nearest() is not Obstacle.CLOSED:
+            if (progress.closed is None and not request.engine) or each.nearest() is not Obstacle.CLOSED:
                 continue
             until_s = min([one.closed_until_s(request) for one in self.backends.values() if one.healthy], default=now)
             if until_s <= now:
                 continue
             refused = None
-            if until_s > progress.deadline_s and not stays:
-                is_lost = until_s == inf
-                refused = (
-                    Refused(Refusal.BACKEND_FAILED, 1.0) if is_lost else Refused(Refusal.SERVER_BUSY, until_s - now)
-                )
+            if until_s > progress.deadline_s and (request.engine or not stays):
+                lost = Refusal.NO_BACKEND if request.engine else Refusal.BACKEND_FAILED
+                why, again_s = (lost, 0.0) if until_s == inf else (Refusal.SERVER_BUSY, until_s - now)
+                refused = Refused(why, max(1.0, again_s))
                 self.withdrawn(request, now)
             else:
                 self.policy.remove(request, now)
@@ -271,9 +270,9 @@ class RequestLedger:
         """When has the first request rested for long enough? inf: none rests."""
         return self.resting[0][0] if self.resting else inf
 
-    def wake(self, now: float) -> None:
-        """Requests that have rested for long enough go back to the heads of their flows."""
-        while self.resting and self.rests_s() <= now:
+    def wake(self, now: float, until_s: float) -> None:
+        """Put requests that rest until then at most back to the heads of their flows."""
+        while self.resting and self.rests_s() <= until_s:
             request = self.waiting.get(heappop(self.resting)[1])
             if request is not None and request.progress.rests:
                 request.progress.rests = False

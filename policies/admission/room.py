@@ -340,8 +340,6 @@ class PoolRoom:
         return absent and tenants.is_below(request), absent, is_paced
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: Standing) -> Obstacle | None:
-        if request.engine and request.engine != ledger.name:
-            return Obstacle.CLOSED
         (spare, absent, paced), now = standing, self._now
         obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
@@ -360,13 +358,6 @@ class PoolRoom:
 
     def may_begin(self, request: Request) -> bool:
         return self._working_set.has_room(request)
-
-    def is_lost(self, request: Request) -> bool:
-        """Is the only engine that can serve the request out of service?"""
-        if not request.engine:
-            return False
-        ledger = self._backends.get(request.engine)
-        return ledger is None or not ledger.healthy
 
     def waits_inside(self, engine: str) -> bool:
         """Has the engine more sequences than slots, as far as is known?"""

@@ -99,7 +99,7 @@ class BackendLedger:
         allowance = self.allowance
         if not self.healthy or now < self._closed_until_s or (allowance is not None and now > self.allowed_until_s):
             return Obstacle.CLOSED
-        if request.progress.closed is not None and now < self.closed_until_s(request):
+        if (request.engine or request.progress.closed is not None) and now < self.closed_until_s(request):
             return Obstacle.CLOSED
         if not self.leases and allowance is None:
             return None
@@ -172,7 +172,9 @@ class BackendLedger:
         return max(level, (with_head, "KV cache, projected with the next request,"))
 
     def closed_until_s(self, request: Request) -> float:
-        """Until when is it left alone, or closed to this request?"""
+        """Until when is it left alone, or closed to this request? inf: another has what it goes on from."""
+        if request.engine not in ("", self.name):
+            return inf
         closed = request.progress.closed
         return self._closed_until_s if closed is None else max(self._closed_until_s, closed.get(self.name, 0.0))
 

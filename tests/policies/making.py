@@ -48,6 +48,7 @@ def make_request(
     prefix: tuple[int, ...] = (),
     adapter: str = "",
     quota_names: tuple[str, ...] = (),
+    engine: str = "",
 ) -> Request:
     return Request(
         id if id is not None else f"{tenant}-{next(_serial)}",
@@ -64,6 +65,7 @@ def make_request(
         prefix=prefix,
         adapter=adapter,
         progress=Progress(expected, reserved),
+        engine=engine,
         quota_names=quota_names,
     )
 

@@ -93,7 +93,8 @@ def test_nothing_waits_where_no_call_ever_returns_however_full_the_cache_is() ->
     for tenant, begins in (("y", True), ("a", False)):  # calls of `a` are known to return
         one = make_request(tenant, id=f"{tenant}0", prompt=6000, claim=Claim(f"{tenant}0", begins=True))
         assert dispatched(pool.engine.arrived(one, 0.0))
-        assert pool.set.has_room(make_request(tenant, id="next", prompt=6000)) is begins
+        following = make_request(tenant, id="next", prompt=6000, claim=Claim("next", begins=True))
+        assert pool.set.has_room(following) is begins
         pool.engine.cancelled(one.id, 0.0)
 
 

@@ -13,9 +13,10 @@ from policies.admission.named import named_policy
 from policies.admission.takeover import Setup, take_over
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.overload import OverloadSettings
+from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, ServiceTokens, State
-from tests.policies.making import dispatched, make_request
+from tests.policies.making import dispatched, make_request, policy_with
 
 LIMITS = QueueLimits(queue_wait_s_max=60.0, queue_wait_s_max_inside=60.0)
 POLICIES = ("fairserve", "vtc", "fcfs", "d2lpm")
@@ -163,3 +164,54 @@ def test_the_limits_of_a_request_hold_while_it_rests() -> None:
     assert engine.failed("x", Failure.DROPPED, 0.1) == [Reject("x", Refusal.BACKEND_FAILED, 1.0)]
     assert isinstance(engine.arrived(make_request("a", id="y"), 1.0)[0], Dispatch)
     assert inf not in [until_s for until_s, _ in engine.requests.resting]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_only_one_engine_can_serve_rests_while_that_wants_it_later(policy: str) -> None:
+    engine = engine_of(policy, "one", "two")
+    engine.arrived(make_request("a", id="x", engine="one"), 0.0)
+    engine.failed("x", Failure.REFUSED, 0.1, None, 30.0)
+    started = [id for number in range(12) for id in asks(engine, f"y{number}", 2.0, "b")]
+    assert len(started) == 12, "the engine takes others"
+    assert {at(engine, id) for id in started} == {"one", "two"}
+    for id in started:
+        engine.finished(id, ServiceTokens(10, 5), 3.0)
+    assert dispatched(engine.woke(30.1)) == ["x"]
+    assert at(engine, "x") == "one"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("is_stood_in_for", [False, True])
+def test_what_only_one_engine_can_serve_is_refused_at_once_where_that_is_gone(
+    policy: str, is_stood_in_for: bool
+) -> None:
+    engine = engine_of(policy, "one", "two")
+    engine.is_stood_in_for = is_stood_in_for
+    engine.arrived(make_request("a", id="x", engine="one"), 0.0)
+    engine.failed("x", Failure.REFUSED, 0.1, None, 30.0)
+    decisions = [*engine.backend_changed("one", False, 1.0)]
+    decisions += engine.arrived(make_request("a", id="y", engine="one"), 1.1)
+    assert [(each.id, each.reason) for each in decisions if isinstance(each, Reject)] == [
+        ("x", Refusal.NO_BACKEND),
+        ("y", Refusal.NO_BACKEND),
+    ]
+    assert engine.queued == 0
+
+
+def test_an_engine_that_comes_takes_what_rests_where_limits_hold_in_overload() -> None:
+    throttled = policy_with("fairserve", throttle=ThrottleSettings(user=Ceilings(requests=5)))
+    engine = AdmissionEngine(throttled, limits=LIMITS)
+    for name in ("one", "two"):
+        engine.add_backend(name, max_num_seqs=8, healthy=name == "one")
+    asks(engine, "x", 0.0)
+    engine.failed("x", Failure.REFUSED, 1.0, None, 30.0)
+    engine.woke(1.5)
+    assert engine.requests.waiting.requests["x"].progress.rests
+    assert dispatched(engine.backend_changed("two", True, 2.0)) == ["x"]
+
+
+def test_nobody_is_told_to_come_back_in_less_than_a_second() -> None:
+    engine = engine_of("vtc", "one")
+    engine.limits = replace(LIMITS, queue_wait_s_max=5.0, queue_wait_s_max_inside=5.0)
+    asks(engine, "x", 0.0)
+    assert list(engine.failed("x", Failure.REFUSED, 4.9, None, 0.5)) == [Reject("x", Refusal.SERVER_BUSY, 1.0)]
