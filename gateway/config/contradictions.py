@@ -131,6 +131,11 @@ def _pool_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
     models, urls, names = _Once("model"), _Once("url"), _Once("backend name")
     of_many: set[str] = set()
     for p, pool in _items(config, "pools"):
+        if _get(pool, "start_s_max") and not _get(pool, "models"):
+            yield (
+                ("pools", p, "start_s_max"),
+                "needs `models`: while no engine runs, nothing else says what is served",
+            )
         for m, model in _items(pool, "models"):
             yield from models.again(model, ("pools", p, "models", m), ": a model belongs to one pool")
         for b, backend in _items(pool, "backends"):

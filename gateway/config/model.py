@@ -82,6 +82,9 @@ class PoolConfig(Section):
     fallback: Name | None = None
     """A model of another pool that answers in the place of any of these while no backend here is in service, also what
     waits already. Clients go on to read the name that they asked for. Default: they are refused."""
+    start_s_max: float = Field(default=0, ge=0, le=86_400)
+    """The longest time in which an engine starts. While no engine is in service, requests wait for so much longer, and
+    are told how long starts usually take. 0: they are refused at once."""
     bytes_per_token: float | None = Field(default=None, gt=0, le=64)
     """Bytes of a prompt per token to begin with; the true ratio is learned from the engines' usage reports."""
     tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None

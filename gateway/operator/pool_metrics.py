@@ -95,6 +95,10 @@ class PoolGauges:
             overloaded = engine.pressure(pool.dispatcher.clock()).overloaded
             rows["fairgate_overloaded"].append(([pool.name], overloaded))
             rows["fairgate_queued_bytes"].append(([pool.name], engine.queued_bytes))
+            rows["fairgate_wanted_requests"].append(([pool.name], engine.queued + engine.dispatched))
+            rows["fairgate_wanted_tokens"].append(([pool.name], engine.requests.wanted_tokens()))
+            if pool.config.start_s_max:
+                rows["fairgate_start_seconds"].append(([pool.name], engine.requests.engine_start.usual_s))
             for backend in pool.backends.values():
                 rows["fairgate_backend_info"].append(([pool.name, backend.name, backend.adapter.name], 1))
             for engine_name, values in _of_engines(pool):

@@ -109,6 +109,7 @@ class Pool:
         self.fallback = config.fallback
         """A model of another pool, for while no backend here is in service."""
         engine.is_stood_in_for = config.fallback is not None
+        engine.requests.engine_start.s_max = config.start_s_max
         comment_s = gateway.limits.waiting_comment_s
         if comment_s != (None if self.waiting is None else self.waiting.interval_s):
             # What waits already is sent comments as often as it was.
@@ -237,6 +238,11 @@ class Pool:
         """Is an engine in service that this request may go to, now or later?"""
         ledgers = self.dispatcher.engine.backends.values()
         return any(each.healthy and each.closed_until_s(request) < inf for each in ledgers)
+
+    def awaits_start(self, request: Request) -> bool:
+        """May the request wait until an engine starts? Not one that rests, or that an engine has died of."""
+        closed = request.progress.closed or {}
+        return self.config.start_s_max > 0 and not request.progress.rests and inf not in closed.values()
 
     def again_s(self) -> float:
         """In how long may an engine take a request again, at the earliest? At least a second."""

@@ -149,7 +149,7 @@ class Gateway:
         if self._pipeline is None or self._is_stopping:
             faults.append("shutting down" if self._pipeline is not None else "starting")
         for pool in self.pools:
-            if not pool.is_healthy():
+            if not pool.is_healthy() and not pool.config.start_s_max:
                 reasons = [f"{backend.name}: {backend.why_not}" for backend in pool.backends.values()]
                 reasons += self._pools.addresses.faults(pool.config)
                 faults.append(f"pool {pool.name} has no backend in service ({'; '.join(reasons)})")

@@ -313,14 +313,15 @@ class Pipeline:
         return other if other is not None and other.is_healthy() else None
 
     def _stranded(self, pool: Pool, waiting: Sequence[Admitted]) -> None:
-        """They wait there though it has no engine: they go where they would go if they came now, or are refused as they
-        would be then."""
+        """Treat requests that wait in a pool without an engine as if they came now: move them to the pool that stands
+        in, let them wait for the start of an engine, or refuse them."""
         other = self._stand_in(pool)
         if other is not None:
             move(waiting, pool, other, str(pool.fallback))
         for each in waiting:
             assert isinstance(each, Exchange)
-            if other is None or each.request.progress.rests:  # an engine is closed to that, and it was not moved
+            is_moved = other is not None and not each.request.progress.rests
+            if not is_moved and not pool.awaits_start(each.request):
                 each.turn_away(refusal_error(Reject(each.request.id, Refusal.NO_BACKEND, 1.0), pool.again_s()))
 
     def _pool_of(self, model: str) -> Pool | None:

@@ -61,6 +61,11 @@ FAMILIES: Final = {
     "fairgate_request_seconds": _histogram("Arrival to end.", "pool", "outcome"),
     "fairgate_queued_requests": MetricFamily("Requests waiting.", _TENANT),
     "fairgate_queued_bytes": MetricFamily("Bytes of bodies waiting.", ("pool",)),
+    "fairgate_wanted_requests": MetricFamily("Requests that wait or run, also where no engine is.", ("pool",)),
+    "fairgate_wanted_tokens": MetricFamily("Tokens of their prompts and expected answers.", ("pool",)),
+    "fairgate_start_seconds": MetricFamily(
+        "Usual time of an engine's start, where requests wait for it (start_s_max).", ("pool",), MOST
+    ),
     "fairgate_recent_service": MetricFamily("Service received within the last minute.", _TENANT),
     "fairgate_recent_service_due": MetricFamily("Part of it that was due, by weight.", _TENANT),
     "fairgate_group_service": MetricFamily("Service that a group received within the last minute.", _GROUP),

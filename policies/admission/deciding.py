@@ -151,7 +151,8 @@ class Deciding:
         for victim in victims:
             self._withdraw(victim, now)
             decisions.append(self._reject(victim, Refused(Refusal.QUEUE_FULL, 0.0), now, pressure))
-        request.progress.deadline_s = now + self.limits.wait_s(request)
+        start_s = self.requests.engine_start.allowance_s()
+        request.progress.deadline_s = now + min(self.limits.wait_s(request) + start_s, request.wait_s_max)
         if asks:
             self.requests.undecided(request)
         else:
@@ -177,6 +178,8 @@ class Deciding:
         if engine is not None:
             self.room.changed(engine)
             self.requests.touched[engine] = None
+        if self.requests.engine_start.s_max:
+            self.requests.follow_start(now, is_served=self.is_served)
         if not self._waiting.requests:
             if self.blocked is not None:
                 self.blocked = None
@@ -198,7 +201,8 @@ class Deciding:
         self._withdraw(request, now)
         pressure = self._observe(now)
         again_s = self.requests.starts.comes_back_in(request, 0.0, now) if is_held else 0.0
-        return self._reject(request, Refused(Refusal.QUEUE_TIMEOUT, again_s), now, pressure)
+        why = Refusal.QUEUE_TIMEOUT if self.is_served else Refusal.NO_BACKEND
+        return self._reject(request, Refused(why, again_s), now, pressure)
 
     def _decide(self, now: float, decisions: list[Decision]) -> None:
         """Dispatch in the policy's order for as long as the next in order fits."""

@@ -27,6 +27,7 @@ from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.orders.order import Order
 from policies.queue.bounds import BoundedQueue, QueueLimits
+from policies.queue.engine_start import EngineStart
 from policies.queue.expected_wait import Expected, ExpectedWaits
 from policies.queue.giving_back import GivingBack
 from policies.queue.start_waits import StartWaits
@@ -57,6 +58,7 @@ class RequestLedger:
         self.tree = tree
         self.working_set = WorkingSet(tenants)
         self.starts = StartWaits()
+        self.engine_start = EngineStart()
         self.expected_waits = ExpectedWaits()
         self.policy = policy
         self.lengths = lengths
@@ -94,8 +96,9 @@ class RequestLedger:
         order, queues = self.order_of(request), max(1, len(self.policy.queues()))
         answer_s = fmean([ledger.pace.lifetime_s for ledger in self.backends.values()] or [0.0])
         return self.expected_waits.of(
-            order.backlog, len(order), request, len(self.leases), queues, answer_s, now, comes=comes
-        )
+            order.backlog, len(order), request, len(self.leases), queues, answer_s, now,
+            comes=comes, held_s=self.engine_start.left_s(now),
+        )  # fmt: skip
 
     def numbers(self, request: Request | None, now: float) -> dict[str, float]:
         """What decides about this request beside its order, by name. None: about requests that do not wait."""
@@ -109,6 +112,18 @@ class RequestLedger:
             numbers["queue"] = float(len(self.waiting))
             numbers["expected_wait_s"] = self.expected(request, now, comes=False).wait_s
         return numbers
+
+    def wanted_tokens(self) -> float:
+        """Return the prompts and expected answers of all requests that wait or run. O(their number)."""
+        present = [*self.waiting.requests.values(), *[lease.request for lease in self.leases.values()]]
+        return sum([each.prompt_tokens + each.progress.output_tokens_expected for each in present])
+
+    def follow_start(self, now: float, *, is_served: bool) -> None:
+        """Begin or end the start of an engine where one is waited for."""
+        if not is_served and len(self.waiting):
+            self.engine_start.wanted(now)
+        elif is_served and self.engine_start.ended(now):
+            self.expected_waits.resumed(now)
 
     # --- events: one that is not possible in the request's state is an `IllegalEvent`, and changes nothing ---
 

@@ -124,10 +124,11 @@ def adopt(read: Read) -> None:
 
 
 def stranded(engine: AdmissionEngine) -> list[Request]:
-    """Some of the requests that wait though no engine is in service, the oldest first. No tenant has more of them than
-    another, as long as both have any."""
+    """Return some of the requests that wait though no engine is in service, the oldest first. No tenant has more of
+    them than another, as long as both have any. Requests that wait for the start of an engine are not among them,
+    unless another pool may stand in."""
     found: list[Request] = []
-    if engine.is_served:
+    if engine.is_served or (engine.requests.engine_start.s_max and not engine.is_stood_in_for):
         return found
     for request in engine.requests.waiting.in_turns():
         if request.progress.state is State.QUEUED:  # about others an answer is awaited

@@ -112,19 +112,20 @@ class ExpectedWaits:
 
     def of(
         self, backlog: Backlog | None, queued: int, request: Request, running: int, queues: int,
-        answer_s: float, now: float, *, comes: bool,
+        answer_s: float, now: float, *, comes: bool, held_s: float = 0.0,
     ) -> Expected:  # fmt: skip
         """How long would this request wait, of so many that wait in its queue, one of so many queues?
 
         `backlog`: None if all go in the order in which they came. `running`: requests at the engines. `answer_s`: how
-        long answers take, where none was seen of a request that waited. `comes`: it does not wait yet. Changes nothing.
+        long answers take, where none was seen of a request that waited. `comes`: it does not wait yet. `held_s`: until
+        the first turn. Changes nothing.
         """
         flow, pace = request.flow, self._pace(backlog, request)
         answer_s = self._usual.answer_s or answer_s
         turn_s = pace.passed * pace.turn_s(running, answer_s) * queues
         if backlog is None:
             turns = float(queued + comes)
-            return Expected(min(WAIT_S_MAX, turns * turn_s), now, turns, pace.gone)
+            return Expected(min(WAIT_S_MAX, held_s + turns * turn_s), now, turns, pace.gone)
         tenant, own = backlog.tenant(flow.tenant), backlog.flow(flow)
         usual = self._usual.usual or backlog.usual or float(request.prompt_tokens)
         own_s = (tenant.answer_s if tenant is not None else 0.0) or answer_s
@@ -138,7 +139,7 @@ class ExpectedWaits:
             others, others_s = _before(line, tenant, request.weight, turns, usual, answer_s, wait_s, now)
             all_s = turns * own_s + others_s
             turns += others
-            wait_s = turn_s * (all_s / pace.answer_s() if pace.answer_s() and all_s else turns)
+            wait_s = held_s + turn_s * (all_s / pace.answer_s() if pace.answer_s() and all_s else turns)
         if request.can_wait:  # what waits that cannot goes first
             wait_s += _queued(backlog.tenants) * self._paces[False].turn_s(running, answer_s) * queues
         return Expected(min(WAIT_S_MAX, wait_s), now, turns, pace.gone)
@@ -166,6 +167,12 @@ class ExpectedWaits:
             for member in (backlog.tenant(request.flow.tenant), backlog.flow(request.flow)):
                 if member is not None:
                     _asks(member, now)
+
+    def resumed(self, now: float) -> None:
+        """Count no time of a turn in which no engine was in service."""
+        for pace in self._paces:
+            if pace.since_s >= 0.0:
+                pace.since_s = now
 
     def left(self, backlog: Backlog | None, queued: int, request: Request) -> None:
         """Count no longer a request that left its queue without a dispatch; `queued` requests are left there."""

@@ -128,6 +128,10 @@ def test_every_fault_of_a_file_is_reported_at_once(tmp_path: Path, monkeypatch: 
         (b"a: " + b"[" * 40 + b"]" * 40, ":1:24: is nested more than 20 deep"),
         (b"a: &a [*a]\n", ":1:4: is nested more than 20 deep"),
         (b"#" * (FILE_BYTES_MAX + 1), f": is larger than {FILE_BYTES_MAX} bytes"),
+        (
+            "open_access: true\npools:\n- {name: a, start_s_max: 600, backends: [{url: 'http://gpu:1'}]}\n",
+            ":3:25: pools[0].start_s_max: needs `models`: while no engine runs, nothing else says what is served",
+        ),
     ],
 )
 def test_a_file_that_is_no_configuration_says_why(tmp_path: Path, text: bytes, expected: str) -> None:

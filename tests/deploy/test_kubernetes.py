@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import shutil
 import subprocess
 from functools import cache
@@ -16,12 +17,13 @@ import pytest
 import yaml
 
 from gateway.config.load import load_config
+from gateway.telemetry.metric_families import FAMILIES
 from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
 VERSIONS = ("1.29", "1.31", "1.33", "1.35", "1.37")
-COMPONENTS = ("outside", "prometheus-operator", "gateway-api")
+COMPONENTS = ("outside", "prometheus-operator", "gateway-api", "keda")
 FOLDERS = ("base", "overlays/redis-replicas", "overlays/simulated")
 DRAIN_S = 30
 Resource = dict[str, Any]
@@ -162,7 +164,7 @@ def test_each_component_adds_one_resource_about_the_gateway(tmp_path: Path) -> N
     said = {"resources": [base], "components": [*folders.values()]}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(said))
     added = {each["kind"]: each for each in rendered(tmp_path) if each not in rendered("base")}
-    assert added.keys() == {"NetworkPolicy", "PodMonitor", "HTTPRoute"}
+    assert added.keys() == {"NetworkPolicy", "PodMonitor", "HTTPRoute", "ScaledObject"}
     kubernetes_validate.validate(added["NetworkPolicy"], VERSIONS[0], strict=True)
     labels = one("base", "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert added["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
@@ -180,6 +182,18 @@ def test_each_component_adds_one_resource_about_the_gateway(tmp_path: Path) -> N
     [port] = one("base", "Service")["spec"]["ports"]
     assert rule["backendRefs"] == [{"name": "fairgate", "port": port["port"]}]
     assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}, "else long answers are cut"
+
+    scaler = added["ScaledObject"]["spec"]
+    engine = one("overlays/simulated", "StatefulSet", "vllm")
+    assert scaler["scaleTargetRef"] == {key: engine[key] for key in ("apiVersion", "kind")} | {"name": "vllm"}
+    assert scaler["minReplicaCount"] == 0
+    [trigger] = scaler["triggers"]
+    said = re.fullmatch(r'sum\((\w+)\{pool="(\w+)"\}\)', trigger["metadata"]["query"])
+    assert said is not None
+    [pool] = yaml.safe_load(one("base", "ConfigMap")["data"]["config.yaml"])["pools"]
+    assert said[1] in FAMILIES
+    assert said[2] == pool["name"]
+    assert all(isinstance(value, str) for value in trigger["metadata"].values()), "KEDA takes text only"
 
 
 def components() -> list[str]:

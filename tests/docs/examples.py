@@ -29,10 +29,12 @@ from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SERVES = re.compile(r"(fairgate (serve|sim)|make run|redis-server)\b")
+SERVES = re.compile(r"(fairgate (serve|sim)|make run|redis-server|llama-server)\b")
 FRESH = ("README.md", "docs/tutorials", "docs/how-to")
 PORTS = ("8080", "8081", "8082", "8190", "8191", "18190", "8000", "8001", "8002", "8003", "6379")
-IS_UP = re.compile(rb"serving on|Ready to accept")
+IS_UP = re.compile(rb"serving on|Ready to accept|listening")
+LLAMA_SERVER = f"PYTHONPATH={ROOT} {sys.executable} -m tests.llama_server"
+"""The same server, from a wheel."""
 NEEDED = {
     "docker": "a container engine", "podman": "a container engine", "kubectl": "a cluster", "systemctl": "systemd",
     "journalctl": "systemd", "vllm": "vLLM and a GPU", "ssh": "another machine", "sudo": "root", "apt-get": "root",
@@ -210,6 +212,8 @@ class Page:
             command += f" PORT={self._ports['8080']} ADMIN_PORT={self._ports['8190']}"
         elif "fairgate serve" in command:
             command += self._addresses(command)
+        elif command.startswith("llama-server "):
+            return self._serve(command.replace("llama-server", LLAMA_SERVER, 1))
         admin = f" --admin http://127.0.0.1:{self._ports['8190']}"
         command = re.sub(
             r"^fairgate (top|explain|drain|resume|reload)\b(?!.* (-c|--admin) ).*",

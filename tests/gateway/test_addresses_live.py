@@ -68,6 +68,11 @@ def pools(port: int, scheme: str = "http", **fields: Any) -> list[dict[str, Any]
     return [{"name": "pool", "backends": [backend]}]
 
 
+def from_nothing(port: int, **fields: Any) -> list[dict[str, Any]]:
+    """The same pool, where requests wait for the start of an engine."""
+    return [{**pool, "models": [MODEL], "start_s_max": 600} for pool in pools(port, **fields)]
+
+
 def in_service(live: Live) -> list[str]:
     return [name for name, backend in live.gateway.pools[0].backends.items() if backend.in_service]
 
@@ -294,3 +299,37 @@ async def test_the_names_of_this_machine_are_looked_up_as_well(start: Starter) -
 def test_what_cannot_be_meant_is_said(backends: list[dict[str, Any]], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Config.model_validate({"open_access": True, "pools": [{"name": "p", "backends": backends}]})
+
+
+async def test_a_request_waits_until_the_name_has_its_first_address(start: Starter) -> None:
+    async with engines(ONE) as (port, _):
+        names = Names()
+        names.answer = OSError("no such name")
+        async with start(pools=from_nothing(port), limits=OFTEN, resolver=names) as live:
+            assert live.gateway.not_ready() == []
+            asked = [stream(live, 3) for _ in range(12)]
+            await until(lambda: live.engine.queued == 12)
+            assert (await live.metrics())["fairgate_wanted_requests", "pool"] == 12
+            names.answer = [ONE]
+            assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
+            assert live.engine.requests.engine_start.usual_s < 600
+            assert in_service(live) == [f"gpu@{ONE}"]
+
+
+async def test_what_waits_outlives_the_last_engine_where_one_starts(start: Starter) -> None:
+    async with engines(ONE, TWO) as (port, _):
+        names = Names(ONE)
+        async with start(pools=from_nothing(port, max_num_seqs=1), limits=OFTEN, resolver=names) as live:
+            asked = [stream(live) for _ in range(12)]
+            await until(lambda: len(live.gateway.pools[0].dispatcher) == 12)
+            last = live.gateway.pools[0].backends[f"gpu@{ONE}"]
+            names.answer, names.fails = ["fd00::1"], lambda: last.leaving
+            await until(lambda: not live.engine.backends)
+            waiting = live.engine.queued
+            assert waiting
+            for path in ("/state", "/metrics", "/ready"):
+                assert (await live.get(path, admin=True)).status == 200, path
+            names.answer, names.fails = [TWO], lambda: False
+            assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
+            assert sum(line["backend"] == f"gpu@{TWO}" for line in await live.lines(12)) == waiting
+            await until(live.holds_nothing)

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from bench.ports import free_port
+from docs.examples.tiny_gguf import make_model
 from tests.commands import run
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.load import Load, tenants
-from tests.llama_server import LlamaServer, make_model
+from tests.llama_server import LlamaServer
 
 PATH = "/v1/chat/completions"
 SLOTS, CONTEXT = 6, 2048
@@ -137,6 +139,37 @@ async def test_a_crash_under_load_is_visible_and_the_engine_is_found_again(start
                 await until(lambda: live.engine.backends[name].healthy)
                 assert live.engine.backends[name].slots.known() == 2
                 assert (await live.ask(PATH, chat(max_tokens=3))).status == 200
+
+
+@pytest.mark.slow
+async def test_three_times_from_nothing_no_request_fails(
+    start: Starter, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 0.02)
+    port = free_port()
+    pool = {
+        "name": "pool",
+        "models": ["simulated"],
+        "start_s_max": 600,
+        "backends": [{"url": f"http://127.0.0.1:{port}"}],
+    }
+    async with start(pools=[pool], tenants=tenants(flood=1, light=1)) as live:
+        [ledger] = live.engine.backends.values()
+        for _ in range(3):
+            asked = [
+                asyncio.ensure_future(live.ask(PATH, chat(max_tokens=2, ignore_eos=True), key=f"key-of-{tenant}"))
+                for tenant in ["flood"] * 270 + ["light"] * 30
+            ]
+            await until(lambda: live.engine.queued == 300)
+            async with llama(model, port=port) as server:
+                await until(lambda: live.engine.dispatched)
+                assert ledger.slots.known() == SLOTS
+                assert ledger.sequences <= SLOTS + live.gateway.pools[0].config.capacity.waiting_target
+                await asyncio.gather(*asked[270:])
+                assert sum(each.done() for each in asked[:270]) <= 30 * 2, "both tenants are served alike"
+                assert {(await each).status for each in asked} == {200}
+                await server.kill()
+                await until(lambda: not ledger.healthy)
 
 
 async def test_another_kind_of_engine_may_take_its_place(start: Starter, model: Path) -> None:

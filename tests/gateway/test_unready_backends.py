@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import AsyncExitStack
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from backends.simulated.simulated_server import SimulatedServer
 from bench.ports import free_port
 from tests.gateway.live import MODEL, SMALL, Starter, chat, long_chat, simulated, until
+from tests.gateway.load import tenants
 
 CHAT = "/v1/chat/completions"
 
@@ -80,6 +82,98 @@ async def test_when_the_last_engine_goes_what_waits_is_refused_as_what_comes(sta
             assert [each.error["code"] for each in got[20:]] == ["no_backend"] * 21
             assert all("retry-after" in each.headers for each in got if each.status == 503)
             await until(live.holds_nothing)
+
+
+FROM_NOTHING = {"start_s_max": 600, "models": [MODEL]}
+
+
+async def test_without_an_engine_requests_wait_are_told_and_go_in_order(start: Starter) -> None:
+    port = free_port()
+    pool = {"name": "p", "backends": [{"url": f"http://127.0.0.1:{port}"}], **FROM_NOTHING}
+    async with start(
+        pools=[pool], tenants=tenants(flood=1, light=1), limits={"waiting_comment_s": 0.1}, debug_headers=True
+    ) as live:
+        assert live.gateway.not_ready() == [], "else no request would come, and nobody start an engine"
+        flood = [asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3), key="key-of-flood")) for _ in range(60)]
+        await until(lambda: live.engine.queued == 60)
+        light = asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3), key="key-of-light"))
+        await until(lambda: live.engine.queued == 61)
+        async with live.post(CHAT, chat(max_tokens=3, stream=True), key="key-of-light") as stream:
+            comment = (await stream.content.readuntil(b"\n\n")).decode()
+            assert re.fullmatch(r": waiting, between .* and .* minutes.*, behind \d+ requests?\n\n", comment)
+            metrics = await live.metrics()
+            assert metrics["fairgate_wanted_requests", "p"] == 62
+            assert metrics["fairgate_wanted_tokens", "p"] >= 62
+            assert metrics["fairgate_start_seconds", "p"] == 600
+            refused = await live.ask(CHAT, chat(), key="key-of-light", x_fairgate_wait_s_max="5")
+            assert (refused.status, refused.error["code"]) == (429, "wait_too_long")
+            async with simulated(port=port):
+                assert b"[DONE]" in await stream.read()
+                first = await light
+                answers = [first, *await asyncio.gather(*flood)]
+        assert {answer.status for answer in answers} == {200}
+        assert float(first.headers["x-fairgate-expected-wait-s"]) == pytest.approx(600, abs=60)
+        waited = sorted(float(answer.headers["x-fairgate-queue-ms"]) for answer in answers[1:])
+        assert float(first.headers["x-fairgate-queue-ms"]) < waited[-1]
+        metrics = await live.metrics()
+        assert metrics["fairgate_start_seconds", "p"] < 600
+        assert metrics["fairgate_wanted_requests", "p"] == metrics["fairgate_wanted_tokens", "p"] == 0
+        assert live.holds_nothing()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_when_the_last_engine_goes_what_waits_is_held_for_the_next_one(start: Starter, count: int) -> None:
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(simulated()) for _ in range(count)]
+        pool = {"name": "p", "backends": [{"url": sim.url} for sim in engines], **FROM_NOTHING}
+        async with start(pools=[pool]) as live:
+            running = [asyncio.ensure_future(live.ask(CHAT, long_chat(n=8))) for _ in range(count)]
+            await until(lambda: live.engine.dispatched == count)
+            waiting = [
+                asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3), key=f"k{number}")) for number in range(40)
+            ]
+            await until(lambda: live.engine.queued >= 20)
+            for sim in engines:
+                await sim.server.stop()
+            await asyncio.gather(*running)
+            await until(lambda: not live.engine.is_served)
+            waiting.append(asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3))))
+            await until(lambda: live.engine.requests.engine_start.allowance_s())
+            async with simulated(port=engines[0].port):
+                got = await asyncio.gather(*waiting)
+            # Before its end was noticed, the engine may have had some of the first in its hands.
+            assert [each.status for each in got[20:]] == [200] * 21
+            await until(live.holds_nothing)
+
+
+async def test_a_start_that_does_not_come_ends_in_a_refusal(start: Starter) -> None:
+    pool = {"name": "p", "backends": [{"url": f"http://127.0.0.1:{free_port()}"}], **FROM_NOTHING, "start_s_max": 0.05}
+    async with start(pools=[pool], limits={"queue_wait_s_max": 0.05}) as live:
+        got = await live.ask(CHAT, chat())
+        assert (got.status, got.error["code"]) == (503, "no_backend")
+        assert "retry-after" in got.headers
+        assert (await live.ask("/tokenize", chat())).status == 503, "what does not queue does not wait"
+
+
+async def test_the_pool_that_stands_in_goes_before_a_start(start: Starter) -> None:
+    async with simulated(models=("other",)) as sim:
+        pools = [
+            {
+                "name": "p",
+                "backends": [{"url": f"http://127.0.0.1:{free_port()}"}],
+                "fallback": "other",
+                **FROM_NOTHING,
+            },
+            {"name": "q", "models": ["other"], "backends": [{"url": sim.url}]},
+        ]
+        async with start(pools=pools) as live:
+            assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
+            await sim.server.stop()
+            await until(live.gateway.not_ready)
+            waiting = asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3)))
+            await until(lambda: live.engine.queued == 1)
+            async with simulated(models=("other",), port=sim.port):
+                assert (await waiting).status == 200
 
 
 async def test_one_pool_down_does_not_touch_the_other(start: Starter) -> None:

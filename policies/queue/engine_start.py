@@ -1,0 +1,58 @@
+"""How long does an engine take to start? Learned from earlier starts of a pool that had no engine in service.
+
+A start begins when a request first waits while no engine is in service, since an autoscaler begins then, too. It ends
+when an engine comes into service.
+"""
+
+from __future__ import annotations
+
+from policies.averages import QUICK
+
+
+class EngineStart:
+    """The starts of the engines of one pool."""
+
+    def __init__(self) -> None:
+        self.s_max = 0.0
+        """The longest start that requests wait for; 0: without an engine, requests are refused at once."""
+        self._since_s = -1.0
+        """When the present start began; -1: none is under way."""
+        self._usual_s = self._deviation_s = 0.0
+        self._starts = 0
+
+    @property
+    def usual_s(self) -> float:
+        """How long starts usually take; until one was seen, the longest that is waited for."""
+        return self._usual_s if self._starts else self.s_max
+
+    def left_s(self, now: float) -> float:
+        """Return the expected seconds until an engine is in service.
+
+        A start that is about to end, or is late, takes at least as much longer as starts usually deviate.
+        """
+        if self._since_s < 0.0 or not self.s_max:
+            return 0.0
+        elapsed_s = now - self._since_s
+        return max(abs(self.usual_s - elapsed_s), self._deviation_s)
+
+    def allowance_s(self) -> float:
+        """Return how much longer a request may wait than with an engine in service."""
+        return self.s_max if self._since_s >= 0.0 else 0.0
+
+    def wanted(self, now: float) -> bool:
+        """Begin a start, unless one is under way that may still succeed. Return whether requests wait for it."""
+        if self._since_s < 0.0 or now - self._since_s > self.s_max:
+            self._since_s = now if self.s_max else -1.0
+        return self.s_max > 0.0
+
+    def ended(self, now: float) -> bool:
+        """An engine is in service: learn from the start. Return whether a start was under way."""
+        if self._since_s < 0.0:
+            return False
+        took_s, self._since_s = now - self._since_s, -1.0
+        part = max(QUICK, 1.0 / (self._starts + 1))
+        if self._starts:
+            self._deviation_s += max(QUICK, 1.0 / self._starts) * (abs(took_s - self._usual_s) - self._deviation_s)
+        self._usual_s += part * (took_s - self._usual_s)
+        self._starts += 1
+        return True

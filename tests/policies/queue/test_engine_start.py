@@ -1,0 +1,216 @@
+"""Requests wait for the start of an engine, are told how long, and go in order, as many as the engine takes."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from policies.admission.decisions import Decision, Dispatch, Reject
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.admission.takeover import stranded
+from policies.orders.policy_entries import POLICIES
+from policies.queue.bounds import QueueLimits
+from policies.queue.engine_start import EngineStart
+from policies.queue.expected_wait import Expected, interval_s
+from policies.request import Refusal, Request, ServiceTokens
+from tests.policies.making import dispatched, make_request
+
+LIMITS = QueueLimits(queue_wait_s_max=120.0, queue_wait_s_max_inside=120.0)
+START_S_MAX = 600.0
+SLOTS = 6
+
+
+def engine_of(policy: str = "fairserve", s_max: float = START_S_MAX) -> AdmissionEngine:
+    """A pool whose only engine has not started."""
+    engine = AdmissionEngine(named_policy(policy), limits=LIMITS)
+    engine.add_backend("one", max_num_seqs=SLOTS, healthy=False)
+    engine.requests.engine_start.s_max = s_max
+    return engine
+
+
+def expected(request: Request) -> Expected:
+    assert request.progress.wait is not None
+    found: Expected = request.progress.wait.expected
+    return found
+
+
+def told_s(engine: AdmissionEngine, now: float) -> float:
+    request = make_request("asks", arrived_s=now)
+    engine.arrived(request, now)
+    wait_s = expected(request).wait_s
+    engine.cancelled(request.id, now)
+    return wait_s
+
+
+def starts(engine: AdmissionEngine, wanted_s: float, took_s: float) -> None:
+    """One start, for one request, and the engine's end."""
+    now = wanted_s + took_s
+    engine.arrived(make_request(id="first", arrived_s=wanted_s), wanted_s)
+    assert dispatched(engine.backend_changed("one", True, now)) == ["first"]
+    engine.finished("first", ServiceTokens(10, 5), now + 1.0)
+    engine.backend_changed("one", False, now + 2.0)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_without_a_bound_requests_are_refused_and_with_one_they_wait(policy: str) -> None:
+    [refused] = engine_of(policy, 0.0).arrived(make_request(), 0.0)
+    assert isinstance(refused, Reject)
+    assert refused.reason is Refusal.NO_BACKEND
+    engine = engine_of(policy)
+    assert list(engine.arrived(make_request(), 0.0)) == []
+    assert engine.queued == 1
+    assert stranded(engine) == [], "nobody looks again and again for another pool"
+    engine.is_stood_in_for = True
+    assert len(stranded(engine)) == 1
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_the_first_engine_gets_them_in_fair_order_and_not_at_once(policy: str) -> None:
+    engine = engine_of(policy)
+    for number in range(30):
+        engine.arrived(make_request("flood", id=f"flood-{number}", arrived_s=0.0), 0.0)
+    for number in range(3):
+        engine.arrived(make_request("light", id=f"light-{number}", arrived_s=1.0), 1.0)
+    went = dispatched(engine.backend_changed("one", True, 20.0))
+    [ledger] = engine.backends.values()
+    assert len(went) == ledger.sequences <= SLOTS + engine.capacity.waiting_target
+    if policy in ("fairserve", "vtc", "wsc"):
+        assert sum(name.startswith("light") for name in went) == 3
+
+
+def test_a_request_waits_as_long_as_usual_beside_the_start() -> None:
+    engine = engine_of()
+    request = make_request()
+    engine.arrived(request, 0.0)
+    assert engine.next_wakeup() == START_S_MAX + LIMITS.queue_wait_s_max
+    assert list(engine.woke(START_S_MAX + LIMITS.queue_wait_s_max - 1.0)) == []
+    [refused] = engine.woke(START_S_MAX + LIMITS.queue_wait_s_max)
+    assert isinstance(refused, Reject)
+    assert refused.reason is Refusal.NO_BACKEND
+    engine.backend_changed("one", True, 1000.0)
+    for _ in range(SLOTS + engine.capacity.waiting_target + 1):
+        engine.arrived(request := make_request(arrived_s=1000.0), 1000.0)
+    assert request.progress.deadline_s == 1000.0 + LIMITS.queue_wait_s_max
+
+
+def test_no_request_waits_longer_than_its_client_says() -> None:
+    engine = engine_of()
+    engine.requests.engine_start.wanted(0.0)
+    starts(engine, 0.0, 20.0)
+    willing, not_willing = make_request(arrived_s=100.0), make_request(arrived_s=100.0)
+    willing.wait_s_max, not_willing.wait_s_max = 15.0, 5.0
+    assert list(engine.arrived(willing, 100.0)) == []
+    assert willing.progress.deadline_s == 115.0
+    [refused] = engine.arrived(not_willing, 100.0)
+    assert isinstance(refused, Reject)
+    assert refused.reason is Refusal.WAIT_TOO_LONG
+
+
+def test_the_bound_is_told_until_a_start_was_seen_and_then_what_starts_took() -> None:
+    engine = engine_of()
+    assert told_s(engine, 0.0) == pytest.approx(START_S_MAX, abs=2.0)
+    assert told_s(engine, 50.0) == pytest.approx(START_S_MAX - 50.0, abs=2.0)
+    engine.backend_changed("one", True, 60.0)
+    engine.backend_changed("one", False, 61.0)
+    assert told_s(engine, 100.0) == pytest.approx(60.0, abs=2.0)
+    assert told_s(engine, 140.0) == pytest.approx(20.0, abs=2.0)
+    assert told_s(engine, 200.0) == pytest.approx(40.0, abs=2.0), "a start that is late is late for longer"
+
+
+def test_a_start_begins_with_the_first_request_and_when_the_last_engine_goes() -> None:
+    engine = engine_of()
+    starts(engine, 0.0, 20.0)
+    assert told_s(engine, 500.0) == pytest.approx(20.0, abs=2.0), "nothing was wanted since the engine went"
+    engine.backend_changed("one", True, 520.0)
+    for _ in range(SLOTS + engine.capacity.waiting_target + 1):
+        engine.arrived(make_request(arrived_s=530.0), 530.0)
+    engine.backend_changed("one", False, 540.0)
+    assert engine.queued, "what waits is held"
+    assert engine.requests.engine_start.left_s(550.0) == pytest.approx(10.0)
+
+
+def test_a_start_that_never_came_is_not_learned_from_and_the_next_one_begins_anew() -> None:
+    start = EngineStart()
+    start.s_max = 100.0
+    start.wanted(0.0)
+    start.wanted(99.0)
+    assert start.left_s(99.0) == 1.0
+    start.wanted(101.0)
+    assert start.left_s(101.0) == 100.0
+    assert start.ended(121.0)
+    assert not start.ended(122.0)
+    start.wanted(200.0)
+    assert start.left_s(200.0) == 20.0
+
+
+def test_starts_that_deviate_are_told_with_their_deviation() -> None:
+    start = EngineStart()
+    start.s_max = 100.0
+    for number, took_s in enumerate((20.0, 30.0, 20.0, 30.0)):
+        start.wanted(number * 100.0)
+        assert start.ended(number * 100.0 + took_s)
+    start.wanted(1000.0)
+    assert start.left_s(1000.0) == pytest.approx(25.0)
+    assert 4.0 < start.left_s(1024.0) < 9.0
+    start.s_max = 0.0
+    assert start.left_s(1000.0) == 0.0, "a reload has taken the bound away"
+
+
+class Cycles:
+    """Cycles of requests before an engine that starts late, in virtual time."""
+
+    def __init__(self, answer_s: float = 0.5) -> None:
+        self.engine = engine_of()
+        self.now = 0.0
+        self.answer_s = answer_s
+        self.ends: list[tuple[float, str]] = []
+        self.right: list[bool] = []
+        self.rejected = 0
+        self._of: dict[str, tuple[Request, float]] = {}
+
+    def take(self, decisions: list[Decision]) -> None:
+        for each in decisions:
+            if isinstance(each, Dispatch):
+                self.ends.append((self.now + self.answer_s, each.id))
+                request, told_s = self._of[each.id]
+                least_s, most_s = interval_s(told_s)
+                self.right.append(least_s <= self.now - request.arrived_s <= most_s)
+            elif isinstance(each, Reject):
+                self.rejected += 1
+
+    def run(self, start_s: float, requests: int = 300, within_s: float = 10.0) -> float:
+        """Return the part of the requests whose told wait was right."""
+        engine, began_s = self.engine, self.now
+        self.right = []
+        arrivals = [began_s + within_s * number / requests for number in range(requests)]
+        served_s = began_s + start_s
+        while arrivals or self.ends or engine.queued:
+            self.ends.sort()
+            times = [arrivals[0] if arrivals else inf, served_s, self.ends[0][0] if self.ends else inf]
+            self.now = min(times)
+            if times[0] == self.now:
+                arrivals.pop(0)
+                tenant = "light" if len(arrivals) % 10 == 0 else f"flood-{len(arrivals) % 2}"
+                request = make_request(tenant, arrived_s=self.now)
+                decisions = list(engine.arrived(request, self.now))
+                wait = request.progress.wait
+                self._of[request.id] = request, wait.expected.wait_s if wait is not None else 0.0
+                self.take(decisions)
+            elif served_s == self.now:
+                served_s = inf
+                self.take(list(engine.backend_changed("one", True, self.now)))
+            else:
+                _, id = self.ends.pop(0)
+                self.take(list(engine.finished(id, ServiceTokens(10, 5), self.now)))
+        engine.backend_changed("one", False, self.now)
+        self.now += 600.0
+        return sum(self.right) / len(self.right)
+
+
+def test_three_cycles_from_nothing_fail_none_and_the_told_wait_is_right_from_the_second_on() -> None:
+    cycles = Cycles()
+    parts = [cycles.run(start_s) for start_s in (20.0, 22.0, 19.0)]
+    assert cycles.rejected == 0
+    assert min(parts[1:]) >= 0.8, parts
