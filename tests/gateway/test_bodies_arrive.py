@@ -142,8 +142,12 @@ async def test_each_engine_that_is_tried_gets_its_own(start: Starter, engines: t
     async def goes_away(seen: Seen, peer: Peer) -> None:
         peer.reset()
 
-    path, sent, _ = BODIES[name]
-    async with Upstream(goes_away) as first, Upstream(replies(OK)) as second:
+    path, sent, arrives = BODIES[name]
+    wide = 1 << 20
+    async with (
+        Upstream(goes_away, context_tokens=wide) as first,
+        Upstream(replies(OK), context_tokens=wide) as second,
+    ):
         urls = {"a": first.url, "b": second.url}
         backends = [{"name": each, "url": urls[each], "engine": kind} for each, kind in zip(urls, engines, strict=True)]
         pools = [{"name": "p", "models": ["simulated"], "backends": backends}]
@@ -151,4 +155,4 @@ async def test_each_engine_that_is_tried_gets_its_own(start: Starter, engines: t
             label = FORM if path == AUDIO else "application/json"
             assert (await live.ask(path, sent, key="bob", content_type=label)).status == 200
             arrived = [upstream.requests[-1].body for upstream in (first, second)]
-            assert arrived == [salted(sent, "bob") if kind == "vllm" else sent for kind in engines]
+            assert arrived == [salted(arrives, "bob") if kind == "vllm" else arrives for kind in engines]

@@ -55,7 +55,7 @@ def test_the_policy_weights_and_number_of_engines_are_those_of_the_file(log: Pat
     output, numbers = replay(log, BASE)
     assert list(runs(numbers)) == [("fcfs", 1), ("vtc", 1)]
     assert {name: each["weight"] for name, each in tenants(numbers["policies"][0]).items()} == {"heavy": 1, "light": 4}
-    assert output.startswith("Under `fcfs`, one request in twenty of `light` waited ")
+    assert output.startswith("`light` gains most: under `fcfs`, one request in twenty waited ")
     assert "Note: Limits, weights and settings are those of gateway.yaml, pool main." in output
     assert "Not among the tenants" not in output
     fcfs = BASE.replace("{name: vtc}", "fcfs")
@@ -104,7 +104,7 @@ def test_what_another_engine_would_bring(log: Path) -> None:
     assert list(runs(numbers)) == [("vtc", 1), ("vtc", 2)]
     one, two = (tenants(each)["heavy"]["ttft_s"]["p95"] for each in numbers["policies"])
     assert two < one / 1.5
-    assert output.startswith("With 1 engine under `vtc`, one request in twenty of `heavy` waited ")
+    assert output.startswith("`heavy` gains most: with 1 engine under `vtc`, one request in twenty waited ")
     assert list(runs(replay(log, BASE, "--backends", "2,4")[1])) == [("fcfs", 2), ("vtc", 2), ("fcfs", 4), ("vtc", 4)]
 
 

@@ -45,6 +45,8 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "tries": int,
     "client": str,
     "client_request_id": str,
+    "group": str,
+    "key": str,
 }
 
 
