@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,8 @@ async def test_every_task_goes_on_after_a_surprise(
                         names.answer = ("127.0.0.1", "127.0.0.2")
                     elif kind == "news sent":
                         assert (await live.ask(CHAT, chat(str(live.gateway.recent.count) * 500))).status == 200
+                    elif kind == "responses sent":
+                        live.gateway.responses.note(("alice", "resp_1", "m", "m", sim.url), time.monotonic())
                     elif kind in ("fleet", "news received", "responses received"):
                         await redis.command("CLIENT", "KILL", "TYPE", "pubsub")
                     await asyncio.sleep(0.01)

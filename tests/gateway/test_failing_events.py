@@ -14,7 +14,7 @@ from tests.gateway.live import Starter, chat, until
 PATH = "/v1/chat/completions"
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 
-pytestmark = pytest.mark.interpreted_only  # it breaks methods of compiled classes
+pytestmark = pytest.mark.interpreted_only("breaks methods of compiled classes")
 
 
 @pytest.mark.parametrize("broken", ["admitted", "dispatched", "finished"])

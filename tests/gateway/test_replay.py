@@ -167,7 +167,8 @@ async def test_a_replay_of_ones_own_log_shows_the_difference_that_was_there(star
     assert done.exit_code == 0, done.output
     light = open_name(hashlib.sha256(b"light").digest())
     found = re.match(
-        rf"`{light}` gains most: under `fcfs`, its one request waited (\S+) s for its first token, under `vtc` (\S+) s. ",
+        rf"`{light}` gains most: under `fcfs`, its one request waited (\S+) s for its first token, "
+        r"under `vtc` (\S+) s. ",
         done.output,
     )
     assert found is not None, done.output

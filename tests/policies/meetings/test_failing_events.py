@@ -83,7 +83,7 @@ class Broken:
 BAD: dict[str, Request] = {}
 
 
-@pytest.mark.interpreted_only  # it breaks methods of compiled classes
+@pytest.mark.interpreted_only("breaks methods of compiled classes")
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize(
     "where",
