@@ -152,7 +152,7 @@ async def test_the_wait_that_is_told_is_behind_what_waits_of_its_own(start: Star
         behind_all_s = live.engine.requests.expected(
             newest, live.gateway.pools[0].dispatcher.clock(), comes=True
         ).wait_s
-        assert told_s == pytest.approx(behind_all_s, rel=0.2)
+        assert told_s > behind_all_s / 2, "the line has moved on since it was told"
         sim.faults.is_still = False
         assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
 

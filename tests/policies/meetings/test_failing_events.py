@@ -168,6 +168,7 @@ def expected_books(world: World) -> dict[str, object]:
     }
 
 
+@pytest.mark.interpreted_only("breaks methods of compiled classes")
 def test_without_anybody_who_hears_of_it_a_fault_is_raised_and_the_pool_goes_on() -> None:
     world = World("vtc", {"e": (1, 60_000)})
     engine = world.engine

@@ -14,7 +14,7 @@ from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.queue.engine_start import EngineStart
 from policies.queue.expected_wait import Expected, interval_s
-from policies.request import Refusal, Request, ServiceTokens
+from policies.request import Flow, Refusal, Request, ServiceTokens
 from tests.policies.making import dispatched, make_request
 
 LIMITS = QueueLimits(queue_wait_s_max=120.0, queue_wait_s_max_inside=120.0)
@@ -99,8 +99,8 @@ def test_no_request_waits_longer_than_its_client_says() -> None:
     engine = engine_of()
     engine.requests.engine_start.wanted(0.0)
     starts(engine, 0.0, 20.0)
-    willing, not_willing = make_request(arrived_s=100.0), make_request(arrived_s=100.0)
-    willing.wait_s_max, not_willing.wait_s_max = 15.0, 5.0
+    willing = Request("willing", Flow("a"), 1.0, 10, 100, 100.0, wait_s_max=15.0)
+    not_willing = Request("not willing", Flow("a"), 1.0, 10, 100, 100.0, wait_s_max=5.0)
     assert list(engine.arrived(willing, 100.0)) == []
     assert willing.progress.deadline_s == 115.0
     [refused] = engine.arrived(not_willing, 100.0)

@@ -165,7 +165,7 @@ def test_the_time_until_the_answer_is_part_of_how_long_they_may_wait() -> None:
     assert gateway.engine.next_wakeup() == 2.0
     (rejected,) = gateway.engine.woke(2.0)
     assert isinstance(rejected, Reject)
-    assert rejected.reason is Refusal.QUEUE_TIMEOUT
+    assert rejected.reason is Refusal.NO_BACKEND
 
 
 def test_of_those_that_were_asked_about_together_the_latest_are_refused() -> None:
