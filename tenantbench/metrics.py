@@ -21,7 +21,7 @@ PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 BLINK_S = 0.25
 """A tenant whose next request comes this soon has not stopped waiting."""
 ON_THE_WAY_S = 0.1
-"""Time that a gateway has to fill a free slot, and that a request may need to the engine, before either counts."""
+"""Time that a request has to reach the engine before it counts as held back."""
 WINDOWS = 12
 CONVERGED = 0.1
 
@@ -45,7 +45,7 @@ METRICS = (
     Metric("c_ttft_p50", "(c) isolation, p50", "p50 of the light tenant's TTFT beside / alone", ("W1",)),
     Metric("c_ttft_p99", "(c) isolation, p99", "p99 of the light tenant's TTFT beside / alone", ("W1",)),
     Metric("d_tokens_per_s", "(d) tokens/s", "(prompt + output tokens that the engine computed once) / T", ("W1", "W2", "W6", "W8"), True, "/s"),
-    Metric("d_idle_s", "(d) idle while somebody waits", "time with a slot and KV free for 0.1 s and a request held outside for 0.1 s", ("W1", "W2", "W6", "W8"), False, "s"),
+    Metric("d_idle_s", "(d) idle while somebody waits", "integral of free slots / slots while KV is free and a request is held outside the engine for 0.1 s", ("W1", "W2", "W6", "W8"), False, "s"),
     Metric("e_convergence_s", "(e) convergence", "after a join, until a window of 1/8 of the stay within 10 % of the fair share", ("W5",), False, "s"),
     Metric("e_starvation_s", "(e) longest starvation", "longest time in which a tenant waits and none of its tokens is computed", ("W1", "W5", "W6"), False, "s"),
     Metric("f_share_error", "(f) share error", "max |share_i / (w_i / sum w) - 1| while all wait", ("W3", "W9")),
@@ -160,18 +160,11 @@ def work_conservation(run: Run) -> dict[str, float | None]:
         end += UNTOLD_WAIT_S if record.outcome == "refused" else 0.0
         held.append((record.sent_s + ON_THE_WAY_S, min([*run.arrivals.get(record.request, [])[:1], end, run.span[1]])))
     largest = max((record.prompt for record in run.records if record.outcome != "bad"), default=0)
-    states = [event for event in run.events if event.kind == "state"]
-    free, begin = [], 0.0
-    is_free = True
-    for event in states:
-        if is_free:
-            free.append((begin, event.t_s))
-        begin = event.t_s
-        is_free = event.running < run.profile.slots and event.kv_tokens + largest <= run.profile.kv_tokens
-        is_free = is_free and event.waiting == 0
-    if is_free:
-        free.append((begin, run.workload.seconds))
-    idle_s = length(intersection([(begin + ON_THE_WAY_S, end) for begin, end in union(free)], union(held)))
+    outside, idle_s, since, free = union(held), 0.0, 0.0, 1.0
+    for event in [*(e for e in run.events if e.kind == "state"), Event("state", run.workload.seconds)]:
+        idle_s += free * length(intersection([(since, event.t_s)], outside)) if free else 0.0
+        has_room = event.waiting == 0 and event.kv_tokens + largest <= run.profile.kv_tokens
+        since, free = event.t_s, 1 - event.running / run.profile.slots if has_room else 0.0
     return {"d_tokens_per_s": tokens / run.workload.seconds, "d_idle_s": idle_s}
 
 
