@@ -120,7 +120,9 @@ class EngineServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "tenantbench"}
-        return web.json_response({"object": "list", "data": [model | {"max_model_len": self._profile.context_tokens_max}]})
+        return web.json_response(
+            {"object": "list", "data": [model | {"max_model_len": self._profile.context_tokens_max}]}
+        )
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()

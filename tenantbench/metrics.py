@@ -45,6 +45,7 @@ METRICS = (
     Metric("c_ttft_p50", "(c) isolation, p50", "p50 of the light tenant's TTFT beside / alone", ("W1",)),
     Metric("c_ttft_p99", "(c) isolation, p99", "p99 of the light tenant's TTFT beside / alone", ("W1",)),
     Metric("d_tokens_per_s", "(d) tokens/s", "(prompt + output tokens that the engine computed once) / T", ("W1", "W2", "W6", "W8"), True, "/s"),
+    Metric("d_of_engine", "(d) work conservation", "tokens/s / tokens/s of the engine alone in the same round", ("W1", "W2", "W6", "W8"), True),
     Metric("d_idle_s", "(d) idle while somebody waits", "integral of free slots / slots while KV is free and a request is held outside the engine for 0.1 s", ("W1", "W2", "W6", "W8"), False, "s"),
     Metric("e_convergence_s", "(e) convergence", "after a join, until a window of 1/8 of the stay within 10 % of the fair share", ("W5",), False, "s"),
     Metric("e_starvation_s", "(e) longest starvation", "longest time in which a tenant waits and none of its tokens is computed", ("W1", "W5", "W6"), False, "s"),

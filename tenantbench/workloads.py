@@ -74,7 +74,9 @@ def arrivals(random: Random, per_s: float, begins_s: float, ends_s: float) -> tu
 def lengths(random: Random, number: int, prompt: int, output: int) -> tuple[Ask, ...]:
     """Return asks whose lengths are spread evenly from half to one and a half of the means."""
     spread = range(number)
-    return tuple(Ask(round(prompt * random.uniform(0.5, 1.5)), round(output * random.uniform(0.5, 1.5))) for _ in spread)
+    return tuple(
+        Ask(round(prompt * random.uniform(0.5, 1.5)), round(output * random.uniform(0.5, 1.5))) for _ in spread
+    )
 
 
 def open_loop(
@@ -90,9 +92,7 @@ def clients(
     """Return closed loops that each keep one request open; of one session, or each a session of its own."""
     asks = (ask,) * 4096
     names = [f"loop-{route}-{i}" for i in range(number)]
-    return [
-        Session(tenant, name, *span_s, asks, user="one" if is_one_session else name, route=route) for name in names
-    ]
+    return [Session(tenant, name, *span_s, asks, user="one" if is_one_session else name, route=route) for name in names]
 
 
 def w1(random: Random, seconds: float, profile: Profile) -> Workload:
@@ -142,7 +142,10 @@ def w7(random: Random, seconds: float, profile: Profile) -> Workload:
     agents = profile.slots
     last = 2 * profile.kv_tokens // agents
     calls = tuple(Ask(last * (i + 1) // 5, 32, history=last * i // 5) for i in range(5))
-    tasks = [Session(HEAVY, f"agent-{i}", 0.0, seconds, calls, user=f"agent-{i}", is_task=True, pause_s=0.5) for i in range(agents)]
+    tasks = [
+        Session(HEAVY, f"agent-{i}", 0.0, seconds, calls, user=f"agent-{i}", is_task=True, pause_s=0.5)
+        for i in range(agents)
+    ]
     chat = open_loop(random, LIGHT, 1.0, (0.0, seconds), (128, 64))
     return Workload("W7", "agents of twice the KV beside chat", seconds, (*tasks, chat))
 

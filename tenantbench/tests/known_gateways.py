@@ -38,9 +38,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.now_s
 
 
-def measured(
-    workload: Workload, gateway: Callable[[EngineRunner], Transport], profile: Profile = PROFILE
-) -> Run:
+def measured(workload: Workload, gateway: Callable[[EngineRunner], Transport], profile: Profile = PROFILE) -> Run:
     """Run a workload through a gateway in virtual time."""
 
     async def run() -> Run:
@@ -189,5 +187,3 @@ class Spoiler(Direct):
             if number not in self.lost:
                 yield piece * (2 if number in self.doubled else 1)
             number += 1
-
-

@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator
 from random import Random
 
 import pytest
-from tenantbench.tests.known_gateways import PROFILE, Booking, Direct, Limiter, Slots, Spoiler, measured
+
 from tenantbench.engine_model import Profile
 from tenantbench.metrics import jain, measure, share_error
+from tenantbench.tests.known_gateways import PROFILE, Booking, Direct, Limiter, Slots, Spoiler, measured
 from tenantbench.workloads import Ask, Session, Workload, clients, open_loop, w1, w3, w4, w5, w7, w9, workload
 
 EQUAL = {"t1": 1.0, "t2": 1.0, "t3": 1.0}
@@ -18,7 +19,9 @@ TOKENS_PER_S_MAX = PROFILE.slots / PROFILE.step_s
 def two_tenants(name: str, seconds: float = 120.0) -> Workload:
     """Return two tenants that ask alike and always wait."""
     span, number = (0.0, seconds), 2 * PROFILE.slots
-    return Workload(name, "", seconds, tuple(clients("t1", number, span, Ask(64, 64)) + clients("t2", number, span, Ask(64, 64))))
+    return Workload(
+        name, "", seconds, tuple(clients("t1", number, span, Ask(64, 64)) + clients("t2", number, span, Ask(64, 64)))
+    )
 
 
 @pytest.mark.parametrize("factor", [1, 2, 4])
