@@ -185,5 +185,5 @@ class Engine:
         self.events.append(event)
 
     def _log_state(self, now: float) -> None:
-        state = {"running": len(self.running), "waiting": len(self.waiting), "kv_tokens": self.kv_used}
-        self.events.append(Event("state", now, **state))
+        counts = len(self.running), len(self.waiting)
+        self.events.append(Event("state", now, running=counts[0], waiting=counts[1], kv_tokens=self.kv_used))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# Files of a few lines are read and written here before any load runs.
+# ruff: noqa: ASYNC240
 import asyncio
 import contextlib
 import hashlib

@@ -29,7 +29,7 @@ LAYERS, WIDTH, HEADS = 8, 256, 4
 
 def make_model(path: Path, context: int) -> None:
     """Write a Llama with a vocabulary of bytes: one character is one token."""
-    import gguf
+    import gguf  # type: ignore[import-not-found,unused-ignore]
     import numpy as np
 
     feed = 2 * WIDTH
@@ -118,12 +118,8 @@ class Tap:
     def _log_event(self, kind: str, request: str, **fields: Any) -> None:
         now = asyncio.get_running_loop().time()
         self._events.append(Event(kind, now, request, **fields))
-        counts = {
-            "running": len(self._running),
-            "waiting": len(self._waiting),
-            "kv_tokens": sum(self._running.values()),
-        }
-        self._events.append(Event("state", now, **counts))
+        held, waiting = sum(self._running.values()), len(self._waiting)
+        self._events.append(Event("state", now, running=len(self._running), waiting=waiting, kv_tokens=held))
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -126,7 +126,7 @@ class Driver:
         tasks = [asyncio.create_task(self._session(session)) for session in self._workload.sessions]
         try:
             while (left_s := self._workload.seconds - self.now_s) > 0:
-                done, _ = await asyncio.wait([asyncio.create_task(asyncio.sleep(min(left_s, 1.0)))])
+                await asyncio.sleep(min(left_s, 1.0))
                 progress(self.now_s, len(self.records))
         finally:
             for task in tasks:

@@ -24,6 +24,9 @@ ON_THE_WAY_S = 0.1
 """Time that a request has to reach the engine before it counts as held back."""
 WINDOWS = 12
 CONVERGED = 0.1
+LAG_S_MAX = 0.1
+OTHERS_MAX = 0.25
+"""Part of the machine's cores that others may use."""
 
 
 @dataclass(frozen=True)
@@ -38,29 +41,53 @@ class Metric:
 
 CONTENDED = ("W2", "W3", "W9")
 METRICS = (
-    Metric("a_gap", "(a) service gap", "max D - min D while both wait, D(t) = S_i(t)/w_i - S_j(t)/w_j", CONTENDED, False, "tokens"),
-    Metric("a_growth", "(a) growth of the gap", "|least-squares slope of D| over the longest time both wait", CONTENDED, False, "tokens/s"),
-    Metric("b_jain", "(b) Jain, mean", "(sum x)^2 / (n sum x^2), x_i = S_i/w_i in windows of T/12 where all wait", CONTENDED, True),
-    Metric("b_jain_min", "(b) Jain, least window", "the least of these windows", CONTENDED, True),
-    Metric("c_ttft_p50", "(c) isolation, p50", "p50 of the light tenant's TTFT beside / alone", ("W1",)),
-    Metric("c_ttft_p99", "(c) isolation, p99", "p99 of the light tenant's TTFT beside / alone", ("W1",)),
-    Metric("d_tokens_per_s", "(d) tokens/s", "(prompt + output tokens that the engine computed once) / T", ("W1", "W2", "W6", "W8"), True, "/s"),
-    Metric("d_of_engine", "(d) work conservation", "tokens/s / tokens/s of the engine alone in the same round", ("W1", "W2", "W6", "W8"), True),
-    Metric("d_idle_s", "(d) idle while somebody waits", "integral of free slots / slots while KV is free and a request is held outside the engine for 0.1 s", ("W1", "W2", "W6", "W8"), False, "s"),
-    Metric("e_convergence_s", "(e) convergence", "after a join, until a window of 1/8 of the stay within 10 % of the fair share", ("W5",), False, "s"),
-    Metric("e_starvation_s", "(e) longest starvation", "longest time in which a tenant waits and none of its tokens is computed", ("W1", "W5", "W6"), False, "s"),
-    Metric("f_share_error", "(f) share error", "max |share_i / (w_i / sum w) - 1| while all wait", ("W3", "W9")),
-    Metric("g_tasks", "(g) agents' tasks", "tasks of which all calls were answered", ("W7",), True),
-    Metric("g_task_p95_s", "(g) task, p95", "from its first call to its last answer", ("W7",), False, "s"),
-    Metric("g_wasted", "(g) wasted tokens", "tokens that the engine computed again after preemption or eviction", ("W7",), False, "tokens"),
-    Metric("h_cheat_gain", "(h) cheat gain", "service of 50 sessions / service of one, while both wait", ("W4",)),
-    Metric("i_honesty", "(i) honesty", "told waits that came true / told waits that were tried", ("W6",), True),
-    Metric("i_refused", "(i) refused", "rejected tries, 429 and 503", ("W6", "W8")),
-    Metric("j_errors", "(j) errors", "answers that failed or broke off, of valid requests", ("W1", "W6", "W8", "W10")),
-    Metric("j_lost", "(j) lost tokens", "made by the engine for a finished request, and not received", ("W1", "W6", "W8", "W10"), False, "tokens"),
-    Metric("j_doubled", "(j) doubled tokens", "received twice, or made by a second run of one request", ("W1", "W6", "W8", "W10"), False, "tokens"),
-    Metric("k_cpu_ms", "(k) CPU per request", "CPU time of the gateway's processes / requests", ("W1", "W10"), False, "ms"),
-    Metric("k_rss_mb", "(k) memory", "largest resident set of the gateway's processes", ("W1", "W10"), False, "MB"),
+    Metric("a_gap", "(a) service gap",
+           "max D - min D while both wait, D(t) = S_i(t)/w_i - S_j(t)/w_j", CONTENDED, False, "tokens"),
+    Metric("a_growth", "(a) growth of the gap",
+           "|least-squares slope of D| over the longest time both wait", CONTENDED, False, "tokens/s"),
+    Metric("b_jain", "(b) Jain, mean",
+           "(sum x)^2 / (n sum x^2), x_i = S_i/w_i in windows of T/12 where all wait", CONTENDED, True),
+    Metric("b_jain_min", "(b) Jain, least window",
+           "the least of these windows", CONTENDED, True),
+    Metric("c_ttft_p50", "(c) isolation, p50",
+           "p50 of the light tenant's TTFT beside / alone", ("W1",)),
+    Metric("c_ttft_p99", "(c) isolation, p99",
+           "p99 of the light tenant's TTFT beside / alone", ("W1",)),
+    Metric("d_tokens_per_s", "(d) tokens/s",
+           "(prompt + output tokens that the engine computed once) / T", ("W1", "W2", "W6", "W8"), True, "/s"),
+    Metric("d_of_engine", "(d) work conservation",
+           "tokens/s / tokens/s of the engine alone in the same round", ("W1", "W2", "W6", "W8"), True),
+    Metric("d_idle_s", "(d) idle while somebody waits",
+           "integral of free slots / slots while KV is free and a request is held outside for 0.1 s",
+           ("W1", "W2", "W6", "W8"), False, "s"),
+    Metric("e_convergence_s", "(e) convergence",
+           "after a join, until a window of 1/8 of the stay within 10 % of the fair share", ("W5",), False, "s"),
+    Metric("e_starvation_s", "(e) longest starvation",
+           "longest time in which a tenant waits and none of its tokens is computed", ("W1", "W5", "W6"), False, "s"),
+    Metric("f_share_error", "(f) share error",
+           "max |share_i / (w_i / sum w) - 1| while all wait", ("W3", "W9")),
+    Metric("g_tasks", "(g) agents' tasks",
+           "tasks of which all calls were answered", ("W7",), True),
+    Metric("g_task_p95_s", "(g) task, p95",
+           "from its first call to its last answer", ("W7",), False, "s"),
+    Metric("g_wasted", "(g) wasted tokens",
+           "tokens that the engine computed again after preemption or eviction", ("W7",), False, "tokens"),
+    Metric("h_cheat_gain", "(h) cheat gain",
+           "service of 50 sessions / service of one, while both wait", ("W4",)),
+    Metric("i_honesty", "(i) honesty",
+           "told waits that came true / told waits that were tried", ("W6",), True),
+    Metric("i_refused", "(i) refused",
+           "rejected tries, 429 and 503", ("W6", "W8")),
+    Metric("j_errors", "(j) errors",
+           "answers that failed or broke off, of valid requests", ("W1", "W6", "W8", "W10")),
+    Metric("j_lost", "(j) lost tokens",
+           "made by the engine for a finished request, and not received", ("W1", "W6", "W8", "W10"), False, "tokens"),
+    Metric("j_doubled", "(j) doubled tokens",
+           "received twice, or made by a second run of one request", ("W1", "W6", "W8", "W10"), False, "tokens"),
+    Metric("k_cpu_ms", "(k) CPU per request",
+           "CPU time of the gateway's processes / requests", ("W1", "W10"), False, "ms"),
+    Metric("k_rss_mb", "(k) memory",
+           "largest resident set of the gateway's processes", ("W1", "W10"), False, "MB"),
 )  # fmt: skip
 """All that is printed, in this order. (c) and (d) stand side by side: limiters win (c) alone, FCFS wins (d) alone."""
 
@@ -104,14 +131,17 @@ class Run:
 
 def service_gap(run: Run) -> dict[str, float | None]:
     """(a)"""
+
+    def served(tenant: str, interval: Interval) -> float:
+        return run.service[tenant].within(interval) / WEIGHTS[tenant]
+
     gap, growth, longest_s = 0.0, 0.0, 0.0
     for one, other in combinations(run.service, 2):
         times = sorted({*run.service[one].times, *run.service[other].times})
         for interval in intersection(run.waits[one], run.waits[other]):
             begin, end = interval
             points = [
-                (t, run.service[one].within((begin, t)) / WEIGHTS[one] - run.service[other].within((begin, t)) / WEIGHTS[other])
-                for t in times if begin < t <= end
+                (t, served(one, (begin, t)) - served(other, (begin, t))) for t in times if begin < t <= end
             ]  # fmt: skip
             differences = [0.0, *(difference for _, difference in points)]
             gap = max(gap, max(differences) - min(differences))
@@ -138,7 +168,8 @@ def jain_windows(run: Run) -> dict[str, float | None]:
 
 def isolation(run: Run) -> dict[str, float | None]:
     """(c) A request without a first token counts with the time that it had; none of the last twentieth count."""
-    alone, beside = [], []
+    alone: list[float] = []
+    beside: list[float] = []
     for record in run.records:
         if record.tenant == LIGHT and record.due_s < run.workload.seconds * 0.95:
             answered_s = record.first_s if record.first_s is not None else run.workload.seconds
@@ -280,7 +311,3 @@ def reasons_void(run: Run, busy_others: float) -> list[str]:
     if busy_others > OTHERS_MAX:
         reasons.append(f"the machine was loaded: {100 * busy_others:.0f} % of its cores by others")
     return reasons
-
-
-LAG_S_MAX = 0.1
-OTHERS_MAX = 0.25

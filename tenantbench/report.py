@@ -47,11 +47,14 @@ def add_ratios(cells: list[dict[str, Any]]) -> None:
     alone = {
         (cell["workload"], cell["round"]): cell["metrics"].get("d_tokens_per_s")
         for cell in cells
-        if cell["gateway"] == DIRECT and not cell["void"]
+        if cell["gateway"] == DIRECT
     }
+    void = {(cell["workload"], cell["round"]) for cell in cells if cell["gateway"] == DIRECT and cell["void"]}
     for cell in cells:
-        of_engine, own = alone.get((cell["workload"], cell["round"])), cell["metrics"].get("d_tokens_per_s")
-        cell["metrics"]["d_of_engine"] = own / of_engine if own is not None and of_engine else None
+        key = (cell["workload"], cell["round"])
+        of_engine, own = alone.get(key), cell["metrics"].get("d_tokens_per_s")
+        is_usable = bool(own is not None and of_engine and (cell["void"] or key not in void))
+        cell["metrics"]["d_of_engine"] = own / of_engine if is_usable and of_engine else None
 
 
 def value_of(cells: list[dict[str, Any]], key: str) -> Value | None:
@@ -110,7 +113,7 @@ def text_of(results: list[dict[str, Any]], subject: str = "") -> str:
     if subject:
         lines += ["", f"## Rows that {subject} loses", ""]
         lines += [
-            f"- {row.workload} {row.metric.title}: {own} {row.values[own]}, {best} {row.values[best]} {row.metric.unit}".rstrip()
+            f"- {row.workload} {row.metric.title}: {own} {row.values[own]}, {best} {row.values[best]}"
             for row, own, best in lost
         ] or ["None."]
     first = {id(row) for row, _, _ in lost}

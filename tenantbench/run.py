@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# ruff: noqa: ASYNC240 folders are made before any load runs
 import asyncio
 import contextlib
 import gzip
@@ -9,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,7 +138,7 @@ def write_raw(path: Path, run: Run, events: list[Event]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def engine(kind: EngineKind, folder: Path) -> Any:
+async def engine(kind: EngineKind, folder: Path) -> AsyncIterator[str]:
     """Run an engine while the block runs; yields its URL."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()

@@ -12,7 +12,7 @@ from tenantbench.engine_model import Profile
 from tenantbench.engine_server import EngineRunner
 from tenantbench.events import CHARACTERS_PER_TOKEN, tokens_of
 from tenantbench.load import Driver, Rejected, Transport
-from tenantbench.metrics import Run
+from tenantbench.metrics import Run, measure
 from tenantbench.workloads import Workload
 
 PROFILE = Profile()
@@ -187,3 +187,8 @@ class Spoiler(Direct):
             if number not in self.lost:
                 yield piece * (2 if number in self.doubled else 1)
             number += 1
+
+
+def measures(workload: Workload, gateway: Callable[[EngineRunner], Transport], profile: Profile = PROFILE) -> Any:
+    """Return the metrics of a workload through a gateway, in virtual time."""
+    return measure(measured(workload, gateway, profile))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from random import Random
+from typing import Any
 
 import pytest
 
 from tenantbench.engine_model import Profile
+from tenantbench.engine_server import EngineRunner
 from tenantbench.metrics import jain, measure, share_error
-from tenantbench.tests.known_gateways import PROFILE, Booking, Direct, Limiter, Slots, Spoiler, measured
+from tenantbench.tests.known_gateways import PROFILE, Booking, Direct, Limiter, Slots, Spoiler, measured, measures
 from tenantbench.workloads import Ask, Session, Workload, clients, open_loop, w1, w3, w4, w5, w7, w9, workload
 
 EQUAL = {"t1": 1.0, "t2": 1.0, "t3": 1.0}
@@ -27,7 +29,7 @@ def two_tenants(name: str, seconds: float = 120.0) -> Workload:
 @pytest.mark.parametrize("factor", [1, 2, 4])
 def test_unfair_by_a_factor(factor: int) -> None:
     run = measured(two_tenants("W2"), lambda runner: Slots(runner, {"t1": factor, "t2": 1}))
-    found = measure(run) | share_error(run)
+    found: dict[str, Any] = {**measure(run), **share_error(run)}
     served = run.share_served()
     assert served["t1"] / served["t2"] == pytest.approx(factor, rel=0.05)
     assert found["b_jain"] == pytest.approx(jain([factor, 1]), abs=0.01)
@@ -43,15 +45,15 @@ def test_unfair_by_a_factor(factor: int) -> None:
 def test_weights_that_a_gateway_ignores_are_a_share_error() -> None:
     """t3 has weight 3 and gets 1/2 instead of 3/4; t1 gets twice its quarter."""
     profile = PROFILE
-    found = measure(measured(w3(Random(0), 40.0, profile), lambda runner: Slots(runner, EQUAL)))
+    found = measures(w3(Random(0), 40.0, profile), lambda runner: Slots(runner, EQUAL))
     assert found["f_share_error"] == pytest.approx(1.0, abs=0.05)
-    found = measure(measured(w3(Random(0), 40.0, profile), lambda runner: Slots(runner, EQUAL | {"t3": 3.0})))
+    found = measures(w3(Random(0), 40.0, profile), lambda runner: Slots(runner, EQUAL | {"t3": 3.0}))
     assert found["f_share_error"] == pytest.approx(0.0, abs=0.05)
 
 
 def test_sessions_buy_service_of_an_engine_alone_and_none_of_a_fair_gateway() -> None:
-    direct = measure(measured(w4(Random(0), 40.0, PROFILE), Direct))
-    fair = measure(measured(w4(Random(0), 40.0, PROFILE), lambda runner: Slots(runner, EQUAL)))
+    direct = measures(w4(Random(0), 40.0, PROFILE), Direct)
+    fair = measures(w4(Random(0), 40.0, PROFILE), lambda runner: Slots(runner, EQUAL))
     assert direct["h_cheat_gain"] == pytest.approx(50 / PROFILE.slots, rel=0.05)
     assert fair["h_cheat_gain"] == pytest.approx(1.0, rel=0.05)
 
@@ -59,9 +61,9 @@ def test_sessions_buy_service_of_an_engine_alone_and_none_of_a_fair_gateway() ->
 def test_a_flood_before_an_engine_alone_and_before_a_limiter() -> None:
     """FCFS conserves work and does not isolate; a limiter of a fifth of capacity isolates and wastes four fifths."""
     flood = w1(Random(0), 60.0, PROFILE)
-    direct = measure(measured(flood, Direct))
+    direct = measures(flood, Direct)
     every_s = 5 * 128 * PROFILE.step_s / PROFILE.slots
-    limited = measure(measured(flood, lambda runner: Limiter(runner, {"t1": 0.0, "t2": every_s})))
+    limited = measures(flood, lambda runner: Limiter(runner, {"t1": 0.0, "t2": every_s}))
     assert direct["c_ttft_p50"] > 30
     assert direct["d_idle_s"] < 0.5
     assert limited["c_ttft_p50"] < 2
@@ -76,19 +78,18 @@ def test_a_leak_of_slots_is_idle_time_and_lost_throughput() -> None:
     loops = clients("t1", 2 * PROFILE.slots, (0.0, 40.0), ask)
     breaker = Session("t2", "abort", 0.0, 2.0, (Ask(64, 64, abort_after=2),) * 99)
     leaky = Workload("W8", "", 40.0, (*loops, *[breaker] * 16))
-    whole, half = (
-        measure(measured(leaky, lambda runner, leaks=leaks: Slots(runner, EQUAL, leaks=leaks))) for leaks in (0, 8)
-    )
+    whole = measures(leaky, lambda runner: Slots(runner, EQUAL))
+    half = measures(leaky, lambda runner: Slots(runner, EQUAL, leaks=8))
     assert whole["d_idle_s"] < 40.0 / 64 + 0.5  # a freed slot is empty for the next one of the 64 steps of a request
     assert half["d_idle_s"] == pytest.approx(38.0 / 2, abs=1.5)
     assert half["d_tokens_per_s"] / whole["d_tokens_per_s"] == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_tenant_that_is_not_heard_for_a_time_starves_that_long() -> None:
-    found = measure(measured(w5(Random(0), 60.0, PROFILE), lambda runner: Slots(runner, EQUAL, deaf_s=6.0)))
+    found = measures(w5(Random(0), 60.0, PROFILE), lambda runner: Slots(runner, EQUAL, deaf_s=6.0))
     assert 6.0 <= found["e_starvation_s"] <= 8.5  # a request of another tenant must end before
     assert found["e_convergence_s"] == pytest.approx(found["e_starvation_s"], abs=1.0)
-    found = measure(measured(w5(Random(0), 60.0, PROFILE), lambda runner: Slots(runner, EQUAL)))
+    found = measures(w5(Random(0), 60.0, PROFILE), lambda runner: Slots(runner, EQUAL))
     assert found["e_starvation_s"] < 2.5
     assert found["e_convergence_s"] < 3.0
 
@@ -97,7 +98,7 @@ def test_a_tenant_that_is_not_heard_for_a_time_starves_that_long() -> None:
 def test_told_waits_that_do_not_come_true(liar: int, honesty: float) -> None:
     """n requests are told n + n/liar waits, of which n come true: each third try is admitted."""
     one = Session("t1", "s", 0.0, 200.0, (Ask(16, 4),) * 999)
-    found = measure(measured(Workload("W6", "", 200.0, (one,)), lambda runner: Booking(runner, liar)))
+    found = measures(Workload("W6", "", 200.0, (one,)), lambda runner: Booking(runner, liar))
     assert found["i_honesty"] == pytest.approx(honesty, abs=0.02)
 
 
@@ -105,24 +106,25 @@ def test_lost_doubled_and_rerun_tokens() -> None:
     one = Session("t1", "s", 0.0, 10.0, (Ask(16, 10),) * 20, pause_s=0.0)
     workload_10 = Workload("W10", "", 10.0, (one,))
 
-    def found(**spoils: object) -> tuple[int, int, int]:
-        run = measured(workload_10, lambda runner: Spoiler(runner, **{"lost": set(), "doubled": set()} | spoils))
-        done = sum(record.outcome == "done" for record in run.records)
+    def found(lost: set[int], doubled: set[int], runs: int) -> Any:
+        run = measured(workload_10, lambda runner: Spoiler(runner, lost, doubled, runs))
         values = measure(run)
-        return done, values["j_lost"], values["j_doubled"]
+        return sum(record.outcome == "done" for record in run.records), values["j_lost"], values["j_doubled"]
 
-    done, lost, doubled = found(lost={3, 9}, doubled={4})
-    assert (lost, doubled) == (pytest.approx(2 * done, abs=2), pytest.approx(done, abs=1))
-    done, lost, doubled = found(runs=2)
-    assert (lost, doubled) == (0, pytest.approx(10 * done, abs=10))
-    assert found()[1:] == (0, 0)
+    done, lost, doubled = found({3, 9}, {4}, 1)
+    assert lost == 2 * done
+    assert doubled == done
+    done, lost, doubled = found(set(), set(), 2)
+    assert lost == 0
+    assert doubled == pytest.approx(10 * done, abs=10)
+    assert found(set(), set(), 1)[1:] == (0, 0)
 
 
 def test_agents_waste_no_tokens_where_all_contexts_fit() -> None:
     small, roomy = PROFILE, Profile(kv_tokens=65_536)
     agents = w7(Random(0), 60.0, small)
-    tight = measure(measured(agents, Direct, small))
-    wide = measure(measured(agents, Direct, roomy))
+    tight = measures(agents, Direct, small)
+    wide = measures(agents, Direct, roomy)
     assert wide["g_wasted"] == 0
     assert tight["g_wasted"] > 10_000
     assert wide["g_tasks"] > tight["g_tasks"]
@@ -132,13 +134,13 @@ def test_two_gateways_that_do_not_know_of_each_other_err_by_a_known_share() -> N
     """Each gives its half fairly: t1 has all of the first half and half of the second one, 3/4 instead of 1/2."""
 
     class Pair:
-        def __init__(self, runner: object) -> None:
-            self.gateways = [Slots(runner, EQUAL, PROFILE.slots // 2) for _ in range(2)]  # type: ignore[arg-type]
+        def __init__(self, runner: EngineRunner) -> None:
+            self.gateways = [Slots(runner, EQUAL, PROFILE.slots // 2) for _ in range(2)]
 
         def ask(self, tenant: str, user: str, prompt: str, output: int, route: int) -> AsyncGenerator[str, None]:
             return self.gateways[route].ask(tenant, user, prompt, output, route)
 
-    found = measure(measured(w9(Random(0), 60.0, PROFILE), Pair))
+    found = measures(w9(Random(0), 60.0, PROFILE), Pair)
     assert found["f_share_error"] == pytest.approx(0.5, abs=0.08)
 
 
@@ -151,6 +153,8 @@ def test_a_workload_is_its_seed() -> None:
 def test_overhead_is_nothing_where_there_is_no_gateway() -> None:
     span = (0.0, 30.0)
     alone = Workload("W10", "", 30.0, (open_loop(Random(0), "t1", 1.0, span, (64, 16)),))
-    found = measure(measured(alone, Direct), cpu_s=0.25, rss_bytes=2e6)
+    run = measured(alone, Direct)
+    found = measure(run, cpu_s=0.25, rss_bytes=2e6)
     assert found["j_errors"] == 0
+    assert found["k_cpu_ms"] == pytest.approx(250 / len(run.records))
     assert found["k_rss_mb"] == 2
