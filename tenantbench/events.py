@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -41,6 +42,16 @@ def read_events(rows: Iterable[dict[str, Any]], origin_s: float = 0.0) -> list[E
     for event in events:
         event.t_s -= origin_s
     return events
+
+
+def content_of(line: bytes) -> str:
+    """Return the text that a line of a stream carries, if any. Raises ValueError for an error within the stream."""
+    if not line.startswith(b"data: {"):
+        return ""
+    part = json.loads(line[6:])
+    if "error" in part:
+        raise ValueError(part["error"])
+    return "".join(choice.get("delta", {}).get("content") or "" for choice in part.get("choices", []))
 
 
 def marker(tenant: str, session: str, number: int) -> str:

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from tenantbench.engine_model import Profile
 from tenantbench.engine_server import MODEL
-from tenantbench.events import Event, request_of
+from tenantbench.events import Event, content_of, request_of
 from tenantbench.gateway import free_port, process, wait_ready
 
 LAYERS, WIDTH, HEADS = 8, 256, 4
@@ -35,25 +35,16 @@ def make_model(path: Path, context: int) -> None:
     feed = 2 * WIDTH
     tokens = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
     writer: Any = gguf.GGUFWriter(str(path), "llama")
-    writer.add_name(MODEL)
-    writer.add_context_length(context)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(feed)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(WIDTH // HEADS)
-    writer.add_vocab_size(len(tokens))
-    writer.add_file_type(0)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * len(tokens))
-    writer.add_token_types([2, 3, 3, *[6] * 256])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
+    terms: dict[str, Any] = {
+        "name": MODEL, "context_length": context, "embedding_length": WIDTH, "block_count": LAYERS, "file_type": 0,
+        "feed_forward_length": feed, "head_count": HEADS, "head_count_kv": HEADS, "layer_norm_rms_eps": 1e-5,
+        "rope_dimension_count": WIDTH // HEADS, "vocab_size": len(tokens), "tokenizer_model": "llama",
+        "token_list": tokens, "token_scores": [0.0] * len(tokens), "token_types": [2, 3, 3, *[6] * 256],
+        "bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0,
+        "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
+    }  # fmt: skip
+    for name, value in terms.items():
+        getattr(writer, f"add_{name}")(value)
     random = np.random.default_rng(0)
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd": (len(tokens), WIDTH),
@@ -133,7 +124,7 @@ class Tap:
                 response = web.StreamResponse(status=upstream.status, headers={"Content-Type": upstream.content_type})
                 await response.prepare(request)
                 async for line in upstream.content:
-                    if line.startswith(b'data: {"') and b'"content":"' in line:
+                    if upstream.status == 200 and content_of(line):
                         if not output:
                             self._waiting.discard(name)
                             self._running[name] = len(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from tenantbench.events import marker
+from tenantbench.events import content_of, marker
 from tenantbench.workloads import Ask, Session, Workload
 
 RETRIES_MAX = 5
@@ -83,18 +82,9 @@ class HttpTransport:
                 raise Rejected(response.status, float(told) if told.isdigit() else None)
             is_done = False
             async for line in response.content:
-                if not line.startswith(b"data:"):
-                    continue
-                data = line[5:].strip()
-                if data == b"[DONE]":
-                    is_done = True
-                    continue
-                part = json.loads(data)
-                if "error" in part:
-                    raise Rejected(502)
-                for choice in part.get("choices", []):
-                    if text := choice.get("delta", {}).get("content"):
-                        yield text
+                if text := content_of(line):
+                    yield text
+                is_done = is_done or line.startswith(b"data: [DONE]")
             if not is_done:
                 raise Rejected(502)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
+from statistics import linear_regression
 
 Interval = tuple[float, float]
 
@@ -57,11 +58,7 @@ class Service:
 
 def slope(points: list[tuple[float, float]]) -> float:
     """Return the slope of the least-squares line."""
-    if len(points) < 2:
-        return 0.0
-    mean_x, mean_y = (sum(column) / len(points) for column in zip(*points, strict=True))
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    return linear_regression(*zip(*points, strict=True)).slope if len(points) > 1 else 0.0
 
 
 def percentile(values: Iterable[float], part: float) -> float | None:

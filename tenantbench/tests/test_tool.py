@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp.test_utils import TestServer
 
@@ -32,10 +36,8 @@ BAD = Ask(64, QUICK.context_tokens_max, is_bad=True)
 
 def test_it_imports_the_standard_library_and_what_its_project_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
-    allowed = (
-        {name.split(">")[0] for name in named} | {"tenantbench", "pytest"} | set(__import__("sys").stdlib_module_names)
-    )
+    named = [*project["dependencies"], *(n for names in project["optional-dependencies"].values() for n in names)]
+    allowed = {name.split(">")[0] for name in named} | {"tenantbench", "pytest"} | set(sys.stdlib_module_names)
     for path in ROOT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -73,8 +75,6 @@ async def test_over_http_each_token_is_received_and_logged(is_tapped: bool) -> N
         driver = Driver(work, transport, CHARACTERS_PER_TOKEN)
         origin_s = await driver.run()
         await transport.close()
-        import aiohttp
-
         rows: list[dict[str, Any]] = []
         async with aiohttp.ClientSession() as http:
             is_idle = False
@@ -97,7 +97,8 @@ def test_kv_that_grows_preempts_the_last_admitted_and_its_tokens_are_waste() -> 
     first, last = Sequence("1", "t1", 20, 30), Sequence("2", "t2", 20, 30)
     engine.add(first, 0.0)
     engine.add(last, 0.0)
-    now, ended = 0.0, []
+    now = 0.0
+    ended: list[Sequence] = []
     while len(ended) < 2:
         step = engine.step(now)
         now += step.duration_s
@@ -163,10 +164,6 @@ def test_results_that_are_not_comparable_share_no_column() -> None:
 
 
 def test_cpu_time_and_memory_of_a_process_tree() -> None:
-    import os
-    import subprocess
-    import sys
-
     code = "import time; x = bytearray(50_000_000)\nwhile time.process_time() < 0.3: pass\nprint(); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
