@@ -10,7 +10,7 @@ from pathlib import Path
 from aiohttp import web
 
 from tenantbench.engine_server import EngineServer
-from tenantbench.gateway import KEYS, GatewayError, install, names, read
+from tenantbench.gateway import KEYS, GatewayError, described, install, read
 from tenantbench.report import text_of
 from tenantbench.run import ENGINES, Options, run, say
 from tenantbench.workloads import MAKERS
@@ -20,7 +20,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("tenantbench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run", help="run workloads through gateways in turn")
-    runs.add_argument("--gateways", default=",".join(names()), help="with commas; default: all")
+    runs.add_argument("--gateways", default=",".join(described()), help="with commas; default: all")
     runs.add_argument("--workloads", default=",".join(MAKERS))
     runs.add_argument("--engine", choices=ENGINES, default="simulated")
     runs.add_argument("--seconds", type=float, default=120.0, help="of each workload")
@@ -81,7 +81,7 @@ def main() -> None:
         if given.command == "engine":
             serve_engine(given.kind, given.port)
         elif given.command == "gateways":
-            print("\n".join(names()))
+            print("\n".join(described()))
         elif given.command == "install":
             for name in given.names:
                 install(read(name))

@@ -16,7 +16,7 @@ import sys
 import time
 import tomllib
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -39,12 +39,9 @@ class GatewayError(Exception):
 @dataclass(frozen=True)
 class Gateway:
     name: str
+    home: Path
     description: dict[str, Any]
-    variables: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def home(self) -> Path:
-        return HOME / str(self.description["home"])
+    variables: dict[str, str]
 
     @property
     def keys(self) -> dict[str, str]:
@@ -53,26 +50,23 @@ class Gateway:
         return dict.fromkeys(KEYS, only) if only else KEYS
 
 
-def names() -> list[str]:
-    """Return all gateways; those with variants as NAME-VARIANT."""
-    found = []
+def described() -> dict[str, Gateway]:
+    """Return all gateways by name; those with variants as NAME-VARIANT."""
+    found = {}
     for path in sorted(FOLDER.glob("*.toml")):
-        variants = tomllib.loads(path.read_text()).get("variants")
-        found += [f"{path.stem}-{variant}" for variant in variants] if variants else [path.stem]
+        description = tomllib.loads(path.read_text())
+        for variant, variables in description.get("variants", {"": {}}).items():
+            name = f"{path.stem}-{variant}" if variant else path.stem
+            found[name] = Gateway(name, HOME / path.stem, description, variables)
     return found
 
 
 def read(name: str) -> Gateway:
     """Raises GatewayError."""
-    for path in FOLDER.glob("*.toml"):
-        description = tomllib.loads(path.read_text()) | {"home": path.stem}
-        variants = description.get("variants", {})
-        if path.stem == name and not variants:
-            return Gateway(name, description)
-        for variant, variables in variants.items():
-            if name == f"{path.stem}-{variant}":
-                return Gateway(name, description, variables)
-    raise GatewayError(f"no gateway {name!r}; there are {', '.join(names())}")
+    known = described()
+    if name not in known:
+        raise GatewayError(f"no gateway {name!r}; there are {', '.join(known)}")
+    return known[name]
 
 
 def install(gateway: Gateway) -> None:
@@ -87,12 +81,10 @@ def install(gateway: Gateway) -> None:
 
 def executable(gateway: Gateway, command: str) -> str:
     """Raises GatewayError."""
-    own = [gateway.home / "bin" / command, Path(sys.executable).parent / command]
-    found = next((str(path) for path in own if path.exists()), None) or shutil.which(command)
-    found = found or shutil.which(command, path="/usr/sbin:/sbin")
-    if found is None:
-        raise GatewayError(f"{gateway.name}: {command} is not installed; run: tenantbench install {gateway.name}")
-    return found
+    path = [gateway.home / "bin", Path(sys.executable).parent, *os.environ["PATH"].split(os.pathsep), "/usr/sbin"]
+    if found := shutil.which(command, path=os.pathsep.join(map(str, path))):
+        return found
+    raise GatewayError(f"{gateway.name}: {command} is not installed; run: tenantbench install {gateway.name}")
 
 
 def free_port() -> int:
@@ -138,8 +130,13 @@ async def wait_ready(url: str, child: subprocess.Popen[bytes], log: Path) -> Non
 
 
 @dataclass(frozen=True)
-class Started:
+class Target:
+    """Instances of one gateway that run before one engine. Without `pids` their CPU and memory are unknown."""
+
+    name: str
     urls: list[str]
+    engine_url: str
+    keys: dict[str, str]
     pids: set[int]
 
 
@@ -157,11 +154,11 @@ def variables_of(gateway: Gateway, engine: str, folder: Path, slots: int) -> dic
 
 
 @contextlib.asynccontextmanager
-async def started(gateway: Gateway, engine: str, folder: Path, slots: int) -> AsyncIterator[Started]:
+async def started(gateway: Gateway, engine: str, folder: Path, slots: int) -> AsyncIterator[Target]:
     """Run two instances of a gateway before one engine while the block runs. Raises GatewayError."""
     start = gateway.description["start"]
     if not start.get("command"):
-        yield Started([engine, engine], set())
+        yield Target(gateway.name, [engine, engine], engine, gateway.keys, set())
         return
     common = variables_of(gateway, engine, folder, slots) | {"shared_port": str(free_port())}
     urls, pids = [], set()
@@ -185,4 +182,4 @@ async def started(gateway: Gateway, engine: str, folder: Path, slots: int) -> As
             await wait_ready(ready, child, own / "gateway.log")
             urls.append(f"http://127.0.0.1:{values['port']}")
             pids.add(child.pid)
-        yield Started(urls, pids)
+        yield Target(gateway.name, urls, engine, gateway.keys, pids)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +20,7 @@ from aiohttp import web
 from tenantbench.engine_model import Profile
 from tenantbench.engine_server import MODEL
 from tenantbench.events import Event, content_of, request_of
-from tenantbench.gateway import free_port, process, wait_ready
+from tenantbench.gateway import free_port
 
 LAYERS, WIDTH, HEADS = 8, 256, 4
 
@@ -68,6 +66,18 @@ def make_model(path: Path, context: int) -> None:
     writer.close()
 
 
+def serve(model: Path, profile: Profile, port: int) -> Any:
+    """Start llama.cpp, whose threads serve while the result lives."""
+    import xllamacpp  # type: ignore[import-not-found,unused-ignore]
+
+    make_model(model, profile.context_tokens_max)
+    terms = xllamacpp.CommonParams()
+    terms.model.path, terms.model_alias, terms.port = str(model), {MODEL}, port
+    terms.n_parallel, terms.n_ctx, terms.cpuparams.n_threads = profile.slots, profile.kv_tokens, 1
+    terms.endpoint_metrics = terms.endpoint_slots = True
+    return xllamacpp.Server(terms)
+
+
 class Tap:
     """Passes requests on to an engine and logs them as the simulated engine does."""
 
@@ -92,18 +102,8 @@ class Tap:
             self._http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=no_limit))
             if not self._url:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tenantbench-")))
-                make_model(folder / f"{MODEL}.gguf", self._profile.context_tokens_max)
-                port = free_port()
-                terms = [
-                    str(folder / f"{MODEL}.gguf"),
-                    str(port),
-                    str(self._profile.slots),
-                    str(self._profile.kv_tokens),
-                ]
-                command, log = [sys.executable, "-m", "tenantbench.llama", *terms], folder / "llama.log"
-                child = stack.enter_context(process(command, log, {"PYTHONPATH": str(Path(__file__).parents[1])}))
+                self._server = serve(folder / f"{MODEL}.gguf", self._profile, port := free_port())
                 self._url = f"http://127.0.0.1:{port}"
-                await wait_ready(f"{self._url}/health", child, log)
             yield
 
     def _log_event(self, kind: str, request: str, **fields: Any) -> None:
@@ -148,23 +148,3 @@ class Tap:
         events, self._events = self._events, []
         idle = not (self._running or self._waiting)
         return web.json_response({"idle": idle, "events": [event.row() for event in events]})
-
-
-def main() -> None:
-    """Serve a model with llama.cpp until the process is ended."""
-    import time
-
-    import xllamacpp  # type: ignore[import-not-found,unused-ignore]
-
-    model, port, slots, context = sys.argv[1:]
-    terms = xllamacpp.CommonParams()
-    terms.model.path, terms.port, terms.n_parallel, terms.n_ctx = model, int(port), int(slots), int(context)
-    terms.model_alias, terms.cpuparams.n_threads = {MODEL}, 1
-    terms.endpoint_metrics = terms.endpoint_slots = True
-    server = xllamacpp.Server(terms)
-    while server and os.getppid() != 1:
-        time.sleep(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,33 +12,22 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class ProcessTable:
-    """CPU time and memory of all processes at one moment."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, tuple[int, float, int]] = {}
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit():
-                try:
-                    fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                except OSError:  # the process has ended
-                    continue
-                ticks = sum(int(field) for field in fields[11:15])  # with children that were waited for
-                self._rows[int(folder.name)] = int(fields[1]), ticks / TICKS_PER_S, int(fields[21]) * PAGE_BYTES
-
-    def trees(self, roots: set[int]) -> set[int]:
-        """Return these processes and all below them."""
-        found, before = set(roots), 0
-        while len(found) != before:
-            before = len(found)
-            found |= {pid for pid, (parent, _, _) in self._rows.items() if parent in found}
-        return found
-
-    def cpu_s(self, roots: set[int]) -> float:
-        return sum(self._rows[pid][1] for pid in self.trees(roots) if pid in self._rows)
-
-    def rss_bytes(self, roots: set[int]) -> int:
-        return sum(self._rows[pid][2] for pid in self.trees(roots) if pid in self._rows)
+def usage_of(roots: set[int]) -> tuple[float, int]:
+    """Return CPU seconds and resident bytes of these processes and all below them."""
+    rows: dict[int, tuple[int, float, int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # the process has ended
+                continue
+            ticks = sum(int(field) for field in fields[11:15])  # with children that were waited for
+            rows[int(folder.name)] = int(fields[1]), ticks / TICKS_PER_S, int(fields[21]) * PAGE_BYTES
+    tree, before = roots & set(rows), 0
+    while len(tree) != before:
+        before = len(tree)
+        tree |= {pid for pid, (parent, _, _) in rows.items() if parent in tree}
+    return sum(rows[pid][1] for pid in tree), sum(rows[pid][2] for pid in tree)
 
 
 def busy_cpu_s() -> float:
@@ -53,20 +42,18 @@ class Watch:
     def __init__(self, gateway: set[int]) -> None:
         self._gateway = gateway
         self._begin_s, self._busy_s = time.monotonic(), busy_cpu_s()
-        table = ProcessTable()
-        self._own_s, self._gateway_s = table.cpu_s({os.getpid()}), table.cpu_s(gateway)
-        self.rss_bytes = table.rss_bytes(gateway)
+        self._own_s = usage_of({os.getpid()})[0]
+        self._gateway_s, self.rss_bytes = usage_of(gateway)
 
     def sample(self) -> None:
-        self.rss_bytes = max(self.rss_bytes, ProcessTable().rss_bytes(self._gateway))
+        self.rss_bytes = max(self.rss_bytes, usage_of(self._gateway)[1])
 
     def read(self) -> tuple[float, float]:
         """Return the gateway's CPU seconds, and the part of all cores that others used."""
-        table = ProcessTable()
-        own_s = table.cpu_s({os.getpid()}) - self._own_s
+        own_s = usage_of({os.getpid()})[0] - self._own_s
         cores_s = (time.monotonic() - self._begin_s) * (os.cpu_count() or 1)
         others = max(0.0, busy_cpu_s() - self._busy_s - own_s) / cores_s
-        return table.cpu_s(self._gateway) - self._gateway_s, others
+        return usage_of(self._gateway)[0] - self._gateway_s, others
 
 
 def comparability_set(**more: Any) -> dict[str, Any]:

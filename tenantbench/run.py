@@ -21,11 +21,11 @@ from tenantbench import __version__
 from tenantbench.engine_model import Profile
 from tenantbench.engine_server import MODEL
 from tenantbench.events import CHARACTERS_PER_TOKEN, Event, read_events
-from tenantbench.gateway import KEYS, GatewayError, Started, free_port, process, read, started, wait_ready
+from tenantbench.gateway import KEYS, GatewayError, Target, free_port, process, read, started, wait_ready
 from tenantbench.load import Driver, HttpTransport
 from tenantbench.machine import Watch, comparability_set
 from tenantbench.metrics import OTHERS_MAX, Run, measure, reasons_void
-from tenantbench.workloads import workload
+from tenantbench.workloads import LIGHT, workload
 
 DRAIN_S = 30.0
 ROUND_SEED = 1_000
@@ -62,15 +62,6 @@ class Options:
     keys: dict[str, str] = field(default_factory=lambda: dict(KEYS))
 
 
-@dataclass
-class Target:
-    name: str
-    urls: list[str]
-    engine_url: str
-    keys: dict[str, str]
-    pids: set[int]
-
-
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -103,6 +94,9 @@ async def cell(options: Options, target: Target, name: str, round_number: int) -
     driver = Driver(work, transport, kind.characters_per_token)
     try:
         async with aiohttp.ClientSession() as http:
+            for route in range(len(target.urls)):  # a first request makes connections and compiles regular expressions
+                async with contextlib.aclosing(transport.ask(LIGHT, "", "warm-up", 1, route)) as answer:
+                    _ = [piece async for piece in answer]
             is_idle, _ = await drain(target.engine_url, http)
             watch = Watch(target.pids)
 
@@ -176,14 +170,14 @@ async def open_targets(
         try:
             gateway = read(name)
             url = await own.enter_async_context(engine(kind, folder / name))
-            running: Started = await own.enter_async_context(started(gateway, url, folder / name, kind.profile.slots))
+            target = await own.enter_async_context(started(gateway, url, folder / name, kind.profile.slots))
         except (GatewayError, OSError) as error:
             await own.aclose()
             left_out[name] = str(error)
             say(f"{name} is left out: {error}")
             continue
         stack.push_async_callback(own.aclose)
-        targets.append(Target(name, running.urls, url, gateway.keys, running.pids))
+        targets.append(target)
         say(f"{name} is ready")
     return targets, left_out
 

@@ -139,17 +139,17 @@ class Slots(Direct):
 
 
 class Limiter(Direct):
-    """Admits one request of each tenant per `every_s`, and tells the others when the next one is due, or a lie."""
+    """Admits one request of each tenant per `every_s`, and tells the others when the next one is due."""
 
-    def __init__(self, runner: EngineRunner, every_s: dict[str, float], lie: float = 1.0) -> None:
+    def __init__(self, runner: EngineRunner, every_s: dict[str, float]) -> None:
         super().__init__(runner)
-        self.every_s, self.lie = every_s, lie
+        self.every_s = every_s
         self.due_s: dict[str, float] = defaultdict(float)
 
     async def ask(self, tenant: str, user: str, prompt: str, output: int, route: int) -> AsyncGenerator[str, None]:
         now = asyncio.get_running_loop().time()
         if now < self.due_s[tenant] - 1e-6:
-            raise Rejected(429, (self.due_s[tenant] - now) * self.lie)
+            raise Rejected(429, self.due_s[tenant] - now)
         self.due_s[tenant] = now + self.every_s[tenant]
         async for piece in super().ask(tenant, user, prompt, output, route):
             yield piece

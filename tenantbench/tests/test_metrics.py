@@ -113,7 +113,7 @@ def test_lost_doubled_and_rerun_tokens() -> None:
 
     done, lost, doubled = found({3, 9}, {4}, 1)
     assert lost == 2 * done
-    assert doubled == done
+    assert doubled - done in (0, 1)  # the last answer is cut
     done, lost, doubled = found(set(), set(), 2)
     assert lost == 0
     assert doubled == pytest.approx(10 * done, abs=10)

@@ -20,12 +20,12 @@ from tenantbench import machine
 from tenantbench.engine_model import Engine, Profile, Sequence
 from tenantbench.engine_server import MODEL, EngineServer
 from tenantbench.events import CHARACTERS_PER_TOKEN, read_events
-from tenantbench.gateway import FOLDER, KEYS, names, read, variables_of
+from tenantbench.gateway import FOLDER, KEYS, described, read, variables_of
 from tenantbench.llama import Tap
 from tenantbench.load import Driver, HttpTransport
 from tenantbench.metrics import METRICS, Run, measure, reasons_void
 from tenantbench.report import losses, rows_of, text_of
-from tenantbench.run import take_log
+from tenantbench.run import drain
 from tenantbench.tests.known_gateways import Direct, measured
 from tenantbench.workloads import Ask, Session, Workload
 
@@ -45,7 +45,7 @@ def test_it_imports_the_standard_library_and_what_its_project_names() -> None:
             assert {module.split(".")[0] for module in modules} <= allowed, path
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", described())
 def test_each_knob_of_a_gateway_has_a_source(name: str, tmp_path: Path) -> None:
     gateway = read(name)
     for knob in gateway.description.get("knobs", []):
@@ -56,32 +56,31 @@ def test_each_knob_of_a_gateway_has_a_source(name: str, tmp_path: Path) -> None:
 
 
 def test_every_gateway_of_the_folder_is_listed_once() -> None:
-    assert {name.split("-")[0] for name in names()} == {path.stem.split("-")[0] for path in FOLDER.glob("*.toml")}
+    assert {name.split("-")[0] for name in described()} == {path.stem.split("-")[0] for path in FOLDER.glob("*.toml")}
+
+
+async def over_http(work: Workload, is_tapped: bool) -> tuple[Driver, list[dict[str, Any]], float]:
+    async with TestServer(EngineServer(QUICK).app()) as engine:
+        url = str(engine.make_url("")).rstrip("/")
+        async with TestServer(Tap(QUICK, url).app()) as tap:
+            url = str(tap.make_url("")).rstrip("/") if is_tapped else url
+            transport = HttpTransport([url], KEYS, MODEL)
+            driver = Driver(work, transport, CHARACTERS_PER_TOKEN)
+            origin_s = await driver.run()
+            await transport.close()
+            async with aiohttp.ClientSession() as http:
+                _, rows = await drain(url, http)
+    return driver, rows, origin_s
 
 
 @pytest.mark.parametrize("is_tapped", [False, True])
-async def test_over_http_each_token_is_received_and_logged(is_tapped: bool) -> None:
+def test_over_http_each_token_is_received_and_logged(is_tapped: bool) -> None:
     sessions = (
         Session("t1", "s", 0.0, 0.5, (Ask(64, 8),) * 9999),
         Session("t2", "bad", 0.0, 0.5, (BAD,) * 9, pause_s=0.1),
     )
     work = Workload("W8", "", 0.5, sessions)
-    async with (
-        TestServer(EngineServer(QUICK).app()) as engine,
-        TestServer(Tap(QUICK, str(engine.make_url("")).rstrip("/")).app()) as tap,
-    ):
-        url = str((tap if is_tapped else engine).make_url("")).rstrip("/")
-        transport = HttpTransport([url], KEYS, MODEL)
-        driver = Driver(work, transport, CHARACTERS_PER_TOKEN)
-        origin_s = await driver.run()
-        await transport.close()
-        rows: list[dict[str, Any]] = []
-        async with aiohttp.ClientSession() as http:
-            is_idle = False
-            while not is_idle:
-                is_idle, more = await take_log(url, http)
-                rows += more
-                await asyncio.sleep(0)
+    driver, rows, origin_s = asyncio.run(over_http(work, is_tapped))
     run = Run(work, driver.records, read_events(rows, origin_s), QUICK)
     outcomes = [record.outcome for record in run.records]
     assert outcomes.count("done") > 1
@@ -168,10 +167,10 @@ def test_cpu_time_and_memory_of_a_process_tree() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        table = machine.ProcessTable()
-        assert child.pid in table.trees({os.getpid()})
-        assert table.cpu_s({child.pid}) == pytest.approx(0.3, abs=0.05)
-        assert 50e6 < table.rss_bytes({child.pid}) < 80e6
+        cpu_s, rss_bytes = machine.usage_of({child.pid})
+        assert cpu_s == pytest.approx(0.3, abs=0.05)
+        assert 50e6 < rss_bytes < 80e6
+        assert machine.usage_of({os.getpid()})[1] > rss_bytes
         child.communicate(b"\n")
 
 
