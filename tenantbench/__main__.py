@@ -20,8 +20,8 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("tenantbench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run", help="run workloads through gateways in turn")
-    runs.add_argument("--gateways", default=",".join(described()), help="with commas; default: all")
-    runs.add_argument("--workloads", default=",".join(MAKERS))
+    runs.add_argument("--gateways", type=listed, default=list(described()), help="with commas; default: all")
+    runs.add_argument("--workloads", type=listed, default=list(MAKERS))
     runs.add_argument("--engine", choices=ENGINES, default="simulated")
     runs.add_argument("--seconds", type=float, default=120.0, help="of each workload")
     runs.add_argument("--rounds", type=int, default=1)
@@ -31,7 +31,9 @@ def arguments() -> argparse.ArgumentParser:
     runs.add_argument("--even-if-loaded", action="store_true", help="measure, and mark every number void")
     runs.add_argument("--url", action="append", default=[], help="of a gateway that runs; a second one for W9")
     runs.add_argument("--engine-url", default="", help="of `tenantbench engine`, behind that gateway")
-    runs.add_argument("--keys", help=f"of the tenants {', '.join(KEYS)}, with commas")
+    runs.add_argument(
+        "--keys", type=listed, default=list(KEYS.values()), help=f"of the tenants {', '.join(KEYS)}, with commas"
+    )
     engine = commands.add_parser("engine", help="serve an engine that logs who was served")
     engine.add_argument("--port", type=int, required=True)
     engine.add_argument("--kind", choices=ENGINES, default="simulated")
@@ -45,22 +47,20 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
+def listed(text: str) -> list[str]:
+    return text.split(",")
+
+
 def run_options(given: argparse.Namespace) -> Options:
-    options = Options(
-        given.out, given.gateways.split(","), given.workloads.split(","), given.engine, given.seconds, given.rounds,
-        given.seed, given.even_if_loaded, given.url, given.engine_url,
-    )  # fmt: skip
+    """Raises GatewayError."""
+    options = Options(**{name: value for name, value in vars(given).items() if name != "command"})
     if unknown := set(options.workloads) - set(MAKERS):
         raise GatewayError(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(MAKERS)}")
-    if given.url:
-        if not given.engine_url:
-            raise GatewayError("--url needs --engine-url: the truth comes from the engine's log")
-        options.gateways = options.gateways[:1] if "," not in given.gateways else ["gateway"]
-        if given.keys:
-            keys = given.keys.split(",")
-            if len(keys) != len(KEYS):
-                raise GatewayError(f"--keys needs {len(KEYS)} keys, of {', '.join(KEYS)}; there are {len(keys)}")
-            options.keys = dict(zip(KEYS, keys, strict=True))
+    if options.url and not options.engine_url:
+        raise GatewayError("--url needs --engine-url: the truth comes from the engine's log")
+    if len(given.keys) != len(KEYS):
+        raise GatewayError(f"--keys needs {len(KEYS)} keys, of {', '.join(KEYS)}; there are {len(given.keys)}")
+    options.keys = dict(zip(KEYS, given.keys, strict=True))
     return options
 
 

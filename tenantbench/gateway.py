@@ -141,12 +141,7 @@ class Target:
 
 
 def variables_of(gateway: Gateway, engine: str, folder: Path, slots: int) -> dict[str, str]:
-    values = {
-        "engine": engine,
-        "engine_host": engine.removeprefix("http://"),
-        "home": str(gateway.home),
-        "model": MODEL,
-    }
+    values = {"engine": engine, "engine_host": engine.removeprefix("http://"), "model": MODEL}
     values |= {"slots": str(slots), "folder": str(folder), **gateway.variables}
     for tenant, key in KEYS.items():
         values[f"sha256_{tenant}"] = hashlib.sha256(key.encode()).hexdigest()

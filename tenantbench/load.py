@@ -157,10 +157,8 @@ class Driver:
         mark = marker(session.tenant, session.name, self._numbers)
         stream = f"{session.tenant} {session.name} {task if session.is_task else -self._numbers}"
         text = prompt_text(stream, ask.prompt * self._characters, mark)
-        record = Record(
-            mark[2:-2], session.tenant, session.name, task, due_s, ask.prompt, ask.output, bool(session.arrivals_s)
-        )
-        record.sent_s = self.now_s
+        record = Record(mark[2:-2], session.tenant, session.name, task, due_s, ask.prompt, ask.output)
+        record.sent_s, record.is_open_loop = self.now_s, bool(session.arrivals_s)
         record.lag_s = record.sent_s - due_s
         self.records.append(record)
         for _ in range(RETRIES_MAX):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from math import inf
 
 from tenantbench.engine_model import Profile
 from tenantbench.events import Event
@@ -79,10 +80,7 @@ class Run:
         self.records = records
         self.events = [event for event in events if event.t_s <= workload.seconds]
         self.starts = {event.request: event.t_s for event in self.events if event.kind == "start"}
-        self.arrivals: dict[str, list[float]] = defaultdict(list)
-        for event in self.events:
-            if event.kind == "arrive":
-                self.arrivals[event.request].append(event.t_s)
+        self.arrivals = {event.request: event.t_s for event in reversed(self.events) if event.kind == "arrive"}
         steps: dict[str, list[tuple[float, float]]] = {tenant: [] for tenant in workload.tenants}
         for event in self.events:
             if event.kind == "serve" and event.tenant in steps:
@@ -97,10 +95,14 @@ class Run:
         waits = []
         for record in self.records:
             if record.tenant == tenant and record.outcome != "bad":
-                end = record.end_s if record.end_s is not None else self.workload.seconds
-                end += UNTOLD_WAIT_S if record.outcome == "refused" else 0.0
-                waits.append((record.sent_s, min(self.starts.get(record.request, end), self.workload.seconds)))
+                end = self.gave_up_s(record)
+                waits.append((record.sent_s, min(self.starts.get(record.request, end), end)))
         return union(waits, BLINK_S)
+
+    def gave_up_s(self, record: Record) -> float:
+        """Return when a request ended; if it was refused, when its client might ask again."""
+        end = self.workload.seconds if record.end_s is None else record.end_s
+        return min(end + UNTOLD_WAIT_S * (record.outcome == "refused"), self.workload.seconds)
 
     def share_served(self) -> dict[str, float]:
         """Return the service of each tenant while all wait."""
@@ -118,9 +120,8 @@ def service_gap(run: Run) -> dict[str, float | None]:
         times = sorted({*run.service[one].times, *run.service[other].times})
         for interval in intersection(run.waits[one], run.waits[other]):
             begin, end = interval
-            points = [
-                (t, served(one, (begin, t)) - served(other, (begin, t))) for t in times if begin < t <= end
-            ]  # fmt: skip
+            within = [t for t in times if begin < t <= end]
+            points = [(t, served(one, (begin, t)) - served(other, (begin, t))) for t in within]
             differences = [0.0, *(difference for _, difference in points)]
             gap = max(gap, max(differences) - min(differences))
             if end - begin > longest_s:
@@ -162,14 +163,12 @@ def isolation(run: Run) -> dict[str, float | None]:
 def work_conservation(run: Run) -> dict[str, float | None]:
     """(d)"""
     tokens = sum(event.prompt + event.output for event in run.events if event.kind == "serve")
-    held = []
-    for record in run.records:
-        if record.outcome == "bad":
-            continue
-        end = record.end_s if record.end_s is not None else run.workload.seconds
-        end += UNTOLD_WAIT_S if record.outcome == "refused" else 0.0
-        held.append((record.sent_s + ON_THE_WAY_S, min([*run.arrivals.get(record.request, [])[:1], end, run.span[1]])))
-    largest = max((record.prompt for record in run.records if record.outcome != "bad"), default=0)
+    valid = [record for record in run.records if record.outcome != "bad"]
+    held = [
+        (record.sent_s + ON_THE_WAY_S, min(run.arrivals.get(record.request, inf), run.gave_up_s(record)))
+        for record in valid
+    ]
+    largest = max((record.prompt for record in valid), default=0)
     outside, idle_s, since, free = union(held), 0.0, 0.0, 1.0
     for event in [*(e for e in run.events if e.kind == "state"), Event("state", run.workload.seconds)]:
         idle_s += free * length(intersection([(since, event.t_s)], outside)) if free else 0.0
@@ -269,14 +268,9 @@ def measure(run: Run, cpu_s: float | None = None, rss_bytes: float | None = None
     found["k_rss_mb"] = None if rss_bytes is None else rss_bytes / 1e6
     for metric in (service_gap, jain_windows, work_conservation, starvation, share_error, honesty, integrity):
         found |= metric(run)
-    if run.workload.name == "W1":
-        found |= isolation(run)
-    if run.workload.name == "W5":
-        found |= convergence(run)
-    if run.workload.name == "W4":
-        found |= cheat_gain(run)
-    if run.workload.name == "W7":
-        found |= agents(run)
+    special = {"W1": isolation, "W4": cheat_gain, "W5": convergence, "W7": agents}
+    if metric_of_one := special.get(run.workload.name):
+        found |= metric_of_one(run)
     return {m.key: found.get(m.key) for m in METRICS if run.workload.name in m.workloads}
 
 

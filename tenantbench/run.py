@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from tenantbench import __version__
 from tenantbench.engine_model import Profile
 from tenantbench.engine_server import MODEL
 from tenantbench.events import CHARACTERS_PER_TOKEN, Event, read_events
-from tenantbench.gateway import KEYS, GatewayError, Target, free_port, process, read, started, wait_ready
-from tenantbench.load import Driver, HttpTransport
+from tenantbench.gateway import GatewayError, Target, free_port, process, read, started, wait_ready
+from tenantbench.load import Driver, HttpTransport, Rejected
 from tenantbench.machine import Watch, comparability_set
 from tenantbench.metrics import OTHERS_MAX, Run, measure, reasons_void
 from tenantbench.workloads import LIGHT, workload
@@ -49,17 +49,20 @@ ENGINES = {
 
 @dataclass
 class Options:
-    out: Path
+    """The arguments of `tenantbench run`."""
+
     gateways: list[str]
     workloads: list[str]
-    engine: str = "simulated"
-    seconds: float = 120.0
-    rounds: int = 1
-    seed: int = 0
-    even_if_loaded: bool = False
-    urls: list[str] = field(default_factory=list)
-    engine_url: str = ""
-    keys: dict[str, str] = field(default_factory=lambda: dict(KEYS))
+    engine: str
+    seconds: float
+    rounds: int
+    seed: int
+    out: Path
+    subject: str
+    even_if_loaded: bool
+    url: list[str]
+    engine_url: str
+    keys: dict[str, str]
 
 
 def say(text: str) -> None:
@@ -95,8 +98,8 @@ async def cell(options: Options, target: Target, name: str, round_number: int) -
     try:
         async with aiohttp.ClientSession() as http:
             for route in range(len(target.urls)):  # a first request makes connections and compiles regular expressions
-                async with contextlib.aclosing(transport.ask(LIGHT, "", "warm-up", 1, route)) as answer:
-                    _ = [piece async for piece in answer]
+                with contextlib.suppress(Rejected, aiohttp.ClientError):
+                    _ = [piece async for piece in transport.ask(LIGHT, "", "warm-up", 1, route)]
             is_idle, _ = await drain(target.engine_url, http)
             watch = Watch(target.pids)
 
@@ -149,21 +152,17 @@ async def check_idle(options: Options) -> None:
     await asyncio.sleep(1)
     _, others = watch.read()
     if others > OTHERS_MAX:
-        text = (
-            f"others use {100 * others:.0f} % of this machine's cores, and at most {100 * OTHERS_MAX:.0f} % are allowed"
-        )
+        text = f"others use {100 * others:.0f} % of this machine's cores; {100 * OTHERS_MAX:.0f} % are allowed"
         if not options.even_if_loaded:
             raise GatewayError(f"{text}; wait, or mark every number void with --even-if-loaded")
         say(f"{text}: the numbers will be void")
 
 
-async def open_targets(
-    options: Options, stack: contextlib.AsyncExitStack, folder: Path
-) -> tuple[list[Target], dict[str, str]]:
-    """Start every gateway with an engine of its own. Return those that run, and why others are left out."""
-    if options.urls:
-        return [Target(options.gateways[0], options.urls, options.engine_url, options.keys, set())], {}
-    targets, left_out = [], {}
+async def open_targets(options: Options, stack: contextlib.AsyncExitStack, left_out: dict[str, str]) -> list[Target]:
+    """Start every gateway with an engine of its own, and note why others are left out."""
+    if options.url:
+        return [Target(options.gateways[0], options.url, options.engine_url, options.keys, set())]
+    targets, folder = [], options.out.absolute() / "processes"
     kind = ENGINES[options.engine]
     for name in options.gateways:
         own = contextlib.AsyncExitStack()
@@ -179,20 +178,19 @@ async def open_targets(
         stack.push_async_callback(own.aclose)
         targets.append(target)
         say(f"{name} is ready")
-    return targets, left_out
+    return targets
 
 
 async def run(options: Options) -> dict[str, Any]:
     """Run all cells and return the result, which is written after each. Raises GatewayError."""
     await check_idle(options)
     kind = ENGINES[options.engine]
-    same = comparability_set(
-        engine=kind.build, profile=asdict(kind.profile), seconds=options.seconds, seed=options.seed
-    )
+    size = asdict(kind.profile)
+    same = comparability_set(engine=kind.build, profile=size, seconds=options.seconds, seed=options.seed)
     result: dict[str, Any] = {"tenantbench": __version__, "comparability": same, "left_out": {}, "cells": []}
     options.out.mkdir(parents=True, exist_ok=True)
     async with contextlib.AsyncExitStack() as stack:
-        targets, result["left_out"] = await open_targets(options, stack, options.out.absolute() / "processes")
+        targets = await open_targets(options, stack, result["left_out"])
         turn = 0
         for round_number in range(options.rounds):
             for name in options.workloads:

@@ -26,8 +26,6 @@ class Ask:
     """Tokens after which the client closes the connection."""
     is_bad: bool = False
     """The engine refuses it: more tokens than its context has."""
-    history: int = 0
-    """Tokens at the begin of the prompt that the session's earlier prompts had too."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Session:
     """Session that the gateway is told of, as OpenAI's `user`."""
     route: int = 0
     is_task: bool = False
-    """All of its asks are one task, which begins anew when it is done."""
+    """All of its asks are one task with one growing context; a new task follows."""
     pause_s: float = 0.0
 
 
@@ -73,17 +71,18 @@ def arrivals(random: Random, per_s: float, begins_s: float, ends_s: float) -> tu
 
 def lengths(random: Random, number: int, prompt: int, output: int) -> tuple[Ask, ...]:
     """Return asks whose lengths are spread evenly from half to one and a half of the means."""
-    spread = range(number)
-    return tuple(
-        Ask(round(prompt * random.uniform(0.5, 1.5)), round(output * random.uniform(0.5, 1.5))) for _ in spread
-    )
+
+    def near(mean: int) -> int:
+        return round(mean * random.uniform(0.5, 1.5))
+
+    return tuple(Ask(near(prompt), near(output)) for _ in range(number))
 
 
 def open_loop(
-    random: Random, tenant: str, per_s: float, span_s: tuple[float, float], tokens: tuple[int, int], name: str = "open"
+    random: Random, tenant: str, per_s: float, span_s: tuple[float, float], tokens: tuple[int, int]
 ) -> Session:
     times = arrivals(random, per_s, *span_s)
-    return Session(tenant, name, *span_s, lengths(random, len(times), *tokens), times)
+    return Session(tenant, "open", *span_s, lengths(random, len(times), *tokens), times)
 
 
 def clients(
@@ -141,11 +140,9 @@ def w7(random: Random, seconds: float, profile: Profile) -> Workload:
     """Agents whose contexts together have twice the KV, in tasks of five calls; a chat tenant beside them."""
     agents = profile.slots
     last = 2 * profile.kv_tokens // agents
-    calls = tuple(Ask(last * (i + 1) // 5, 32, history=last * i // 5) for i in range(5))
-    tasks = [
-        Session(HEAVY, f"agent-{i}", 0.0, seconds, calls, user=f"agent-{i}", is_task=True, pause_s=0.5)
-        for i in range(agents)
-    ]
+    calls = tuple(Ask(last * (i + 1) // 5, 32) for i in range(5))
+    names = [f"agent-{i}" for i in range(agents)]
+    tasks = [Session(HEAVY, name, 0.0, seconds, calls, user=name, is_task=True, pause_s=0.5) for name in names]
     chat = open_loop(random, LIGHT, 1.0, (0.0, seconds), (128, 64))
     return Workload("W7", "agents of twice the KV beside chat", seconds, (*tasks, chat))
 
@@ -153,20 +150,19 @@ def w7(random: Random, seconds: float, profile: Profile) -> Workload:
 def w8(random: Random, seconds: float, profile: Profile) -> Workload:
     """One tenant closes most of its connections early or asks for what the engine refuses; the other one is honest."""
     bad = Ask(64, profile.context_tokens_max, is_bad=True)
-    hostile = [Session("t2", f"abort-{i}", 0.0, seconds, (Ask(128, 128, abort_after=8), bad) * 4096, pause_s=0.1)
-               for i in range(profile.slots)]  # fmt: skip
-    return Workload("W8", "aborts and refused requests", seconds, (
-        *hostile, *clients("t1", 2 * profile.slots, (0.0, seconds), Ask(128, 64)),
-    ))  # fmt: skip
+    asks, names = (Ask(128, 128, abort_after=8), bad) * 4096, [f"abort-{i}" for i in range(profile.slots)]
+    hostile = [Session(HEAVY, name, 0.0, seconds, asks, pause_s=0.1) for name in names]
+    honest = clients(LIGHT, 2 * profile.slots, (0.0, seconds), Ask(128, 64))
+    return Workload("W8", "aborts and refused requests", seconds, (*hostile, *honest))
 
 
 def w9(random: Random, seconds: float, profile: Profile) -> Workload:
     """Before two gateways, t1 asks at both, 4 to 1; t2 asks at the second one alone."""
-    span, many = (0.0, seconds), 8 * profile.slots // 5
-    sessions = clients("t1", many, span, Ask(128, 64), route=0) + clients("t1", many // 4, span, Ask(128, 64), route=1)
-    return Workload("W9", "two gateways, skewed ingress", seconds, (
-        *sessions, *clients("t2", 2 * profile.slots, span, Ask(128, 64), route=1),
-    ))  # fmt: skip
+    span, many = (0.0, seconds), 16 * profile.slots // 5
+    ask = Ask(128, 64)
+    sessions = clients("t1", many, span, ask, route=0) + clients("t1", many // 4, span, ask, route=1)
+    sessions += clients("t2", 2 * profile.slots, span, ask, route=1)
+    return Workload("W9", "two gateways, skewed ingress", seconds, tuple(sessions))
 
 
 def w10(random: Random, seconds: float, profile: Profile) -> Workload:
