@@ -120,9 +120,8 @@ class EngineServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "tenantbench"}
-        return web.json_response(
-            {"object": "list", "data": [model | {"max_model_len": self._profile.context_tokens_max}]}
-        )
+        model["max_model_len"] = self._profile.context_tokens_max
+        return web.json_response({"object": "list", "data": [model]})
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()

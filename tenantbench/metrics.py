@@ -78,7 +78,8 @@ class Run:
         self.workload, self.profile = workload, profile
         self.span: Interval = (0.0, workload.seconds)
         self.records = records
-        self.events = [event for event in events if event.t_s <= workload.seconds]
+        inside = [event for event in events if event.t_s <= workload.seconds]
+        self.events = sorted(inside, key=lambda event: event.t_s)  # an abort is logged amid a step whose end is known
         self.starts = {event.request: event.t_s for event in self.events if event.kind == "start"}
         self.arrivals = {event.request: event.t_s for event in reversed(self.events) if event.kind == "arrive"}
         steps: dict[str, list[tuple[float, float]]] = {tenant: [] for tenant in workload.tenants}

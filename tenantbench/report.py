@@ -44,17 +44,11 @@ class Row:
 
 def add_ratios(cells: list[dict[str, Any]]) -> None:
     """Divide tokens/s by those of the engine alone, in the same round of the same run."""
-    alone = {
-        (cell["workload"], cell["round"]): cell["metrics"].get("d_tokens_per_s")
-        for cell in cells
-        if cell["gateway"] == DIRECT
-    }
-    void = {(cell["workload"], cell["round"]) for cell in cells if cell["gateway"] == DIRECT and cell["void"]}
+    alone = {(cell["workload"], cell["round"]): cell for cell in cells if cell["gateway"] == DIRECT}
     for cell in cells:
-        key = (cell["workload"], cell["round"])
-        of_engine, own = alone.get(key), cell["metrics"].get("d_tokens_per_s")
-        is_usable = bool(own is not None and of_engine and (cell["void"] or key not in void))
-        cell["metrics"]["d_of_engine"] = own / of_engine if is_usable and of_engine else None
+        engine, own = alone.get((cell["workload"], cell["round"])), cell["metrics"].get("d_tokens_per_s")
+        if engine and own is not None and engine["metrics"]["d_tokens_per_s"] and (cell["void"] or not engine["void"]):
+            cell["metrics"]["d_of_engine"] = own / engine["metrics"]["d_tokens_per_s"]
 
 
 def value_of(cells: list[dict[str, Any]], key: str) -> Value | None:
@@ -105,38 +99,25 @@ def text_of(results: list[dict[str, Any]], subject: str = "") -> str:
     rows = rows_of(results)
     lines = ["# tenantbench", ""]
     for i, result in enumerate(results):
-        lines.append(
-            f"Run {i + 1}: " + ", ".join(f"{key} {value}" for key, value in result["comparability"].items()) + "."
-        )
+        same = ", ".join(f"{key} {value}" for key, value in result["comparability"].items())
+        lines.append(f"Run {i + 1}: {same}.")
         lines += [f"Left out: {name}: {reason.splitlines()[0]}" for name, reason in result["left_out"].items()]
     lost = losses(rows, subject) if subject else []
     if subject:
         lines += ["", f"## Rows that {subject} loses", ""]
-        lines += [
-            f"- {row.workload} {row.metric.title}: {own} {row.values[own]}, {best} {row.values[best]}"
-            for row, own, best in lost
-        ] or ["None."]
+        for row, own, best in lost:
+            lines.append(f"- {row.workload} {row.metric.title}: {own} {row.values[own]}, {best} {row.values[best]}")
     first = {id(row) for row, _, _ in lost}
     gateways = list(dict.fromkeys(name for row in rows for name in row.values))
-    lines += [
-        "",
-        "## Metrics",
-        "",
-        f"| metric | workload | better | {' | '.join(gateways)} |",
-        "| --- " * 3 + "| ---: " * len(gateways) + "|",
-    ]
+    lines += ["", "## Metrics", "", f"| metric | workload | better | {' | '.join(gateways)} |"]
+    lines.append("| --- " * 3 + "| ---: " * len(gateways) + "|")
     for row in sorted(rows, key=lambda row: id(row) not in first):
         cells = [str(row.values.get(name, "-")) for name in gateways]
         better = "more" if row.metric.is_high_good else "less"
         unit = f", {row.metric.unit}" if row.metric.unit else ""
         lines.append(f"| {row.metric.title}{unit} | {row.workload} | {better} | {' | '.join(cells)} |")
-    voids = [
-        f"- {c['gateway']} {c['workload']} round {c['round']}: {', '.join(c['void'])}"
-        for r in results
-        for c in r["cells"]
-        if c["void"]
-    ]
-    if voids:
-        lines += ["", "## Void", "", "Numbers in brackets must not be used.", "", *voids]
+    if voids := [cell for result in results for cell in result["cells"] if cell["void"]]:
+        lines += ["", "## Void", "", "Numbers in brackets must not be used.", ""]
+        lines += [f"- {c['gateway']} {c['workload']} round {c['round']}: {', '.join(c['void'])}" for c in voids]
     lines += ["", "## Formulas", "", *(f"- {metric.title}: {metric.formula}" for metric in METRICS)]
     return "\n".join(lines) + "\n"
