@@ -88,6 +88,16 @@ async def drain(engine_url: str, http: aiohttp.ClientSession) -> tuple[bool, lis
         await asyncio.sleep(0.2)
 
 
+async def warm_up(transport: HttpTransport, route: int) -> bool:
+    """Ask until a gateway answers: a first request is slow, and what the last workload broke must have healed."""
+    deadline = time.monotonic() + DRAIN_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Rejected, aiohttp.ClientError):
+            return bool([piece async for piece in transport.ask(LIGHT, "", "warm-up", 1, route)])
+        await asyncio.sleep(0.5)
+    return False
+
+
 async def cell(options: Options, target: Target, name: str, round_number: int) -> dict[str, Any]:
     """Run one workload through one gateway and return its metrics. The raw records are written beside."""
     kind = ENGINES[options.engine]
@@ -97,9 +107,7 @@ async def cell(options: Options, target: Target, name: str, round_number: int) -
     driver = Driver(work, transport, kind.characters_per_token)
     try:
         async with aiohttp.ClientSession() as http:
-            for route in range(len(target.urls)):  # a first request makes connections and compiles regular expressions
-                with contextlib.suppress(Rejected, aiohttp.ClientError):
-                    _ = [piece async for piece in transport.ask(LIGHT, "", "warm-up", 1, route)]
+            is_warm = all([await warm_up(transport, route) for route in range(len(target.urls))])
             is_idle, _ = await drain(target.engine_url, http)
             watch = Watch(target.pids)
 
@@ -116,8 +124,8 @@ async def cell(options: Options, target: Target, name: str, round_number: int) -
     events = read_events(rows, origin_s)
     run = Run(work, driver.records, events, kind.profile)
     void = reasons_void(run, others)
-    if not is_idle:
-        void.append("the engine was not idle at the begin")
+    if not is_idle or not is_warm:
+        void.append("before the load, the engine was not idle or the gateway did not answer")
     values = measure(run, cpu_s if target.pids else None, watch.rss_bytes if target.pids else None)
     write_raw(options.out / "raw" / f"{target.name}-{name}-{round_number + 1}.jsonl.gz", run, events)
     say(f"{label}: done{''.join(f'; VOID: {reason}' for reason in void)}")
