@@ -120,8 +120,8 @@ clean:
 $(RUNS): deploy/requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fairgate needs Python 3.11 or later; try: make PYTHON=python3.12")'
 	@echo "fairgate: installing the $$(grep -c == $<) packages that it runs on into $(VENV), once"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --no-compile --require-hashes -r $<
+	@$(PYTHON) -m venv $(VENV)
+	@said=$$($(BIN)/pip install --disable-pip-version-check --no-compile --require-hashes -r $< 2>&1) || { echo "$$said" >&2; exit 1; }
 	@echo '$(CURDIR)' >"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/fairgate.pth"
 	@printf '#!/bin/sh\nexec "%s/python" -P -m gateway.commands.main "$$@"\n' '$(CURDIR)/$(BIN)' >$(BIN)/fairgate
 	@chmod +x $(BIN)/fairgate && touch $@

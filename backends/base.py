@@ -1,11 +1,8 @@
-"""What does a backend say of itself, and what does an engine adapter have to know?"""
+"""The cost of one request, as an engine reports it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
-
-from policies.capacity.gauges import Gauges
 
 
 @dataclass(slots=True, init=False)
@@ -21,23 +18,3 @@ class Usage:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.cached_tokens = cached_tokens
-
-
-class Adapter(Protocol):
-    """How does one kind of engine name its gauges, and what does its refusal look like?"""
-
-    name: str
-    metrics_paths: tuple[str, ...]
-    """Paths to scrape, cheapest first; an empty answer falls through to the next. () = no metrics."""
-    steps_path: str | None
-    """Where the engine says after each step what it holds, if it can. None: it cannot."""
-    takes_cache_salt: bool
-    """Does it keep the cached blocks of requests with different `cache_salt` apart?"""
-    health_path: str
-    """Answers 200 when the engine is well."""
-
-    def snapshot(self, text: str, taken_s: float) -> Gauges | None:
-        """Read one metrics page; None when it holds nothing this adapter knows."""
-
-    def is_refusal(self, status: int, body: bytes) -> bool:
-        """Is this answer backpressure (put the request back, unbilled) rather than an error of the request?"""

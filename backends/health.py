@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections import deque
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -22,15 +21,13 @@ _MODEL_LEN_MAX = 1 << 40
 class HealthState:
     """Is one backend healthy, since when, and why not? Pure: times are monotonic seconds given by the caller.
 
-    `failures_max` failures in a row (failed probes, failed connects) or `broken_max` streams broken within `window_s`
-    make it unhealthy; `successes_min` good probes in a row make it healthy again. Before the first probe it is not
+    `failures_max` failures in a row (failed probes, failed connects) make it unhealthy, and so does who judges its
+    answers (`give_up`); `successes_min` good probes in a row make it healthy again. Before the first probe it is not
     healthy, and one good probe is enough.
     """
 
     failures_max: int = 3
     successes_min: int = 2
-    broken_max: int = 5
-    window_s: float = 30.0
     healthy: bool = field(default=False, init=False)
     reason: str = field(default="not probed yet", init=False)
     since_s: float = field(default=0.0, init=False)
@@ -38,7 +35,6 @@ class HealthState:
 
     def __post_init__(self) -> None:
         self._successes = self.successes_min - 1
-        self._broken: deque[float] = deque(maxlen=self.broken_max)
 
     @property
     def probes_missing(self) -> int:
@@ -53,20 +49,17 @@ class HealthState:
         self._failures = 0
         self._successes += 1
         if not self.healthy and self._successes >= self.successes_min:
-            self._broken.clear()
             self._turn(True, "", now_s)
 
     def connect_failed(self, problem: str, now_s: float) -> None:
         """A request found no connection: as telling as a failed probe."""
         self._failed(f"connect: {problem}", now_s)
 
-    def stream_broken(self, problem: str, now_s: float) -> None:
-        """A request's connection was lost, or its answer made no sense."""
-        self._broken.append(now_s)
-        is_full = len(self._broken) == self._broken.maxlen
-        if self.healthy and is_full and now_s - self._broken[0] <= self.window_s:
+    def give_up(self, reason: str, now_s: float) -> None:
+        """It is well by its probes, and its answers are not."""
+        if self.healthy:
             self._successes = 0
-            self._turn(False, f"{len(self._broken)} broken answers in {self.window_s:g} s, last: {problem}", now_s)
+            self._turn(False, reason, now_s)
 
     def answered(self) -> None:
         """A request was answered in full: failures before it were not in a row."""
@@ -110,7 +103,8 @@ class Standstill:
     def fault(self, oldest_s: float) -> str | None:
         """What is wrong, if it is sure to have had a request since `oldest_s`? None: nothing."""
         page = self._page
-        if page is None or not (page.running or page.waiting):
+        # Without a count that each step changes, one long answer looks like a standstill.
+        if page is None or page.output_tokens_total is None or not (page.running or page.waiting):
             return None
         still_s = page.taken_s - max(self._since_s, oldest_s)
         return f"makes no step, and has requests for {still_s:.0f} s" if still_s >= self.limit_s else None
@@ -123,6 +117,8 @@ class ModelCard(msgspec.Struct):
     max_model_len: int | None = None
     parent: object = None
     """Whose LoRA adapter it is."""
+    owned_by: str = ""
+    """Each kind of engine has its own word here."""
 
 
 class _Cards(msgspec.Struct):
@@ -155,6 +151,16 @@ async def fetch_models(
 ) -> list[ModelCard]:
     """GET /v1/models of the backend at `url`. Raises ConnectFailed, or ProtocolViolation for any other answer."""
     return read_models(url, await _get(session, url.rstrip("/") + "/v1/models", api_key, timeout_s, tls))
+
+
+async def fetch_text(
+    session: aiohttp.ClientSession, url: str, *, api_key: str | None, tls: ssl.SSLContext | None, timeout_s: float = 2.0
+) -> str:
+    """Return the text of an answer with status 200, and "" for any other one."""
+    try:
+        return (await _get(session, url, api_key, timeout_s, tls)).decode("latin-1")
+    except UpstreamError:
+        return ""
 
 
 def read_models(url: str, body: bytes) -> list[ModelCard]:

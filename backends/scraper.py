@@ -10,7 +10,7 @@ from math import inf
 
 import aiohttp
 
-from backends.base import Adapter
+from backends.engines.adapter import UNREADABLE, Adapter
 from backends.health import Standstill
 from backends.step_feed import StepFeed
 from policies.capacity.gauges import Gauges
@@ -22,7 +22,7 @@ CHECK_INTERVAL_S = 0.8
 
 @dataclass(eq=False)
 class Scraper:
-    """Scrapes one backend, one `turn` after another, every `interval_s` after the last one ended. While the engine's
+    """Scrapes one engine, one `turn` after another, every `interval_s` after the last one ended. While the engine's
     steps are received it scrapes rarely, only to compare the steps with a page.
 
     The filtered path is tried first; one that answers nothing of use is left for the full page until a scrape fails,
@@ -73,14 +73,18 @@ class Scraper:
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 why = f"{url}: {error}"
                 continue
-            snapshot = self.adapter.snapshot(text, taken_s)
+            try:
+                snapshot = self.adapter.snapshot(text, taken_s)
+            except UNREADABLE as error:
+                why = f"{url} is no page of {self.adapter.title}: {error!r}"
+                continue
             if snapshot is not None:
                 self._path = path
                 self.standstill.read(snapshot)
                 if self.feed is None or not self.feed.read(snapshot):
                     self.on_snapshot(snapshot)
                 return
-            why = f"{url} holds no metric that the {self.adapter.name} adapter knows"
+            why = f"{url} holds no gauge of {self.adapter.title}"
         self._path = 0
         self.on_failure(why)
 

@@ -67,7 +67,7 @@ def attacks(
     def refused(number: int) -> bytes:
         bad = (
             request(key, {}), request(key, {"model": model, "messages": []}), request(key, {}, f"/v1/path-{number}"),
-            request(key, chat(f"none-{number}", BRIEF)), request(key, chat(model, BRIEF, max_tokens=-1)),
+            request(key, chat(f"none-{number}", BRIEF)), request(key, chat(model, BRIEF, n=0)),
             f"DELETE /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n\r\n".encode(),
         )  # fmt: skip
         return bad[number % len(bad)]

@@ -1,6 +1,6 @@
 """What does that which is written by hand gain over a library that does it? The table of docs/decisions/by-hand.md.
 
-    pip install orjson ijson httpx-sse python-multipart      what it is compared with; none of it is ours to depend on
+    pip install orjson httpx-sse python-multipart      what it is compared with; none of it is ours to depend on
     python -m bench.by_hand
 
 CPU time of one thread, the shortest of many runs, and each beside the other: the two take turns.
@@ -13,10 +13,8 @@ import json
 import time
 from collections.abc import Callable
 from email.message import Message
-from io import BytesIO
 from pathlib import Path
 
-import ijson
 import orjson
 from httpx_sse._decoders import SSEDecoder
 from prometheus_client.parser import text_string_to_metric_families
@@ -30,7 +28,6 @@ from backends.promtext import lines_of, samples
 from bench import report
 from gateway.request.apis import AUDIO
 from gateway.request.body.form import read_form
-from gateway.request.body.json_ranges import ObjectMember, members
 from gateway.request.body.payload import fields_of
 from gateway.request.estimate import TokenEstimator
 from gateway.request.prompt import Prompt
@@ -55,11 +52,6 @@ def shortest_us(*works: Work) -> list[float]:
                 calls += 1
             best[number] = min(best[number], took_s / calls)
     return [1e6 * each for each in best]
-
-
-def drained(work: object) -> None:
-    for _ in work:  # type: ignore[attr-defined]
-        pass
 
 
 def request(size: int) -> tuple[Work, ...]:
@@ -124,19 +116,7 @@ def form() -> tuple[Work, ...]:
         parser.write(body)
         parser.finalize()
 
-    return (lambda: drained(read_form(body, b"multipart/form-data; boundary=x", AUDIO))), library
-
-
-def large() -> tuple[Work, ...]:
-    """The members of a body of 4 MB."""
-    turns = [{"role": "user", "content": "A sentence of some words. " * 40} for _ in range(4000)]
-    body = json.dumps({"model": "m", "messages": turns}).encode()
-
-    def ours() -> None:
-        found: list[ObjectMember] = []
-        drained(members(body, 0, found))
-
-    return ours, (lambda: [*ijson.basic_parse(BytesIO(body))]), (lambda: orjson.loads(body))
+    return (lambda: read_form(body, b"multipart/form-data; boundary=x", AUDIO)), library
 
 
 def tokens() -> tuple[Work, ...]:
@@ -158,7 +138,6 @@ CASES: tuple[tuple[str, tuple[str, ...], Callable[[], tuple[Work, ...]]], ...] =
     ("a token counted in a stream", ("backends/answers/sse.py", "httpx-sse with orjson"), stream),
     ("gauges of an engine's page", ("backends/promtext.py", "prometheus_client.parser"), page),
     ("a form with 1 MB", ("gateway/request/body/form.py", "python-multipart"), form),
-    ("members of a body of 4 MB", ("gateway/request/body/json_ranges.py", "ijson", "orjson, in one go"), large),
     ("tokens of a prompt of 4 kB", ("gateway/request/estimate.py", "tokenizers"), tokens),
 )
 

@@ -233,7 +233,7 @@ def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False
     gateways = [AdmissionEngine(named_policy(policy), limits=limits) for _ in range(row.gateways)]
     for engine in gateways:
         if not holds:
-            engine.working_set.is_ahead = None
+            engine.working_set.first_start = None
         for name in models:
             engine.add_backend(name, max_num_seqs=engine_like.max_num_seqs)
     from_s = DROPPED * until_s

@@ -33,7 +33,7 @@ class Flow(NamedTuple):
     """Whose request is it? Fair among tenants by weight, then among the (app, user) flows of one tenant."""
 
     tenant: str
-    """The leaf of the tree (`limits.entitlements`): a tenant, or a tenant's work that can wait."""
+    """The leaf of the tree (`tree.pool_tree`): a tenant, or a tenant's work that can wait."""
     app: str = ""
     user: str = ""
 
@@ -229,6 +229,8 @@ class Progress:
             answer.
         attempts: dispatches that ended in a failed connection.
         refusals: dispatches that an engine refused, though it took a request that it was sent later.
+        closed: by engine, until when this request does not go there; None: it may go everywhere.
+        rests: it waits outside the order, since each engine in service is closed to it.
         output_tokens_expected: mean output of similar requests; what a predicting policy charges ahead. 0: too few
             were seen, so nothing is charged ahead, and forecasts take the reserve.
         output_tokens_reserved: cautious output, a high quantile of similar requests; what the ledger reserves.
@@ -255,10 +257,10 @@ class Progress:
     """
 
     __slots__ = (
-        "answer_keys", "attempts", "cached_blocks", "cached_tokens", "came_back", "charged", "context", "counted",
-        "deadline_s", "engine", "in_line", "inside", "interaction", "norm", "normalised", "order",
-        "output_tokens_expected", "output_tokens_reserved", "parked", "placed", "refusals", "stage", "state", "wait",
-        "was_let_in", "wasted_tokens",
+        "answer_keys", "attempts", "cached_blocks", "cached_tokens", "came_back", "charged", "closed", "context",
+        "counted", "deadline_s", "engine", "in_line", "inside", "interaction", "norm", "normalised", "order",
+        "output_tokens_expected", "output_tokens_reserved", "parked", "placed", "refusals", "rests", "stage", "state",
+        "wait", "was_let_in", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -266,6 +268,8 @@ class Progress:
         self.deadline_s = _NEVER
         self.attempts = 0
         self.refusals = 0
+        self.closed: dict[str, float] | None = None
+        self.rests = False
         self.came_back = False
         self.was_let_in = False
         self.in_line = False
@@ -290,6 +294,22 @@ class Progress:
         self.counted: Any = None
 
 
+class Price(NamedTuple):
+    """What a million tokens of a model cost: so many millionths each."""
+
+    input: float
+    cached: float
+    output: float
+
+    def of(self, service: ServiceTokens) -> int:
+        """Return the cost of what was received, in millionths of the currency."""
+        cached = service.cached or 0
+        return int((service.prompt - cached) * self.input + cached * self.cached + service.output * self.output)
+
+
+FREE: Final = Price(0.0, 0.0, 0.0)
+
+
 class Request:
     """What a client said: who asks, and what the answer is expected to take. Never changed, but for the weight.
 
@@ -303,14 +323,14 @@ class Request:
         says of its interaction. can_wait: it is of class batch. prefix: chained hashes of the blocks of its prompt, the
         first one first; empty where nothing reads them. adapter: name of the adapter (LoRA) that it asks for; "" if it
         asks for a model itself. client_id: what its client calls it; "" if it does not. Not unique. wait_s_max: how
-        long its client is willing to wait. quota_names: what it counts as beside its tenant (`Quotas.names`). progress:
-        what the gateway notes of it.
+        long its client is willing to wait. quota_names: what it counts as beside its tenant (`Quotas.names`). price:
+        of its model. engine: the only one that can serve it; "": any. progress: what the gateway notes of it.
     """
 
     __slots__ = (
-        "adapter", "arrived_s", "body_bytes", "can_wait", "claim", "client_id", "flow", "id", "output_tokens_max",
-        "prefix", "progress", "prompt_tokens", "quota_names", "sequences", "streamed", "system_tokens", "wait_s_max",
-        "weight",
+        "adapter", "arrived_s", "body_bytes", "can_wait", "claim", "client_id", "engine", "flow", "id",
+        "output_tokens_max", "prefix", "price", "progress", "prompt_tokens", "quota_names", "sequences", "streamed",
+        "system_tokens", "wait_s_max", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -332,6 +352,8 @@ class Request:
         wait_s_max: float = inf,
         progress: Progress | None = None,
         quota_names: tuple[str, ...] = (),
+        price: Price = FREE,
+        engine: str = "",
     ) -> None:
         self.id: Final = id
         self.flow: Final = flow
@@ -348,8 +370,10 @@ class Request:
         self.prefix: Final = prefix
         self.adapter: Final = adapter
         self.client_id: Final = client_id
+        self.engine: Final = engine
         self.wait_s_max: Final = wait_s_max
         self.quota_names: Final = quota_names
+        self.price: Final = price
         self.progress: Final = progress if progress is not None else Progress()
 
     def __repr__(self) -> str:
@@ -379,7 +403,11 @@ class Refusal(StrEnum):
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     NO_BACKEND = "no_backend"
+    """No engine is in service, or none could be reached."""
     BACKEND_FAILED = "backend_failed"
+    """An engine had it and went away, and no other engine can take it."""
+    SERVER_BUSY = "server_busy"
+    """Each engine refuses it, and says for how long, or goes on to refuse it while it takes others."""
     RATE_LIMITED = "rate_limited"
     """Its tenant is beyond a limit that holds at any time."""
     OVER_USER_LIMIT = "over_user_limit"
@@ -390,6 +418,8 @@ class Refusal(StrEnum):
     """The KV cache is overloaded, and its app is beyond the app's limit."""
     WAIT_TOO_LONG = "wait_too_long"
     """It would wait for longer than its client is willing to."""
+    INTERNAL_ERROR = "internal_error"
+    """An event of it failed, through a fault of this program."""
 
 
 class Limit(NamedTuple):

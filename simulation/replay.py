@@ -24,6 +24,8 @@ from simulation.timeline import Timeline
 from simulation.traces.reader import Trace
 
 OTHERS = "(others)"
+TENANTS_KNOWN = 1000
+"""Tenants with most demand that are known by themselves."""
 TENANTS_LISTED = 8
 TENANTS_COMPARED = 50
 """Tenants with most demand whose shares are compared with each other."""
@@ -161,7 +163,8 @@ class _Tally:
         self._ttft_s = array("d")
         self._weights = {**trace.weights, OTHERS: 1.0}
         self._tenants = {
-            tenant: (TenantResult(tenant, self._weights[tenant]), array("d")) for tenant in [*self._listed, OTHERS]
+            tenant: (TenantResult(tenant, self._weights[tenant]), array("d"))
+            for tenant in [*by_demand[:TENANTS_KNOWN], OTHERS]
         }
         self._price = LinearCost()
         self._prompt_tokens = self._output_tokens = 0
@@ -196,7 +199,7 @@ class _Tally:
         result.jain = self._timeline.jain(self._weights, window_s)
         rates = {tenant: self._timeline.rates(tenant, window_s) for tenant in [*self._compared, OTHERS]}
         service = {tenant: rates[tenant] for tenant in self._listed}
-        if self._tenants[OTHERS][0].requests:
+        if len(trace.demand) > len(self._listed):
             rest = [course for tenant, course in rates.items() if tenant not in service]
             service[OTHERS] = [(course[0][0], sum(rate for _, rate in course)) for course in zip(*rest, strict=True)]
         result.service = service

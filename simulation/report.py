@@ -12,10 +12,10 @@ from string import Template
 
 from backends.simulated.engine_profiles import EngineProfile
 from simulation.plots import COLOURS, Series, chart
-from simulation.replay import Percentiles, ReplayResult, TenantResult
+from simulation.replay import TENANTS_LISTED, Percentiles, ReplayResult, TenantResult
 from simulation.run import IMPOSSIBLE
 from simulation.traces.reader import Trace
-from simulation.verdict import compared, in_seconds, short, verdict
+from simulation.verdict import compared, in_seconds, named, short, verdict
 
 NOTHING = "-"
 POINTS_MIN = 3
@@ -36,6 +36,13 @@ class Replayed:
     def backends(self) -> list[int]:
         """Before how many engines was it run?"""
         return list(dict.fromkeys(each.backends for each in self.results))
+
+    @property
+    def listed(self) -> list[int]:
+        """The places of the tenants in the tables: those with most demand, and those who gain and pay most."""
+        names = [one.name for one in self.results[0].tenants]
+        shown = {*names[: TENANTS_LISTED + (len(names) == TENANTS_LISTED + 1)], *named(self.results)}
+        return [place for place, name in enumerate(names) if name in shown]
 
     def heading(self) -> str:
         """Which traffic, before which engines?"""
@@ -73,6 +80,10 @@ class Replayed:
             (impossible, "request", f"refused as longer than the context of {context}, as the gateway refuses them."),
         )  # fmt: skip
         notes += [f"{_count(number, what)} {text}" for number, what, text in passed if number]
+        if left_out := len(self.results[0].tenants) - len(self.listed):
+            notes.append(
+                f"{_count(left_out, 'more tenant')} not shown: --json has all, up to the 1,000 with most demand."
+            )
         if len(trace.demand) == 1:
             notes.append("The trace has one tenant: there is nobody to share with, and policies differ within it only.")
         elif not any(each.gap_max for each in self.results) and not self.warning():
@@ -137,7 +148,8 @@ def _refused_rows(replayed: Replayed) -> list[list[str]]:
 
 def _tenant_rows(replayed: Replayed) -> list[list[str]]:
     rows = [["tenant", "weight", "policy", "requests", "completed", "p50", "p95", "p99", "service"]]
-    for number, tenant in enumerate(replayed.results[0].tenants):
+    for number in replayed.listed:
+        tenant = replayed.results[0].tenants[number]
         for each in replayed.results:
             of = each.tenants[number]
             rows.append([
@@ -157,6 +169,8 @@ def as_json(replayed: Replayed) -> str:
     document = {
         "verdict": {
             "text": verdict(replayed.results),
+            "gains_most": named(replayed.results)[0],
+            "pays_most": named(replayed.results)[1],
             "compared": [{"policy": each.policy, "backends": each.backends} for each in (one, other)],
         },
         "trace": {
@@ -250,7 +264,8 @@ def _bars(replayed: Replayed) -> str:
     heads = ["tenant", "policy", "", "p50", "p95", "p99", "completed", "service"]
     head = "".join(f"<th{_LEFT if column < 3 else ''}>{name}</th>" for column, name in enumerate(heads))
     bodies = []
-    for number, tenant in enumerate(results[0].tenants):
+    for number in replayed.listed:
+        tenant = results[0].tenants[number]
         name = f'<th rowspan="{len(results)}"{_LEFT}>{escape(short(tenant.name))}{_weight(tenant)}</th>'
         rows = []
         for index, each in enumerate(results):

@@ -1,4 +1,4 @@
-"""What came of a replay, in one sentence? Two of its runs are compared: who waited how long under each?"""
+"""What came of a replay, in two sentences? Two of its runs are compared: who gains most, and who pays?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALIKE_PART = 0.1
 """Waits that differ by no more than one of these are alike."""
 ALIKE_REFUSED = 0.01
 REQUESTS_MIN = 20
-"""A percentile of fewer requests is chance: such a tenant is named only if it makes no difference to a larger one."""
+"""One in twenty of fewer requests is chance: such a tenant is judged by its median."""
 SHORTEST_S = 0.01
 NEVER_S = 1000.0
 """Stands for the wait of a tenant that was never served."""
@@ -28,44 +28,71 @@ def compared(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ReplayResul
     return (of_policy[0] if of_policy[0].backends != last.backends else results[0]), last
 
 
+def named(results: Sequence[ReplayResult]) -> tuple[str, str]:
+    """Return who gains most by the second run, and who pays most; "": nobody does. Tenants of few requests count."""
+    pairs = _pairs(*compared(results))
+    changes = {before.name: _change(before, after) for before, after in pairs}
+    gainer, payer = max(changes, key=changes.__getitem__), min(changes, key=changes.__getitem__)
+    return gainer if changes[gainer] > 0 else "", payer if changes[payer] < 0 else ""
+
+
 def verdict(results: Sequence[ReplayResult]) -> str:
-    """How long did those wait whom the choice concerns most, and those who asked for most?"""
+    """How long did those wait who gain and who pay most, or else those who asked for most?"""
     one, other = compared(results)
     if one is other:
         return f"Under `{one.policy}`, {_longest(one.tenants)}."
     here, there = _under(one, other)
-    pairs = [pair for pair in zip(one.tenants, other.tenants, strict=True) if pair[0].name != OTHERS]
-    if all(_is_alike(*pair) for pair in pairs):
-        return f"{here}, everybody waited about as long as {there}: {_longest(one.tenants)}."
-    named = [pair for pair in pairs if pair[0].requests >= REQUESTS_MIN and not _is_alike(*pair)] or pairs
-    before, after = max(named, key=lambda pair: _change(*pair))
-    is_part = before.requests >= REQUESTS_MIN
-    who = "one request in twenty" if is_part else "the slowest request"
-    least_s = f"{_p95(before)} or longer" if is_part and before.ttft_s is not None else _p95(before)
-    sentence = f"{here}, {who} of `{short(before.name)}` waited {least_s} for its first token"
-    sentence += f"{_refusals(before)}, {there} {_wait(after)}"
-    most, most_after = pairs[0]
+    pairs = {before.name: (before, after) for before, after in _pairs(one, other)}
+    gainer, payer = named(results)
+    if not gainer and not payer:
+        return f"{here[0].upper()}{here[1:]}, everybody waited about as long as {there}: {_longest(one.tenants)}."
+    before, after = pairs[gainer or payer]
+    sentence = (
+        f"`{short(before.name)}` {'gains' if gainer else 'pays'} most: {here}, {_part(before)} waited {_wait(before)}"
+    )
+    sentence += f"{' or longer' if before.requests > 1 and before.ttft_s is not None else ''} for its first token"
+    sentence += f"{_refusals(before)}, {there} {_wait(after)}{_refusals(after)}. "
+    if gainer and payer:
+        before, after = pairs[payer]
+        return f"{sentence}`{short(payer)}` pays most: {_part(before)} {_both(before, after)}."
+    most, most_after = next(iter(pairs.values()))
+    sentence += "Nobody pays" if gainer else "Nobody gains"
     if most.name != before.name:
-        sentence += f"; of `{short(most.name)}`, who asked for most, {_wait(most)} and {_wait(most_after)}"
+        sentence += f": of `{short(most.name)}`, who asked for most, {_part(most)} {_both(most, most_after)}"
     return sentence + "."
+
+
+def _pairs(one: ReplayResult, other: ReplayResult) -> list[tuple[TenantResult, TenantResult]]:
+    found = list(zip(one.tenants, other.tenants, strict=True))
+    return [pair for pair in found if pair[0].name != OTHERS] or found
 
 
 def _under(one: ReplayResult, other: ReplayResult) -> tuple[str, str]:
     if one.backends == other.backends:
-        return f"Under `{one.policy}`", f"under `{other.policy}`"
+        return f"under `{one.policy}`", f"under `{other.policy}`"
     few, many = (f"{each.backends} engine{'s' if each.backends > 1 else ''}" for each in (one, other))
-    return f"With {few} under `{one.policy}`", f"with {many}"
+    return f"with {few} under `{one.policy}`", f"with {many}"
 
 
 def _longest(tenants: Sequence[TenantResult]) -> str:
-    slowest = max(tenants, key=_p95_s)
+    slowest = max(tenants, key=_waited_s)
     return (
-        f"`{short(slowest.name)}` waited longest for its first tokens, one request in twenty {_wait(slowest)} or more"
+        f"`{short(slowest.name)}` waited longest for its first tokens, {_part(slowest)} {_wait(slowest)}"
+        f"{_refusals(slowest)} or more"
     )
 
 
-def _p95_s(tenant: TenantResult) -> float:
-    return tenant.ttft_s.p95 if tenant.ttft_s is not None else NEVER_S
+def _part(tenant: TenantResult) -> str:
+    """Of which of its requests is the wait said?"""
+    if tenant.requests >= REQUESTS_MIN:
+        return "one request in twenty"
+    return "one request in two" if tenant.requests > 1 else "its one request"
+
+
+def _waited_s(tenant: TenantResult) -> float:
+    if tenant.ttft_s is None:
+        return NEVER_S
+    return tenant.ttft_s.p95 if tenant.requests >= REQUESTS_MIN else tenant.ttft_s.p50
 
 
 def _refused(one: TenantResult, other: TenantResult) -> float:
@@ -74,24 +101,24 @@ def _refused(one: TenantResult, other: TenantResult) -> float:
 
 
 def _is_alike(one: TenantResult, other: TenantResult) -> bool:
-    low, high = sorted((_p95_s(one), _p95_s(other)))
+    low, high = sorted((_waited_s(one), _waited_s(other)))
     return high - low <= max(ALIKE_S, ALIKE_PART * high) and _refused(one, other) <= ALIKE_REFUSED
 
 
 def _change(one: TenantResult, other: TenantResult) -> float:
-    """How much did the choice concern this tenant?"""
+    """How much does this tenant gain by the second run? Below 0: it pays."""
     if _is_alike(one, other):
         return 0.0
-    ratio = max(SHORTEST_S, _p95_s(one)) / max(SHORTEST_S, _p95_s(other))
-    return abs(log(ratio)) + REFUSED_WEIGHT * _refused(one, other)
+    served = (other.completed - one.completed) / one.requests
+    return log(max(SHORTEST_S, _waited_s(one)) / max(SHORTEST_S, _waited_s(other))) + REFUSED_WEIGHT * served
+
+
+def _both(one: TenantResult, other: TenantResult) -> str:
+    return f"{_wait(one)}{_refusals(one)} and {_wait(other)}{_refusals(other)}"
 
 
 def _wait(tenant: TenantResult) -> str:
-    return _p95(tenant) + _refusals(tenant)
-
-
-def _p95(tenant: TenantResult) -> str:
-    return "for ever" if tenant.ttft_s is None else f"{in_seconds(tenant.ttft_s.p95)} s"
+    return "for ever" if tenant.ttft_s is None else f"{in_seconds(_waited_s(tenant))} s"
 
 
 def _refusals(tenant: TenantResult) -> str:

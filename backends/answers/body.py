@@ -63,6 +63,7 @@ class Delta(msgspec.Struct):
 
 
 class EventChoice(msgspec.Struct):
+    index: Raw = Raw()
     delta: Delta | None = None
     text: Raw = Raw()
     finish_reason: str | None = None

@@ -21,14 +21,39 @@ _NAME_BYTES_MAX: Final = 48
 _decode: Final = json.JSONDecoder().raw_decode  # it ends with the value; msgspec wants to know the end before
 
 
-class MemberFinder:
+class Nesting:
+    """How deep the end of a JSON text is, whose pieces are given one after another."""
+
+    depth: int = 0
+    in_string: bool = False
+    _is_escaped: bool = False
+
+    def take(self, text: bytes) -> None:
+        """Take note of how deep the text is after this piece, and whether inside a string."""
+        if not text:
+            return
+        if self._is_escaped:
+            self._is_escaped = False
+            if text[:1] in (b"\\", b'"'):
+                text = text[1:]
+        if text.find(b"\\") >= 0:
+            text = text.replace(b"\\\\", b"")
+            if text.endswith(b"\\"):
+                self._is_escaped = True
+            text = text.replace(b'\\"', b"")
+        parts = text.split(b'"')
+        structure = b"".join(parts[1::2] if self.in_string else parts[0::2])
+        if len(parts) % 2 == 0:
+            self.in_string = not self.in_string
+        self.depth += structure.count(b"{") + structure.count(b"[")
+        self.depth -= structure.count(b"}") + structure.count(b"]")
+
+
+class MemberFinder(Nesting):
     """`wanted`: (depth, name) of each member, 1 being the outermost object. What surrounds the object, as an event's
     fields do, must hold no quote and no bracket. Of two members of one name the first counts."""
 
     _carry: bytes = b""
-    _depth: int = 0
-    _in_string: bool = False
-    _is_escaped: bool = False
     _candidates: int = 0
 
     def __init__(self, wanted: set[tuple[int, str]]) -> None:
@@ -72,11 +97,11 @@ class MemberFinder:
             begin = found.start()
             if begin >= begins_max:
                 break
-            self._take(text[at:begin])
+            self.take(text[at:begin])
             at = begin
-            if self._in_string:
+            if self.in_string:
                 continue  # the end of a text
-            place = self._depth, found[1]
+            place = self.depth, found[1]
             if place in self._wanted:
                 self._wanted.discard(place)
                 self._values[found[1]] = text[found.end() : found.end() + VALUE_BYTES_MAX]
@@ -86,7 +111,7 @@ class MemberFinder:
                 self._wanted.clear()
                 return len(text)
         if begins_max > at:
-            self._take(text[at:begins_max])
+            self.take(text[at:begins_max])
             at = begins_max
         return at
 
@@ -99,23 +124,3 @@ class MemberFinder:
             return
         if end < len(text):  # else it may go on
             self._found[name.decode()] = value
-
-    def _take(self, text: bytes) -> None:
-        """Take note of how deep the text is after this piece, and whether inside a string."""
-        if not text:
-            return
-        if self._is_escaped:
-            self._is_escaped = False
-            if text[:1] in (b"\\", b'"'):
-                text = text[1:]
-        if text.find(b"\\") >= 0:
-            text = text.replace(b"\\\\", b"")
-            if text.endswith(b"\\"):
-                self._is_escaped = True
-            text = text.replace(b'\\"', b"")
-        parts = text.split(b'"')
-        structure = b"".join(parts[1::2] if self._in_string else parts[0::2])
-        if len(parts) % 2 == 0:
-            self._in_string = not self._in_string
-        self._depth += structure.count(b"{") + structure.count(b"[")
-        self._depth -= structure.count(b"}") + structure.count(b"]")

@@ -17,6 +17,7 @@ from backends.base import Usage
 
 # A blank line: two line ends, each CRLF, LF or CR. A CR at the very end may be half a CRLF, so it ends nothing yet.
 _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r(?!\Z)){2}")
+_BEGINS: Final = re.compile(rb"(?:\xef\xbb\xbf)?[\r\n]*(?:data|event|id|retry)?:")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _TEXT: Final = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":"([^"\\\n]*)"')
 # As numbers: `in` first takes what it looks for to be one, and an exception for each chunk is dear.
@@ -81,10 +82,10 @@ class StreamMeter:
     """
 
     __slots__ = (
-        "_after_text", "_before_text", "_dialect", "_finder", "_head", "_instead", "_is_foreign", "_is_openai",
-        "_is_plain", "_lines", "_own_error", "_stops", "_strip", "_tail", "_tail_bytes_max", "_texts_looked_for",
-        "_token_head", "_token_next", "_tool_mark", "aborted", "answer_id", "ended", "error", "keys", "started",
-        "token_events", "usage",
+        "_after_text", "_before_text", "_dialect", "_finder", "_finished", "_head", "_instead", "_is_cut",
+        "_is_foreign", "_is_openai", "_is_plain", "_lines", "_own_error", "_stops", "_strip", "_tail",
+        "_tail_bytes_max", "_texts_looked_for", "_token_head", "_token_next", "_tool_mark", "aborted", "answer_id",
+        "choices", "ended", "error", "keys", "started", "token_events", "usage",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +107,12 @@ class StreamMeter:
         """How the answer begins, and which calls of tools it asks for."""
         self._tool_mark = _TOOL_MARK[dialect]
         self._stops: set[bool | None] = set()
+        self.choices = 1
+        """How many answers it carries."""
+        self._finished: set[bytes] = set()
+        """Choices that have said why they end."""
+        self._is_cut = False
+        """Did it end amid an event?"""
         self._dialect = dialect
         self._is_openai = dialect is Dialect.OPENAI
         self._is_foreign: bool | None = None
@@ -134,9 +141,9 @@ class StreamMeter:
 
     @property
     def is_over(self) -> bool:
-        """May the stream end here? Yes if it has said that it ends, and yes for a kind of stream without a known way to
-        say so."""
-        return self.ended or bool(self._is_foreign)
+        """May the stream end here? Yes if it has said that it ends, yes after an event if all of its choices have, and
+        yes for a kind of stream without a known way to say so."""
+        return self.ended or bool(self._is_foreign) or (len(self._finished) >= self.choices and not self._is_cut)
 
     @property
     def is_amid_event(self) -> bool:
@@ -168,9 +175,11 @@ class StreamMeter:
         event that is too long to hold stays unfinished."""
         tail, self._tail = self._tail, b""
         if self._finder is not None:
+            self._is_cut = True
             self.usage = usage_of(self._finder.values().get("usage"), self.usage)
             return tail
         is_whole = tail.endswith(b"\r") and _BLANK_LINE.search(tail + b"\n")  # held for an LF that never came
+        self._is_cut = bool(tail) and not is_whole
         is_kept = self._read_event(tail, is_cut=not is_whole)
         return b"" if is_whole and not is_kept else tail
 
@@ -332,6 +341,8 @@ class StreamMeter:
         for choice in choices:
             if choice.finish_reason is not None:
                 self._stops.add(asks_for_more(choice.finish_reason))
+            if choice.finish_reason:
+                self._finished.add(bytes(choice.index))
         if all(_is_empty_abort(choice) for choice in choices):
             self.aborted = self.aborted or self.token_events == 0
         elif all(_is_role_only(choice) for choice in choices):
@@ -360,6 +371,7 @@ class StreamMeter:
             self._stops.add(asks_for_more(event.response.status))
         if isinstance(event.delta, MessageDelta) and isinstance(event.delta.stop_reason, str):
             self._stops.add(asks_for_more(event.delta.stop_reason))
+            self._finished.add(b"")
         cancelled = event.response is not None and event.response.status == "cancelled"
         stopped = isinstance(event.delta, MessageDelta) and event.delta.stop_reason == "abort"
         self.aborted = self.aborted or ((cancelled or stopped) and not self.token_events)
@@ -396,6 +408,11 @@ class StreamMeter:
             status = _ERROR_STATUS.get(code)
         self.error = StreamError(message if isinstance(message, str) else "", kind, status)
         return True
+
+
+def is_event_stream(data: bytes) -> bool:
+    """Does an answer begin as a stream of events does, whatever its head calls it?"""
+    return _BEGINS.match(data) is not None
 
 
 def _fields(raw: bytes) -> tuple[str, bytes]:

@@ -34,9 +34,9 @@ def quantiles(metric: str, by: str, **labels: str) -> dict[str, str]:
     return {f"{{{{{by}}}}} p{share:.0%}"[:-1]: f"histogram_quantile({share}, {rates})" for share in (0.5, 0.95)}
 
 
-def of_all(metric: str) -> str:
+def of_all(metric: str, by: str = "tenant") -> str:
     total = f"scalar(sum(fairgate_recent_service{{{POOL}}}))"
-    return f"sum by (tenant) ({metric}{{{POOL}}}) / {total}"
+    return f"sum by ({by}) ({metric}{{{POOL}}}) / {total}"
 
 
 TENANTS = (
@@ -46,6 +46,18 @@ TENANTS = (
         {
             "{{tenant}}": of_all("fairgate_recent_service"),
             "{{tenant}} due": of_all("fairgate_recent_service_due"),
+        },
+        "percentunit",
+    ),
+    Panel(
+        "Groups",
+        "Of the service within the last minute. `part`: if all ask for more; `floor` and `ceiling`: by the config.",
+        {
+            "{{group}} received": of_all("fairgate_group_service", "group"),
+            "{{group}} due": of_all("fairgate_group_service_due", "group"),
+            "{{group}} part": "max by (group) (fairgate_group_share)",
+            "{{group}} floor": "max by (group) (fairgate_group_floor) > 0",
+            "{{group}} ceiling": "max by (group) (fairgate_group_ceiling) < 1",
         },
         "percentunit",
     ),

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
+
+import aiohttp
 
 from gateway.config.load import Finding
 from gateway.config.model import Config
+from gateway.config.section import filled
+from gateway.pool.backend import Backend
 from gateway.pool.pool import estimator_of
 from gateway.pool.shared import limited, quotas_of
-from policies.limits.quotas import DAY_S
+from policies.limits.quotas import DAY_S, Quota
 
 
 def findings(config: Config) -> Iterator[Finding]:
@@ -39,12 +45,16 @@ def findings(config: Config) -> Iterator[Finding]:
                 (field,), f"there is no directory {Path(file).parent}: it is made at the start", is_warning=True
             )
     if usage is not None and config.state.redis_url is None:
-        needed_days = 2 * quotas_of(config).longest_s / DAY_S
+        needed_days = ceil(quotas_of(config).longest.window.longest_s / DAY_S)
         if usage.keep_days < needed_days:
-            text = f"limits of a month go on after a restart from what is kept: keep {needed_days:g} days"
+            text = f"limits of a month go on after a restart from what is kept: keep {needed_days} days"
             yield Finding(("usage", "keep_days"), text, is_warning=True)
     served = {model for pool in config.pools for model in pool.models}
     for name, section in [("every tenant", config.quota), *limited(config).items()]:
+        costs = [filled(Quota, one).cost_per_month for one in (section, *section.per_model.values())]
+        if any(costs) and (usage is None or not usage.prices):
+            text = f"no model has a price, so cost_per_month of {name.strip()} is never reached: set usage.prices"
+            yield Finding(("quota",), text, is_warning=True)
         unknown = [model for model in section.per_model if model not in served]
         if unknown and all(pool.models for pool in config.pools):
             text = f"no pool serves {unknown[0]!r}, which a quota of {name.strip()} limits: write the engines' name"
@@ -94,3 +104,23 @@ def _no_files_in(directory: Path) -> str:
             return ""
     except OSError as error:
         return f"no file can be made in {directory} ({error.strerror})"
+
+
+async def probed(config: Config) -> tuple[list[str], bool]:
+    """Ask every engine once, as the gateway does at its start. Returns a line for each, and whether all answered.
+
+    A simulated engine inside the gateway's own process is not there yet, and is not asked.
+    """
+    configured = [(pool.name, each) for pool in config.pools for each in pool.backends if not each.simulated]
+    async with aiohttp.ClientSession() as session:
+        backends = [(pool, Backend(each, each.url, config)) for pool, each in configured]
+        await asyncio.gather(*(backend.check(session) for _, backend in backends))
+        lines = [f"pool {pool}: {backend.name}: {_description(backend)}" for pool, backend in backends]
+        await asyncio.gather(*(backend.close() for _, backend in backends))
+    return lines, all(backend.health.healthy for _, backend in backends)
+
+
+def _description(backend: Backend) -> str:
+    if not backend.health.healthy:
+        return backend.health.reason
+    return f"{backend.adapter.description()}; serves {', '.join(sorted(backend.models)) or 'no model'}"

@@ -52,7 +52,7 @@ def keys() -> None:
 
 
 @keys.command()
-@click.option("--tenant", help="Whose it is, as the config calls it. Needs -c.")
+@click.option("--tenant", "tenants", multiple=True, help="Whose it is; repeat for a key each. Needs -c.")
 @_config
 @click.option(
     "--expires", help="Last day by UTC, such as 2027-01-31, or a time such as 2027-01-31T12:00:00Z. Needs -c."
@@ -65,9 +65,10 @@ def keys() -> None:
 @click.option("--label", help="What it is for, or who has it; shown in lists. Needs -c.")
 @click.option("--class", "of_class", type=click.Choice(["interactive", "batch"]), help="Of its requests. Needs -c.")
 @click.option("--quota", help='Its limits in JSON: {"tokens_per_day": 1000000}. Needs -c.')
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each key, a line each.")
 def create(
-    tenant: str | None, path: Path | None, expires: str | None, apps: tuple[str, ...], models: tuple[str, ...],
-    weight: float | None, label: str | None, of_class: str | None, quota: str | None,
+    tenants: tuple[str, ...], path: Path | None, expires: str | None, apps: tuple[str, ...], models: tuple[str, ...],
+    weight: float | None, label: str | None, of_class: str | None, quota: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Make a new key. The key is for the tenant, the hash is for the config file.
 
@@ -77,10 +78,10 @@ def create(
     from pydantic import ValidationError
 
     from gateway.config.sections.keys import KeyConfig, hash_key, new_key
-    from gateway.keys.issued import nobody_of, unfit
+    from gateway.keys.issued import entry, nobody_of, unfit
     from gateway.keys.rotation import moment
 
-    if (tenant is None) != (path is None):
+    if bool(tenants) != (path is not None):
         raise click.UsageError("--tenant NAME and -c FILE belong together")
     terms = {
         "expires": expires, "apps": apps or None, "models": models or None, "weight": weight, "label": label,
@@ -89,21 +90,32 @@ def create(
     given = {name: value for name, value in terms.items() if value is not None}
     if path is None and given:
         raise click.UsageError(f"{', '.join(_OPTIONS.values())} need -c FILE; in the file they stand by the hash")
-    key = new_key()
+    keys = [(tenant, new_key()) for tenant in tenants or ("",)]
     try:
-        issued = KeyConfig.model_validate({"hash": hash_key(key), "created": moment(time.time()), **given})
+        issued = {
+            key: KeyConfig.model_validate({"hash": hash_key(key), "created": moment(time.time()), **given})
+            for _, key in keys
+        }
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False)
         where = "".join([f"{name}: " for name in first["loc"][1:] if isinstance(name, str)])
         raise click.BadParameter(where + first["msg"], param_hint=_OPTIONS[str(first["loc"][0])]) from None
-    if path is not None and tenant is not None:
+    if path is not None:
         config = loaded(path)
-        if (why := nobody_of(config, tenant, issued)) is not None:
-            raise click.BadParameter(f"{path} {why}", param_hint="--tenant")
-        if (found := unfit(config, issued, time.time())) is not None:
-            raise click.BadParameter(found[1], param_hint=_OPTIONS[found[0]])
-        _in_table(config, path, lambda table: table.issue(issued, tenant))
-    click.echo(f"key:  {key}\nhash: {hash_key(key)}")
+        for tenant, key in keys:
+            if (why := nobody_of(config, tenant, issued[key])) is not None:
+                raise click.BadParameter(f"{path} {why}", param_hint="--tenant")
+            if (found := unfit(config, issued[key], time.time())) is not None:
+                raise click.BadParameter(found[1], param_hint=_OPTIONS[found[0]])
+        _in_table(
+            config, path, lambda table: table.note({hash_key(key): entry(tenant, issued[key]) for tenant, key in keys})
+        )
+    for tenant, key in keys:
+        made = {"key": key, "hash": hash_key(key), **({"tenant": tenant} if tenant else {})}
+        if as_json:
+            click.echo(msgspec.json.encode(made).decode())
+        else:
+            click.echo("\n".join([f"{name + ':':<5} {value}" for name, value in made.items()]))
 
 
 @keys.command(name="hash")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from functools import partial
 from importlib import import_module
@@ -70,7 +71,11 @@ def _named_keys(context: click.Context, option: click.Parameter, texts: tuple[st
     metavar="INTEGER|auto",
     help="Processes that share the port; auto: one for each core.  [default: the file's, or 1]",
 )
-@click.option("--access-log", help="Where request lines go: stdout, off, or a file.  [default: the file's, or stdout]")
+@click.option(
+    "--access-log",
+    help="Where request lines go: stdout, off, or a file.  [default: the file's, or stdout; for --backend on a "
+    "terminal off]",
+)
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -103,6 +108,8 @@ def serve(
         raise click.UsageError("give either -c FILE or at least one --backend URL (try: fairgate serve --help)")
     if config_path is not None and names:
         raise click.UsageError("--name goes with --backend; in a file, names and keys stand under `tenants`")
+    if backends and options["access_log"] is None and sys.stdout.isatty():
+        options["access_log"] = "off"  # they would push out of sight how to try it
     overrides = Overrides(**options, names=names)
     try:
         load = None
@@ -145,7 +152,9 @@ def sim(host: str, port: int, profile: str, models: tuple[str, ...], max_num_que
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def check(file: Path) -> None:
+@click.option("--shares", is_flag=True, help="Print the tree, with each one's part of a pool if all ask for more.")
+@click.option("--probe", is_flag=True, help="Ask the engines, too: what each is, and what it cannot tell.")
+def check(file: Path, shares: bool, probe: bool) -> None:
     """Check a config file; lists every fault with its place and exits with 2 if there is one. A warning is no fault.
 
     Looks at the files that it names, too, since what is missing there would be missing at the start. What may be meant
@@ -153,6 +162,7 @@ def check(file: Path) -> None:
 
     \b
     fairgate check config.yaml
+    fairgate check config.yaml --probe      exits with 1 if an engine does not answer
     """
     from gateway.commands.checking import findings
     from gateway.config.load import ConfigError, check_config
@@ -167,7 +177,18 @@ def check(file: Path) -> None:
         sys.exit(BAD_INPUT)
     backends = sum(len(pool.backends) for pool in config.pools)
     workers = f", {config.workers} workers" if config.workers > 1 else ""
+    if shares:
+        from gateway.pool.parts import shown
+
+        for line in shown(config):
+            click.echo(line)
     click.echo(f"{file}: ok: {len(config.tenants)} tenants, {len(config.pools)} pools, {backends} backends{workers}")
+    if probe:
+        from gateway.commands.checking import probed
+
+        lines, all_answered = asyncio.run(probed(config))
+        click.echo("\n".join(lines))
+        sys.exit(0 if all_answered else 1)
 
 
 @main.command()

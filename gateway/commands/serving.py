@@ -26,6 +26,9 @@ THREAD_TURN_S: Final = 0.0005
 """A thread that computes (a reload, a page of metrics) lets the event loop go on after this time. At CPython's 5 ms
 each read and write of a stream may wait so long: a reload of 10,000 tenants then holds streams up for 30 ms, and so for
 3."""
+STATUS_S: Final = 1.0
+ENGINES_SHOWN: Final = 8
+"""Of a pool, in the lines at the start."""
 _VERSION = f"  version {__version__}, {BUILD}"
 
 
@@ -142,10 +145,10 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
     log = _log(config)
     if worker is None:
         inherited = systemd.inherited_listeners()
-        admin_listener = inherited.get(systemd.OPERATOR)
-        gateway = Gateway(config, inherited.get(systemd.CLIENTS), admin_listener=admin_listener, load=load)
+        clients = [inherited[systemd.CLIENTS]] if systemd.CLIENTS in inherited else []
+        gateway = Gateway(config, clients, admin_listener=inherited.get(systemd.OPERATOR), load=load)
     else:
-        gateway = Gateway(config, worker.listeners[0], load=load, worker_slot=worker.worker_slot)
+        gateway = Gateway(config, worker.listeners, load=load, worker_slot=worker.worker_slot)
     reloads = Background()
     stop, now = asyncio.Event(), asyncio.Event()
 
@@ -168,6 +171,8 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
         if worker is None:
             log.write_line(_announcement(gateway))
             systemd.notify("READY=1")
+            if _shows_status(config):
+                reloads.start(_show_status(gateway, log))
         else:
             loop.add_reader(worker.liveness_pipe, orphaned)
             log.write_line(_worker_announcement(gateway, worker))
@@ -186,6 +191,20 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
             await gateway.stop(0.0)
 
 
+def _shows_status(config: Config) -> bool:
+    """Does somebody look at a terminal on which no lines for requests scroll?"""
+    return sys.stderr.isatty() and (config.access_log != "stdout" or not sys.stdout.isatty())
+
+
+async def _show_status(gateway: Gateway, log: StderrLog) -> None:
+    """Show what goes on in one line, which changes at most once a second."""
+    while True:
+        engines = [pool.dispatcher.engine for pool in gateway.pools]
+        running, waiting = sum(one.dispatched for one in engines), sum(one.queued for one in engines)
+        log.show(f"  {running} running, {waiting} waiting, {gateway.recent.count} ended")
+        await asyncio.sleep(STATUS_S)
+
+
 async def _reload(gateway: Gateway, log: StderrLog) -> None:
     """Go on under the config as it is now; a key that is new is said, as at the start."""
     known = set(gateway.minted_keys)
@@ -199,7 +218,7 @@ async def _reload(gateway: Gateway, log: StderrLog) -> None:
 
 def _url(config: Config, port: int) -> str:
     """Where clients on this machine find it."""
-    return local_url(config.listen_address[0], port, "http" if config.tls is None else "https")
+    return local_url(config.listen_addresses[0][0], port, "http" if config.tls is None else "https")
 
 
 def _without_key(config: Config) -> list[str]:
@@ -241,10 +260,14 @@ def _announcement(gateway: Gateway) -> str:
     for pool in gateway.pools:
         models = ", ".join(pool.models()) or "(not known yet)"
         lines.append(f"  pool {pool.name}: {len(pool.backends)} backends, policy {pool.policy_name}, models: {models}")
+        known = [each for each in pool.backends.values() if each.health.healthy]
+        lines += [f"    {each.name}: {each.adapter.description()}" for each in known[:ENGINES_SHOWN]]
     if gateway.config.open_access:
         lines.append("  open access: any key is accepted, each distinct key is its own tenant of equal weight")
     if gateway.config.access_log not in ("stdout", "off"):
         lines.append(f"  one line for each request: {gateway.config.access_log}")
+    elif gateway.config.access_log == "off" and sys.stdout.isatty():
+        lines.append("  one line for each request: off; --access-log FILE or stdout writes them")
     lines += [f"  not ready: {fault}" for fault in gateway.not_ready()]
     if (state := gateway.state()) is not None:
         lines.append(f"  state: {state}")

@@ -1,4 +1,4 @@
-"""What is going on just now, on a terminal? Made from /queue, /tenants and /backends of the admin listener.
+"""What is going on just now, on a terminal? Made from /state of the admin listener.
 
 rich lays the tables out: it knows how wide a terminal is, how wide characters are, and when there are no colours.
 """
@@ -27,18 +27,18 @@ Data = dict[str, Any]
 def watch(admin: Admin, *, interval_s: float, once: bool) -> None:
     """Show the view until interrupted, or one time. Raises NotAnswered if there is none to begin with."""
     console = Console(highlight=False)
-    first = _asked(admin)
+    first = admin.get("/state")
     if once or not console.is_terminal:
-        console.print(view(admin.url, *first, rows=None))
+        console.print(view(admin.url, first, rows=None))
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        shown = view(admin.url, *first, rows=_rows(console))
+        shown = view(admin.url, first, rows=_rows(console))
         try:
             while True:
                 live.update(shown, refresh=True)
                 time.sleep(interval_s)
                 try:
-                    shown = view(admin.url, *_asked(admin), rows=_rows(console))
+                    shown = view(admin.url, admin.get("/state"), rows=_rows(console))
                 except NotAnswered as error:
                     shown = Group(shown, _line(f"not answered, asked again: {error}", "red"))
         except KeyboardInterrupt:
@@ -50,45 +50,38 @@ def _rows(console: Console) -> int:
     return max(3, min(TENANTS_SHOWN, console.height - 14))
 
 
-def _asked(admin: Admin) -> tuple[Data, Data, Data]:
-    return admin.get("/queue"), admin.get("/tenants"), admin.get("/backends")
-
-
-def view(url: str, queue: Data, tenants: Data, backends: Data, *, rows: int | None) -> RenderableType:
+def view(url: str, state: Data, *, rows: int | None) -> RenderableType:
     """Every pool: what limits it, its tenants, its engines. `rows`: of the tenants, so many; None: all."""
     parts: list[RenderableType] = [_line(f"fairgate {url}", "bold")]
-    for waiting, served, engines in zip(queue["pools"], tenants["pools"], backends["pools"], strict=False):
-        counts = f"{waiting['queued_requests']} waiting, {waiting['dispatched_requests']} running"
+    for pool in state["pools"]:
+        counts = f"{pool['queued_requests']} waiting, {pool['dispatched_requests']} running"
         parts += [
             Text(),
-            _line(f"pool {waiting['pool']}, policy {waiting['policy']}: {counts}", "bold"),
-            _line(engines["limited_by_is"], "yellow" if engines["limited_by"] else ""),
+            _line(f"pool {pool['pool']}, policy {pool['policy']}: {counts}", "bold"),
+            _line(pool["limited_by_is"], "yellow" if pool["limited_by"] else ""),
             Text(),
-            *_tenants(served, tenants["window_s"], rows),
+            *_tenants(pool, state["window_s"], rows),
             Text(),
-            _engines(engines["backends"]),
-            *_gateways(waiting["gateways"]),
+            _engines(pool["backends"]),
+            *_gateways(pool["gateways"]),
         ]
     return Group(*parts)
 
 
-def _tenants(served: Data, window_s: float, rows: int | None) -> Iterator[RenderableType]:
-    found = served["tenants"]
+def _tenants(pool: Data, window_s: float, rows: int | None) -> Iterator[RenderableType]:
+    found = pool["tenants"]
     if not found:
         yield _line(f"Nobody has asked for anything in the last {window_s:g} s.")
         return
-    table = _table(
-        "tenant", ">weight", ">received", ">due", ">alone", ">queued", ">running", ">p50", ">p95", ">refused"
-    )
+    table = _table("tenant", ">weight", ">received", ">due", ">queued", ">running", ">p50", ">p95", ">refused")
     shown = found if rows is None else found[:rows]
     for one in shown:
         is_short = one["queued_requests"] and one["share_received"] < SHORT_OF_DUE * one["share_due"]
         table.add_row(
             _line(one["tenant"]),
-            f"{one['weight']:g}",
+            "-" if one["weight"] is None else f"{one['weight']:g}",
             Text(f"{one['share_received']:.1%}", "red" if is_short else "green"),
             f"{one['share_due']:.1%}",
-            f"{one['share_by_weight']:.1%}",
             str(one["queued_requests"]),
             str(one["running_requests"]),
             _duration(one["wait_p50_s"]),
@@ -96,10 +89,10 @@ def _tenants(served: Data, window_s: float, rows: int | None) -> Iterator[Render
             str(sum(one["refused_requests"].values())),
         )
     yield table
-    if left_out := len(found) - len(shown) + served["tenants_left_out"]:
+    if left_out := len(found) - len(shown) + pool["tenants_left_out"]:
         yield _line(f"and {left_out} more tenants")
     yield _line(f"received, wait (p50, p95), refused: last {window_s:g} s", "dim")
-    yield _line("due: by weight (alone) and what others leave", "dim")
+    yield _line("due: its part by weight and groups, and what others leave", "dim")
 
 
 def _engines(backends: list[Data]) -> Table:

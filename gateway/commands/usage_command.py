@@ -13,11 +13,18 @@ from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
 @click.command()
 @config_option("The gateway's file, which has `usage:`.")
 @click.option(
-    "--database", "url", help="Instead of -c: the SQLite file, or postgresql://...; prices are not known then."
+    "--database",
+    "url",
+    help="Instead of -c: the SQLite file, or postgresql://...; prices and groups are not known then.",
 )
 @click.option("--since", default="24h", show_default=True, help="24h, 7d, today, a day, or a time; by UTC.")
 @click.option("--until", help="The same.  [default: now]")
-@click.option("--by", default="tenant", show_default=True, help="hour, day, tenant, app, user, model; with commas.")
+@click.option(
+    "--by",
+    default="tenant",
+    show_default=True,
+    help="hour, day, month, group, tenant, app, user, model; with commas.",
+)
 @click.option(
     "--format",
     "form",
@@ -32,8 +39,10 @@ def usage(path: Path | None, url: str | None, since: str, until: str | None, by:
     \b
     fairgate usage -c config.yaml --since today
     fairgate usage -c config.yaml --since 7d --by day,tenant,model --format csv
+    fairgate usage -c config.yaml --since 2027-01-01 --by group,month
     fairgate usage --database /var/lib/fairgate/usage.db --by user
 
+    A tenant counts in each group around it, so a group's row has those inside it.
     Users are shown as in the access log: by a hash of their names.
     """
     from datetime import UTC, datetime
@@ -49,14 +58,16 @@ def usage(path: Path | None, url: str | None, since: str, until: str | None, by:
         raise click.UsageError("give either -c FILE or --database URL")
     config: UsageConfig | None
     try:
-        config = loaded(path).usage if path is not None else UsageConfig.model_validate_strings({"url": url})
+        whole = loaded(path) if path is not None else None
+        config = whole.usage if whole is not None else UsageConfig.model_validate_strings({"url": url})
     except ValidationError as error:
         raise click.BadParameter(error.errors()[0]["msg"], param_hint="--database") from None
     if config is None:
         raise Failed(f"fairgate: {path} has no `usage:`, so nothing was counted")
     try:
         question = Question(since, until, by.split(",") if by else [], datetime.now(UTC))
+        around = whole.around if whole is not None else None
         with closing(Database(config, makes=False)) as database:
-            click.echo(FORMATS[form](read(database, question, config.prices)), nl=False)
+            click.echo(FORMATS[form](read(database, question, config.prices, around=around)), nl=False)
     except (StoreError, BadQuestion) as error:
         raise Failed(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None

@@ -9,6 +9,7 @@ import re
 from ipaddress import ip_address
 from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
+from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_core import PydanticCustomError
@@ -37,6 +38,13 @@ def checked_address(text: str) -> str:
     if not host or not 0 <= port <= 65535:
         raise fault("should be host:port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080")
     return text
+
+
+def checked_addresses(value: Any) -> Any:
+    """Check one address, or a list of them."""
+    if isinstance(value, list | tuple) and value:
+        return unique(tuple([checked_address(str(each)) for each in value]))
+    return checked_address(str(value))
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -96,6 +104,15 @@ def host_name(url: str) -> str | None:
     except ValueError:
         return host
     return None
+
+
+def checked_zone(name: str) -> str:
+    """A time zone of this machine's tables, such as Europe/Berlin."""
+    try:
+        ZoneInfo(name)
+    except (ValueError, OSError, KeyError):
+        raise fault("should be a time zone such as Europe/Berlin or UTC; its tables come with tzdata") from None
+    return name
 
 
 def checked_tokenizer(text: str) -> str:

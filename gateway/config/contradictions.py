@@ -12,9 +12,9 @@ from gateway.config.checks import backend_name, checked_url, split_address
 from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
 from gateway.config.provenance import Loc
 from gateway.config.sections.groups import DEPTH_MAX
-from policies.limits.entitlements import ROOT
 from policies.orders.policy_entries import POLICIES
 from policies.orders.vtc import CounterOrder
+from policies.tree.terms import ROOT
 
 LISTEN: Final = "127.0.0.1:8080"
 ADMIN: Final = "127.0.0.1:8190"
@@ -84,24 +84,29 @@ def _limit_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
         return
     bounds = bounds_of(memory_max, max(1, len(pools) if isinstance(pools, list | tuple) else 1))
     connections = bounds.connections * (workers if isinstance(workers, int) and workers > 0 else 1)
-    for field, most in (("body_bytes_max", bounds.body_bytes_most), ("connections_max", connections)):
+    most_of = {
+        "body_bytes_max": bounds.body_bytes_most,
+        "json_bytes_max": bounds.json_bytes_most,
+        "connections_max": connections,
+    }
+    for field, most in most_of.items():
         value = _get(_get(config, "limits"), field)
         if isinstance(value, int) and value > most:
             yield ("limits", field), f"is more than memory_max ({memory_max}) has room for: {most}"
 
 
 def _address_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
-    addresses = [_get(config, field) or default for field, default in (("listen", LISTEN), ("admin", ADMIN))]
-    (host, port), (admin_host, admin_port) = (
-        split_address(text) if isinstance(text, str) else ("", -1) for text in addresses
-    )
+    listen, admin = _get(config, "listen") or LISTEN, _get(config, "admin") or ADMIN
+    admin_host, admin_port = _address(admin)
+    for text in listen if isinstance(listen, list | tuple) else (listen,):
+        host, port = _address(text)
+        hosts = {host, admin_host}
+        is_same_host = len(hosts) == 1 or bool(hosts & {"0.0.0.0", "::"})
+        is_same_host = is_same_host or ("localhost" in hosts and hosts <= {"localhost", "127.0.0.1", "::1"})
+        if admin_port > 0 and admin_port == port and is_same_host:
+            yield ("admin",), f"takes the port of listen ({text}); give it another one"
     workers = _get(config, "workers")
     workers = workers if isinstance(workers, int) else 1
-    hosts = {host, admin_host}
-    is_same_host = len(hosts) == 1 or bool(hosts & {"0.0.0.0", "::"})
-    is_same_host = is_same_host or ("localhost" in hosts and hosts <= {"localhost", "127.0.0.1", "::1"})
-    if admin_port > 0 and admin_port == port and is_same_host:
-        yield ("admin",), f"takes the port of listen ({addresses[0]}); give it another one"
     backends = [backend for _, pool in _items(config, "pools") for _, backend in _items(pool, "backends")]
     simulated = any(str(_get(backend, "url")).startswith("sim:") for backend in backends)
     field = "workers" if workers > 1 else "state" if _state_url(config) != "memory" else None
@@ -110,6 +115,10 @@ def _address_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
             (field,),
             "several cannot share an engine inside a process (sim:); run `fairgate sim` and give its url",
         )
+
+
+def _address(text: Any) -> tuple[str, int]:
+    return split_address(text) if isinstance(text, str) else ("", -1)
 
 
 def _state_url(config: Any) -> Any:

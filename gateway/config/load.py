@@ -96,6 +96,7 @@ class Overrides:
         """Put it over what the file says. What is no address there stays, to be reported."""
         for field, host, port in (("listen", self.host, self.port), ("admin", None, self.admin_port)):
             text = data.get(field) or Config.model_fields[field].default
+            text = text[0] if isinstance(text, list | tuple) else text
             own_host, own_port = split_address(text) if isinstance(text, str) else ("", -1)
             if (host, port) != (None, None) and own_port >= 0:
                 host, port = own_host if host is None else host, own_port if port is None else port

@@ -24,10 +24,15 @@ ALLOCATED: Final = 1.25
 CONNECTION_BYTES: Final = 20_000
 """An open stream, with its connection to an engine; and a request of a few kB."""
 READ_PART: Final = 0.35
-"""Of what is for bodies: what reading large ones takes beside them."""
+"""Of what is for bodies: what reading one takes beside it."""
+READ_TIMES: Final = 4
+"""Reading JSON takes memory of at most this many times its size beside it, since its turns are copied and it may be
+written anew."""
 LINE_PART: Final = 0.25
 """Of what is for lines of batches: a larger line would find no room beside those of two other tenants."""
 BODY_BYTES_MAX: Final = 32 << 20
+JSON_BYTES_MAX: Final = 8 << 20
+"""Reading so much keeps the event loop for 30 ms if it is text, and for 70 ms at most, whatever it holds."""
 
 
 class Table(NamedTuple):
@@ -48,12 +53,13 @@ TABLES: Final = {
     "lengths": Table("the last 64 lengths of answers of one app", 2200, 16, True),
     "decisions": Table("one of the last decisions, for `explain`", 2200, 8, True),
     "interactions": Table("an open interaction, and what it is known by", 2300, 1),
-    "ends": Table("one of the last requests that ended, for the page and `top`", 1300, 4),
-    "quotas": Table("the counts of a tenant or a group for its quota, of a minute, a day and a month", 2450, 2),
+    "ends": Table("one of the last requests that ended, for the page and `top`; half as many of tenants' own", 1950, 4),
+    "quotas": Table("the counts of a tenant or a group for its quota, of a minute, a day and a month", 10_400, 4),
     "sums": Table("usage of one user in an hour, not yet written", 1260, 2),
     "users": Table("a tenant or a user of this hour, that is counted by itself in usage", 740, 1),
     "texts": Table("the lengths of a user's last 32 raw prompts", 2850, 16),
     "paces": Table("how soon the users of one app answer", 890, 16),
+    "responses": Table("a stored response: whose it is, and which engine has it", 1130, 2),
     "rates": Table("a tenant or an address that asks too fast", 790, 4),
 }
 """By what their bounds are called below."""
@@ -74,6 +80,10 @@ class Bounds(NamedTuple):
     """The largest one, unless it is configured."""
     body_bytes_most: int
     """As large as it may be configured."""
+    json_bytes: int
+    """The largest one of JSON, unless it is configured."""
+    json_bytes_most: int
+    """As large as that may be configured."""
     bodies_bytes: int
     """All that are received, wait or run."""
     client_bodies_bytes: int
@@ -87,7 +97,7 @@ class Bounds(NamedTuple):
     results_bytes: int
     """Answers to them, until they are written down."""
     reading_bytes: int
-    """Large ones that are read at once."""
+    """What reading one takes beside it: they are read one after the other."""
     answers_bytes: int
     """What clients have not taken yet; and as much of answers that are kept until they are whole."""
 
@@ -112,6 +122,8 @@ def bounds_of(memory_max: int, pools: int) -> Bounds:
         connections=part["connections"] // CONNECTION_BYTES,
         body_bytes=min(BODY_BYTES_MAX, largest),
         body_bytes_most=largest,
+        json_bytes=min(JSON_BYTES_MAX, reading // READ_TIMES),
+        json_bytes_most=reading // READ_TIMES,
         bodies_bytes=bodies,
         client_bodies_bytes=bodies * 3 // 4,
         queue_bytes=bodies // 2,

@@ -25,8 +25,10 @@ from gateway.config.checks import (
     Name,
     bare_text_is,
     checked_address,
+    checked_addresses,
     checked_api_key,
     checked_tokenizer,
+    checked_zone,
     fault,
     is_loopback,
     not_empty,
@@ -39,8 +41,8 @@ from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds, b
 from gateway.config.provenance import UNKNOWN, Provenances
 from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig, InteractionsConfig
-from gateway.config.sections.backends import BackendConfig
-from gateway.config.sections.groups import GroupConfig, Grouped, tree_of
+from gateway.config.sections.backends import BackendConfig, Isolation
+from gateway.config.sections.groups import GroupConfig, Grouped, groups_around, tree_of
 from gateway.config.sections.keys import IssuerConfig, KeyConfig
 from gateway.config.sections.limits import Limits
 from gateway.config.sections.listener import NetworkName, Origin, RouteConfig
@@ -51,7 +53,7 @@ from gateway.config.sections.tls import ListenerTlsConfig
 from gateway.config.sections.tracing import TracingConfig
 from gateway.config.sections.usage import BatchesConfig, UsageConfig
 from policies.capacity.gauges import CapacitySettings
-from policies.limits.entitlements import GroupSettings, Tree
+from policies.tree.terms import GroupSettings, Tree
 
 FAULTS_FOUND_MAX: Final = 1000
 """Faults that are looked for in one config: an operator with that many faults mends some of them first."""
@@ -84,9 +86,10 @@ class PoolConfig(Section):
     """Bytes of a prompt per token to begin with; the true ratio is learned from the engines' usage reports."""
     tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
     """Exact prompt counts: the path of a tokenizer.json, or tiktoken:ENCODING. Default: the learned ratio."""
-    shared_cache: bool = False
-    """Tenants find each other's prompts in the engines' prefix caches. By default vLLM keeps them apart by a
-    cache_salt, so that no tenant can see by the time to a first token what others have asked."""
+    isolate_caches: Isolation = "where_possible"
+    """Keep tenants apart in the prefix caches of engines, by a cache_salt, so that no tenant can see by the time to a
+    first token what others have asked. where_possible: engines that ignore salts serve, and tenants share their caches;
+    require: nothing is sent to such engines; never: tenants find each other's prompts."""
     capacity: CapacityConfig = CapacityConfig()
     """How full the engines are kept."""
 
@@ -111,8 +114,8 @@ class TenantConfig(Grouped):
 class Config(Section):
     """The configuration of one fairgate gateway."""
 
-    listen: Address = LISTEN
-    """host:port for clients; port 0 takes a free one."""
+    listen: Annotated[str | tuple[str, ...], BeforeValidator(checked_addresses)] = LISTEN
+    """host:port for clients, or a list of them; port 0 takes a free one. [::]:8080 listens to IPv6 and IPv4."""
     tls: ListenerTlsConfig | None = None
     """TLS for clients, in the place of plain HTTP. Default: none, for loopback or behind a proxy that speaks TLS."""
     trusted_proxies: tuple[NetworkName, ...] = Field(default=(), strict=False)
@@ -123,8 +126,7 @@ class Config(Section):
     routes: tuple[RouteConfig, ...] = Field(default=(), strict=False)
     """What else clients may ask, beyond the inference routes that are known."""
     admin: Address = ADMIN
-    """host:port for /health, /ready, /metrics, /explain, /queue, /tenants, /backends, /config, /usage and /keys. Not
-    for clients."""
+    """host:port for /health, /ready, /metrics, /explain, /state, /config, /usage and /keys. Not for clients."""
     admin_token: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
     """What `admin` asks for as a bearer token, except for /health and /ready. Write ${NAME} to take it from the
     environment. Default: nothing is asked, for loopback only."""
@@ -154,6 +156,9 @@ class Config(Section):
     """Who is throttled then."""
     quota: ModelQuotasConfig = ModelQuotasConfig()
     """Limits of every tenant at any time; none by default."""
+    calendar: Annotated[str, AfterValidator(checked_zone)] | None = None
+    """A time zone, such as Europe/Berlin: limits per day and month hold in its days and months, and begin anew with
+    them. Default: they hold in any 24 hours and any 30 days."""
     workers: Annotated[int, BeforeValidator(no_text)] = Field(
         default=1, ge=1, le=WORKERS_MAX, json_schema_extra=or_auto
     )
@@ -206,14 +211,24 @@ class Config(Section):
         return tree_of(self.groups, self.tenants)
 
     @property
+    def around(self) -> dict[str, tuple[str, ...]]:
+        """The groups that each tenant is in, the innermost first."""
+        return groups_around(self.groups, self.tenants)
+
+    @property
     def bounds(self) -> Bounds:
         """What each part of a process may hold."""
         return bounds_of(self.memory_max, len(self.pools))
 
     @property
-    def listen_address(self) -> tuple[str, int]:
-        """Host, without brackets, and port."""
-        return split_address(self.listen)
+    def json_bytes_max(self) -> int:
+        """The largest body of JSON."""
+        return self.limits.json_bytes_max or self.bounds.json_bytes
+
+    @property
+    def listen_addresses(self) -> list[tuple[str, int]]:
+        """Hosts, without brackets, and ports."""
+        return [split_address(each) for each in ([self.listen] if isinstance(self.listen, str) else self.listen)]
 
     @property
     def admin_address(self) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import Final, cast
 
 from backends.client.outbox import Outlet
@@ -19,6 +20,8 @@ _log = logging.getLogger(__name__)
 
 _SMALL_BODY_BYTES: Final = 4096
 """A body of no more is not counted once it is there whole: it is part of what a connection takes."""
+_ORIGIN: Final = re.compile(rb"\r\norigin:[ \t]*([!-~]+)[ \t]*(?=\r\n)", re.IGNORECASE)
+"""Also of a head that is refused unread: a page in a browser may read the error."""
 _NEVER: Final = float("inf")
 _EVERY_SWEEP: Final = 0.0
 
@@ -152,7 +155,7 @@ class Connection(asyncio.Protocol):
                     if at < size:
                         self._outlet.flush()  # whether the client takes its answers decides whether to read on
         except ApiError as error:
-            self._refuse(error)
+            self._refuse(error, data[at:])
         except Exception:
             _log.exception("the head hook failed")
             self._refuse(_internal_error())
@@ -272,18 +275,20 @@ class Connection(asyncio.Protocol):
 
     # how a connection ends
 
-    def _refuse(self, error: ApiError) -> None:
-        """Answer what cannot be read, and read no further."""
+    def _refuse(self, error: ApiError, data: bytes = b"") -> None:
+        """Answer what cannot be read, and read no further. `data`: the last bytes that came."""
         request = self._reader.request
         if request is None:
-            request = self._server.unread_request(self._peer, self._reader.path)
+            head = (self._reader.partial + data).partition(b"\r\n\r\n")[0] + b"\r\n"
+            origin = [(b"origin", found[1]) for found in _ORIGIN.finditer(head)]
+            request = self._server.unread_request(self._peer, self._reader.path, origin)
+        if self._server.on_refused is not None:
+            self._server.on_refused(request, error)
         responder = Responder(self, self._outlet, request.method, False, keep_alive=False)
         responder.more_fields = request.answer_fields
         self._state = _ANSWER
         headers = [*error.headers(), (b"x-request-id", request.id.encode())]
         responder.respond(error.status, headers, error.body(dialect_of(self._reader.path)))
-        if self._server.on_refused is not None:
-            self._server.on_refused(request, error)
 
     def _linger(self) -> None:
         """End the sending side, and drop what still comes until the client has seen the answer.

@@ -46,6 +46,7 @@ class Reason(StrEnum):
     INVALID_REQUEST = "invalid_request", 400
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded", 400
     BODY_TOO_LARGE = "body_too_large", 413
+    ENCODING_NOT_SUPPORTED = "encoding_not_supported", 415
     QUEUE_FULL = "queue_full", 429, _LIMIT
     QUEUE_TIMEOUT = "queue_timeout", 503, _SERVER
     RATE_LIMITED = "rate_limited", 429, _LIMIT
@@ -57,12 +58,14 @@ class Reason(StrEnum):
     WAIT_TOO_LONG = "wait_too_long", 429, _LIMIT
     NO_BACKEND = "no_backend", 503, _SERVER
     DRAINING = "draining", 503, _SERVER
+    ANSWERS_BREAK = "answers_break", 503, _SERVER
     BACKEND_FAILED = "backend_failed", 502, _SERVER
     BACKEND_TIMEOUT = "backend_timeout", 504, _SERVER
     MALFORMED_HTTP = "malformed_http", 400
     CLIENT_TOO_SLOW = "client_too_slow", 408
     TARGET_TOO_LONG = "target_too_long", 414
     EXPECTATION_FAILED = "expectation_failed", 417
+    UPGRADE_REQUIRED = "upgrade_required", 426
     HEADERS_TOO_LARGE = "headers_too_large", 431
     NOT_IMPLEMENTED = "not_implemented", 501
     VERSION_NOT_SUPPORTED = "version_not_supported", 505

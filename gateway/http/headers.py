@@ -5,6 +5,8 @@ Dropped are: what belongs to one connection (RFC 9110, 7.6.1), the tenant's iden
 
 from __future__ import annotations
 
+import time
+from email.utils import parsedate_to_datetime
 from typing import Final
 
 Header = tuple[bytes, bytes]
@@ -44,6 +46,7 @@ _RESPONSE_DROPPED: Final = _HOP_BY_HOP | {
 }  # fmt: skip
 
 _DROPPED_PREFIXES: Final = (b"proxy-", b"x-fairgate-", b"x-forwarded-")
+RETRY_AFTER_S_MAX: Final = 86_400.0
 _P: Final = 0x70
 _X: Final = 0x78
 _PLAIN_CONNECTION: Final = frozenset({b"close", b"keep-alive", b""})
@@ -73,11 +76,29 @@ def bearer_key(headers: list[Header]) -> bytes | None:
 
 
 def content_type(headers: list[Header]) -> bytes:
-    """Of what kind is an answer? Empty: it does not say."""
+    """Of what kind is an answer? In small letters; empty: it does not say."""
     for name, value in headers:
         if name == b"content-type":
+            return value.lower()
+    return b""
+
+
+def header_of(headers: list[Header], name: bytes) -> bytes:
+    """The first value of this name; empty: there is none."""
+    for each, value in headers:
+        if each == name:
             return value
     return b""
+
+
+def retry_after_s(headers: list[Header]) -> float:
+    """In how many seconds does an engine want the request again? 0.0: it does not say, or not in a way known here."""
+    said = header_of(headers, b"retry-after").decode("latin-1").strip()
+    try:
+        wait_s = float(said) if said[:1].isdigit() else parsedate_to_datetime(said).timestamp() - time.time()
+    except (ValueError, OverflowError):
+        return 0.0
+    return min(max(0.0, wait_s), RETRY_AFTER_S_MAX)
 
 
 def is_json(kind: bytes) -> bool:

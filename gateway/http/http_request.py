@@ -63,7 +63,16 @@ _REQUEST_LINE_EXTRA_BYTES: Final = 40  # method, spaces and version around a tar
 _HOPELESS: Final = re.compile(rb"(?<!\r)\n|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HOST_BYTES: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%!$&'()*+;=:[]"
 _READ_HERE: Final = frozenset(
-    {b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade", b"x-request-id"}
+    {
+        b"host",
+        b"content-length",
+        b"transfer-encoding",
+        b"connection",
+        b"expect",
+        b"upgrade",
+        b"x-request-id",
+        b"content-encoding",
+    }
 )
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r]*", re.IGNORECASE)
 _LENGTH_DIGITS_MAX: Final = 32
@@ -175,9 +184,9 @@ class RequestReader:
             self._refuse_hopeless(data, at, known)
             self.partial = data[at:]
             return len(data) + consumed
-        self.partial = b""
         end += len(_END_OF_HEAD)
         self.request = self._parse_head(data[at:end])
+        self.partial = b""
         return end + consumed
 
     def _too_large(self, data: bytes, at: int) -> ApiError:
@@ -298,6 +307,13 @@ class RequestReader:
                 keep_alive = (keep_alive or b"keep-alive" in tokens) and b"close" not in tokens
             elif name == b"upgrade":
                 pass
+            elif name == b"content-encoding":
+                if not self.complete and value.lower() not in (b"", b"identity"):
+                    raise ApiError(
+                        Reason.ENCODING_NOT_SUPPORTED,
+                        "Bodies are not decompressed here; send it without Content-Encoding.",
+                        fields=[(b"accept-encoding", b"identity")],
+                    )
             elif name == b"x-request-id":
                 self._client_id = value.decode("ascii") if _REQUEST_ID.fullmatch(value) is not None else ""
             elif value.lower() != b"100-continue":

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from gateway.http.connection import Connection
 from gateway.http.server_state import ServerState
-from gateway.http.sockets import waiting_connections
+from gateway.http.sockets import listener_of_all_families, waiting_connections
 from gateway.http.tls.certificates import Certificates
 from gateway.http.tls.protocol import TlsProtocol
 
@@ -40,6 +40,7 @@ class HttpServer:
         self.state.loop = asyncio.get_running_loop()
         if self._timer is None:
             self._sweep()
+        sock = sock or listener_of_all_families(host, port)
         where: dict[str, Any] = {"host": host, "port": port} if sock is None else {"sock": sock}
         listener = await self.state.loop.create_server(self._accepted, backlog=_BACKLOG, **where)
         self._listeners.append(listener)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from backends.client.outbox import Outbox
@@ -106,9 +106,9 @@ class ServerState:
         self._requests += 1
         return f"{self._id_prefix}{self._requests}"
 
-    def unread_request(self, peer: str, path: str = "") -> HttpRequest:
-        """Stands for a request that was not read: only its sender is known, and perhaps its path."""
-        request = self.kind(peer, path, [])
+    def unread_request(self, peer: str, path: str = "", headers: Sequence[Header] = ()) -> HttpRequest:
+        """Stands for a request that was not read: only its sender is known, and perhaps its path and some fields."""
+        request = self.kind(peer, path, list(headers))
         request.id = self.next_request_id()
         return request
 

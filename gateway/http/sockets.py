@@ -13,7 +13,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
-from socket import SO_LINGER, SOL_SOCKET, socket
+from socket import AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, SO_LINGER, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, socket
 from typing import Any, Final
 
 # A socket is `Any` here: uvloop has its own kind.
@@ -22,6 +22,10 @@ _INT: Final = struct.Struct("i")
 _OTHER_FILES: Final = 64
 """The log, databases, what is asked of engines and by the operator, and connections that are refused."""
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+_BACKLOG: Final = 1024
+_MAPPED: Final = "::ffff:"
+ALL_FAMILIES: Final = "::"
+"""The host at which both IPv6 and IPv4 are listened to."""
 
 
 def connections_allowed() -> int:
@@ -46,6 +50,28 @@ def listening(what: str, address: tuple[str, int], field: str, option: str) -> I
         raise OSError(message) from error
 
 
+def listener(family: int, address: Any, *options: int) -> socket:
+    """Return a socket that listens at an address: at `ALL_FAMILIES` to IPv4 as well, whatever the system's default."""
+    made = socket(family, SOCK_STREAM)
+    for option in options:
+        made.setsockopt(SOL_SOCKET, option, 1)
+    if family == AF_INET6:
+        made.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, address[0] != ALL_FAMILIES)
+    try:
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    made.listen(_BACKLOG)
+    made.setblocking(False)
+    return made
+
+
+def listener_of_all_families(host: str, port: int) -> socket | None:
+    """Return a listening socket where the host is `ALL_FAMILIES`: asyncio's own would listen to IPv6 alone."""
+    return listener(AF_INET6, (host, port), SO_REUSEADDR) if host == ALL_FAMILIES else None
+
+
 def waiting_connections(listener: int) -> list[socket]:
     """What the kernel has accepted on a listening socket, by its descriptor, and nobody took yet: a close resets it."""
     found = []
@@ -62,9 +88,10 @@ def waiting_connections(listener: int) -> list[socket]:
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
-    """The address of the other side, without its port."""
+    """Return the address of the other side, without its port; of IPv4 as such, also where IPv6 is listened to."""
     address = transport.get_extra_info("peername")
-    return address[0] if isinstance(address, tuple) else str(address)
+    host = str(address[0] if isinstance(address, tuple) else address)
+    return host.removeprefix(_MAPPED) if "." in host else host
 
 
 def unsent_bytes(sock: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence, Set
@@ -19,12 +20,16 @@ from gateway.config.sections.throttling import ModelQuotasConfig
 from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import MEMBERS_MAX, LeakyCounts
 
+logger = logging.getLogger("fairgate")
+
 DEFAULT_APP: Final = "default"
 USES_REMEMBERED_MIN: Final = 10_000
 WRONG_KEYS_AT_ONCE_MAX: Final = 20
 WRONG_KEYS_PER_S: Final = 0.2
 JSON_OBJECT: Final = b"eyJ"
 """How a signed token begins: `{"` in base64."""
+LOGGED_MAX: Final = 100
+"""Key events of one kind that have a line each."""
 TOKENS_MAX: Final = 10_000
 """Signed tokens that are known, so that the next request with one of them costs no more than one with a key."""
 
@@ -55,12 +60,17 @@ class Principal:
     """The name under which the quota of its key is counted."""
     quota: ModelQuotasConfig | None = None
     """Of its key."""
+    group: str = ""
+    """The group that its tenant is in. Empty: none."""
+    label: str = ""
+    """Of its key."""
 
     @classmethod
     def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
         models = None if key.models is None else frozenset(key.models)
         weight = tenant.weight if key.weight is None else key.weight
         more: dict[str, Any] = {"can_wait": can_wait(key), "counts_as": key.counts_as, "quota": key.quota}
+        more |= {"group": tenant.group or "", "label": key.label or ""}
         return cls(tenant.name, weight, key.apps, models, key.expires_s, _digest(key), **more)
 
     def may_ask(self, model: str) -> bool:
@@ -188,10 +198,23 @@ class Keyring:
             found = TenantConfig(name=tenant, weight=key.weight)
         return None if found is None else Principal.of(found, key)
 
-    def learn(self, issued: Mapping[bytes, Principal], revoked: Set[bytes]) -> None:
-        """Also take these keys, by the digests of them, and no longer those, wherever they are from."""
+    def learn(self, issued: Mapping[bytes, Principal], revoked: Set[bytes], *, logs: bool = False) -> None:
+        """Also take these keys, by the digests of them, and no longer those, wherever they are from. `logs`: what is
+        new is an event, and was not there at the start."""
+        if logs:
+            known = {**self._principals, **self._issued}
+            _log("is made", [one for digest, one in issued.items() if digest not in known])
+            gone = [one for digest, one in self._issued.items() if digest not in issued]
+            _log("is revoked", gone + [known[digest] for digest in revoked - self._revoked if digest in known])
+            renewed = [one for digest, one in issued.items() if digest in known and one != known[digest]]
+            _log("has other terms", renewed)
         self._issued, self._revoked = issued, revoked
         self.on_learned({one.counts_as: one.quota for one in issued.values() if one.quota is not None})
+
+    def log_expired(self, since_s: float, until_s: float) -> None:
+        """Say in the log which keys expired in this time, in seconds since the epoch."""
+        known = (*self._principals.values(), *self._issued.values())
+        _log("has expired", [one for one in known if since_s <= one.expires_s < until_s])
 
     def take_uses(self) -> dict[bytes, float]:
         """When known keys were last used, in seconds since the epoch, by their digests: those used since the last
@@ -283,6 +306,19 @@ def expired(principal: Principal, unix_s: float) -> ApiError | None:
     what, of = ("token", "its issuer") if principal.issuer else ("API key", "the operator")
     message = f"this {what} expired at {when:%Y-%m-%d %H:%M:%S} UTC; ask {of} for a new one"
     return ApiError(Reason.EXPIRED_API_KEY, message)
+
+
+def _log(what: str, keys: Sequence[Principal]) -> None:
+    """A key event, of each of these keys."""
+    for one in keys[:LOGGED_MAX]:
+        until = (
+            f", until {datetime.fromtimestamp(one.expires_s, UTC):%Y-%m-%d %H:%M:%S} UTC" if one.expires_s < inf else ""
+        )
+        logger.info(
+            "key sha256:%s of %s%s %s%s", one.digest.hex(), one.tenant, f" ({one.label})" * bool(one.label), what, until
+        )
+    if len(keys) > LOGGED_MAX:
+        logger.info("and %d more: %s", len(keys) - LOGGED_MAX, what)
 
 
 def _digest(key: KeyConfig) -> bytes:

@@ -224,6 +224,8 @@ class Follower:
         self._uses: dict[str, int] = {}
         """Uses of keys that are not written to the database yet."""
         self._noted_s = time.monotonic()
+        self._looked_s = time.time()
+        """Until when expired keys are in the log."""
 
     async def turn(self) -> None:
         table, keyring = self._table, self._keyring
@@ -234,12 +236,14 @@ class Follower:
                 "written again"
             )
         if changed != self._known or self._revision != revision:
-            await _learn(table, keyring)
+            await _learn(table, keyring, logs=self.has_read)
             self._revision = revision
             # One more time if it changed meanwhile: nobody knows what of that was seen.
             self._known = changed if changed == await table.changed() else b""
         self.has_read = True
         if time.monotonic() - self._noted_s >= USES_S:
+            before_s, self._looked_s = self._looked_s, time.time()
+            keyring.log_expired(before_s, self._looked_s)
             await self.note_uses()
         await asyncio.sleep(POLL_S)
 
@@ -268,7 +272,7 @@ def log_left_out(where: str) -> None:
     )  # fmt: skip
 
 
-async def _learn(table: KeyTable, keyring: Keyring) -> None:
+async def _learn(table: KeyTable, keyring: Keyring, *, logs: bool) -> None:
     issued: dict[bytes, Principal] = {}
     revoked: set[bytes] = set()
     ignored: list[str] = []
@@ -297,7 +301,7 @@ async def _learn(table: KeyTable, keyring: Keyring) -> None:
         for digest in keyring.named():
             if digest not in revoked and await table.entry(f"sha256:{digest.hex()}") == REVOKED.encode():
                 revoked.add(digest)
-    keyring.learn(issued, revoked)
+    keyring.learn(issued, revoked, logs=logs)
 
 
 def _digest(key_hash: bytes) -> bytes:

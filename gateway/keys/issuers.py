@@ -28,6 +28,7 @@ from gateway.telemetry.background import Background, OperationalError
 try:
     import jwt
     from jwt import PyJWK, PyJWKSet
+    from jwt.utils import base64url_decode, base64url_encode
 except ModuleNotFoundError as error:
     raise StoreRefused("jwt: needs PyJWT: pip install 'fairgate[jwt]'") from error
 
@@ -37,6 +38,8 @@ REFRESH_S_MIN: Final = 10.0
 LIMIT_S: Final = 10.0
 PAGE_BYTES_MAX: Final = 256 * 1024
 NAMES_MAX: Final = 1000
+RSA_BITS_MIN: Final = 2048
+"""As RFC 7518 asks for."""
 DISCOVERY: Final = "/.well-known/openid-configuration"
 
 
@@ -61,6 +64,8 @@ class Issuer:
         its issuer are still to be read."""
         config = self.config
         key = self._key(jwt.get_unverified_header(token).get("kid"))
+        if key.key_type == "RSA" and key.key.key_size < RSA_BITS_MIN:
+            raise jwt.InvalidKeyError(f"the key of its issuer has fewer than {RSA_BITS_MIN} bits")
         claims: dict[str, Any] = jwt.decode(
             token,
             key,
@@ -85,7 +90,7 @@ class Issuer:
         expires_s = float(claims["exp"]) + config.leeway_s
         return Principal(
             found[0], tenants[found[0]].weight, apps, expires_s=expires_s, groups=groups, user=user,
-            issuer=config.issuer,
+            issuer=config.issuer, group=tenants[found[0]].group or "",
         )  # fmt: skip
 
     async def turn(self, session: aiohttp.ClientSession) -> None:
@@ -147,6 +152,10 @@ class Issuers:
         """Whom does the token name? Raises ApiError."""
         try:
             text = token.decode("ascii")
+            for part in text.split("."):
+                # Other letters that decode to equal bytes would be another token to whoever takes this one back.
+                if base64url_encode(base64url_decode(part)).decode() != part:
+                    raise jwt.DecodeError("its base64 has more than one spelling, and this is not the usual one")
             named = jwt.decode(text, options={"verify_signature": False}).get("iss")
             issuer = self._by_name.get(named) if isinstance(named, str) else None
             if issuer is None:
@@ -155,7 +164,7 @@ class Issuers:
         except jwt.ExpiredSignatureError:
             message = "this token has expired; get a new one from its issuer"
             raise ApiError(Reason.EXPIRED_API_KEY, message) from None
-        except (jwt.PyJWTError, ValueError, RecursionError) as error:
+        except (jwt.PyJWTError, ValueError, ArithmeticError, RecursionError) as error:
             raise ApiError(Reason.INVALID_API_KEY, f"this token is not taken: {error}") from None
 
 

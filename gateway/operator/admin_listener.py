@@ -5,8 +5,11 @@ of them, usage and keys, on a listener of their own.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.operator.actions import changing_routes
@@ -17,9 +20,24 @@ from gateway.operator.operated import Operated
 from gateway.operator.page.files import page
 from gateway.operator.snapshots.feed import Feed
 from gateway.operator.snapshots.snapshot import encoded, snapshot_of
-from gateway.operator.snapshots.state_views import tenants
+from gateway.operator.snapshots.state_document import state
 from gateway.operator.usage_routes import usage_routes
 from gateway.operator.views import health, ready, views
+
+
+class _OfTheGateway(logging.Filter):
+    """What a client writes that is no HTTP, or does not write to its end, is no fault of the gateway's to log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)
+
+
+def admin_runner(app: web.Application) -> web.AppRunner:
+    """What serves an app on the admin listener."""
+    logger = logging.getLogger("fairgate.admin")
+    logger.filters = [_OfTheGateway()]
+    return web.AppRunner(app, access_log=None, logger=logger)
 
 
 def admin_app(gateway: Operated) -> web.Application:
@@ -58,7 +76,9 @@ def _own(gateway: Operated) -> list[web.RouteDef]:
     async def metrics(request: web.Request) -> web.Response:
         gateway.gauges.read(gateway.pools, gateway.shared.interactions)
         gateway.gauges.read_exchanges(gateway.exchanges, gateway.news)
-        summed_up = tenants(snapshot_of(gateway, with_running=True), gateway.recent)
+        gateway.gauges.read_quotas(gateway.shared.quotas, time.monotonic())
+        gateway.gauges.read_groups(gateway.config)
+        summed_up = state(snapshot_of(gateway, with_running=True), gateway.recent)
 
         def rendered() -> bytes:
             gateway.gauges.read_tenants(summed_up())

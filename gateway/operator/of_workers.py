@@ -27,7 +27,8 @@ from gateway.operator.views import health, ready, views
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 
 ANSWER_S: Final = 2.5
-"""A worker that has not answered by then is left out, and named. Commands wait for 3 s."""
+"""A worker that has not answered by then is left out, and named. Commands wait for 3 s. Nobody waits for that worker
+again until its answer has come: of all who ask in turn, one waits for a worker that hangs."""
 CHANGE_S: Final = 60.0
 """A reload asks new engines how they are; a database may take long."""
 ANSWER_BYTES_MAX: Final = 64 << 20
@@ -55,11 +56,14 @@ class Workers:
         self.port = port
         self.has_reloaded = has_reloaded
         self._sockets = sockets
+        self._late: dict[int, asyncio.Task[WorkerAnswer]] = {}
+        """By worker, what it was asked and has not answered in time."""
         self._sessions: list[aiohttp.ClientSession] = []
         self._turn = asyncio.Lock()
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Until the stack is closed."""
+        """Ask until the stack is closed."""
+        stack.callback(lambda: [late.cancel() for late in self._late.values()])
         for path in self._sockets:
             session = aiohttp.ClientSession("http://worker", connector=aiohttp.UnixConnector(path, limit=0))
             self._sessions.append(await stack.enter_async_context(session))
@@ -67,15 +71,29 @@ class Workers:
     async def ask(
         self, index: int, path: str, *, method: str = "GET", content: bytes = b"", within_s: float = ANSWER_S
     ) -> WorkerAnswer:
-        """What one worker answers. `path` as it stands in a request, its query included."""
+        """Return what one worker answers. `path` as it stands in a request, its query included."""
+        late = self._late.get(index)
+        if late is not None and not late.done():
+            return WorkerAnswer(f"worker {index}", 0, b"")
+        asked = asyncio.ensure_future(self._ask(index, path, method, content))
+        try:
+            await asyncio.wait({asked}, timeout=within_s)
+        except asyncio.CancelledError:
+            asked.cancel()
+            raise
+        if asked.done():
+            return asked.result()
+        self._late[index] = asked
+        return WorkerAnswer(f"worker {index}", 0, b"")
+
+    async def _ask(self, index: int, path: str, method: str, content: bytes) -> WorkerAnswer:
         name = f"worker {index}"
         try:
-            async with asyncio.timeout(within_s):
-                async with self._sessions[index].request(method, URL(path, encoded=True), data=content) as response:
-                    found = await response.content.read(ANSWER_BYTES_MAX)
-                    while not response.content.at_eof() and len(found) < ANSWER_BYTES_MAX:
-                        found += await response.content.read(ANSWER_BYTES_MAX - len(found))
-                    return WorkerAnswer(name, response.status, found)
+            async with self._sessions[index].request(method, URL(path, encoded=True), data=content) as response:
+                found = await response.content.read(ANSWER_BYTES_MAX)
+                while not response.content.at_eof() and len(found) < ANSWER_BYTES_MAX:
+                    found += await response.content.read(ANSWER_BYTES_MAX - len(found))
+                return WorkerAnswer(name, response.status, found)
         except (OSError, TimeoutError, aiohttp.ClientError):
             return WorkerAnswer(name, 0, b"")
 

@@ -6,22 +6,29 @@ Labels are bounded as the labels of the counters in `Metrics`: a tenant without 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client.metrics_core import Metric
 
+from gateway.pool.parts import parts_of
 from gateway.telemetry.metric_families import Row, family, single
 from gateway.telemetry.metrics import OTHERS, TENANTS_MAX, Metrics
 from policies.interactions import Interactions
+from policies.limits.quotas import GROUP, Quotas
+from policies.request import BATCH
 
 if TYPE_CHECKING:
+    from gateway.config.model import Config
     from gateway.pool.pool import Pool
     from gateway.pool.replication.news import NewsChannel
     from gateway.pool.replication.ticker import Exchanges
     from gateway.storage.redis.redis_store import RedisStore
     from gateway.storage.store import Store
 
+GROUPS_MAX: Final = 200
+"""Groups that have a label."""
 Rows = dict[str, list[Row]]
 """By the name of the metric."""
 
@@ -39,6 +46,12 @@ class PoolGauges:
         """As they were read last; replaced as a whole, since `collect` runs in another thread. So are the next two."""
         self._of_replicas: Rows = {}
         self._of_tenants: Rows = {}
+        self._of_quotas: Rows = {}
+        self._of_groups: Rows = {}
+        self._config: Config | None = None
+        """Of which the groups were read last."""
+        self._around: Mapping[str, Sequence[str]] = {}
+        """The groups of each tenant that have a label."""
         self._waste: dict[str, int] = {}
         """By tenant, as it was read last."""
         self._wasted: dict[str, int] = {}
@@ -47,7 +60,8 @@ class PoolGauges:
 
     def collect(self) -> Iterator[Metric]:
         """As the registry asks for it. Runs beside the loop."""
-        for name, rows in {**self._of_pools, **self._of_replicas, **self._of_tenants}.items():
+        of_all = (self._of_pools, self._of_replicas, self._of_tenants, self._of_quotas, self._of_groups)
+        for name, rows in chain.from_iterable([each.items() for each in of_all]):
             yield family(name, rows)
         if self.store is not None:
             yield single("fairgate_state_shared", self.store.fault is None)
@@ -75,11 +89,14 @@ class PoolGauges:
             giving_back = engine.requests.giving_back
             rows["fairgate_given_back_total"].append(([pool.name], giving_back.given_back))
             rows["fairgate_given_back_tokens_total"].append(([pool.name], giving_back.wasted_tokens))
+            rows["fairgate_faults_total"].append(([pool.name], engine.faults))
             for outcome, count in engine.requests.expected_waits.counts().items():
                 rows["fairgate_expected_waits_total"].append(([pool.name, outcome], count))
             overloaded = engine.pressure(pool.dispatcher.clock()).overloaded
             rows["fairgate_overloaded"].append(([pool.name], overloaded))
             rows["fairgate_queued_bytes"].append(([pool.name], engine.queued_bytes))
+            for backend in pool.backends.values():
+                rows["fairgate_backend_info"].append(([pool.name, backend.name, backend.adapter.name], 1))
             for engine_name, values in _of_engines(pool):
                 for name, value in values.items():
                     if value is not None:
@@ -88,10 +105,36 @@ class PoolGauges:
         rows["fairgate_working_set_tokens"] = [*contexts.items()]
         self._of_pools = rows
 
+    def read_quotas(self, quotas: Quotas | None, now: float) -> None:
+        """How much of each limit is used? Of tenants that have a label, and of the groups around them."""
+        used: dict[tuple[str, str], float] = {}
+        for tenant in {tenant for _, tenant in self._metrics.labelled()} if quotas is not None else ():
+            for limit, part in quotas.used(tenant, now).items() if quotas is not None else ():
+                name, _, group = limit.partition(" ")
+                used[group[1:-1] or tenant, name] = part
+        self._of_quotas = {"fairgate_quota_used_ratio": [*used.items()]}
+
+    def read_groups(self, config: Config) -> None:
+        """What is each group entitled to, if all tenants ask for more?"""
+        if config is self._config:
+            return
+        self._config = config
+        parts = parts_of(config)
+        of_each = [(group.name, parts[GROUP + group.name]) for group in config.groups[:GROUPS_MAX]]
+        rows: Rows = {
+            "fairgate_group_share": [([name], of.part) for name, of in of_each],
+            "fairgate_group_floor": [([name], of.floor) for name, of in of_each],
+            "fairgate_group_ceiling": [([name], of.ceiling) for name, of in of_each],
+        }
+        self._of_groups = rows
+        named = {group.name for group in config.groups[:GROUPS_MAX]}
+        self._around = {tenant: [name for name in groups if name in named] for tenant, groups in config.around.items()}
+
     def read_tenants(self, present: Mapping[str, Any]) -> None:
-        """Who received how much just now, and was due how much? As `/tenants` answers, of the busiest."""
+        """Who received how much just now, and was due how much? As `/state` answers, of the busiest."""
         received: dict[tuple[str, str], float] = {}
         due: dict[tuple[str, str], float] = {}
+        of_groups: dict[tuple[str, str], list[float]] = {}
         labelled = self._metrics.labelled()
         for pool in present["pools"]:
             for one in pool["tenants"]:
@@ -99,11 +142,17 @@ class PoolGauges:
                 if of not in labelled and len(labelled) >= TENANTS_MAX:
                     of = (of[0], OTHERS)
                 labelled.add(of)
+                for group in self._around.get(one["tenant"].removesuffix(BATCH), ()):
+                    sums = of_groups.setdefault((pool["pool"], group), [0.0, 0.0])
+                    sums[0] += one["service_received"]
+                    sums[1] += one["service_due"]
                 received[of] = received.get(of, 0.0) + one["service_received"]
                 due[of] = due.get(of, 0.0) + one["service_due"]
         self._of_tenants = {
             "fairgate_recent_service": [*received.items()],
             "fairgate_recent_service_due": [*due.items()],
+            "fairgate_group_service": [(of, sums[0]) for of, sums in of_groups.items()],
+            "fairgate_group_service_due": [(of, sums[1]) for of, sums in of_groups.items()],
         }
 
     def read_exchanges(self, exchanges: Iterable[Exchanges], channels: Iterable[NewsChannel]) -> None:

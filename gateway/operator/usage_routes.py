@@ -38,7 +38,7 @@ def usage_routes(gateway: Operated) -> list[web.RouteDef]:
         assert config is not None
         database = Database(config, makes=False)
         try:
-            return read(database, question, config.prices).as_json()
+            return read(database, question, config.prices, around=gateway.config.around).as_json()
         finally:
             database.close()
 

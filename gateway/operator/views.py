@@ -1,4 +1,4 @@
-"""What stands where just now? /health and /ready, /queue, /tenants, /backends and /config, as JSON."""
+"""What stands where just now? /health and /ready, /state and /config, as JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from gateway.operator.effective import effective
-from gateway.operator.snapshots.snapshot import REQUESTS_MAX, SnapshotSource
-from gateway.operator.snapshots.state_views import backends, queue, tenants
+from gateway.operator.snapshots.snapshot import SnapshotSource
+from gateway.operator.snapshots.state_document import state
 
 
 async def health(request: web.Request) -> web.Response:
@@ -30,23 +30,12 @@ def ready(why_not: Sequence[str], state: str | None, faults: Sequence[str]) -> w
 def views(source: SnapshotSource) -> list[web.RouteDef]:
     """Never queued; each answer is bounded, and says how much it leaves out."""
 
-    async def of_queue(request: web.Request) -> web.Response:
-        return web.json_response(queue(await source.snapshot(), REQUESTS_MAX))
-
-    async def of_tenants(request: web.Request) -> web.Response:
+    async def of_state(request: web.Request) -> web.Response:
         snapshot = await source.snapshot(with_running=True)
-        return web.json_response(await asyncio.to_thread(tenants(snapshot, source.recent, source.config.tenants)))
-
-    async def of_backends(request: web.Request) -> web.Response:
-        return web.json_response(backends(await source.snapshot()))
+        return web.json_response(await asyncio.to_thread(state(snapshot, source.recent, source.config)))
 
     async def of_config(request: web.Request) -> web.Response:
         # Thousands of tenants take long: beside the loop, so that no stream waits for it.
         return web.json_response(await asyncio.to_thread(effective, source.config))
 
-    return [
-        web.get("/queue", of_queue),
-        web.get("/tenants", of_tenants),
-        web.get("/backends", of_backends),
-        web.get("/config", of_config),
-    ]
+    return [web.get("/state", of_state), web.get("/config", of_config)]

@@ -6,23 +6,24 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from typing import Final
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from backends.base import Adapter
 from backends.client.call import Receiver, UpstreamCall
 from backends.client.upstream import UpstreamPool
-from backends.health import HealthState, ModelCard, Standstill, fetch_models, probe
+from backends.engines.adapter import UNREADABLE, Adapter
+from backends.engines.kinds import KINDS, RECOGNISED_PATH, recognise
+from backends.engines.openai import OpenAiAdapter
+from backends.health import HealthState, ModelCard, Standstill, fetch_models, fetch_text, probe
 from backends.name_resolution import session_at
-from backends.openai import OpenAiAdapter
 from backends.step_feed import StepFeed
-from backends.upstream_errors import ConnectFailed, UpstreamError
-from backends.vllm import VllmAdapter
+from backends.upstream_errors import UpstreamError
 from gateway.config.model import Config
-from gateway.config.sections.backends import BackendConfig
+from gateway.config.sections.backends import BackendConfig, Isolation
 from gateway.request.body.payload import JsonPayload, Payload
 from gateway.request.prefix_hashes import salt_of
 
@@ -36,7 +37,6 @@ STANDSTILLS = 5
 MODELS_MAX = 1000
 TAKING_BODIES: Final = (b"POST ", b"PUT ", b"PATCH ")
 """How heads begin that say a length, if only that there is no body."""
-ADAPTERS: dict[str, Callable[[], Adapter]] = {"vllm": VllmAdapter, "openai": OpenAiAdapter}
 
 
 class Backend:
@@ -51,7 +51,9 @@ class Backend:
         """An operator wants nothing new to go there."""
         self.leaving = False
         """It is no longer configured, and ends what it runs."""
-        self.adapter: Adapter = ADAPTERS[config.engine]()
+        self._kind = KINDS.get(config.engine)
+        """The configured kind; None: the engine is asked which kind it is, whenever it comes into service."""
+        self.adapter: Adapter = OpenAiAdapter() if self._kind is None else self._kind()
         self.reads_steps = config.steps
         self.api_key = config.api_key.get_secret_value() if config.api_key is not None else None
         self.health = HealthState()
@@ -70,16 +72,28 @@ class Backend:
         authorization = f"authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
         self._head_end = b"host: " + self.upstream.host_header + b"\r\n" + authorization.encode() + b"\r\n"
         self._path = urlsplit(url).path.encode()
-        self.keeps_tenants_apart = False
-        """Does each request to this engine carry the salt that says whose cached blocks it may use?"""
+        self.isolates: Isolation = "where_possible"
         self.on_health: Callable[[Backend], None] | None = None
+        self.on_answer: Callable[[Backend, str, UpstreamError | None], None] = _unjudged
+        """Hears whose request was answered, or how it failed."""
         self.feed: StepFeed | None = None
         """What it says after each step. None: it is not asked for that."""
+        self.on_recognised: Callable[[Backend, bool], None] | None = None
+
+    @property
+    def keeps_tenants_apart(self) -> bool:
+        """Does each request to this engine carry the salt that says whose cached blocks the request may use?"""
+        return self.isolates != "never" and self.adapter.takes_cache_salt
+
+    @property
+    def mixes_tenants(self) -> bool:
+        """Would tenants share the cache of this engine, although the pool requires that they do not?"""
+        return self.isolates == "require" and not self.adapter.takes_cache_salt
 
     @property
     def in_service(self) -> bool:
         """May requests go there?"""
-        return self.health.healthy and not self.drained and not self.leaving
+        return self.health.healthy and not self.drained and not self.leaving and not self.mixes_tenants
 
     @property
     def again_s(self) -> float:
@@ -91,6 +105,8 @@ class Backend:
         """Why may none go there?"""
         if self.leaving:
             return "no longer in the config; it ends what it runs"
+        if self.health.healthy and self.mixes_tenants:
+            return f"{self.adapter.title} ignores cache_salt, and isolate_caches is `require`"
         return "drained" if self.drained else self.health.reason
 
     @property
@@ -125,30 +141,53 @@ class Backend:
         if self._session is not None:
             await self._session.close()
 
-    def broke(self, error: UpstreamError) -> None:
-        """A request to it failed: passive health."""
-        now = time.monotonic()
+    def connect_failed(self, error: UpstreamError) -> None:
+        """A request found no connection."""
         with self._noticing():
-            if isinstance(error, ConnectFailed):
-                self.health.connect_failed(str(error), now)
-            else:
-                self.health.stream_broken(str(error), now)
+            self.health.connect_failed(str(error), time.monotonic())
+
+    def give_up(self, reason: str) -> None:
+        """Take it out of service until its next probes."""
+        with self._noticing():
+            self.health.give_up(reason, time.monotonic())
 
     async def check(self, session: aiohttp.ClientSession, oldest_s: float = inf) -> None:
         """Ask it whether it is well, and what it serves. `oldest_s`: since when it has had one of our requests."""
         session = self.session(session)
-        problem = await probe(session, self.url + self.adapter.health_path, api_key=self.api_key, tls=self.tls)
+        is_new = not self.health.healthy
+        # While it is out of service, another kind of engine may have taken its place.
+        path = OpenAiAdapter.health_path if is_new and self._kind is None else self.adapter.health_path
+        problem = await probe(session, self.url + path, api_key=self.api_key, tls=self.tls)
         problem = problem or self.standstill.fault(oldest_s)
-        now = time.monotonic()
-        with self._noticing():
-            self.health.probed(problem, now)
         if problem is None:  # engines load adapters while they run
             try:
                 cards = await fetch_models(session, self.url, self.api_key, tls=self.tls)
+                self.models = {card.id: card for card in cards[:MODELS_MAX]}
             except UpstreamError as error:
                 logger.warning("backend %s did not say which models it serves: %s", self.name, error)
-                return
-            self.models = {card.id: card for card in cards[:MODELS_MAX]}
+            if is_new:
+                await self._recognise(session)
+        now = time.monotonic()
+        with self._noticing():
+            self.health.probed(problem, now)
+
+    async def _recognise(self, session: aiohttp.ClientSession) -> None:
+        """Find out which kind of engine this is, unless that is configured, and read the facts that no gauge tells."""
+        fetch = partial(fetch_text, session, api_key=self.api_key, tls=self.tls)
+        if self._kind is None:
+            owners = {card.owned_by for card in self.models.values() if card.parent is None}
+            found = recognise(owners, await fetch(self.url + RECOGNISED_PATH))
+        else:
+            found = self._kind()
+        if found.facts_path is not None:
+            text = await fetch(self.url + found.facts_path)
+            try:
+                found.read_facts(text)
+            except UNREADABLE as error:
+                logger.warning("backend %s: %s is no answer of %s: %r", self.name, found.facts_path, found.title, error)
+        before, self.adapter = self.adapter, found
+        if self.on_recognised is not None:
+            self.on_recognised(self, type(found) is not type(before))
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
@@ -157,6 +196,10 @@ class Backend:
         yield
         if self.health.healthy != before and self.on_health is not None:
             self.on_health(self)
+
+
+def _unjudged(backend: Backend, tenant: str, error: UpstreamError | None) -> None:
+    """It is in no pool."""
 
 
 def terms_of(config: BackendConfig, gateway: Config) -> tuple[object, ...]:

@@ -8,6 +8,7 @@ is carried out is decided at once, but its decisions wait for their turn.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,8 +17,10 @@ from typing import Final, Protocol
 from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.takeover import has_place, move, stranded
-from policies.capacity.gauges import Gauges
+from policies.capacity.gauges import EngineFacts, Gauges
 from policies.request import Request, ServiceTokens, State
+
+logger = logging.getLogger("fairgate")
 
 TIMER_S_MAX: Final = 0.01
 """While anything waits the timer is at most this far away, so that it need not be set anew with every event."""
@@ -44,11 +47,13 @@ class Dispatcher:
         self.listeners: list[Callable[[], None]] = []
         """Hear that the engine has had an event: it may urgently want to know of other gateways."""
         self.on_stranded: Callable[[Sequence[Admitted]], None] | None = None
-        """Hears, again and again, of some that wait though no engine is in service, or none that may have them."""
+        """Hears, again and again, of some that wait though no engine is in service, or none that may have them. As long
+        as nobody does anything about them, they wait."""
         self._exchanges: dict[str, Admitted] = {}
         self._decisions: deque[Decision] = deque()
         self._executing = False
         self._timer: asyncio.TimerHandle | None = None
+        engine.on_fault = _log_fault
 
     def __repr__(self) -> str:
         return f"<Dispatcher {len(self._exchanges)} exchanges, {self.engine!r}>"
@@ -70,11 +75,13 @@ class Dispatcher:
         del self._exchanges[request_id]
         self._execute(self.engine.finished(request_id, service, self.clock(), awaits_more))
 
-    def failed(self, request_id: str, failure: Failure, service: ServiceTokens | None = None) -> None:
+    def failed(
+        self, request_id: str, failure: Failure, service: ServiceTokens | None = None, again_s: float = 0.0
+    ) -> None:
         """It did not complete. Unless it broke, the exchange is called again, as after `submit`."""
         if failure is Failure.BROKEN:
             del self._exchanges[request_id]
-        self._execute(self.engine.failed(request_id, failure, self.clock(), service))
+        self._execute(self.engine.failed(request_id, failure, self.clock(), service, again_s))
 
     def cancelled(self, request_id: str, service: ServiceTokens | None = None) -> None:
         del self._exchanges[request_id]
@@ -84,7 +91,7 @@ class Dispatcher:
         """What a dispatched request is believed to have received."""
         return self.engine.received(request_id, self.clock())
 
-    def backend_changed(self, name: str, change: Gauges | bool) -> None:
+    def backend_changed(self, name: str, change: Gauges | EngineFacts | bool) -> None:
         self._execute(self.engine.backend_changed(name, change, self.clock()))
 
     def carry_out(self, decisions: Sequence[Decision]) -> None:
@@ -161,3 +168,9 @@ class Dispatcher:
             if waiting:
                 self.on_stranded([self._exchanges[request.id] for request in waiting])
         self.decide()
+
+
+def _log_fault(error: Exception, request_id: str) -> None:
+    """An event of the engine failed half way: that is a fault of this program. All other requests go on."""
+    what = f"request {request_id} was refused" if request_id else "nothing was refused"
+    logger.error("an admission decision failed, and %s; please report this fault", what, exc_info=error)

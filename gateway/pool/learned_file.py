@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.telemetry.background import OperationalError
-from policies.admission import memory
+from policies.admission import takeover
 from policies.admission.engine import AdmissionEngine
 
 logger = logging.getLogger("fairgate")
@@ -75,7 +75,7 @@ class LearnedFile:
         """Write what has been learned, if it has changed or the file is another one; beside the loop, so that no stream
         waits for the disk. Raises `OperationalError` if it cannot be written, and, having written, if the file was
         another one."""
-        pools: dict[str, object] = {name: memory.snapshot(engine) for name, engine in self._engines.items()}
+        pools: dict[str, object] = {name: takeover.snapshot(engine) for name, engine in self._engines.items()}
         content = msgspec.json.encode(_Content(VERSION, pools))
         try:
             was_replaced = await asyncio.to_thread(self._keep, content)
@@ -111,11 +111,11 @@ class LearnedFile:
         for name, engine in self._engines.items():
             if name in learned.pools:
                 try:
-                    found.append(memory.read(engine, learned.pools[name]))
+                    found.append(takeover.read(engine, learned.pools[name]))
                 except ValueError as error:
                     raise ValueError(f"pool {name}: {error}") from None
         for read in found:
-            memory.adopt(read)
+            takeover.adopt(read)
         self._written = content
 
     def _put_aside(self, why: str) -> None:

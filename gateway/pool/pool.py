@@ -13,10 +13,12 @@ import aiohttp
 from backends.health import ModelCard
 from backends.scraper import Scraper
 from backends.step_feed import StepFeed
+from backends.upstream_errors import ConnectFailed, UpstreamError
 from gateway.config.model import Config, PoolConfig
 from gateway.config.section import can_wait
 from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import PROBE_INTERVAL_S, Backend
+from gateway.pool.breaks import Breaks
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.retries import RetryBudget
 from gateway.pool.setup import admission_engine, policy_by, policy_terms, setup_of
@@ -28,7 +30,9 @@ from gateway.request.prefix_hashes import prefix_hashes, salt_of
 from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
 from policies.admission.takeover import remove_backend, reweigh, take_over
+from policies.capacity.gauges import EngineFacts
 from policies.placements.least_loaded import least_loaded
+from policies.request import Request, payer
 
 logger = logging.getLogger("fairgate")
 
@@ -72,6 +76,7 @@ class Pool:
         """Called with a backend that has left the config and whose last request has ended."""
         self.estimator = estimator or estimator_of(config)
         self.retries = RetryBudget()
+        self.breaks = Breaks()
         self.answers_bytes = 0
         """Of all answers that are kept until they are whole."""
         self._settled = settled
@@ -83,6 +88,7 @@ class Pool:
         self._session: aiohttp.ClientSession | None = None
         self._background = Background(background)
         self._watchers: dict[Backend, list[asyncio.Task[None]]] = {}
+        self._readers: dict[Backend, list[asyncio.Task[None]]] = {}
         self._left: set[Backend] = set()
         """Backends that are out of the config and end their running requests."""
         self._configure(config, gateway, shared, backends)
@@ -97,6 +103,7 @@ class Pool:
         self.response_buffer_bytes_max = gateway.limits.response_buffer_bytes_max
         self._answers_bytes_max = gateway.bounds.answers_bytes // len(gateway.pools)
         self.debug_headers = gateway.debug_headers
+        self.takes_background = gateway.limits.background
         self.claims = shared.claims
         self.quotas = shared.quotas
         self.fallback = config.fallback
@@ -108,11 +115,12 @@ class Pool:
             self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
         for backend, backend_config in backends.items():
             backend.on_health = self._health_changed
-            backend.keeps_tenants_apart = backend.adapter.takes_cache_salt and not config.shared_cache
+            backend.on_answer = self.answered
+            backend.on_recognised = self._recognised
+            backend.isolates = config.isolate_caches
             self.backends[backend.name] = backend
             if backend.name not in engine.backends:
                 engine.add_backend(backend.name, max_num_seqs=backend_config.max_num_seqs, healthy=backend.in_service)
-        self._keeps_tenants_apart = any([backend.keeps_tenants_apart for backend in backends])
 
     def take_over(
         self,
@@ -201,7 +209,7 @@ class Pool:
         most: int | None = None
         for backend in self.backends.values():
             card = backend.models.get(model)
-            length = None if card is None else card.max_model_len
+            length = None if card is None else card.max_model_len or backend.adapter.context_tokens
             if length is not None and (most is None or length > most):
                 most = length
         return most
@@ -226,6 +234,11 @@ class Pool:
         """Is an engine in service besides this one?"""
         return any(each is not backend and each.in_service for each in self.backends.values())
 
+    def takes(self, request: Request) -> bool:
+        """Is an engine in service that this request may go to, now or later?"""
+        closed = request.progress.closed or {}
+        return any(each.in_service and closed.get(each.name) != inf for each in self.backends.values())
+
     def again_s(self) -> float:
         """In how long may an engine take a request again, at the earliest? At least a second."""
         there = [backend.again_s for backend in self.backends.values() if not (backend.drained or backend.leaving)]
@@ -243,7 +256,7 @@ class Pool:
         if not self.dispatcher.engine.policy.reads_prefixes:
             return ()
         seed = payload.model
-        if self._keeps_tenants_apart:
+        if any([backend.keeps_tenants_apart for backend in self.backends.values()]):
             seed = f"{salt_of(tenant)} {seed}"
         return prefix_hashes(payload.prompt.head, seed.encode())
 
@@ -271,9 +284,16 @@ class Pool:
         if self._session is None or backend in self._watchers:
             return
         session, of = backend.session(self._session), f"{self.name}/{backend.name}"
-        watchers = self._watchers[backend] = [
-            self._background.repeat(partial(self._check, backend, session), "health", of)
-        ]
+        self._watchers[backend] = [self._background.repeat(partial(self._check, backend, session), "health", of)]
+        self._read(backend)
+
+    def _read(self, backend: Backend) -> None:
+        """Read the gauges of a watched engine, in the way of its kind."""
+        if self._session is None or backend not in self._watchers:
+            return
+        session, of = backend.session(self._session), f"{self.name}/{backend.name}"
+        self._unread(backend)
+        readers = self._readers[backend] = []
         observe = partial(self.dispatcher.backend_changed, backend.name)
         if backend.reads_steps and backend.adapter.steps_path is not None:
             backend.feed = StepFeed(
@@ -284,7 +304,7 @@ class Pool:
                 api_key=backend.api_key,
                 tls=backend.tls,
             )
-            watchers.append(self._background.repeat(backend.feed.turn, "steps", of))
+            readers.append(self._background.repeat(backend.feed.turn, "steps", of))
         if backend.adapter.metrics_paths:
             scraper = Scraper(
                 backend.adapter,
@@ -297,12 +317,25 @@ class Pool:
                 feed=backend.feed,
                 standstill=backend.standstill,
             )
-            watchers.append(self._background.repeat(scraper.turn, "metrics", of))
+            readers.append(self._background.repeat(scraper.turn, "metrics", of))
 
     def _unwatch(self, backend: Backend) -> None:
         for task in self._watchers.pop(backend, ()):
             task.cancel()
+        self._unread(backend)
+
+    def _unread(self, backend: Backend) -> None:
+        for task in self._readers.pop(backend, ()):
+            task.cancel()
         backend.feed = None
+
+    def _recognised(self, backend: Backend, is_other_kind: bool) -> None:
+        """Use what is known now of an engine that comes into service."""
+        if self.backends.get(backend.name) is not backend:
+            return
+        logger.info("pool %s: backend %s is %s", self.name, backend.name, backend.adapter.description())
+        self.dispatcher.backend_changed(backend.name, EngineFacts(backend.adapter.slots, is_other_kind))
+        self._read(backend)
 
     async def _retire(self, backend: Backend) -> None:
         """Let what runs there end. If one of its name is configured again meanwhile, that is another one."""
@@ -312,6 +345,7 @@ class Pool:
         self._left.discard(backend)
         if self.backends.get(backend.name) is backend:
             del self.backends[backend.name]
+            self.breaks.forget(backend.name)
             self.dispatcher.carry_out(remove_backend(self.dispatcher.engine, backend.name, self.dispatcher.clock()))
             logger.info("pool %s: backend %s has ended what it ran, and is gone", self.name, backend.name)
         await backend.close()
@@ -338,7 +372,27 @@ class Pool:
         if self.backends.get(backend.name) is not backend:
             return  # another one has its name
         self._log_health(backend)
+        if not backend.health.healthy:
+            self.breaks.forget(backend.name)
         self.dispatcher.backend_changed(backend.name, backend.in_service)
+
+    def answered(self, backend: Backend, tenant: str, error: UpstreamError | None = None) -> None:
+        """A request of this tenant was answered, or failed: passive health. An engine at fault goes out of service,
+        unless it is the last one."""
+        if isinstance(error, ConnectFailed):
+            backend.connect_failed(error)
+            return
+        if self.backends.get(backend.name) is not backend:
+            return
+        now = self.dispatcher.clock()
+        self.breaks.answered(backend.name, tenant, now, broke=error is not None)
+        if error is None:
+            backend.health.answered()
+            return
+        leases = self.dispatcher.engine.backends[backend.name].leases.values()
+        is_shared = any([payer(lease.request.flow.tenant) != tenant for lease in leases])
+        if self.has_other(backend) and self.breaks.is_engine_at_fault(backend.name, now, is_shared=is_shared):
+            backend.give_up(f"its answers break, the last one: {error}")
 
 
 def _nobody() -> Pool | None:

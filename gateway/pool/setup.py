@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from gateway.config.model import Config, PoolConfig
 from gateway.config.section import filled
 from gateway.pool.shared import Shared
-from policies.admission.engine import AdmissionEngine, Remembered
+from policies.admission.deciding import Remembered
+from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.admission.takeover import Setup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,10 +10,12 @@ from gateway.config.model import Config
 from gateway.config.section import filled
 from gateway.config.sections.throttling import ModelQuotasConfig
 from gateway.request.interaction_claim import ClaimReader
+from gateway.usage.calendar import calendar_of
 from policies.interactions import Interactions, InteractionSettings
-from policies.limits.entitlements import Tree
 from policies.limits.quotas import GROUP, KEY, Quota, Quotas
 from policies.orders.policy_entries import POLICIES
+from policies.request import Price
+from policies.tree.terms import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,16 @@ def quotas_of(config: Config) -> Quotas:
                 around.setdefault(tenant, []).append(GROUP + place.group)
             place = tree.groups[place.group]
     of_models = {model: filled(Quota, one) for model, one in config.quota.per_model.items()}
-    return Quotas(filled(Quota, config.quota), own, around, of_models, tenants_max=config.bounds.of("quotas"))
+    priced = config.usage.prices if config.usage is not None else {}
+    prices = {model: Price(each.input, each.of_cached, each.output) for model, each in priced.items()}
+    calendar = None if config.calendar is None else calendar_of(config.calendar)
+    found = Quotas(
+        filled(Quota, config.quota), own, around, of_models,
+        prices=prices, calendar=calendar, tenants_max=config.bounds.of("quotas"),
+    )  # fmt: skip
+    for counts in found.windows:  # by the clock by which usage is written down
+        counts.epoch_s = time.time() - time.monotonic()
+    return found
 
 
 def _with_models(sections: Mapping[str, ModelQuotasConfig]) -> dict[str, Quota]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,12 @@ from gateway.http.addresses import TrustedProxies
 from gateway.http.errors import ApiError, Reason
 from gateway.http.server import HttpServer
 from gateway.http.server_state import ServerState
-from gateway.http.sockets import listening
+from gateway.http.sockets import listener_of_all_families, listening
 from gateway.http.tls.certificates import Certificates
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
-from gateway.operator.admin_listener import admin_app, worker_app
+from gateway.keys.stored_responses import StoredResponses
+from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
 from gateway.operator.pool_metrics import PoolGauges
 from gateway.operator.self_service.self_service import SelfService
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, snapshot_of
@@ -72,18 +74,18 @@ class Gateway:
     def __init__(
         self,
         config: Config,
-        listener: socket.socket | None = None,
+        listeners: Sequence[socket.socket] = (),
         *,
         admin_listener: socket.socket | None = None,
         load: Callable[[], Config] | None = None,
         worker_slot: WorkerSlot | None = None,
         resolver: Resolver = resolve,
     ) -> None:
-        """`listener`, `admin_listener`: sockets that listen already, in place of the configured addresses. `load`: how
+        """`listeners`, `admin_listener`: sockets that listen already, in place of the configured addresses. `load`: how
         the config is read again (`Reloading`). `worker_slot`: its place, if it is one of several workers. `resolver`:
         looks up the addresses of backends that have `each_address`."""
         self.config = config
-        self._listener = listener
+        self._listeners = listeners
         self._admin_listener = admin_listener
         self._worker_slot = worker_slot
         self.metrics = Metrics()
@@ -204,7 +206,8 @@ class Gateway:
             cors=Cors(config.cors_origins),
             unqueued=self._unqueued,
             aliases=config.aliases,
-            reading_bytes_max=config.bounds.reading_bytes,
+            json_bytes_max=config.json_bytes_max,
+            responses=self.responses,
             sampler=None if config.tracing is None else Sampler(config.tracing.sample_ratio),
         )  # fmt: skip
         if config.usage is not None:
@@ -217,20 +220,20 @@ class Gateway:
             proxies=TrustedProxies(config.trusted_proxies), kind=RequestContext,
         )  # fmt: skip
         self._server = HttpServer(state, self._certificates)
-        with listening("the listener for clients", config.listen_address, "listen", "--port"):
-            self.port = await self._server.listen(*config.listen_address, sock=self._listener)
+        for address, sock in zip(config.listen_addresses, self._listeners or repeat(None), strict=False):
+            with listening("the listener for clients", address, "listen", "--port"):
+                port = await self._server.listen(*address, sock=sock)
+            self.port = self.port or port
         if self._worker_slot is not None:
-            self._admin = web.AppRunner(worker_app(self), access_log=None)
+            self._admin = admin_runner(worker_app(self))
             await self._admin.setup()
             await web.UnixSite(self._admin, self._worker_slot.run_directory.worker(self._worker_slot.index)).start()
             return
-        self._admin = web.AppRunner(admin_app(self), access_log=None)
+        self._admin = admin_runner(admin_app(self))
         await self._admin.setup()
         with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
-            if self._admin_listener is None:
-                await web.TCPSite(self._admin, *config.admin_address).start()
-            else:
-                await web.SockSite(self._admin, self._admin_listener).start()
+            sock = self._admin_listener or listener_of_all_families(*config.admin_address)
+            await (web.SockSite(self._admin, sock) if sock else web.TCPSite(self._admin, *config.admin_address)).start()
         self.admin_port = int(self._admin.addresses[0][1])
 
     async def take_over(self, config: Config) -> None:
@@ -261,8 +264,10 @@ class Gateway:
         logger.setLevel(config.log_level.upper())
         self._unqueued.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
         if self._pipeline is not None:
-            cors = Cors(config.cors_origins)
-            self._pipeline.take_over(self.pools, routes=Routes.of(config.routes), cors=cors, aliases=config.aliases)
+            self._pipeline.take_over(
+                self.pools, routes=Routes.of(config.routes), cors=Cors(config.cors_origins), aliases=config.aliases,
+                json_bytes_max=config.json_bytes_max,
+            )  # fmt: skip
         if self._server is not None:
             self._server.state.set(server_limits(config), TrustedProxies(config.trusted_proxies))
         if self._certificates is not None and config.tls is not None and config.tls != before.tls:
@@ -382,6 +387,7 @@ class Gateway:
 
     def _replicate(self, store: Store | None) -> None:
         """Be one of several gateways in front of the same engines, if it is."""
+        self.responses = StoredResponses(self.config.bounds.of("responses"), store)
         if store is None:
             return
         from gateway.pool.replication.learned import Lessons
@@ -409,6 +415,8 @@ class Gateway:
             worker = "" if self._worker_slot is None else f" worker {self._worker_slot.index}"
             self.replicas = Replicas(self, store, self._background, worker)
             self._background.repeat(self.replicas.listen, "fleet")
+        self._background.repeat(self.responses.report, "responses sent")
+        self._background.repeat(self.responses.listen, "responses received")
         for exchanges in self.exchanges:
             self._background.repeat(exchanges.turn, "exchange", exchanges.about)
         for lesson in lessons:
@@ -425,13 +433,10 @@ class Gateway:
             now = loop.time()
 
     def _is_busy(self) -> bool:
-        reads = self._pipeline is not None and self._pipeline.reading > 0
-        return reads or any(len(pool.dispatcher) for pool in self._pools.with_leaving())
+        return any(len(pool.dispatcher) for pool in self._pools.with_leaving())
 
     def _give_up_rest(self) -> None:
         message = "this gateway is shutting down and could not wait any longer for the answer"
-        if self._pipeline is not None:
-            self._pipeline.give_up(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
         for pool in self._pools.with_leaving():
             for exchange in pool.dispatcher.exchanges():
                 if isinstance(exchange, Exchange):

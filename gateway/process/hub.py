@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from gateway.config.model import Config
+from gateway.operator.admin_listener import admin_runner
 from gateway.operator.of_workers import Workers, workers_app
 from gateway.storage.hub.exchange_server import ExchangeServer
 from gateway.storage.store_errors import StoreError
 from gateway.telemetry.background import Background
-from policies.limits.quotas import DAY_S, MONTH_S
+from policies.limits.quotas import WINDOWS
+from policies.limits.sliding_counts import NOTHING
 from policies.replicas.messages import CountDelta
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int
     loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, reload))
     async with AsyncExitStack() as stack:
         await workers.open(stack)
-        runner = web.AppRunner(workers_app(workers), access_log=None)
+        runner = admin_runner(workers_app(workers))
         await runner.setup()
         await web.SockSite(runner, admin).start()
         await orphaned.wait()
@@ -102,12 +104,11 @@ async def go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> No
             await asyncio.sleep(RETRY_S)
     finally:
         await database.close(CLOSE_S)
+    quotas.at(time.time() - quotas.day.epoch_s)
     server.count([
         CountDelta(
-            f"{window}:{member}", since_s // int(window_s), ceil(3 * window_s), engine_ms, requests, tokens, (0, 0, 0),
-            False,
+            f"{name}:{member}", bucket, ceil(2 * quotas.windows[window].window.longest_s), amounts, NOTHING, bucket
         )
-        for window, window_s in (("day", DAY_S), ("month", MONTH_S))
-        for since_s, tenant, model, requests, tokens, engine_ms in found
-        for member in quotas.members(tenant, quotas.names(tenant, "", model))
+        for window, member, bucket, amounts in quotas.of_past(found)
+        for name in [[*WINDOWS][window]]
     ])  # fmt: skip

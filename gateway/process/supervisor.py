@@ -16,19 +16,17 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.config.changes import changes, needs_restart
 from gateway.config.load import ConfigError, Fault
 from gateway.config.model import Config
 from gateway.config.sections.keys import KeyConfig, hash_key
 from gateway.config.sections.policy_choice import policy_settings
-from gateway.http.sockets import listening
+from gateway.http.sockets import listener, listening
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.process import systemd
 from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 
-BACKLOG = 1024
 RESTART_S = 0.1
 RESTART_S_MAX = 10.0
 LONG_LIFE_S = 60.0
@@ -132,13 +130,12 @@ def supervise(
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     inherited = systemd.inherited_listeners()
-    with listening("the listener for clients", config.listen_address, "listen", "--port"):
-        listeners = _of_workers(inherited.get(systemd.CLIENTS), config)
+    listeners = _of_workers(inherited.get(systemd.CLIENTS), config)
     with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
         admin = inherited.get(systemd.OPERATOR) or _listeners(*config.admin_address, 1)[0]
     run_directory = RunDirectory.made(config.workers)
     try:
-        announce(int(listeners[0].getsockname()[1]), int(admin.getsockname()[1]))
+        announce(int(listeners[0][0].getsockname()[1]), int(admin.getsockname()[1]))
         systemd.notify("READY=1")  # clients can connect; each worker accepts as soon as it serves
         liveness_pipe, held = os.pipe()
         hub = Child(
@@ -149,8 +146,8 @@ def supervise(
             liveness_pipe,
         )
         workers = [
-            Child(f"worker {index}", serve, WorkerSlot(index, run_directory), (listener,), liveness_pipe)
-            for index, listener in enumerate(listeners)
+            Child(f"worker {index}", serve, WorkerSlot(index, run_directory), own, liveness_pipe)
+            for index, own in enumerate(listeners)
         ]
         return _supervised(config, hub, workers, held, log, load)
     finally:
@@ -214,37 +211,31 @@ def reloaded(config: Config, load: Callable[[], Config] | None) -> Config:
 
 
 def unix_listener(path: str) -> socket.socket:
-    return _listener(socket.AF_UNIX, path)
+    return listener(socket.AF_UNIX, path)
 
 
-def _of_workers(inherited: socket.socket | None, config: Config) -> list[socket.socket]:
-    """Return one listening socket for each worker. An inherited socket is shared by all workers."""
-    if inherited is None:
-        return _listeners(*config.listen_address, config.workers)
-    return [inherited.dup() for _ in range(config.workers)]
+def _of_workers(inherited: socket.socket | None, config: Config) -> list[tuple[socket.socket, ...]]:
+    """Return the listening sockets of each worker, one for each address. All workers share an inherited socket."""
+    if inherited is not None:
+        return [(inherited.dup(),) for _ in range(config.workers)]
+    of_addresses = []
+    for address in config.listen_addresses:
+        with listening("the listener for clients", address, "listen", "--port"):
+            of_addresses.append(_listeners(*address, config.workers))
+    return [*zip(*of_addresses, strict=True)]
 
 
 def _listeners(host: str, port: int, count: int) -> list[socket.socket]:
     """So many sockets on one port. OSError if another process listens there."""
     flags = socket.AI_PASSIVE
     family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)[0]
-    only = _listener(family, address, socket.SO_REUSEADDR)
+    only = listener(family, address, socket.SO_REUSEADDR)
     if count == 1:
         return [only]
     # Sockets that share a port join any that share it already: only one that does not has found out.
     with only:
         address = only.getsockname()
-    return [_listener(family, address, socket.SO_REUSEADDR, socket.SO_REUSEPORT) for _ in range(count)]
-
-
-def _listener(family: int, address: Any, *options: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    for option in options:
-        listener.setsockopt(socket.SOL_SOCKET, option, 1)
-    listener.bind(address)
-    listener.listen(BACKLOG)
-    listener.setblocking(False)
-    return listener
+    return [listener(family, address, socket.SO_REUSEADDR, socket.SO_REUSEPORT) for _ in range(count)]
 
 
 def _start(child: Child, children: list[Child], config: Config, held: int) -> None:

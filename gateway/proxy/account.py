@@ -24,7 +24,7 @@ def believed(
     `counted`: the output as we counted it, which stands where the engine says none. The engine's own count is believed
     up to what the request allowed and the model's context has room for; its cached tokens up to those of the prompt.
     """
-    prompt, output = request.prompt_tokens, counted
+    prompt, output = request.prompt_tokens, request.output_tokens_max if works_on(payload, usage) else counted
     if usage is None:
         return ServiceTokens(prompt, output)
     room = context_tokens or CONTEXT_TOKENS_UNKNOWN
@@ -41,18 +41,22 @@ def believed(
     return ServiceTokens(prompt, output, min(usage.cached_tokens, prompt))
 
 
+def works_on(payload: Payload, usage: Usage | None) -> bool:
+    """Will the engine work on in the background, as far as it has said? Then the answer is charged its maximum."""
+    return payload.is_background and (usage is None or usage.output_tokens is None)
+
+
 def _prompts_max(request: Request, payload: Payload, route: Route) -> int:
     """How many prompts of the full context can be in the request? Where nothing is generated, any list is one."""
     if route.generates:
         return request.sequences
-    prompt = payload.prompt
-    return 1 + (prompt.head.count(b",") if len(prompt.head) == prompt.size else prompt.size)
+    return 1 + payload.prompt.commas()
 
 
 def _output_max(request: Request, payload: Payload, route: Route, room: int) -> int:
     if not route.generates:
         return 0
-    asked = payload.output_tokens_max
+    asked = payload.output_tokens_max if payload.output_param else None
     if asked is not None and route.dialect is Dialect.RESPONSES:
         asked *= ROUNDS_MAX
     return (room if asked is None else min(asked, room)) * request.sequences

@@ -13,7 +13,7 @@ from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import USER_LENGTH_MAX, Payload
 from gateway.request.conversation.turns import NO_TURNS
 from gateway.request.within_context import within_context
-from policies.request import NO_CLAIM, Flow, Request, of_batch
+from policies.request import FREE, NO_CLAIM, Flow, Request, of_batch
 
 SECONDS: Final = re.compile(rb"\d{1,9}(\.\d{1,9})?")
 
@@ -77,6 +77,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         system_tokens=system_tokens,
         claim=claim,
         prefix=pool.prefix_of(payload, context.tenant) if generates else (),
+        engine=context.engine,
         adapter=payload.model if pool.is_adapter(payload.model) else "",
         client_id=context.client_id,
         wait_s_max=wait_s_max,
@@ -84,6 +85,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         quota_names=()
         if pool.quotas is None
         else pool.quotas.names(context.tenant, context.principal.counts_as, payload.model),
+        price=FREE if pool.quotas is None else pool.quotas.price(payload.model),
     )
 
 

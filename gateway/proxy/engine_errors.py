@@ -44,15 +44,16 @@ OWN_ERROR_EVENTS: Final = {dialect: ApiError(Reason.BACKEND_FAILED, _TROUBLE).ss
 _logged_s: dict[tuple[str, int], float] = {}
 
 
-def engine_error(backend: str, status: int, body: bytes) -> ApiError:
-    """What this answer of an engine, which is neither a success nor a refusal to be waited out, becomes."""
+def engine_error(backend: str, status: int, body: bytes, again_s: float = 0.0) -> ApiError:
+    """What this answer of an engine, which is neither a success nor a refusal to be waited out, becomes. `again_s`: in
+    how long the engine wants the request again."""
     if status in _NO_LEAVE:
         _log_misconfigured(
             backend, status, "does not accept the gateway: the api_key of this backend is missing or wrong"
         )
         return ApiError(Reason.BACKEND_FAILED, "the engine did not accept this gateway; its operator has to mend that")
     if status in _BUSY:
-        return ApiError(Reason.SERVER_BUSY, "the engine is busy; try again", retry_after_s=AGAIN_S)
+        return ApiError(Reason.SERVER_BUSY, "the engine is busy; try again", retry_after_s=again_s or AGAIN_S)
     if not 400 <= status < 500:
         if status < 400:
             _log_misconfigured(backend, status, "redirects instead of answering: its url is wrong, or the path is")

@@ -12,7 +12,7 @@ A backend that refuses (503, 429, a 200 with an error inside, an empty abort whi
 as nothing of an answer has gone to the client (`RequestContext.relays`), the request returns to the head of its flow,
 unbilled. So does one whose engine could not be reached. One that an engine had whole when it went away may be what
 killed it: it is tried once more at most, on another engine (of the pool that stands in, where its own has none), and
-only while such retries are few.
+only while such retries are few, and not where its tenant's answers break anyhow.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from backends.answers.answer_keys import AnswerKeys
-from backends.answers.answer_usage import Answer, made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.members import MemberFinder
-from backends.answers.sse import Dialect, StreamMeter
+from backends.answers.sse import Dialect, StreamMeter, is_event_stream
 from backends.base import Usage
 from backends.client.call import UpstreamCall
 from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import ApiError, Reason
-from gateway.http.headers import Header, content_type, is_json, is_text
-from gateway.proxy.account import believed
+from gateway.http.headers import Header, content_type, header_of, is_json, is_text, retry_after_s
+from gateway.proxy.account import believed, works_on
 from gateway.proxy.ending import Ending
-from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, engine_error, outcome_of
+from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX, engine_error, outcome_of
 from gateway.proxy.refusals import failure_error, refusal_error
 from gateway.proxy.renamed import Renamed
 from gateway.proxy.request_context import RequestContext
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 SEARCHED_BYTES_MIN: Final = 1 << 20
 """The usage of a longer answer is looked for while it comes, so that its end is no long work."""
 NOT_STREAMED: Final = "the engine answered in one piece where a stream was asked for, and had been begun"
+BREAKING: Final = "most of your latest answers broke off at the engines; slow down, and see what breaks them"
 NO_ANSWER_KEYS: Final = AnswerKeys()
 RETRYABLE_IN_STREAM: Final = frozenset({429, 503})
 
@@ -56,9 +57,10 @@ class Exchange:
 
     __slots__ = (
         "_answer_bytes", "_backend", "_call", "_done", "_ending", "_finder", "_headers", "_held", "_held_bytes",
-        "_killed", "_meter", "_pool", "_renamed", "_sends", "_started", "_status", "_upstream_head", "context",
-        "request",
+        "_is_live", "_meter", "_pool", "_renamed", "_started", "_status", "_upstream_head", "context", "request",
     )  # fmt: skip
+    _backend: Backend
+    """The engine that has it, or had it last."""
 
     def __init__(self, context: RequestContext, request: Request, upstream_head: bytes) -> None:
         self.context = context
@@ -66,14 +68,8 @@ class Exchange:
         self._pool = context.serving_pool
         self._upstream_head = upstream_head
         self._renamed = Renamed.of(context.payload)
-        """None: the client's name of the model is the engines'."""
-        self._backend: Backend | None = None
         self._call: UpstreamCall | None = None
         self._done = False
-        self._sends = 0
-        """How often an engine was sent it whole and went away without an answer."""
-        self._killed: Backend | None = None
-        """The one that did."""
         self._held_bytes = 0
         self._begin_answer()
 
@@ -81,6 +77,8 @@ class Exchange:
         self._status = 0
         self._headers: list[Header] = []
         self._meter: StreamMeter | None = None
+        self._is_live = False
+        """Its answer goes on as it comes, though it is no stream of events."""
         self._held: list[bytes] = []
         """What has come of an answer in one piece, until all of it is there."""
         self._answer_bytes = 0
@@ -103,23 +101,24 @@ class Exchange:
 
     def dispatched(self, backend: str) -> None:
         target = self._pool.backends[backend]
-        if target is self._killed:
-            self._break_off(Reason.BACKEND_FAILED, "the engine went away, and no other one could take the request")
+        breaks = self._pool.breaks
+        if breaks.paced and (waits_s := breaks.waits_s(self.context.tenant, time.monotonic())):
+            self._break_off(Reason.ANSWERS_BREAK, BREAKING, waits_s)
             return
         if not self.context.tries:
             self._pool.retries.sent()
         self._backend = target
         self.context.dispatched(backend, time.monotonic())
         payload, tenant = self.context.payload, self.context.tenant
-        self._call = target.send(self._upstream_head, payload, tenant, self, is_fresh=self._sends > 0)
+        self._call = target.send(self._upstream_head, payload, tenant, self, is_fresh=self.context.sends > 0)
 
     def refused(self, decision: Reject) -> None:
         self._end(Outcome.REFUSED, decision.reason.value)
         self.context.error(refusal_error(decision, self._pool.again_s()))
 
     def give_back(self) -> None:
-        """It can wait, and other work has no room: stop it, unless its client has seen something of its answer."""
-        if self._call is not None and not self.context.relays:
+        """Preempt this batch request, unless its client has seen any of its answer, or the engine would work on."""
+        if self._call is not None and not self.context.relays and not self.context.payload.is_background:
             self._call.cancel()
             self._again(Failure.GIVEN_BACK)
 
@@ -153,16 +152,20 @@ class Exchange:
     def head_received(self, status: int, headers: list[Header]) -> None:
         self._status = status
         self._headers = headers
-        if status == 200 and content_type(headers).startswith(b"text/event-stream"):
-            dialect, payload = self.context.route.dialect, self.context.payload
-            strip = dialect is Dialect.OPENAI and payload.stream and not payload.asks_usage
-            self._meter = StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect])
+        kind = content_type(headers)
+        if status == 200 and kind.startswith(b"text/event-stream"):
+            self._meter = self.context.stream_meter(self.request.sequences)
+        elif kind != b"application/json" and 200 <= status < 300 and kind and not is_json(kind):
+            self._is_live = not header_of(headers, b"content-length")
 
     def body_received(self, data: bytes) -> None:
         meter = self._meter
         if meter is None:
-            self._collect(data)
-            return
+            is_first = not self._answer_bytes and self._status == 200
+            if not (is_first and self.context.payload.stream and is_event_stream(data)):
+                self._collect(data)
+                return
+            meter = self._meter = self.context.stream_meter(self.request.sequences)  # whatever its head calls it
         before = meter.token_events
         forward = meter.feed(data)
         context = self.context
@@ -178,10 +181,11 @@ class Exchange:
             self._pool.dispatcher.progressed(self.request.id, 0)
         if forward:
             if self._renamed is not None:
-                forward = self._renamed.in_answer(forward)
+                forward = self._renamed.in_answer(forward, goes_on=meter.is_amid_event)
             if context.relays:
                 context.responder.write(forward)
             else:
+                context.gives_out(meter.answer_id)
                 context.begin_answer(self._status, self._headers, forward)
 
     def completed(self) -> None:
@@ -192,13 +196,12 @@ class Exchange:
 
     def failed(self, error: UpstreamError) -> None:
         backend, call = self._backend, self._call
-        assert backend is not None
         assert call is not None
-        backend.broke(error)
+        self._pool.answered(backend, self.context.tenant, error)
         timed_out = isinstance(error, ReadTimedOut)
         if error.before_first_byte and not timed_out and self._may_try_again(backend, call.sends):
-            self._again(Failure.UNREACHED)
-            if backend is self._killed and not self._pool.has_other(backend):
+            self._again(Failure.DROPPED if call.sends else Failure.UNREACHED)
+            if call.sends and not self._pool.has_other(backend):
                 self._pool.dispatcher.strand(self)
             return
         reason = Reason.BACKEND_TIMEOUT if timed_out else Reason.BACKEND_FAILED
@@ -208,27 +211,26 @@ class Exchange:
         """May it go to an engine again, after this one went away before its first byte?"""
         if not sends:
             return True  # this one never had it
-        self._sends += sends
-        self._killed, pool = backend, self._pool
-        if self._sends > 1:
+        context, pool = self.context, self._pool
+        context.sends += sends
+        if context.sends > 1 or self.request.engine or context.tenant in pool.breaks.paced:
             return False
         return (pool.has_other(backend) or pool.stand_in() is not None) and pool.retries.take()
 
-    def _break_off(self, reason: Reason, what: str) -> None:
-        """The answer will not come, or not to its end."""
+    def _break_off(self, reason: Reason, what: str, again_s: float = 0.0) -> None:
+        """The answer will not come, or not to its end. `again_s`: it may be asked again no sooner."""
         service = self._received() if self._started or self._ending else NO_SERVICE
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
         self._end(Outcome.FAILED, reason.value, service)
-        error = failure_error(reason, what, self.request.id, self._pool.again_s())
-        if self._sends > 1:  # the client would send again what two engines may have died of
+        error = failure_error(reason, what, self.request.id, again_s or self._pool.again_s())
+        if self.context.sends > 1:  # the client would send again what two engines may have died of
             error.retry_after_s, error.should_retry = None, False
         self._visible_error(error)
 
     def _cut(self, what: str) -> None:
         """The engine did this, as if its answer were whole."""
-        backend = self._backend
-        assert backend is not None
-        backend.broke(ProtocolViolation(backend.name, what, before_first_byte=False))
+        error = ProtocolViolation(self._backend.name, what, before_first_byte=False)
+        self._pool.answered(self._backend, self.context.tenant, error)
         self._break_off(Reason.BACKEND_FAILED, "the engine broke off its answer")
 
     # --- streams ---
@@ -255,9 +257,7 @@ class Exchange:
         if meter.error is None and not meter.is_over:
             self._cut("ended a stream without saying that it is over")
             return
-        if self._renamed is not None:
-            rest = self._renamed.in_answer(rest)
-        context = self.context
+        rest, context = self._shown(rest), self.context
         if not context.relays:
             context.begin_answer(self._status, self._headers, rest)
         elif rest:
@@ -279,12 +279,13 @@ class Exchange:
             self._finder.feed(data)
         if self._ending is not None:
             self._ending.come(data)
-            self.context.responder.write(data)
+            self.context.responder.write(self._shown(data, goes_on=True))
             return
         self._held.append(data)
         self._held_bytes += len(data)
         self._pool.answers_bytes += len(data)
-        is_too_long = self._answer_bytes > self._pool.response_buffer_bytes_max or self._pool.holds_too_much
+        bytes_max = 0 if self._is_live else self._pool.response_buffer_bytes_max
+        is_too_long = self._answer_bytes > bytes_max or self._pool.holds_too_much
         if self._answer_bytes <= SEARCHED_BYTES_MIN and not is_too_long:
             return
         if not 200 <= self._status < 300:
@@ -306,9 +307,11 @@ class Exchange:
             held = self._joined()
             self._let_go()
             self._ending.come(held)
-            if self._renamed is not None:
-                held = self._renamed.in_answer(held)
-            self.context.begin_answer(self._status, self._headers, held)
+            self.context.begin_answer(self._status, self._headers, self._shown(held, goes_on=True))
+
+    def _shown(self, data: bytes, *, goes_on: bool = False) -> bytes:
+        """Return a piece of the answer as the client is to see it (`Renamed.in_answer`)."""
+        return data if self._renamed is None else self._renamed.in_answer(data, goes_on=goes_on)
 
     def _joined(self) -> bytes:
         """What is held of the answer."""
@@ -332,42 +335,34 @@ class Exchange:
             self._settle(usage, self._made_tokens(usage, self._answer_bytes), None, "", NO_ANSWER_KEYS)
             return
         body = self._joined()
-        backend = self._backend
-        assert backend is not None
         is_success = 200 <= self._status < 300
         answer = read_answer(body) if is_success else None
-        refused = answer.is_drained if answer is not None else backend.adapter.is_refusal(self._status, body)
+        refused = answer.is_drained if answer is not None else self._backend.adapter.is_refusal(self._status, body)
         if refused:
-            self._again(Failure.REFUSED)
+            self._again(Failure.REFUSED, retry_after_s(self._headers))
         elif answer is not None and self.context.responder.started:
             self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
         elif answer is not None and not answer.is_whole and is_json(content_type(self._headers)):
             self._cut("answered what is no whole JSON")
         elif answer is not None:
-            shown = body if self._renamed is None else self._renamed.in_answer(body)
-            self.context.answer(self._status, self._headers, shown)
-            self._settle_body(answer, body)
+            self.context.answer(self._status, self._headers, self._shown(body))
+            usage = answer.usage
+            made = made_bytes(body) if usage is None or usage.output_tokens is None else 0
+            self._settle(usage, self._made_tokens(usage, made), answer.awaits_more, answer.id, answer.keys)
         else:
             self._fail_with_error(body)
-
-    def _settle_body(self, answer: Answer, body: bytes) -> None:
-        usage = answer.usage
-        made = made_bytes(body) if usage is None or usage.output_tokens is None else 0
-        self._settle(usage, self._made_tokens(usage, made), answer.awaits_more, answer.id, answer.keys)
 
     def _made_tokens(self, usage: Usage | None, length: int) -> int:
         """Output of an answer that was not streamed, by the bytes that were made; 0 where the engine counts it."""
         if not self.context.route.generates or (usage is not None and usage.output_tokens is not None):
             return 0
-        if not is_text(content_type(self._headers)):
-            length = 0
+        length *= is_text(content_type(self._headers))
         tokens = max(1, round(length / self._pool.estimator.bytes_per_token))
         return self._believed(Usage(None, tokens), 0).output
 
     def _fail_with_error(self, body: bytes) -> None:
         """The engine judged the request itself wrong, or is in trouble. It has taken no tokens, so its tenant's quota
         counts none; the order keeps the charge of the prompt (`RequestLedger`)."""
-        assert self._backend is not None
         error = engine_error(self._backend.name, self._status, body)
         self.context.error(error, is_engines=True)
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, NO_SERVICE)
@@ -375,15 +370,16 @@ class Exchange:
 
     # --- ends ---
 
-    def _again(self, failure: Failure) -> None:
+    def _again(self, failure: Failure, again_s: float = 0.0) -> None:
         """It has cost nothing: back to the queue, unless it has been tried too often."""
         self._call = None
         self._let_go()
         self._begin_answer()
         self.context.returned()
-        self._pool.dispatcher.failed(self.request.id, failure)
+        self._pool.dispatcher.failed(self.request.id, failure, None, again_s)
 
     def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, name: str, keys: AnswerKeys) -> None:
+        self._pool.answered(self._backend, self.context.tenant)
         service = self._believed(usage, counted)
         request, payload = self.request, self.context.payload
         if usage is not None and usage.prompt_tokens:
@@ -393,7 +389,11 @@ class Exchange:
         if self._pool.claims is not None and not request.claim.explicit:
             goes_on_by = name if self.context.route.dialect is Dialect.RESPONSES else ""
             request.progress.answer_keys = answer_keys(request.claim, keys, goes_on_by)
-        self._pool.dispatcher.finished(request.id, service, awaits_more)
+        self.context.gives_out(name)
+        if works_on(payload, usage):
+            self._pool.dispatcher.cancelled(request.id, service)  # nothing is learned from an answer that is to come
+        else:
+            self._pool.dispatcher.finished(request.id, service, awaits_more)
         self._end(Outcome.COMPLETED, "", service)
 
     def _client_gone(self) -> None:
@@ -413,6 +413,8 @@ class Exchange:
             counted, usage = meter.token_events, meter.usage
         elif self._ending is not None:
             counted, usage = self._made_tokens(None, self._answer_bytes), None
+        elif self._call is not None and self._call.sends and works_on(self.context.payload, None):
+            counted, usage = 0, None
         else:
             return self._pool.dispatcher.received(self.request.id)
         # A usage from before the end may be older than what has come since.

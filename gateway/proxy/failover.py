@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 from gateway.http.errors import ApiError
 from gateway.pool.dispatcher import Admitted
 from gateway.pool.pool import Pool
 from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
-from gateway.request.body.payload import LARGE_BODY_BYTES
+from gateway.proxy.refusals import refusal_error
+from policies.admission.decisions import Reject
+from policies.request import Refusal
 
 logger = logging.getLogger("fairgate")
+
+MOVED_BYTES_MAX: Final = 1 << 18
+"""Bodies that are read anew at one go."""
 
 
 def move(waiting: Sequence[Admitted], pool: Pool, other: Pool, model: str) -> None:
@@ -27,8 +33,12 @@ def move(waiting: Sequence[Admitted], pool: Pool, other: Pool, model: str) -> No
     moved = body_bytes = 0
     for exchange in waiting:
         assert isinstance(exchange, Exchange)
-        if body_bytes >= LARGE_BODY_BYTES or not other.dispatcher.has_place(exchange.request):
+        if body_bytes >= MOVED_BYTES_MAX or not other.dispatcher.has_place(exchange.request):
             break
+        if not other.takes(exchange.request):  # its engine went away with it, too
+            why = Reject(exchange.request.id, Refusal.BACKEND_FAILED, 1.0)
+            exchange.turn_away(refusal_error(why, other.again_s()))
+            continue
         body_bytes += exchange.request.body_bytes
         exchange.context.payload.rename(model)
         try:

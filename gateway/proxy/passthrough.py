@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from backends.client.call import UpstreamCall
 from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import Reason
-from gateway.http.headers import Header, forward_response_headers
+from gateway.http.headers import Header, forward_response_headers, retry_after_s
 from gateway.pool.backend import Backend
 from gateway.pool.pool import Pool
 from gateway.proxy.ending import Ending
@@ -96,6 +96,7 @@ class PassThrough:
             what = "ended an answer before its end"
             self.failed(ProtocolViolation(self._backend.name, what, before_first_byte=False))
             return
+        self._backend.on_answer(self._backend, self._context.tenant, None)
         responder = self._context.responder
         if responder.started:
             responder.end()
@@ -104,12 +105,12 @@ class PassThrough:
         self._end(Outcome.COMPLETED, "")
 
     def _fail_with_error(self, body: bytes) -> None:
-        error = engine_error(self._backend.name, self._status, body)
+        error = engine_error(self._backend.name, self._status, body, retry_after_s(self._headers))
         self._context.error(error)
         self._end(outcome_of(error), f"status_{self._status}")
 
     def failed(self, error: UpstreamError) -> None:
-        self._backend.broke(error)
+        self._backend.on_answer(self._backend, self._context.tenant, error)
         assert self._call is not None
         other = None if self._call.sends else next(self._engines, None)
         if other is not None:
@@ -117,7 +118,8 @@ class PassThrough:
             self._send()
             return
         timed_out = isinstance(error, ReadTimedOut)
-        reason = Reason.BACKEND_TIMEOUT if timed_out else Reason.BACKEND_FAILED
+        reason = Reason.BACKEND_FAILED if self._call.sends else Reason.NO_BACKEND
+        reason = Reason.BACKEND_TIMEOUT if timed_out else reason
         what = failure_error(reason, "the engine did not answer", self._context.id, self._backend.again_s)
         self._context.error(what, is_within=True)
         self._end(Outcome.FAILED, reason.value)

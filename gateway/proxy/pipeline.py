@@ -1,7 +1,6 @@
 """What becomes of a client's request? Authenticate, identify, read, estimate, and hand it to its pool.
 
-Runs synchronously for each request, but for the reading of a large body, which is done in slices while others are
-served. What is wrong with a request is said here, before anything is queued or charged.
+Runs synchronously for each request. What is wrong with a request is said here, before anything is queued or charged.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from urllib.parse import unquote
 
 import msgspec
 
-from backends.answers.sse import Dialect
 from backends.health import ModelCard
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
@@ -23,30 +21,38 @@ from gateway.http.headers import Header, bearer_key
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.keys.identity import Keyring, Principal, expired
+from gateway.keys.stored_responses import Stored, StoredResponses, unknown
 from gateway.pool.dispatcher import Admitted
 from gateway.pool.pool import Pool
 from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.failover import move
 from gateway.proxy.passthrough import PassThrough, engines_of
+from gateway.proxy.refusals import refusal_error
 from gateway.proxy.request_context import RequestContext
-from gateway.request.body.large_body import LargePayload
+from gateway.request.apis import OTHER
 from gateway.request.body.payload import JsonPayload, Payload
-from gateway.request.body.read import is_quick, read_body, read_body_in_slices
-from gateway.request.body.readings import Reading, Readings
-from gateway.request.body.slices import Slices
+from gateway.request.body.read import read_body
 from gateway.request.cors import Cors
 from gateway.request.routes import MODELS, Routes, Treatment
 from gateway.request.unqueued import Unqueued
 from gateway.request.upstream_head import upstream_head
 from gateway.telemetry.record import NO_SERVICE, Outcome, RequestRecord
 from gateway.telemetry.trace import Sampler
-from policies.request import Request, State
+from policies.admission.decisions import Reject
+from policies.request import Refusal, Request, State
 
 logger = logging.getLogger("fairgate")
 
 RETRY_WHEN_DRAINING_S: Final = 2.0
 JSON: Final = (b"content-type", b"application/json")
+ABOUT: Final = msgspec.json.encode(
+    {
+        "service": "fairgate",
+        "message": "an OpenAI-compatible gateway for language models: its base_url is this address with /v1 at the "
+        "end, and GET /v1/models lists what your API key may ask",
+    }
+)
 
 
 class Pipeline:
@@ -62,25 +68,28 @@ class Pipeline:
         cors: Cors,
         unqueued: Unqueued,
         aliases: Mapping[str, str],
-        reading_bytes_max: int,
+        json_bytes_max: int,
+        responses: StoredResponses,
         sampler: Sampler | None = None,
     ) -> None:
-        """`reading_bytes_max`: of large bodies that are read at once. `sampler`: which requests' traces are followed;
-        None: none are."""
+        """`sampler`: which requests' traces are followed; None: none are."""
         self.keyring = keyring
         self._settled = settled
-        self._readings = Readings(reading_bytes_max)
         self.unqueued = unqueued
         self._sampler = sampler
+        self.responses = responses
         self.draining = False
         self.late: dict[Treatment, Callable[[RequestContext], None]] = {}
         """Who answers what takes time, but none of an engine."""
         self.files: Mapping[str, tuple[list[Header], bytes]] = {}
         """By path, what anybody may have: header fields and content."""
-        self.take_over(pools, routes=routes, cors=cors, aliases=aliases)
+        self.take_over(pools, routes=routes, cors=cors, aliases=aliases, json_bytes_max=json_bytes_max)
 
-    def take_over(self, pools: Iterable[Pool], *, routes: Routes, cors: Cors, aliases: Mapping[str, str]) -> None:
-        """From now on requests go to these pools, by these routes."""
+    def take_over(
+        self, pools: Iterable[Pool], *, routes: Routes, cors: Cors, aliases: Mapping[str, str], json_bytes_max: int
+    ) -> None:
+        """Send requests to these pools, by these routes. `json_bytes_max`: of one body."""
+        self._json_bytes_max = json_bytes_max
         self._aliases = dict(aliases)
         """Models by other names."""
         self._pools = list(pools)
@@ -89,7 +98,7 @@ class Pipeline:
         self._cors = cors
         for pool in self._pools:
             pool.stand_in = partial(self._stand_in, pool)
-            pool.dispatcher.on_stranded = None if pool.fallback is None else partial(self._stranded, pool)
+            pool.dispatcher.on_stranded = partial(self._stranded, pool)
 
     def turn_away_revoked(self, exchanges: Iterable[Admitted]) -> None:
         """Refuse those of them that wait, and came by a key that is no longer taken."""
@@ -101,15 +110,6 @@ class Pipeline:
             ):
                 each.turn_away(_revoked())
 
-    @property
-    def reading(self) -> int:
-        """How many large bodies are being read."""
-        return len(self._readings)
-
-    def give_up(self, error: ApiError) -> None:
-        """The gateway stops: read no more bodies."""
-        self._readings.give_up(error)
-
     def authorize(self, request: HttpRequest) -> tuple[int, list[Header], bytes] | None:
         """Runs when a request's head is there, before its body is read; an answer ends it, and the body is not read."""
         assert isinstance(request, RequestContext)
@@ -120,7 +120,7 @@ class Pipeline:
             if request.body_follows and not route.takes_body:
                 raise ApiError(Reason.INVALID_REQUEST, f"{request.method} {request.path} takes no body; send none")
             if route.treatment is Treatment.HEALTH:
-                return 200, [JSON, request.id_field()], b'{"status":"ok"}'
+                return 200, [JSON, request.id_field()], ABOUT if request.path == "/" else b'{"status":"ok"}'
             if route.treatment is Treatment.FILE:
                 return self._file(request)
             if route.treatment is Treatment.OPTIONS:
@@ -130,11 +130,15 @@ class Pipeline:
                 message = "this gateway is shutting down and takes no more requests; another one will answer"
                 raise ApiError(Reason.DRAINING, message, retry_after_s=RETRY_WHEN_DRAINING_S, should_retry=True)
             principal = self.keyring.principal(bearer_key(request.headers), household(request.client), time.time())
-            request.principal = principal
-            request.tenant = principal.tenant
+            request.comes_from(principal)
             if route.treatment is not Treatment.ADMIT:
                 self.unqueued.come(principal.tenant, time.monotonic())
-        except ApiError as error:
+        except ApiError as found:
+            error = found
+            if found.code is Reason.METHOD_NOT_ALLOWED and request.header(b"sec-websocket-key") is not None:
+                error = ApiError(
+                    Reason.UPGRADE_REQUIRED, f"no WebSocket is offered: send POST {request.path} over HTTP"
+                )
             self.refused(request, error)
             return error.status, [*error.headers(), request.id_field()], error.body(dialect_of(request.path))
         return None
@@ -149,6 +153,8 @@ class Pipeline:
         """A request ends before it has come to `handle`."""
         assert isinstance(request, RequestContext)
         request.arrived_s = time.monotonic()
+        if self._cors.is_on:
+            request.answer_fields = self._cors.fields(request)
         if self._sampler is not None:
             self._trace(request, self._sampler)
         self.ended(request, Outcome.REFUSED, error.code.value)
@@ -212,50 +218,17 @@ class Pipeline:
             self.late[treatment](context)
         elif treatment is Treatment.PASS and not context.body:
             self._pass_through(context, None).send()
-        elif is_quick(context.body, context.route.api):
-            context.payload = read_body(context, context.route.api)
+        else:
+            context.payload = read_body(context, context.route.api, self._json_bytes_max)
             if not self.keyring.takes(context.principal):
                 raise _revoked()
             if treatment is Treatment.PASS:
-                self._pass_through(context, context.payload).send()
+                passes = self._pass_through(context, context.payload)
+                context.payload.let_go()
+                context.body = b""
+                passes.send()
             else:
                 self._submit(context, self._admit(context))
-        else:
-            self._read_in_slices(context)
-
-    def _read_in_slices(self, context: RequestContext) -> None:
-        work = self._reading(context)
-        next(work)  # from here on it is the one to say what goes wrong
-        reading = Reading(context.tenant, work, len(context.body))
-        self._readings.start(reading)
-        context.responder.on_disconnect = lambda: self._gone_while_read(reading, context)
-
-    def _reading(self, context: RequestContext) -> Slices:
-        responder = context.responder
-        try:
-            yield
-            payload = context.payload = yield from read_body_in_slices(context, context.route.api)
-            yield
-            if not self.keyring.takes(context.principal):
-                raise _revoked()
-            passes = self._pass_through(context, payload) if context.route.treatment is Treatment.PASS else None
-            request = self._admit(context) if passes is None else None
-            context.body = b""
-            if isinstance(payload, LargePayload):
-                yield from payload.seal()
-            yield
-            responder.on_disconnect = None
-            if passes is not None:
-                passes.send()
-            elif request is not None:
-                self._submit(context, request)
-        except Exception as error:
-            responder.on_disconnect = None
-            self.failed(context, error)
-
-    def _gone_while_read(self, reading: Reading, context: RequestContext) -> None:
-        self._readings.cancel(reading)
-        self.ended(context, Outcome.ABANDONED, "client_disconnected")
 
     def ended(self, context: RequestContext, outcome: str, reason: str) -> None:
         """A request has ended that no engine has had."""
@@ -267,23 +240,23 @@ class Pipeline:
     def _admit(self, context: RequestContext) -> Request:
         """What asks for admission, with its body as an engine is to get it."""
         payload, route = context.payload, context.route
+        context.responses = self.responses
         context.model, context.stream = payload.model, payload.stream
         pool = context.serving_pool = self._pool_for(context)
+        if payload.is_background and not pool.takes_background:
+            message = "'background' is not taken here, since the engine would work on after its answer: leave it out, "
+            message += "or have the operator set `limits.background`"
+            raise ApiError(Reason.INVALID_REQUEST, message, param="background")
         request = context.request = admission_request(context, pool)
-        if (
-            payload.stream
-            and not payload.asks_usage
-            and route.dialect is Dialect.OPENAI
-            and isinstance(payload, JsonPayload)
-        ):
+        if payload.stream and not payload.asks_usage and route.reports_usage and isinstance(payload, JsonPayload):
             payload.ask_usage()
         return request
 
     @staticmethod
     def _submit(context: RequestContext, request: Request) -> None:
         head = upstream_head(context)
-        if context.route.generates:  # elsewhere the engine's count is held against the prompt
-            context.payload.let_go()
+        # Where nothing is generated, the engine's count is held against the prompt.
+        context.payload.let_go(counts_commas=not context.route.generates)
         context.body = b""
         Exchange(context, request, head).submit()
 
@@ -292,21 +265,46 @@ class Pipeline:
         payload = context.payload
         asked = payload.model
         model = self._model(context.principal, asked)
+        if id := self._routes.response_id(context.path) or payload.previous:
+            keeper, stored = self._keeper(context, id)
+            if asked in ("", stored.asked):
+                model = stored.model  # a pool that stood in may have answered
+            if self._pool(model) is not keeper:
+                raise unknown(id)
+            context.engine = stored.engine
         pool = self._pool(model)
-        other = None if pool.is_healthy() else self._stand_in(pool)
+        other = None if context.engine or pool.is_healthy() else self._stand_in(pool)
         if other is not None:
             model, pool = str(pool.fallback), other
-        if model != asked:
+        if not asked and context.route.api is OTHER:
+            payload.model = context.model = model  # the engine's choice; nothing is added to a body that nobody knows
+        elif model != asked:
             payload.rename(model)
             context.model = payload.model
         return pool
+
+    def _keeper(self, context: RequestContext, id: str) -> tuple[Pool, Stored]:
+        """Return the pool of a stored response, and where in it the response is, or raise `ApiError` 404."""
+        stored = self.responses.find(context.principal, id, time.monotonic())
+        pool = self._pool_of(stored.model)
+        if pool is None or stored.engine not in pool.backends:
+            raise unknown(id)
+        return pool, stored
 
     def _model(self, principal: Principal, asked: str) -> str:
         """The engines' name of a model that this caller asks for, and may ask for."""
         model = self._aliases.get(asked, asked)
         if not principal.may_ask(asked) and (model == asked or not principal.may_ask(model)):
             raise _not_for(asked, principal)
-        return model
+        return model or self._unnamed_model()
+
+    def _unnamed_model(self) -> str:
+        """Return the model that the engines of the only pool answer with if none is named. Limits, prices and the log
+        know the request by it, so it is written into the body. Empty: no engine has said its models yet."""
+        if len(self._pools) > 1:
+            raise ApiError(Reason.INVALID_REQUEST, "'model' is missing: say which model is asked", param="model")
+        cards = self._pools[0].models().items()
+        return next((name for name, card in cards if card is None or not card.parent), "")
 
     def _stand_in(self, pool: Pool) -> Pool | None:
         """The pool that answers in the place of this one, if it has an engine."""
@@ -314,10 +312,15 @@ class Pipeline:
         return other if other is not None and other.is_healthy() else None
 
     def _stranded(self, pool: Pool, waiting: Sequence[Admitted]) -> None:
-        """They wait there though it has no engine."""
+        """They wait there though it has no engine: they go where they would go if they came now, or are refused as they
+        would be then."""
         other = self._stand_in(pool)
         if other is not None:
             move(waiting, pool, other, str(pool.fallback))
+        for each in waiting:
+            assert isinstance(each, Exchange)
+            if other is None or each.request.progress.rests:  # an engine is closed to that, and it was not moved
+                each.turn_away(refusal_error(Reject(each.request.id, Refusal.NO_BACKEND, 1.0), pool.again_s()))
 
     def _pool_of(self, model: str) -> Pool | None:
         pool = self._pool_of_model.get(model)
@@ -333,10 +336,6 @@ class Pipeline:
         pool = self._pool_of(model)
         if pool is not None:
             return pool
-        if not model:
-            if len(self._pools) == 1:
-                return self._pools[0]
-            raise ApiError(Reason.INVALID_REQUEST, "'model' is missing: say which model is asked", param="model")
         raise self._not_served(model)
 
     def _not_served(self, model: str) -> ApiError:
@@ -358,6 +357,11 @@ class Pipeline:
     # --- requests that do not ---
 
     def _pass_through(self, context: RequestContext, payload: Payload | None) -> PassThrough:
+        if id := self._routes.response_id(context.path):
+            keeper, stored = self._keeper(context, id)
+            context.model = stored.model
+            engines = iter([keeper.backends[stored.engine]])
+            return PassThrough(context, payload, engines, self.unqueued, self._settled)
         pools = self._pools
         if payload is not None:
             context.model = payload.model

@@ -19,8 +19,9 @@ JITTER: Final = 0.1
 REASONS: Final = {
     Refusal.QUEUE_FULL: (Reason.QUEUE_FULL, "too many of your requests are waiting for this model; slow down"),
     Refusal.QUEUE_TIMEOUT: (Reason.QUEUE_TIMEOUT, "no engine could take this request in time; try again later"),
-    Refusal.NO_BACKEND: (Reason.NO_BACKEND, "no engine that serves this model is in service; try again later"),
-    Refusal.BACKEND_FAILED: (Reason.BACKEND_FAILED, "the engines that serve this model could not be reached"),
+    Refusal.NO_BACKEND: (Reason.NO_BACKEND, "no engine that serves this model is in service, or none could be reached"),
+    Refusal.BACKEND_FAILED: (Reason.BACKEND_FAILED, "the engine went away, and no other one could take the request"),
+    Refusal.SERVER_BUSY: (Reason.SERVER_BUSY, "the engines that serve this model refuse this request for now"),
     Refusal.RATE_LIMITED: (Reason.RATE_LIMITED, "you are beyond your limit of requests; try again later"),
     Refusal.OVER_USER_LIMIT: (Reason.OVER_USER_LIMIT, "the engines are overloaded, and this user asks for too much"),
     Refusal.OVER_APP_LIMIT: (Reason.OVER_APP_LIMIT, "the engines are overloaded, and this app asks for too much"),
@@ -29,6 +30,7 @@ REASONS: Final = {
         "interactions under way fill the engines' KV cache, and a new one would wait for longer than it may; come back "
         "later. Calls of interactions under way are still served",
     ),
+    Refusal.INTERNAL_ERROR: (Reason.INTERNAL_ERROR, "the gateway failed on this request"),
     Refusal.WAIT_TOO_LONG: (Reason.WAIT_TOO_LONG, "this request would wait for longer than x-fairgate-wait-s-max says"),
 }
 _WHO: Final = {"user": "this user", "app_user": "this user in this app", "app": "this app, over all its users,"}
@@ -41,6 +43,7 @@ _ALWAYS_ON: Final = {
     "tokens_per_day": "{limit} tokens a day",
     "requests_per_month": "{limit} requests in 30 days",
     "tokens_per_month": "{limit} tokens in 30 days",
+    "cost_per_month": "a cost of {limit} in 30 days",
     "engine_seconds": "{limit} seconds at engines a minute",
     "engine_seconds_per_day": "{limit} seconds at engines a day",
     "engine_seconds_per_month": "{limit} seconds at engines in 30 days",
@@ -49,17 +52,20 @@ _ALWAYS_ON: Final = {
 
 def refusal_error(decision: Reject, again_s: float) -> ApiError:
     """The error for a request that admission gave up. `again_s`: in how long an engine may take one at the earliest."""
-    retry_after_s = _spread(max(decision.retry_after_s, again_s), decision.id)
+    retry_after_s = max(decision.retry_after_s, again_s)
     reason, message = REASONS[decision.reason]
     limit = decision.limit
+    is_budget = limit is not None and DAY_S <= limit.window_s < math.inf
+    if not is_budget:  # a budget's client comes back by itself, and to the moment
+        retry_after_s = _spread(retry_after_s, decision.id)
     headers: list[Header] = []
     # A client library would wait, and its caller is not willing to.
     should_retry = False if decision.reason is Refusal.WAIT_TOO_LONG else None
     if limit is not None:
         retry_after_s = min(retry_after_s, limit.window_s)
-        headers = rate_limit_headers((limit,))
+        headers = rate_limit_headers((limit._replace(reset_s=retry_after_s),))
         message = _at_limit(decision.reason, limit, retry_after_s)
-        if DAY_S <= limit.window_s < math.inf:
+        if is_budget:
             should_retry = False  # a client library would give up its patience, and the budget would not be there yet
     return ApiError(reason, message, retry_after_s=retry_after_s, should_retry=should_retry, fields=headers)
 
@@ -108,7 +114,7 @@ def rate_limit_headers(limits: Iterable[Limit]) -> list[Header]:
     """`x-ratelimit-*` as OpenAI's clients read them: one limit of requests and one of tokens, the tightest of each."""
     tightest: dict[bytes, Limit] = {}
     for limit in limits:
-        if limit.name.startswith("engine"):
+        if limit.name.startswith(("engine", "cost")):
             continue
         kind = b"tokens" if "tokens" in limit.name.partition(" ")[0] else b"requests"
         other = tightest.get(kind)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from backends.answers.sse import Dialect, StreamMeter
 from gateway.http.errors import ApiError, expected_wait_headers
 from gateway.http.headers import Header, forward_response_headers
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.keys.identity import Principal
+from gateway.proxy.engine_errors import OWN_ERROR_EVENTS
 from gateway.proxy.refusals import in_words, rate_limit_headers
 from gateway.request.body.payload import Payload
 from gateway.request.routes import Route
@@ -21,6 +23,7 @@ from policies.queue.expected_wait import interval_s
 from policies.request import State
 
 if TYPE_CHECKING:
+    from gateway.keys.stored_responses import StoredResponses
     from gateway.pool.pool import Pool
     from gateway.pool.waiting import Place
 
@@ -43,16 +46,30 @@ class RequestContext(HttpRequest):
         route: what kind of request it is. principal: who asks, as the key has it.
         responder: writes its answer. payload: its body.
         serving_pool: where it waits and is answered.
+        responses: knows where the responses are that answers give out.
+        engine: the only one that can serve it, since it has what the request goes on from; "": any.
         relays: something of the engine's answer has gone to the client. Until then another engine may get the request.
     """
 
-    __slots__ = ("_place", "payload", "principal", "relays", "responder", "route", "serving_pool")
+    __slots__ = (
+        "_place",
+        "engine",
+        "payload",
+        "principal",
+        "relays",
+        "responder",
+        "responses",
+        "route",
+        "serving_pool",
+    )
 
     route: Route
     principal: Principal
     responder: Responder
     payload: Payload
     serving_pool: Pool
+    engine: str
+    responses: StoredResponses
     relays: bool
     _place: Place | None
 
@@ -60,8 +77,14 @@ class RequestContext(HttpRequest):
         """It is there whole, and is to be answered by this."""
         self.responder = responder
         self.arrived_s = now
+        self.engine = ""
         self.relays = False
         self._place = None
+
+    def comes_from(self, principal: Principal) -> None:
+        """The key names who asks."""
+        self.principal = principal
+        self.tenant, self.group, self.key = principal.tenant, principal.group, principal.label
 
     def wait(self) -> None:
         """It asks for admission."""
@@ -111,6 +134,12 @@ class RequestContext(HttpRequest):
             self.leave_place()
         self.responder.respond(status, self._answer_fields(headers), body)
 
+    def gives_out(self, id: str) -> None:
+        """Remember whose the response of this id is, and which engine has it. Empty: the answer has no id."""
+        if id and self.route.dialect is Dialect.RESPONSES:
+            payload = self.payload
+            self.responses.note((self.tenant, id, payload.asked, payload.model, self.backend), time.monotonic())
+
     def error(self, error: ApiError, *, is_engines: bool = False, is_within: bool = False) -> None:
         """An error, in whatever way is still open: an answer, an event in the stream, a broken body.
 
@@ -127,6 +156,14 @@ class RequestContext(HttpRequest):
         else:
             responder.write((b"" if self.relays else WAITED) + error.sse_event(dialect))
             responder.end()
+
+    def stream_meter(self, choices: int) -> StreamMeter:
+        """Reads its answer, which is a stream of events of so many choices."""
+        dialect = self.route.dialect
+        strip = self.route.reports_usage and self.payload.stream and not self.payload.asks_usage
+        meter = StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect])
+        meter.choices = choices
+        return meter
 
     def id_field(self) -> Header:
         """What every answer says."""

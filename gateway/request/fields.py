@@ -1,16 +1,49 @@
 """Which parts of a request's JSON are decoded? The rest stays as it is: prompts are long.
 
-msgspec fills these structures in C; they stand apart from the code that reads them, which is compiled.
+msgspec fills these structures in C; they stand apart from the code that reads them, which is compiled. Numbers and
+flags are taken in the spellings of pydantic's lax mode, since vLLM reads its requests by that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final, cast
+
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+MEMBERS_MAX: Final = 1 << 10
+TURNS_MAX: Final = 1 << 13
+"""A conversation of more turns is not followed: decoding one takes some microseconds, and 100 bytes."""
+
+Flag = bool | float | str | None
+FLAGS: Final = {
+    **dict.fromkeys(("1", "1.0", "on", "t", "true", "y", "yes"), True),
+    **dict.fromkeys(("0", "0.0", "off", "f", "false", "n", "no"), False),
+}
+"""Spellings of a flag, in lower case."""
+
+
+class TooManyError(Exception):
+    """A body holds more members or turns than are decoded at one go."""
+
+
+class _Decoded:
+    """Items that msgspec may still make of the body in hand: only what it calls can stop it amid a body."""
+
+    left = 0
+
+    def count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise TooManyError
+
+
+_decoded: Final = _Decoded()
+
 
 class StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
+    include_usage: Flag = None
 
 
 class UserMetadata(msgspec.Struct):
@@ -20,13 +53,14 @@ class UserMetadata(msgspec.Struct):
 class Fields(msgspec.Struct):
     """The fields of all APIs together. What only some of them have stays as it is: `Api` says who reads it."""
 
-    model: str = ""
-    stream: bool | None = None
+    model: str | None = None
+    stream: Flag = None
     stream_options: StreamOptions | UnsetType | None = UNSET
     user: str | None = None
     safety_identifier: str | None = None
     service_tier: Raw = Raw()
     previous_response_id: str | None = None
+    background: Raw = Raw()
     tool_choice: Raw = Raw()
     metadata: Raw = Raw()
     conversation: Raw = Raw()
@@ -91,6 +125,24 @@ class Turn(msgspec.Struct):
     """Of the call whose result it is; `call_id` in a Responses item."""
     call_id: Raw = Raw()
 
+    def __post_init__(self) -> None:
+        _decoded.count()
+
+
+class TextBlock(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """A block that is nothing but text."""
+
+    text: Raw
+
+
+class _Member(str):
+    """The name of a member of an object. Each one is counted."""
+
+    __slots__ = ()
+
+    def __init__(self, text: str) -> None:
+        _decoded.count()
+
 
 class Claimed(msgspec.Struct):
     """What `metadata` says of the interaction."""
@@ -103,10 +155,23 @@ class Claimed(msgspec.Struct):
 decode_fields = msgspec.json.Decoder(Fields).decode
 decode_user = msgspec.json.Decoder(UserMetadata).decode
 decode_claimed = msgspec.json.Decoder(Claimed).decode
-decode_turns = msgspec.json.Decoder(list[Turn]).decode
-decode_turn = msgspec.json.Decoder(Turn).decode
-decode_number = msgspec.json.Decoder(int | None).decode
+decode_one_text = msgspec.json.Decoder(tuple[TextBlock]).decode
+decode_number = msgspec.json.Decoder(int | bool | None, strict=False).decode
 decode_name = msgspec.json.Decoder(str).decode
-decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
-decode_list = msgspec.json.Decoder(list[Raw]).decode
 encode = msgspec.json.encode
+_turns = msgspec.json.Decoder(list[Turn]).decode
+_members: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(
+    cast(type[dict[str, Raw]], dict[_Member, Raw]), dec_hook=lambda kind, text: kind(text)
+).decode
+
+
+def decode_turns(conversation: Raw) -> list[Turn]:
+    """Decode a conversation. Raises `TooManyError` beyond `TURNS_MAX`."""
+    _decoded.left = TURNS_MAX
+    return _turns(conversation)
+
+
+def decode_members(body: bytes) -> dict[str, Raw]:
+    """Decode an object into its members. Raises `TooManyError` beyond `MEMBERS_MAX`."""
+    _decoded.left = MEMBERS_MAX
+    return _members(body)

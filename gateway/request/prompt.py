@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Final
 
 ATTACHMENT: Final = b";base64,"
 """Where the bytes of an inline image or audio clip begin."""
-HEAD_BYTES_MAX: Final = 8 << 20
-"""As much of a prompt is compared with others. A longer text is beyond any model's context."""
+ATTACHMENTS_MAX: Final = 1 << 12
+"""Attachments beyond these count as text."""
 PROSE_BYTES: Final = 512
 """Text with more semicolons than one in so many bytes is code."""
 _ATTACHED: Final = re.compile(rb";base64,[A-Za-z0-9+/=\\]++")
@@ -18,13 +19,12 @@ class Prompt:
     """JSON of everything that becomes prompt.
 
     Attributes:
-        head: all of it, or its beginning if the body is large.
-        size: bytes of all of it.
+        head: its text, until that is let go. size: bytes of it.
         attachments: how many inline images and clips there are.
         attached_bytes: what they take of `size`.
     """
 
-    __slots__ = ("_ids", "attached_bytes", "attachments", "head", "size")
+    __slots__ = ("_commas", "_ids", "attached_bytes", "attachments", "head", "size")
 
     def __init__(self, head: bytes, size: int, attachments: int, attached_bytes: int) -> None:
         self.head = head
@@ -32,21 +32,30 @@ class Prompt:
         self.attachments = attachments
         self.attached_bytes = attached_bytes
         self._ids: tuple[int, int] | None = None
+        self._commas: int | None = None
 
-    def let_go(self) -> None:
-        """Hold no more of its text."""
-        self._ids = self.token_ids()
+    def let_go(self, counts_commas: bool) -> None:
+        """Hold no more of its text, but what follows from it."""
+        self.token_ids()
+        if counts_commas:
+            self.commas()
         self.head = b""
 
+    def commas(self) -> int:
+        """Count the commas of its text: a list has one item more at most."""
+        if self._commas is None:
+            self._commas = self.head.count(b",")
+        return self._commas
+
     def token_ids(self) -> tuple[int, int]:
-        """How many token ids is it, and in how many prompts? (0, 1): it is text, or not at hand as a whole."""
-        if self._ids is not None:
-            return self._ids
-        head = self.head
-        if not head.startswith(b"[") or len(head) != self.size or not head[:8].lstrip(b"[ \t\r\n")[:1].isdigit():
-            return 0, 1
-        prompts = max(1, head.count(b"]") - 1)
-        return head.count(b",") + 1, prompts
+        """Return the number of its token ids, and of the prompts that they are in; (0, 1) of a text."""
+        if self._ids is None:
+            head = self.head
+            if head.startswith(b"[") and head[:8].lstrip(b"[ \t\r\n")[:1].isdigit():
+                self._ids = self.commas() + 1, max(1, head.count(b"]") - 1)
+            else:
+                self._ids = 0, 1
+        return self._ids
 
 
 def prompt_of(text: bytes) -> Prompt:
@@ -54,7 +63,7 @@ def prompt_of(text: bytes) -> Prompt:
     attachments = attached_bytes = 0
     at = text.find(b";")
     if at >= 0 and holds_attachment(text, at):
-        for found in _ATTACHED.finditer(text):
+        for found in islice(_ATTACHED.finditer(text), ATTACHMENTS_MAX):
             attachments += 1
             attached_bytes += found.end() - found.start()
     return Prompt(text, len(text), attachments, attached_bytes)

@@ -33,6 +33,7 @@ class Treatment(Enum):
     FILE = auto()
     """A file of a page, which anybody may have."""
     HEALTH = auto()
+    """That the gateway is there, and how it is asked; answered here."""
     OPTIONS = auto()
     """What may be asked there, answered here."""
 
@@ -48,6 +49,11 @@ class Route:
     takes_body: bool = True
     methods: str = ""
     """What may be asked at this path, for OPTIONS."""
+
+    @property
+    def reports_usage(self) -> bool:
+        """Does a stream say its usage if `stream_options` asks? Nothing is added to a body that nobody knows."""
+        return self.streams_events and self.dialect is Dialect.OPENAI
 
     @property
     def streams_events(self) -> bool:
@@ -66,6 +72,7 @@ _FILE: Final = Route(Treatment.FILE, takes_body=False)
 _TREATMENTS: Final = {"generate": GENERATE, "compute": ONE_ANSWER, "pass": PASS}
 
 MODELS: Final = "/v1/models"
+STORED_RESPONSES: Final = "/v1/responses/"
 
 _ROUTES: Final = {
     "/v1/chat/completions": Route(Treatment.ADMIT, generates=True, api=CHAT),
@@ -97,6 +104,8 @@ _ROUTES: Final = {
     "/fairgate/me/page": _FILE,
     "/fairgate/me/page/*": _FILE,
     "/v1/responses/*": _READ,
+    "/v1/responses/*/input_items": _READ,
+    "/": Route(Treatment.HEALTH, takes_body=False),
     "/health": Route(Treatment.HEALTH, takes_body=False),
     "/ping": Route(Treatment.HEALTH, takes_body=False),
     "/version": _READ,
@@ -104,6 +113,13 @@ _ROUTES: Final = {
 
 _NORMAL: Final = re.compile(r"(/(?!\.\.?(?:/|$))[A-Za-z0-9._~:-]+)+")
 _STEP: Final = "[^/]+"
+_OLLAMA: Final = {
+    "/api/chat": "/chat/completions",
+    "/api/generate": "/completions",
+    "/api/embed": "/embeddings",
+    "/api/tags": "/models",
+}
+"""Paths of Ollama's own API, and what stands for them behind `/v1`."""
 
 
 class Routes:
@@ -134,6 +150,11 @@ class Routes:
         """With what the config opens."""
         return cls((route.path, route.methods, _TREATMENTS[route.treatment]) for route in routes)
 
+    def response_id(self, path: str) -> str:
+        """Return the id of the stored response that a path is about. Empty: the path is about none, or is opened by its
+        full name."""
+        return path.split("/")[3] if path.startswith(STORED_RESPONSES) and path not in self._plain else ""
+
     def find(self, method: str, path: str) -> Route:
         """The route of a request; `path` as it was sent, without the query. ApiError: it goes nowhere."""
         methods = self._plain.get(path)
@@ -157,9 +178,24 @@ class Routes:
             for pattern, methods in self._starred:
                 if pattern.fullmatch(path) is not None:
                     return methods
-            hint = "; the operator of this gateway can open other paths with `routes:`"
+            hint = _meant(method, path) or "; the operator of this gateway can open other paths with `routes:`"
         raise ApiError(Reason.NOT_FOUND, f"there is nothing at {method} {path[:200]}{hint}")
 
 
 def _pattern(path: str) -> str:
     return re.escape(path).replace(r"\*", _STEP)
+
+
+_VERSIONED: Final = {path.removeprefix("/v1"): path for path in KNOWN_PATHS if path.startswith("/v1/")}
+_MEANT: Final = re.compile(rf"(?:/{_STEP})*?(?:{'|'.join([f'({_pattern(path)})' for path in _VERSIONED])})")
+
+
+def _meant(method: str, path: str) -> str:
+    """Name the known path that a wrong one ends like: most often `base_url` lacks its /v1, or has it twice."""
+    found = _MEANT.fullmatch(_OLLAMA.get(path, path))
+    if found is None:
+        return ""
+    known = list(_VERSIONED.values())[(found.lastindex or 1) - 1]
+    methods = KNOWN_PATHS[known].split()
+    where = "before /v1 for clients of Anthropic's API" if known.startswith("/v1/messages") else "with /v1"
+    return f". Did you mean {method if method in methods else methods[0]} {known}? base_url ends {where}."

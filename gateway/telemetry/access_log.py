@@ -94,6 +94,8 @@ class AccessLog:
             record.tries,
             record.client,
             record.client_id,
+            record.group,
+            record.key,
         )
         self._lines += encode_line(line)
         self._lines += b"\n"

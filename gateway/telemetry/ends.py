@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 
 class End(NamedTuple):
     """How did one request end? Times on the monotonic clock."""
@@ -31,6 +33,32 @@ class End(NamedTuple):
     """From arrival; None: none was seen."""
     prompt_tokens: int
     output_tokens: int
+
+
+class OwnMinute(msgspec.Struct):
+    """The requests of one tenant that came within one minute."""
+
+    at_s: float
+    """When the minute begins, since the epoch."""
+    slowest: End
+    requests: int = 0
+    queue_s: float = 0.0
+    not_served: int = 0
+    reason: str = ""
+    """Why the latest of those was not served."""
+
+    def add(self, other: OwnMinute) -> None:
+        """Count further requests of the minute."""
+        self.requests += other.requests
+        self.queue_s += other.queue_s
+        self.not_served += other.not_served
+        self.reason = other.reason or self.reason
+        if took_s(other.slowest) > took_s(self.slowest):
+            self.slowest = other.slowest
+
+
+def took_s(end: End) -> float:
+    return end.ended_s - end.dispatched_s + end.queue_s
 
 
 class Mark(NamedTuple):

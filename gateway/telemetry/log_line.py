@@ -71,6 +71,10 @@ class Line(msgspec.Struct):
     """The client's address."""
     client_request_id: str = ""
     """The client's own name for it (`x-request-id`), if it sent one."""
+    group: str = ""
+    """The group that the tenant is in. Empty: none."""
+    key: str = ""
+    """The label of the key that it came with. Empty: the key has none."""
 
 
 encode_line = msgspec.json.Encoder().encode

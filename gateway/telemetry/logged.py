@@ -15,6 +15,8 @@ from simulation.statistics import percentile
 from simulation.traces.lines import read_lines, readable_bytes
 
 ENDED: Final = {"abandoned": "was left by its client", "refused": "was refused"}
+FAILED: Final = ("failed", "refused")
+REASONS_SHOWN: Final = 5
 NAMES: Final = {"queue_s": "Time in the queue", "ttft_s": "First token", "total_s": "End"}
 
 
@@ -60,6 +62,8 @@ class Logged:
         found = self.numbers()
         ended = ", ".join(f"{count:,} {outcome}" for outcome, count in found["outcomes"].items())
         said = [f"{len(self.lines):,} requests of {self.lines[0].tenant}: {ended}."]
+        if why := [f"{count:,} {reason}" for reason, count in found["reasons"].items()]:
+            said.append(f"Failed or refused: {', '.join(why[:REASONS_SHOWN])}.")
         for name, text in NAMES.items():
             if found[name] is not None:
                 half, most = (in_seconds(found[name][part]) for part in ("p50", "p95"))
@@ -79,6 +83,7 @@ class Logged:
         return {
             "requests": len(lines),
             "outcomes": dict(Counter(line.outcome for line in lines).most_common()),
+            "reasons": dict(Counter(_why(line) for line in lines if line.outcome in FAILED).most_common()),
             "queue_s": _quantiles([line.queue_ms for line in lines]),
             "ttft_s": _quantiles([line.ttft_ms for line in lines if line.ttft_ms is not None]),
             "total_s": _quantiles([line.total_ms for line in lines]),
@@ -127,6 +132,11 @@ class Logged:
                     yield decode_line(text)
                 except (ValueError, RecursionError):
                     self.left_out += 1
+
+
+def _why(line: Line) -> str:
+    """no_backend, or at which engine: backend_failed at gpu-1"""
+    return f"{line.reason} at {line.backend}" if line.backend else line.reason
 
 
 def _quantiles(ms: Sequence[float]) -> dict[str, float] | None:

@@ -35,6 +35,7 @@ def _histogram(text: str, *labels: str) -> MetricFamily:
 
 _ENGINE: Final = ("pool", "backend")
 _TENANT: Final = ("pool", "tenant")
+_GROUP: Final = ("pool", "group")
 FAMILIES: Final = {
     "fairgate_requests_total": _counter("Requests ended.", "pool", "tenant", "model", "outcome"),
     "fairgate_not_completed_total": _counter(
@@ -49,6 +50,7 @@ FAMILIES: Final = {
         "Requests of class batch that were stopped at their engine for other work, and wait again.", "pool"
     ),
     "fairgate_given_back_tokens_total": _counter("Tokens that engines computed for them in vain.", "pool"),
+    "fairgate_faults_total": _counter("Events that failed by a fault of the gateway (see its log).", "pool"),
     "fairgate_queue_seconds": _histogram("Wait before dispatch.", "pool", "tenant", "outcome"),
     "fairgate_expected_waits_total": _counter(
         "Waits of over a second until an engine: right (from half to twice the expected wait), longer or shorter.",
@@ -61,6 +63,12 @@ FAMILIES: Final = {
     "fairgate_queued_bytes": MetricFamily("Bytes of bodies waiting.", ("pool",)),
     "fairgate_recent_service": MetricFamily("Service received within the last minute.", _TENANT),
     "fairgate_recent_service_due": MetricFamily("Part of it that was due, by weight.", _TENANT),
+    "fairgate_group_service": MetricFamily("Service that a group received within the last minute.", _GROUP),
+    "fairgate_group_service_due": MetricFamily("Part of it that was due to the group.", _GROUP),
+    "fairgate_group_share": MetricFamily("Its part of a pool if all tenants ask for more.", ("group",), MOST),
+    "fairgate_group_floor": MetricFamily("Part of a pool that it has whenever it asks; 0: none.", ("group",), MOST),
+    "fairgate_group_ceiling": MetricFamily("Part of a pool that it takes at most; 1: all of it.", ("group",), MOST),
+    "fairgate_quota_used_ratio": MetricFamily("Part of a limit that is used, of 1.", ("holder", "limit"), MOST),
     "fairgate_open_interactions": MetricFamily("Interactions under way."),
     "fairgate_working_set_tokens": MetricFamily("Contexts of interactions under way.", _TENANT),
     "fairgate_overloaded": MetricFamily("1 while new interactions may be refused.", ("pool",), MOST),
@@ -69,6 +77,7 @@ FAMILIES: Final = {
     "fairgate_backend_slots": MetricFamily("Sequences that the engine is expected to run at once.", _ENGINE, MOST),
     "fairgate_kv_projected_ratio": MetricFamily("Largest expected use of the KV cache, of 1.", _ENGINE, MOST),
     "fairgate_backend_up": MetricFamily("1 if the engine is in service.", _ENGINE, LEAST),
+    "fairgate_backend_info": MetricFamily("1; `engine` is the kind of the engine.", (*_ENGINE, "engine"), MOST),
     "fairgate_backend_on_steps": MetricFamily("1 if the engine reports its steps.", _ENGINE, LEAST),
     "fairgate_backend_draining": MetricFamily("1 while an operator or a reload drains the engine.", _ENGINE, MOST),
     "fairgate_backend_preemptions_total": _counter("Preemptions, as the engine reports.", *_ENGINE, merged=MOST),

@@ -1,22 +1,25 @@
 """Which requests ended within the last minute? What an operator's view of the present is made from.
 
 Metrics are sums since the start. Who receives how much just now, and how long tenants wait just now, is read from the
-latest ends. They are kept in a ring of fixed size, so a request costs one entry in it.
+latest ends. They are kept in a ring of fixed size, so a request costs one entry in it. Of each tenant and minute the
+slowest request is kept for longer, so that no flood makes a tenant forget why it was slow.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import time
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice, takewhile
 from typing import Final
 
-from gateway.telemetry.ends import End, Mark
-from gateway.telemetry.record import RequestRecord
+from gateway.telemetry.ends import End, Mark, OwnMinute, took_s
+from gateway.telemetry.record import Outcome, RequestRecord
 
 WINDOW_S: Final = 60.0
 ENDS_MAX: Final = 8192
 MARKS_MAX: Final = 32
+MINUTE_S: Final = 60.0
 OUTPUT_WEIGHT: Final = 2.0
 """What a generated token counts where the policy charges nobody; a prompt token counts 1."""
 
@@ -27,6 +30,11 @@ class RecentRequests:
     def __init__(self, ends_max: int = ENDS_MAX) -> None:
         self._ends: deque[End] = deque(maxlen=ends_max)
         self._ends_max = ends_max
+        self._epoch_s = time.time() - time.monotonic()
+        self._minutes: OrderedDict[tuple[str, float], OwnMinute] = OrderedDict()
+        """By tenant and minute, as of the last fold; half as many as ends."""
+        self._fold_at = self._folding = max(1, ends_max // 4)
+        """At this count, the ends since the last fold are added to their minutes: many at a time are cheap."""
         self.count = 0
         """Ends so far, those included that are no longer kept."""
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
@@ -57,6 +65,8 @@ class RecentRequests:
                 record.service.output,
             )
         )
+        if self.count >= self._fold_at:
+            self._fold()
 
     def within(self, now: float, window_s: float = WINDOW_S) -> tuple[list[End], float]:
         """The ends within the window, the latest first, and how long a time they cover in seconds."""
@@ -79,10 +89,40 @@ class RecentRequests:
         for end in ends:
             self.count += 1
             self._ends.append(end)
+            if self.count >= self._fold_at:
+                self._fold()
+
+    def _fold(self) -> None:
+        new = self.latest_after(self._fold_at - self._folding)
+        self._fold_at = self.count + self._folding
+        minutes, epoch_s = self._minutes, self._epoch_s
+        for end in new:
+            at_s = (epoch_s + end.dispatched_s - end.queue_s) // MINUTE_S * MINUTE_S
+            one = minutes.get((end.tenant, at_s))
+            if one is None:
+                one = minutes[end.tenant, at_s] = OwnMinute(at_s, end)
+                if len(minutes) > max(1, self._ends_max // 2):
+                    minutes.popitem(last=False)
+            one.requests += 1
+            one.queue_s += end.queue_s
+            if end.outcome != Outcome.COMPLETED:
+                one.not_served += 1
+                one.reason = end.reason
+            if took_s(end) > took_s(one.slowest):
+                one.slowest = end
+
+    def minutes_of(self, tenant: str) -> list[OwnMinute]:
+        """Return the remembered minutes of one tenant, the earliest first."""
+        self._fold()
+        return sorted([one for (name, _), one in self._minutes.items() if name == tenant], key=_begins)
 
     def latest(self, count: int) -> list[End]:
         """The latest first."""
         return list(islice(reversed(self._ends), count))
+
+
+def _begins(minute: OwnMinute) -> float:
+    return minute.at_s
 
 
 def service_of(charged: float, prompt_tokens: int, output_tokens: int) -> float:

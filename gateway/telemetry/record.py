@@ -36,6 +36,7 @@ class RequestRecord:
         client: the address of the client: that of the peer, unless the peer is trusted to name it.
         path: as sent, without a query.
         tenant: who pays, as the head says; empty: nobody in particular.
+        group: the group that the tenant is in. key: the label of the key that it came with.
         app: which app of its tenant asks.
         model: the model that is asked for, by the engines' name once a pool is found.
         stream: a streamed answer is asked for.
@@ -44,6 +45,7 @@ class RequestRecord:
         trace: its place in a trace, if traces are followed.
         pool: where it was admitted or refused; "": nowhere.
         backend: the engine that had it last; tries: how often an engine was given it.
+        sends: how often it was sent whole to an engine that went away without an answer.
         arrived_s: when it was there whole.
         was_dispatched: an engine had it, and did not give it back.
         dispatched_s: when it went to its engine; if it never did, when it ended. queue_s: from arrival to then.
@@ -60,6 +62,8 @@ class RequestRecord:
     client: str = ""
     path: str = ""
     tenant: str = ""
+    group: str = ""
+    key: str = ""
     app: str = ""
     model: str = ""
     stream: bool = False
@@ -69,6 +73,7 @@ class RequestRecord:
     pool: str = ""
     backend: str = ""
     tries: int = 0
+    sends: int = 0
     arrived_s: float = 0.0
     was_dispatched: bool = False
     dispatched_s: float = 0.0

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.telemetry.record import Outcome, RequestRecord
+from policies.limits.quotas import Used
+from policies.request import ServiceTokens
 
 HOUR_S: Final = 3600
 OTHERS: Final = "other"
@@ -96,12 +98,12 @@ class UsageCounts:
             if request is not None:
                 totals.wasted += request.progress.wasted_tokens
 
-    def used(self) -> Iterator[tuple[int, str, str, int, int, int]]:
-        """Of each sum its hour (seconds since the epoch), tenant and model, its requests, its prompt and output tokens,
-        and its milliseconds at engines."""
+    def used(self) -> Iterator[Used]:
+        """What each sum says, as it will be written down."""
         for (hour, tenant, _, _, model), totals in self._sums.items():
-            requests, tokens = totals.requests - totals.refused, totals.input + totals.output
-            yield hour * HOUR_S, tenant, model, requests, tokens, totals.engine_ms
+            service = ServiceTokens(totals.input, totals.output, totals.cached)
+            requests = totals.requests - totals.refused
+            yield Used((hour + 1) * HOUR_S, tenant, model, requests, service, totals.engine_ms)
 
     def take(self) -> Sums:
         """All that was added since the last time."""

@@ -21,7 +21,7 @@ from gateway.telemetry.background import OperationalError
 from gateway.telemetry.metric_families import single
 from gateway.usage.counts import UsageCounts
 from gateway.usage.thread import CLOSE_S, DatabaseThread
-from gateway.usage.used_before import Used, used_before
+from gateway.usage.used_before import used_before
 from gateway.usage.written import WRITERS_KEPT_S, Batch, add, forget
 from policies.limits.quotas import Quotas
 
@@ -61,8 +61,6 @@ class UsageRecorder:
     async def open(self) -> None:
         """Connect, and let limits go on. StoreRefused if the database is not one to be used; one that is down does not
         matter."""
-        if self._quotas is not None:
-            _by_utc(self._quotas)
         try:
             await self._go_on()
         except StoreUnavailable as error:
@@ -71,9 +69,8 @@ class UsageRecorder:
     def go_on_with(self, quotas: Quotas) -> None:
         """These are the first limits, and have counted nothing yet. What is in no batch yet is added to them here, and
         what is written down with the next `flush`."""
-        _by_utc(quotas)
         self._quotas, self._has_gone_on = quotas, False
-        _add_used(quotas, [*self.counts.used()])
+        quotas.go_on(self.counts.used(), time.monotonic())
 
     async def turn(self) -> None:
         """Write after half a second. Raises `OperationalError`, having written, if the file has been replaced."""
@@ -150,7 +147,7 @@ class UsageRecorder:
         if quotas is self._quotas:  # else others came meanwhile, and are read for next
             self._has_gone_on = True
             if quotas is not None:
-                _add_used(quotas, found)
+                quotas.go_on(found, time.monotonic())
 
     async def _forget(self) -> None:
         now = time.monotonic()
@@ -180,13 +177,3 @@ class UsageRecorder:
         )
         if dropped:
             logger.warning("no room for the usage of %d requests; their lines in the access log remain", dropped)
-
-
-def _by_utc(quotas: Quotas) -> None:
-    """From here on a day is one of UTC, whose hours are written down, and a month is 30 of them."""
-    quotas.day.epoch_s = quotas.month.epoch_s = time.time() - time.monotonic()
-
-
-def _add_used(quotas: Quotas, found: Used) -> None:
-    for used in found:
-        quotas.go_on(*used, time.monotonic())

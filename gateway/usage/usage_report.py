@@ -7,21 +7,27 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import MAXYEAR, UTC, datetime, timedelta
+from itertools import product
+from typing import Any
 
 from gateway.config.sections.usage import PriceConfig
 from gateway.usage.database import Database
 from gateway.usage.written import SUMMED, storable
 
 ROWS_MAX = 100_000
+MONTHS_MAX = 1200
 _COLUMNS = {
     "hour": "hour_s",
     "day": "hour_s / 86400 * 86400",
+    "month": "",
+    "group": "tenant",
     "tenant": "tenant",
     "app": "app",
     "user": "end_user",
     "model": "model",
 }
+"""What stands for each in a statement; of a month, `_months`."""
 DIMENSIONS = tuple(_COLUMNS)
 _MEASURES = (
     "requests",
@@ -92,19 +98,25 @@ def _text(moment: datetime) -> str:
 class UsageRow:
     """What one group of the question used: a tenant, a user, a model, or what the question groups by."""
 
-    __slots__ = ("by", "cost", *_MEASURES)
+    __slots__ = ("_cost", "by", "unpriced_tokens", *_MEASURES)
 
     def __init__(self, by: tuple[str, ...]) -> None:
         self.by = by
         self.requests = self.refused = 0
         self.input_tokens = self.cached_tokens = self.output_tokens = self.wasted_tokens = 0
         self.queue_s = self.engine_s = 0.0
-        self.cost: float | None = 0.0
-        """None: the price of a model is not known."""
+        self._cost = 0.0
+        self.unpriced_tokens = 0
+        """Tokens of models without a price, which are not in the cost."""
 
     @property
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
+
+    @property
+    def cost(self) -> float | None:
+        """Return the cost of what has a price. None: nothing of it has one."""
+        return None if self.unpriced_tokens == self.tokens > 0 else self._cost
 
     def add(self, sums: Sequence[int], price: PriceConfig | None) -> None:
         """One more sum, in the order of the columns, of a model with this price."""
@@ -118,16 +130,16 @@ class UsageRow:
         self.queue_s += queue_us / 1e6
         self.engine_s += engine_ms / 1e3
         if price is None:
-            self.cost = None if prompt or output else self.cost
-        elif self.cost is not None:
-            per_cached = price.input if price.cached is None else price.cached
-            self.cost += ((prompt - cached) * price.input + cached * per_cached + output * price.output) / 1e6
+            self.unpriced_tokens += prompt + output
+        else:
+            self._cost += ((prompt - cached) * price.input + cached * price.of_cached + output * price.output) / 1e6
 
     def measures(self, *, has_prices: bool) -> dict[str, float | int | None]:
         found: dict[str, float | int | None] = {name: getattr(self, name) for name in _MEASURES}
         found["queue_s"], found["engine_s"] = round(self.queue_s, 3), round(self.engine_s, 3)
         if has_prices:
             found["cost"] = None if self.cost is None else round(self.cost, 6)
+            found["unpriced_tokens"] = self.unpriced_tokens
         return found
 
 
@@ -140,17 +152,19 @@ class Report:
         self.total = total
         self.has_prices = has_prices
 
-    def as_json(self) -> str:
-        since_s, until_s = self.question.hours_s
-        rows = [
+    def as_dicts(self) -> list[dict[str, Any]]:
+        return [
             {**dict(zip(self.question.by, row.by, strict=True)), **row.measures(has_prices=self.has_prices)}
             for row in self.rows
         ]
+
+    def as_json(self) -> str:
+        since_s, until_s = self.question.hours_s
         answer = {
             "since": _text(datetime.fromtimestamp(since_s, UTC)),
             "until": _text(datetime.fromtimestamp(until_s, UTC)),
             "by": self.question.by,
-            "rows": rows,
+            "rows": self.as_dicts(),
             "total": self.total.measures(has_prices=self.has_prices),
         }
         return json.dumps(answer, indent=2) + "\n"
@@ -190,11 +204,15 @@ FORMATS = {"table": Report.as_table, "csv": Report.as_csv, "json": Report.as_jso
 
 
 def read(
-    database: Database, question: Question, prices: Mapping[str, PriceConfig], tenant: str | None = None
+    database: Database,
+    question: Question,
+    prices: Mapping[str, PriceConfig],
+    tenant: str | None = None,
+    around: Mapping[str, Sequence[str]] | None = None,
 ) -> Report:
-    """The answer to a question, of one tenant or of all. Raises BadQuestion if it is too long, and what
-    `Database.transaction` raises."""
-    labels = [f"{_COLUMNS[name]} AS by_{name}" for name in question.by]
+    """The answer to a question, of one tenant or of all. `around`: the groups of each tenant; its use counts in each.
+    Raises BadQuestion if it is too long, and what `Database.transaction` raises."""
+    labels = [f"{_months(question) if name == 'month' else _COLUMNS[name]} AS by_{name}" for name in question.by]
     groups = [f"by_{name}" for name in question.by]
     statement = (
         f"SELECT {', '.join([*labels, 'model', *(f'SUM({name})' for name in SUMMED)])} FROM fairgate_usage "
@@ -209,15 +227,16 @@ def read(
     rows: dict[tuple[str, ...], UsageRow] = {}
     total = UsageRow(())
     for one in found:
-        by = tuple(_label(name, value) for name, value in zip(question.by, one[:count], strict=True))
-        row = rows.get(by) or rows.setdefault(by, UsageRow(by))
         price = prices.get(one[count])
-        row.add(one[count + 1 :], price)
+        each = [_labels(name, value, around or {}) for name, value in zip(question.by, one[:count], strict=True)]
+        for by in product(*each):
+            row = rows.get(by) or rows.setdefault(by, UsageRow(by))
+            row.add(one[count + 1 :], price)
         total.add(one[count + 1 :], price)
     if not count:
         return Report(question, [total], total, has_prices=bool(prices))
     ordered = sorted(rows.values(), key=lambda row: (-row.tokens, -row.requests, row.by))
-    times = [place for place, name in enumerate(question.by) if name in ("hour", "day")]
+    times = [place for place, name in enumerate(question.by) if name in ("hour", "day", "month")]
     if times:
         ordered.sort(key=lambda row: [row.by[place] for place in times])
     return Report(question, ordered, total, has_prices=bool(prices))
@@ -225,8 +244,10 @@ def read(
 
 def read_own(
     database: Database, tenant: str, prices: Mapping[str, PriceConfig], now: datetime
-) -> dict[str, dict[str, float | int | None]]:
-    """What one tenant used, received and was due in the last day and month."""
+) -> tuple[dict[str, dict[str, float | int | None]], list[dict[str, Any]]]:
+    """What one tenant used, received and was due in the last day and month; and what it used in each hour of the
+    day."""
+    hours = read(database, Question("24h", None, ("hour",), now), prices, storable(tenant))
     found = {}
     for name, since in (("day", "24h"), ("month", "30d")):
         question = Question(since, None, (), now)
@@ -236,12 +257,29 @@ def read_own(
             [(received, due)] = step.ask(statement, (storable(tenant),))
         shares = {"service_received": round(received or 0.0, 1), "service_due": round(due or 0.0, 1)}
         found[name] = {**report.total.measures(has_prices=report.has_prices), **shares}
-    return found
+    return found, hours.as_dicts()
 
 
 def _of_tenant(question: Question) -> str:
     """The rows of one tenant within the time. Each hour is named, so that no row of another tenant is looked at."""
     return f"hour_s IN ({', '.join(map(str, range(*question.hours_s, 3600)))}) AND tenant = %s"
+
+
+def _months(question: Question) -> str:
+    """The month of an hour, as both databases understand it. BadQuestion: there are too many."""
+    since_s, until_s = question.hours_s
+    begins, cases = datetime.fromtimestamp(since_s, UTC).replace(day=1, hour=0), list[str]()
+    while begins.timestamp() < until_s:
+        if len(cases) == MONTHS_MAX or begins.year == MAXYEAR:
+            raise BadQuestion(f"by: month takes at most {MONTHS_MAX} months: ask for a shorter time")
+        ends = (begins + timedelta(days=31)).replace(day=1)
+        cases.append(f"WHEN hour_s < {ends.timestamp():.0f} THEN '{begins:%Y-%m}'")
+        begins = ends
+    return f"CASE {' '.join(cases)} ELSE '' END"
+
+
+def _labels(name: str, value: object, around: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    return around.get(str(value)) or ("",) if name == "group" else (_label(name, value),)
 
 
 def _label(name: str, value: object) -> str:

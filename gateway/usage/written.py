@@ -8,9 +8,10 @@ from math import isfinite
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import HOUR_S, OTHER_USERS, OTHERS, Sums
 from gateway.usage.database import Database, Transaction
+from policies.limits.quotas import Used
+from policies.request import ServiceTokens
 
 WRITERS_KEPT_S = 30 * 86_400
-DAY_S = 86_400
 SUMMED = (
     "requests",
     "refused",
@@ -36,8 +37,9 @@ _ADD_SHARE = (
     "due = fairgate_shares.due + excluded.due"
 )
 _USED = (
-    "SELECT tenant, model, SUM(requests - refused), SUM(input_tokens + output_tokens), SUM(engine_ms) "
-    "FROM fairgate_usage WHERE hour_s >= %s AND hour_s < %s GROUP BY tenant, model"
+    "SELECT hour_s / {part_s} * {part_s} AS part, tenant, model, SUM(requests - refused), SUM(input_tokens), "
+    "SUM(cached_tokens), SUM(output_tokens), SUM(engine_ms) "
+    "FROM fairgate_usage WHERE hour_s >= %s AND hour_s < %s GROUP BY part, tenant, model"
 )
 
 
@@ -101,13 +103,19 @@ def forget(database: Database, now_s: int, keep_days: int) -> None:
         step.do("DELETE FROM fairgate_writers WHERE written_s < %s", (now_s - WRITERS_KEPT_S,))
 
 
-def used_on(database: Database, day: int) -> list[tuple[str, str, int, int, int]]:
-    """What each tenant used of each model on this day (since the epoch): its requests, its prompt and output tokens,
-    and its milliseconds at engines."""
+def used_between(database: Database, since_s: int, until_s: int, part_s: int) -> list[Used]:
+    """What each tenant used of each model, in each part of this time."""
     with database.transaction(writes=False) as step:
-        found = step.ask(_USED, (day * DAY_S, (day + 1) * DAY_S))
+        found = step.ask(_USED.format(part_s=part_s), (since_s, until_s))
     return [
-        (tenant, model, int(requests), int(tokens), int(engine_ms))
-        for tenant, model, requests, tokens, engine_ms in found
-        if isinstance(tenant, str) and isinstance(model, str) and isfinite(requests + tokens + engine_ms)
+        Used(
+            part + part_s,
+            tenant,
+            model,
+            int(requests),
+            ServiceTokens(int(prompt), int(output), int(cached)),
+            int(ran_ms),
+        )
+        for part, tenant, model, requests, prompt, cached, output, ran_ms in found
+        if isinstance(tenant, str) and isinstance(model, str) and isfinite(requests + prompt + cached + output + ran_ms)
     ]

@@ -133,6 +133,9 @@ class _Loop:
     def may_begin(self, request: Request) -> bool:
         return True
 
+    def is_below(self, request: Request) -> bool:
+        return True
+
     def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
         """Would the batch, with those admitted so far and this one, stay within memory until all have ended?"""
         if self._prefill_tokens + request.prompt_tokens > self._loop.prefill_tokens_max and self._admitted:

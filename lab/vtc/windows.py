@@ -99,6 +99,9 @@ class _EngineRoom:
     def may_begin(self, request: Request) -> bool:
         return True
 
+    def is_below(self, request: Request) -> bool:
+        return True
+
     def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
         if self._rule(self._inside, request):
             return _BACKEND

@@ -50,6 +50,8 @@ class AssignedPolicy(Policy):
             self._follow(running, now)
         if self._arrived:
             self._assign_arrived(running, now)
+            for request, _ in self._arrived.values():
+                return Blocked(request, {})  # its engine is out of service
         least_busy_first = sorted([(count, name) for name, count in running.items()])
         blocked: Blocked | None = None
         longest: Order | None = None
@@ -136,8 +138,14 @@ class AssignedPolicy(Policy):
 
     def _assign_arrived(self, running: dict[str, int], now: float) -> None:
         loads = {name: count + len(self._orders[name]) for name, count in running.items()}
-        for request, front in self._arrived.values():
-            engine = self._assignment.assign(request, loads, self._depths(request, loads))
+        for request, front in list(self._arrived.values()):
+            closed, open_ones = request.progress.closed, loads
+            if closed is not None:
+                open_ones = {name: load for name, load in loads.items() if name not in closed} or loads
+            engine = request.engine or self._assignment.assign(request, open_ones, self._depths(request, open_ones))
+            if engine not in loads:
+                continue
+            del self._arrived[request.id]
             loads[engine] += 1
             self._orders[engine].push(request, now, front=front)
             self._queued[request.id] = request, front
@@ -145,7 +153,6 @@ class AssignedPolicy(Policy):
             if request.prefix:
                 self._siblings[engine].add(request)
             self._assignment.moved(request, None, engine)
-        self._arrived.clear()
 
     def _depths(self, request: Request, loads: dict[str, int]) -> dict[str, int]:
         """Leading blocks that each engine holds, or will soon hold for a request that waits there."""

@@ -18,7 +18,10 @@ class Failure(StrEnum):
     REFUSED = "refused"
     """The backend refused it, for lack of room as a rule. The request goes back to the queue."""
     UNREACHED = "unreached"
-    """No answer began. The request may be tried elsewhere, a bounded number of times."""
+    """No connection was made. The request may be tried elsewhere, a bounded number of times."""
+    DROPPED = "dropped"
+    """The backend had the request, and closed the connection without an answer. It goes to another backend, if at all:
+    this one may have died of it, and other requests still go there."""
     BROKEN = "broken"
     """The answer broke off. What was received stays charged."""
     GIVEN_BACK = "given_back"

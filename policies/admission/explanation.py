@@ -57,7 +57,7 @@ OF_OBSTACLE: Final = {
     Obstacle.WORKING_SET: "interactions under way fill the KV cache, and it would begin another one",
     Obstacle.TURN: "a request that waits at another gateway has received less and goes first",
     Obstacle.ASKED: "other gateways are asked whether a limit that all of them count has room for it",
-    Obstacle.RETURNED: "an engine had it, and gave it back or was not reached",
+    Obstacle.RETURNED: "an engine had it, and gave it back until later, or was not reached",
 }
 OF_WAIT: Final = {
     Obstacle.CLOSED: "for an engine in service",
@@ -90,12 +90,14 @@ OF_PLACED: Final = {
 OF_REFUSAL: Final = {
     Refusal.QUEUE_FULL: "the queue is full, and its tenant has at least its fair share of it",
     Refusal.QUEUE_TIMEOUT: "it waited for as long as a request may",
-    Refusal.NO_BACKEND: "no backend is in service",
-    Refusal.BACKEND_FAILED: "no backend could be reached, as often as may be tried",
+    Refusal.NO_BACKEND: "no backend is in service, or none could be reached",
+    Refusal.BACKEND_FAILED: "a backend had it and went away, and no other one can take it",
+    Refusal.SERVER_BUSY: "the backends refuse it, and take others",
     Refusal.WORKING_SET: "interactions under way fill the KV cache, and a start would have to wait for too long",
     Refusal.RATE_LIMITED: "its tenant is beyond a limit that always holds",
     Refusal.OVER_USER_LIMIT: "under overload, at the start of an interaction, its user was beyond a limit",
     Refusal.OVER_APP_LIMIT: "under overload, at the start of an interaction, its app was beyond a limit",
+    Refusal.INTERNAL_ERROR: "the gateway failed on it, and its log has the fault",
     Refusal.WAIT_TOO_LONG: "it would have waited for longer than its client is willing to",
 }
 
@@ -123,9 +125,9 @@ def explain(
     """
     if request is not None:
         progress = request.progress
-        why = (
-            Obstacle.ASKED if progress.state is not State.QUEUED else blocked.nearest() if blocked is not None else None
-        )
+        why = None if blocked is None else blocked.nearest()
+        if progress.rests or progress.state is not State.QUEUED:
+            why = Obstacle.RETURNED if progress.rests else Obstacle.ASKED
         reason = f"queued: {'it waits for its turn' if why is None else OF_OBSTACLE[why]}"
         return Explanation(
             request_id, "queued", request.flow, progress.stage, progress.inside, last, blocked, reason, waited_s,

@@ -32,7 +32,7 @@ class Engines(Protocol):
         """The engine that is kept for the next request, which no engine can start (`Room.reserve`)."""
 
     def may_begin(self, request: Request) -> bool:
-        """Has the working set of the pool room for it, and no ceiling prevents it (`Room.may_begin`)?"""
+        """Has the working set of the pool room for it?"""
 
     def at_ceiling(self, request: Request) -> str | None:
         """Which ceiling is reached for this request? None: none."""
@@ -90,6 +90,9 @@ class QueueRoom:
     def may_begin(self, request: Request) -> bool:
         return self.engines is None or self.engines.may_begin(request)
 
+    def is_below(self, request: Request) -> bool:
+        return self.engines is None or self.engines.at_ceiling(request) is None
+
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         prefixes, homes = self._prefixes, self._homes
         if prefixes is None or homes is None or homes.is_alone(head):
@@ -134,8 +137,15 @@ class Policy:
         return self.prefixes is not None
 
     def is_ahead(self, tenant: str) -> bool:
-        """Has this tenant received more than one with a start that is held, by more than the window of the order?"""
+        """Has this tenant received more than one with a start that sleeps, by more than the window of the order?"""
         return any([order.backlog is not None and order.backlog.is_ahead(tenant) for order in self.queues().values()])
+
+    def first_start(self) -> Request | None:
+        """The start that waits for the working set, of the tenant that has received least. None: none does."""
+        for order in self.queues().values():
+            if order.backlog is not None and order.backlog.starts:
+                return order.backlog.first_start()
+        return None
 
     def queues(self) -> Mapping[str, Order]:
         """The order of each queue, by its engine; "" is the one queue in front of all."""

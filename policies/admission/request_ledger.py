@@ -6,7 +6,7 @@ ledger of its engine. Each event is a method here, which changes the state and m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
 from math import inf
 from statistics import fmean
 from typing import Final
@@ -20,21 +20,19 @@ from policies.admission.waits import Waits
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
-from policies.capacity.obstacle import Obstacle, nearest
+from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.output_lengths import OutputPredictor
 from policies.capacity.working_set import WorkingSet
 from policies.interactions import Interactions
-from policies.limits.entitlements import Entitlements
 from policies.limits.quotas import Quotas
 from policies.orders.order import Order
 from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.expected_wait import Expected, ExpectedWaits
 from policies.queue.giving_back import GivingBack
 from policies.queue.start_waits import StartWaits
-from policies.request import Refusal, Refused, Request, ServiceTokens, State
+from policies.request import Pressure, Refusal, Refused, Request, ServiceTokens, State
+from policies.tree.pool_tree import PoolTree
 
-GIVES: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
-"""Obstacles that are gone when another request is stopped."""
 NO_SERVICE: Final = ServiceTokens(0, 0)
 
 
@@ -49,14 +47,14 @@ class RequestLedger:
         interactions: Interactions,
         quotas: Quotas | None,
         tenants: FairShares,
-        entitlements: Entitlements,
+        tree: PoolTree,
     ) -> None:
         self.waiting = BoundedQueue(limits)
         self.waits = Waits()
         self.leases: dict[str, Lease] = {}
         self.backends: dict[str, BackendLedger] = {}
         self.tenants = tenants
-        self.entitlements = entitlements
+        self.tree = tree
         self.working_set = WorkingSet(tenants)
         self.starts = StartWaits()
         self.expected_waits = ExpectedWaits()
@@ -71,13 +69,19 @@ class RequestLedger:
         """When `charge_progress` was called last."""
         self.touched: dict[str, None] = {}
         """Engines at which something has happened since the last `charge_progress`."""
+        self.resting: list[tuple[float, str]] = []
+        """Until when requests rest that each engine is closed to, the first first. Those that have left are among
+        them."""
         self._due = DueTimes()
         """When time alone changes what the ledgers of the others know."""
 
-    def refusal(self, request: Request, wait_s_max: float, now: float) -> Refused | None:
-        """Would this start wait for room in the working set for longer than this? Then it is refused at once, with how
-        long that would be, and its place in the line is kept. None: it may wait. The first in line always may.
+    def refusal(self, request: Request, wait_s_max: float, pressure: Pressure, now: float) -> Refused | None:
+        """Is it beyond a limit of the order, or would this start wait for room in the working set for longer than this?
+        Then it is refused at once, with how long that would be, and its place in the line is kept. None: it may wait.
+        The first in line always may.
         """
+        if (refused := self.policy.order.refusal(request, now, pressure)) is not None:
+            return refused
         if request.progress.inside or not self.starts.known(request.flow.tenant):
             return None
         if not self.starts.waiting(request.flow.tenant) or self.working_set.has_room(request):
@@ -87,11 +91,24 @@ class RequestLedger:
 
     def expected(self, request: Request, now: float, *, comes: bool) -> Expected:
         """How long is this request expected to wait? `comes`: it does not wait, and would come now. Changes nothing."""
-        order, queues = self._order_of(request), max(1, len(self.policy.queues()))
+        order, queues = self.order_of(request), max(1, len(self.policy.queues()))
         answer_s = fmean([ledger.pace.lifetime_s for ledger in self.backends.values()] or [0.0])
         return self.expected_waits.of(
             order.backlog, len(order), request, len(self.leases), queues, answer_s, now, comes=comes
         )
+
+    def numbers(self, request: Request | None, now: float) -> dict[str, float]:
+        """What decides about this request beside its order, by name. None: about requests that do not wait."""
+        numbers: dict[str, float] = {}
+        if self.working_set.hold_s:
+            numbers["working_set_tokens"] = float(self.working_set.tokens_in_all)
+            numbers["working_set_max_tokens"] = float(self.working_set.capacity_tokens)
+            numbers["working_set_hold_s"] = self.working_set.hold_s
+        if request is not None:
+            numbers["place_in_tenant"] = float(self.waiting.place_of(request))
+            numbers["queue"] = float(len(self.waiting))
+            numbers["expected_wait_s"] = self.expected(request, now, comes=False).wait_s
+        return numbers
 
     # --- events: one that is not possible in the request's state is an `IllegalEvent`, and changes nothing ---
 
@@ -123,7 +140,7 @@ class RequestLedger:
         if progress.context is None and progress.state is State.QUEUED:
             self.starts.queued(request, now)
         if progress.state is State.QUEUED:
-            self.expected_waits.began(self._order_of(request).backlog, request, now)
+            self.expected_waits.began(self.order_of(request).backlog, request, now)
         assert progress.wait is not None
         expected = self.expected(request, now, comes=progress.state is not State.QUEUED)
         progress.wait.expected = expected
@@ -144,7 +161,7 @@ class RequestLedger:
         elif before is State.QUEUED:
             self._leave_line(request, now)
             self.interactions.broke_off(request, NO_SERVICE, now)
-            self._settle(request, NO_SERVICE, now)
+            self.settle(request, NO_SERVICE, now)
 
     def handed_over(self, request: Request, now: float) -> None:
         """It leaves this pool, which has no engine. Its interaction stays busy with it."""
@@ -167,8 +184,8 @@ class RequestLedger:
         """The order has let it go to this engine. Its prompt is charged."""
         self._apply(lifecycle.DISPATCHED, request)
         self.waiting.remove(request)
-        if not self.entitlements.is_flat:
-            request.weight = self.entitlements.weight(request.flow.tenant, request.weight)
+        if not self.tree.is_flat:
+            request.weight = self.tree.weight(request.flow.tenant, request.weight)
         wait = request.progress.wait
         if wait is not None:
             self.waits.ended(request, now)
@@ -183,7 +200,7 @@ class RequestLedger:
         self.touched[backend] = None
         self.backends[backend].add(lease, spare=self.tenants.is_below(request))
         self.tenants.dispatched(request, lease.held_tokens)
-        self.entitlements.dispatched(request, lease.held_tokens)
+        self.tree.dispatched(request, lease.held_tokens)
         if request.progress.in_line:
             self.starts.admitted(request, now)
         self.working_set.dispatched(request, now)
@@ -195,12 +212,57 @@ class RequestLedger:
         `received`: it was given back, and stays charged with that until it goes again. Else it would go at once.
         """
         self._apply(lifecycle.RETURNED, request)
-        self._end_lease(request, received, now, is_given_back=received is not NO_SERVICE)
+        is_given_back = received is not NO_SERVICE
+        self._end_lease(request, received, now, is_given_back=is_given_back)
+        if is_given_back:  # as long as it waits, it takes no room in the working set from others
+            self.working_set.left(request, NO_SERVICE, now)
         # It may have been changed while the request ran.
-        request.weight = self.entitlements.weight(request.flow.tenant, self.tenants.weight(request))
+        request.weight = self.tree.weight(request.flow.tenant, self.tenants.weight(request))
         self._wait(request, front=True)
         self.tenants.seen(request, now)
         self.policy.push(request, now, front=True)
+
+    def set_aside(self, blocked: Blocked, now: float, *, stays: bool) -> list[tuple[Request, Refused | None]]:
+        """Is the next in order one that the engines are closed to, while they may take others? Then it waits outside
+        the order until one opens, so that it holds up nobody. Where that is after its time it leaves, with the reason,
+        unless it `stays`.
+        """
+        aside: list[tuple[Request, Refused | None]] = []
+        for each in (blocked, *blocked.others):
+            request, progress = each.request, each.request.progress
+            if progress.closed is None or each.nearest() is not Obstacle.CLOSED:
+                continue
+            until_s = min([one.closed_until_s(request) for one in self.backends.values() if one.healthy], default=now)
+            if until_s <= now:
+                continue
+            refused = None
+            if until_s > progress.deadline_s and not stays:
+                is_lost = until_s == inf
+                refused = (
+                    Refused(Refusal.BACKEND_FAILED, 1.0) if is_lost else Refused(Refusal.SERVER_BUSY, until_s - now)
+                )
+                self.withdrawn(request, now)
+            else:
+                self.policy.remove(request, now)
+                progress.rests = True
+                heappush(self.resting, (min(until_s, progress.deadline_s), request.id))
+            aside.append((request, refused))
+        if len(self.resting) > 2 * len(self.waiting) + 64:  # most of them have left
+            self.resting = [each for each in self.resting if each[1] in self.waiting.requests]
+            heapify(self.resting)
+        return aside
+
+    def rests_s(self) -> float:
+        """When has the first request rested for long enough? inf: none rests."""
+        return self.resting[0][0] if self.resting else inf
+
+    def wake(self, now: float) -> None:
+        """Requests that have rested for long enough go back to the heads of their flows."""
+        while self.resting and self.rests_s() <= now:
+            request = self.waiting.get(heappop(self.resting)[1])
+            if request is not None and request.progress.rests:
+                request.progress.rests = False
+                self.policy.push(request, now, front=True)
 
     def finished(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
         """It has its whole answer, and took this much.
@@ -212,31 +274,35 @@ class RequestLedger:
         ran_s = self._end_lease(request, _charged(request, service), now)
         if lease is not None:
             self.expected_waits.answered(request.progress.order.backlog, request, now - lease.dispatched_s)
-        self.entitlements.left(request)
+        self.tree.left(request)
         self.interactions.served(request, service, now, awaits_more)
         self.working_set.left(request, service, now)
-        self._settle(request, service, now, ran_s)
+        self.settle(request, service, now, ran_s)
 
     def broken(self, request: Request, service: ServiceTokens, now: float) -> None:
         """It ends without its whole answer, and took this much."""
         self._apply(lifecycle.BROKEN, request)
         ran_s = self._end_lease(request, _charged(request, service), now)
-        self.entitlements.left(request)
+        self.tree.left(request)
         self.interactions.broke_off(request, service, now)
         self.working_set.left(request, service, now)
-        self._settle(request, service, now, ran_s)
+        self.settle(request, service, now, ran_s)
 
-    def give_back(self, request: Request, obstacles: Mapping[str, Obstacle], now: float) -> list[GiveBack]:
-        """Is another request stopped, because this one cannot wait and has no room at these engines?"""
-        backlog = self.policy.order.backlog
-        if request.can_wait or backlog is None or not len(self.giving_back) or nearest(obstacles.values()) not in GIVES:
+    def give_back(self, blocked: Blocked | None, engines: list[str], now: float) -> list[GiveBack]:
+        """Is another request stopped at one of these engines, because this one cannot wait and has no room? `blocked`:
+        None: it waits at another gateway.
+        """
+        order, node = (self.order_of(blocked.request), blocked.ceiling) if blocked else (self.policy.order, "")
+        if (blocked is not None and blocked.request.can_wait) or not engines or order.backlog is None:
             return []
         id = self.giving_back.choose(
-            [engine for engine, obstacle in obstacles.items() if obstacle in GIVES],
+            engines,
             sum([ledger.sequences for ledger in self.backends.values()]),
-            backlog.batch_share,
+            order.backlog.batch_share,
             lambda id: self.received(self.leases[id], now),
             lambda id: self.leases[id].started_s is not None,
+            node=node,
+            is_below=(lambda each: self.tree.makes_room(each, node)) if node else None,
         )
         return [] if id is None else [GiveBack(id)]
 
@@ -260,10 +326,12 @@ class RequestLedger:
             self._streaming.append(lease)
         lease.output_tokens += output_tokens
 
-    def charge_progress(self, now: float) -> None:
+    def charge_progress(self, now: float) -> list[str]:
         """Bring counters and ledgers up to the tokens that have streamed. Asks only the engines where something has
-        happened or is due."""
+        happened or is due. Returns those where answers must have started by now.
+        """
         self.charged_s = now
+        started: list[str] = []
         streaming, self._streaming = self._streaming, []
         touched, self.touched = self.touched, {}
         for lease in streaming:
@@ -273,7 +341,10 @@ class RequestLedger:
         for name in touched:
             ledger = self.backends.get(name)
             if ledger is not None:
+                starting = len(ledger.starting)
                 self._due.note(name, ledger.estimate(now))
+                if len(ledger.starting) < starting:
+                    started.append(name)
         for request_id in self.giving_back:
             lease = self.leases[request_id]
             if not lease.request.streamed:  # what it receives decides how much such work is owed
@@ -289,7 +360,8 @@ class RequestLedger:
             self.backends[lease.backend].kv.regrown(lease, now)
             if lease.held_tokens != held:
                 self.tenants.grew(request, lease.held_tokens - held)
-                self.entitlements.grew(request, lease.held_tokens - held)
+                self.tree.grew(request, lease.held_tokens - held)
+        return started
 
     # --- entries ---
 
@@ -304,9 +376,9 @@ class RequestLedger:
 
     def _enter(self, request: Request) -> None:
         """It is present in this pool from now on, and weighs what its tenant is entitled to."""
-        if not self.entitlements.is_flat:
-            self.entitlements.arrived(request, request.weight)
-            request.weight = self.entitlements.weight(request.flow.tenant, request.weight)
+        if not self.tree.is_flat:
+            self.tree.arrived(request, request.weight)
+            request.weight = self.tree.weight(request.flow.tenant, request.weight)
 
     def _wait(self, request: Request, *, front: bool = False) -> None:
         self._expect(request)
@@ -321,30 +393,34 @@ class RequestLedger:
         progress.output_tokens_expected = self.lengths.expected(request)
         progress.output_tokens_reserved = self.lengths.reserved(request)
 
-    def _order_of(self, request: Request) -> Order:
+    def order_of(self, request: Request) -> Order:
         """The order of the queue that it waits in, or would."""
         return self.policy.queues().get(request.progress.engine, self.policy.order)
 
     def _leave_line(self, request: Request, now: float) -> None:
-        self.policy.remove(request, now)
-        order = self._order_of(request)
+        if request.progress.rests:
+            request.progress.rests = False
+        else:
+            self.policy.remove(request, now)
+        order = self.order_of(request)
         self.expected_waits.left(order.backlog, len(order), request)
         self.giving_back.forget(request)
         self.tenants.withdrawn(request)
-        self.entitlements.left(request)
+        self.tree.left(request)
         if request.progress.in_line:
             self.starts.left(request)
         self.working_set.left(request, NO_SERVICE, now)
 
     def _end_lease(self, request: Request, charged: ServiceTokens, now: float, *, is_given_back: bool = False) -> float:
         """For how long did it run?"""
-        lease = self.leases.pop(request.id)
+        lease = self.leases[request.id]
         if request.can_wait:
             self.giving_back.ended(request, charged, is_given_back=is_given_back)
         self.backends[lease.backend].remove(lease, now)
         self.tenants.ended(request, lease.held_tokens)
-        self.entitlements.ended(request, lease.held_tokens)
+        self.tree.ended(request, lease.held_tokens)
         self.policy.charge(request, charged, now, final=True)
+        del self.leases[request.id]  # last: an event that fails before knows its request by it
         return now - lease.dispatched_s
 
     def _count(self, request: Request, now: float) -> None:
@@ -355,9 +431,9 @@ class RequestLedger:
         if self.quotas is not None:
             self.quotas.withdrawn(request, now)
 
-    def _settle(self, request: Request, service: ServiceTokens, now: float, ran_s: float = 0.0) -> None:
+    def settle(self, request: Request, service: ServiceTokens, now: float, ran_s: float = 0.0) -> None:
         if self.quotas is not None:
-            self.quotas.ended(request, service.prompt + service.output, now, ran_s)
+            self.quotas.ended(request, service, now, ran_s)
 
 
 def _charged(request: Request, service: ServiceTokens) -> ServiceTokens:

@@ -14,13 +14,15 @@ from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.working_set import WorkingSet
-from policies.limits.entitlements import Entitlements
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.queue.giving_back import GivingBack
 from policies.request import Refused, Request
+from policies.tree.pool_tree import PoolTree
 
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
-"""An engine with one of these may have room for a smaller request."""
+"""An engine with one of these may have room for a smaller request. So may one that is closed to this request alone."""
+FREED: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
+"""Obstacles that are gone when another request is stopped."""
 NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, Obstacle.CEILING, Obstacle.WORKING_SET, None})
 """Of an engine with one of these it is not known when the request can start."""
 ANSWERS_MAX: Final = 64
@@ -113,10 +115,10 @@ class PoolRoom:
         backends: Mapping[str, BackendLedger],
         tenants: FairShares,
         working_set: WorkingSet,
-        entitlements: Entitlements,
+        tree: PoolTree,
         giving_back: GivingBack,
     ) -> None:
-        self.entitlements = entitlements
+        self._tree: Final = tree
         self._giving_back: Final = giving_back
         self.rivals: Rivals | None = None
         """None: this gateway is the only one."""
@@ -141,6 +143,8 @@ class PoolRoom:
         self._reserved = ("", "")
         """The request that has a reservation, and the engine that is kept for it."""
         self._now = 0.0
+        self.asked = ""
+        """The request that was asked about last: if a decision fails, it failed on this one."""
 
     def changed(self, engine: str | None = None) -> None:
         """Something ended, started or became known at this engine, or at any: a blocked request may have room now."""
@@ -158,18 +162,23 @@ class PoolRoom:
             self._open[engine] = self._backends[engine]
 
     def measure(self) -> None:
-        """How large are the engines in service together, as far as that is known of each?"""
-        slots = kv_tokens = 0
+        """How large are the engines in service together? What is not known of one of them is not known of all: a share
+        of the others alone would be too little.
+        """
+        slots = kv_tokens = 0.0
         for ledger in self._backends.values():
             if ledger.healthy:
-                own = ledger.slots.known(), ledger.kv.capacity_tokens
-                slots, kv_tokens = slots + (own[0] or 0), kv_tokens + (own[1] or 0)
-        self.entitlements.sized(slots, kv_tokens)
+                known, tokens = ledger.slots.known(), ledger.kv.capacity_tokens
+                slots, kv_tokens = slots + (known or inf), kv_tokens + (tokens or inf)
+        self._tree.sized(slots or inf, kv_tokens or inf)
 
     def follow(self, policy: Policy) -> None:
         """From now on this policy asks."""
         self.prefixes = policy.prefixes
-        self._working_set.is_ahead = policy.is_ahead if policy.order.admits_wholes else None
+        self._working_set.first_start = policy.first_start if policy.order.admits_wholes else None
+        self._working_set.is_ahead = policy.is_ahead
+        backlog = policy.order.backlog
+        self._working_set.batch_share = backlog.batch_share if backlog is not None else 0.0
 
     def at(self, now: float) -> None:
         """Set the time. What is forgotten by now no longer decides, and engines whose time has come have changed."""
@@ -184,12 +193,13 @@ class PoolRoom:
         return min(self._opens.first_s(), self._tenants.expires_s(), self._working_set.expires_s())
 
     def with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:
+        self.asked = request.id
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
             return Blocked(request, dict.fromkeys(self._backends, Obstacle.TURN))
-        ceiling = self.entitlements.at_ceiling(request)
-        if ceiling is not None:
+        full = self._tree.full_for(request)
+        if full is not None:
             blocked = Blocked(request, dict.fromkeys(self._backends, Obstacle.CEILING))
-            blocked.ceiling = ceiling
+            blocked.ceiling = full.name
             return blocked
         if not self._working_set.has_room(request):
             return Blocked(request, dict.fromkeys(self._backends, Obstacle.WORKING_SET))
@@ -224,7 +234,9 @@ class PoolRoom:
         keeps = _keeps(standing)
         for ledger in ledgers:
             name = ledger.name
-            obstacle = self._obstacle(request, ledger, standing)
+            obstacle = (
+                Obstacle.KV if self._fits_elsewhere(request, ledger) else self._obstacle(request, ledger, standing)
+            )
             if obstacle is None:
                 obstacles.pop(name, None)
                 free.append(ledger)
@@ -245,22 +257,76 @@ class PoolRoom:
         self._answers[request.id] = blocked, standing, self._changes
         return blocked
 
+    def _fits_elsewhere(self, request: Request, ledger: BackendLedger) -> bool:
+        """Is the whole cache of this engine too small for it, and that of another one in service is not?"""
+        capacity, tokens = ledger.kv.capacity_tokens, request.prompt_tokens
+        return (
+            capacity is not None
+            and tokens > capacity
+            and any([other.healthy and (other.kv.capacity_tokens or 0) >= tokens for other in self._backends.values()])
+        )
+
     def reserve(self, blocked: Blocked) -> str | None:
-        waits = [name for name in self._open if blocked.obstacles.get(name) in OF_ITS_SIZE]
-        if len(self._backends) < 2 or not waits:
+        engine, closed = blocked.request.engine, blocked.request.progress.closed or {}
+        if engine and Obstacle.CLOSED in blocked.obstacles.values():
+            return engine  # no other engine can serve the request, so the others are free for other requests
+        waits = [name for name in self._open if blocked.obstacles.get(name) in OF_ITS_SIZE or name in closed]
+        if len(self._backends) < 2 or not waits or blocked.nearest() in NOT_SOON:
             return None
         request_id, engine = self._reserved
         if request_id != blocked.request.id or blocked.obstacles.get(engine) in NOT_SOON:
             # What is least full runs empty first.
-            soon = [name for name, obstacle in blocked.obstacles.items() if obstacle not in NOT_SOON]
-            engine = min([(self._backends[name].kv_fraction(), name) for name in soon])[1]
+            soon = [
+                name
+                for name, obstacle in blocked.obstacles.items()
+                if obstacle not in NOT_SOON and not self._fits_elsewhere(blocked.request, self._backends[name])
+            ]
+            if not soon:
+                return None
+            engine = min([(self._fraction_left(self._backends[name], blocked.request), name) for name in soon])[1]
             self._reserved = blocked.request.id, engine
         return engine if waits != [engine] else None
 
+    def _fraction_left(self, ledger: BackendLedger, request: Request) -> float:
+        """How full is it, without what can be taken back for the request, if that is room enough?"""
+        fraction, capacity = ledger.kv_fraction(), ledger.kv.capacity_tokens
+        if capacity is None or not self.can_be_freed(request, ledger.name):
+            return fraction
+        return fraction - self._batch_tokens(ledger) / capacity
+
+    def can_be_freed(self, request: Request, engine: str) -> bool:
+        """Would the request find KV there, if all work that can wait were taken back? Else none is taken back."""
+        ledger = self._backends[engine]
+        capacity = ledger.kv.capacity_tokens
+        if request.can_wait or not len(self._giving_back) or capacity is None:
+            return not request.can_wait
+        left = ledger.kv_fraction() * capacity - self._batch_tokens(ledger)
+        return left + ledger.kv.footprint_tokens(request) <= ledger.kv.limit_tokens()
+
+    @staticmethod
+    def _batch_tokens(ledger: BackendLedger) -> int:
+        return sum([lease.held_tokens for lease in ledger.leases.values() if lease.request.can_wait])
+
+    def takes_back_at(self, blocked: Blocked) -> list[str]:
+        """The engines where work is taken back for this request: that of its reservation, if it has one."""
+        request, (request_id, engine) = blocked.request, self._reserved
+        if blocked.nearest() is Obstacle.CEILING:
+            return list(self._backends)
+        if blocked.nearest() not in FREED:
+            return []
+        engines = [engine] if request_id == request.id and engine in self._backends else blocked.obstacles
+        return [
+            name
+            for name in engines
+            if (why := blocked.obstacles.get(name)) is Obstacle.SLOTS
+            or (why is Obstacle.KV and self.can_be_freed(request, name))
+        ]
+
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
+        self.asked = request.id
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
             return Obstacle.TURN
-        if self.entitlements.at_ceiling(request) is not None:
+        if self._tree.full_for(request) is not None:
             return Obstacle.CEILING
         if not self._working_set.has_room(request):
             return Obstacle.WORKING_SET
@@ -274,6 +340,8 @@ class PoolRoom:
         return absent and tenants.is_below(request), absent, is_paced
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: Standing) -> Obstacle | None:
+        if request.engine and request.engine != ledger.name:
+            return Obstacle.CLOSED
         (spare, absent, paced), now = standing, self._now
         obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
@@ -291,7 +359,14 @@ class PoolRoom:
         return tokens_of_blocks(self.prefixes.depth(request.prefix, engine), request.prefix, request.prompt_tokens)
 
     def may_begin(self, request: Request) -> bool:
-        return self._working_set.has_room(request) and self.entitlements.at_ceiling(request) is None
+        return self._working_set.has_room(request)
+
+    def is_lost(self, request: Request) -> bool:
+        """Is the only engine that can serve the request out of service?"""
+        if not request.engine:
+            return False
+        ledger = self._backends.get(request.engine)
+        return ledger is None or not ledger.healthy
 
     def waits_inside(self, engine: str) -> bool:
         """Has the engine more sequences than slots, as far as is known?"""
@@ -300,7 +375,8 @@ class PoolRoom:
         return known is not None and ledger.sequences_in_all() > known
 
     def at_ceiling(self, request: Request) -> str | None:
-        return self.entitlements.at_ceiling(request)
+        full = self._tree.full_for(request)
+        return None if full is None else full.name
 
     def loads(self) -> dict[str, int]:
         return {name: len(ledger.leases) for name, ledger in self._backends.items() if ledger.healthy}

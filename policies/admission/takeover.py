@@ -1,4 +1,5 @@
-"""What changes when a pool goes on under another configuration, or what waits goes on in another pool? What stays?
+"""What changes when a pool goes on under another configuration or after a restart, or what waits goes on in another
+pool? What stays?
 
 What waits keeps its place, what runs goes on, and what was counted and learned counts on. A policy is replaced only
 where its own settings changed: the new one takes in what waits and what runs, and goes on with the counters of the old
@@ -9,20 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from policies.admission.deciding import REMEMBERED, Remembered
 from policies.admission.decisions import Decision
-from policies.admission.engine import REMEMBERED, AdmissionEngine, Remembered
+from policies.admission.engine import AdmissionEngine
 from policies.admission.policy import Policy
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.output_lengths import OutputLengths
 from policies.capacity.overload import OverloadSettings
 from policies.interactions import Interactions
-from policies.limits.entitlements import Entitlements, Tree
 from policies.limits.quotas import Quotas
+from policies.plain_data import Learned, fields
 from policies.queue.bounds import QueueLimits
 from policies.request import Request, ServiceTokens, State, of_batch
+from policies.tree.terms import Tree
 
+VERSION: Final = 2
+Read = list[tuple[Learned, Any]]
+"""The parts of an admission engine that learn, each with what was read for it."""
 MOVED_MAX: Final = 32
 """Requests that move at once: there may be thousands, and streams must not wait for that."""
 
@@ -69,7 +75,7 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
                 setup.quotas.admitted(request, time)
     if setup.policy is not None:
         _hand_over(engine, setup.policy, time)
-    if setup.tree is not None and setup.tree != requests.entitlements.tree:
+    if setup.tree is not None and setup.tree != requests.tree.terms:
         _regroup(engine, setup.tree)
     engine.room.changed()
     return engine.woke(now)
@@ -80,7 +86,7 @@ def reweigh(engine: AdmissionEngine, weights: Mapping[str, float]) -> None:
     weights = {**weights, **{of_batch(tenant): weight for tenant, weight in weights.items()}}
     engine.requests.waiting.reweigh(weights)
     engine.requests.tenants.reweigh(weights)
-    engine.requests.entitlements.reweigh(weights)
+    engine.requests.tree.reweigh(weights)
     for order in engine.policy.queues().values():
         if order.backlog is not None:
             order.backlog.reweigh(weights)
@@ -95,13 +101,34 @@ def remove_backend(engine: AdmissionEngine, name: str, now: float) -> Sequence[D
     return engine.woke(now)
 
 
+def snapshot(engine: AdmissionEngine) -> dict[str, object]:
+    """What was learned, as plain data that JSON can represent."""
+    learned = {name: part.snapshot() for name, part in engine.policy.order.learned.items()}
+    return {"version": VERSION, "interactions": engine.interactions.paces.snapshot(), "policy": learned}
+
+
+def read(engine: AdmissionEngine, learned: object) -> Read:
+    """What `adopt` takes of a snapshot. ValueError, saying why, if it is not valid."""
+    version, interactions, policy = fields(learned, "version", "interactions", "policy")
+    if version != VERSION:
+        raise ValueError(f"version {version!r:.20}; this is version {VERSION}")
+    own, paces = engine.policy.order.learned, engine.interactions.paces
+    found = zip(own.values(), fields(policy, *own), strict=True) if policy else ()
+    return [(paces, paces.read(interactions)), *[(part, part.read(content)) for part, content in found]]
+
+
+def adopt(read: Read) -> None:
+    """Take over what was seen more of in a snapshot: of another gateway, or of this one before a restart."""
+    for part, theirs in read:
+        part.adopt(theirs)
+
+
 def stranded(engine: AdmissionEngine) -> list[Request]:
     """Some of the requests that wait though no engine is in service, the oldest first. No tenant has more of them than
     another, as long as both have any."""
     found: list[Request] = []
-    for ledger in engine.backends.values():
-        if ledger.healthy:
-            return found
+    if engine.is_served:
+        return found
     for request in engine.requests.waiting.in_turns():
         if request.progress.state is State.QUEUED:  # about others an answer is awaited
             found.append(request)
@@ -140,21 +167,11 @@ def _present(engine: AdmissionEngine) -> list[Request]:
 def _regroup(engine: AdmissionEngine, tree: Tree) -> None:
     """What waits and runs is present in this tree from now on. What tenants have received counts as it did."""
     requests = engine.requests
-    before, after = requests.entitlements, Entitlements(tree)
-    present = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
-    for request in (*present, *[lease.request for lease in requests.leases.values()]):
-        after.arrived(request, before.configured_weight(request.flow.tenant, request.weight))
-    for lease in requests.leases.values():
-        after.dispatched(lease.request, lease.held_tokens)
-    for request in present:
-        request.weight = after.weight(
-            request.flow.tenant, before.configured_weight(request.flow.tenant, request.weight)
-        )
-    requests.entitlements = engine.room.entitlements = after
-    engine.room.measure()
+    waiting = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
+    requests.tree.regroup(tree, waiting, [(lease.request, lease.held_tokens) for lease in requests.leases.values()])
     for order in engine.policy.queues().values():
-        while order.backlog is not None and order.backlog.capped:
-            order.backlog.uncap(_may_begin)
+        while order.backlog is not None and order.backlog.full:
+            order.backlog.wake_at(_may_begin)
 
 
 def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
@@ -172,7 +189,8 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
         backlog.usual, backlog.usual_of_flow = of_tenants, of_flows
     for lease in leases:
         policy.go_on_with(lease.request, lease.backend, now)
-    waiting = [request for request in requests.waiting.requests.values() if request.progress.state is State.QUEUED]
+    present = requests.waiting.requests.values()
+    waiting = [each for each in present if each.progress.state is State.QUEUED and not each.progress.rests]
     for request in sorted(waiting, key=_arrival):
         policy.push(request, now)
     # Last: to be queued is to be counted and lifted, and these were so before.

@@ -7,7 +7,7 @@ them. A tenant stays active for a while after its last request: its next one sti
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from math import inf
 from typing import NamedTuple
 
@@ -25,9 +25,11 @@ class Activity(NamedTuple):
 
 
 class _Tenant:
-    __slots__ = ("held_tokens", "queued", "running", "seen_s", "weight")
+    __slots__ = ("can_wait", "held_tokens", "queued", "running", "seen_s", "weight")
 
-    def __init__(self) -> None:
+    def __init__(self, *, can_wait: bool) -> None:
+        self.can_wait = can_wait
+        """It is a tenant's work that can wait, and has no share: it takes what others leave."""
         self.weight = 0.0
         self.held_tokens = 0
         self.queued = 0
@@ -48,6 +50,8 @@ class FairShares:
         self._running = 0
         self._present = 0
         """Active tenants with something queued."""
+        self._can_wait = 0
+        """Those that are work that can wait."""
         self._elsewhere = Activity()
         self._present_elsewhere = 0
         """Active tenants with nothing queued here, but with something queued at another gateway."""
@@ -60,22 +64,39 @@ class FairShares:
         tenant = request.flow.tenant
         own = self._tenants.get(tenant)
         if own is None:
-            own = self._tenants[tenant] = _Tenant()
+            own = self._tenants[tenant] = _Tenant(can_wait=request.can_wait)
+            self._can_wait += request.can_wait
         else:
             self._tenants.move_to_end(tenant)
-        self._weights += request.weight - own.weight
+        if not request.can_wait:
+            self._weights += request.weight - own.weight
+            self._present += not own.queued
         own.weight = request.weight
         own.seen_s = now
         own.queued += 1
-        self._present += own.queued == 1
         self.expire(now)
+
+    def recount(self, waiting: Iterable[Request], running: Iterable[tuple[Request, int]]) -> None:
+        """Count anew, from what waits, and from what runs with the KV tokens that it holds."""
+        for own in self._tenants.values():
+            own.queued = own.running = own.held_tokens = 0
+        self._held_tokens = self._running = self._present = 0
+        for request in waiting:
+            self._tenants[request.flow.tenant].queued += 1
+        self._present = sum([own.queued > 0 and not own.can_wait for own in self._tenants.values()])
+        for request, held_tokens in running:
+            own = self._tenants[request.flow.tenant]
+            own.running += 1
+            own.held_tokens += held_tokens
+            self._running += 1
+            self._held_tokens += held_tokens
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """These tenants have these weights from now on."""
         for name, weight in weights.items():
             own = self._tenants.get(name)
             if own is not None:
-                self._weights += weight - own.weight
+                self._weights += 0.0 if own.can_wait else weight - own.weight
                 own.weight = weight
 
     def weight(self, request: Request) -> float:
@@ -89,12 +110,12 @@ class FairShares:
 
     def part(self, request: Request) -> float:
         """The part of its tenant of what is shared by weight among the active tenants."""
-        own = self._tenants[request.flow.tenant]
-        return own.weight / (self._weights + self._elsewhere.weights)
+        return self.part_of(request.flow.tenant, request.weight)
 
     def part_of(self, tenant: str, weight: float) -> float:
         """The same of a tenant with this weight, as if it were active."""
         own = self._tenants.get(tenant)
+        weight = weight if own is None else own.weight
         return weight / (self._weights + self._elsewhere.weights + (weight if own is None else 0.0))
 
     def dispatched(self, request: Request, held_tokens: int) -> None:
@@ -125,7 +146,10 @@ class FairShares:
 
     def someone_is_absent(self) -> bool:
         """Is some active tenant without a queued request? Its next one may arrive at any moment."""
-        return self._present + self._present_elsewhere < len(self._tenants) or self._elsewhere.absent > 0
+        return self._absent() > 0 or self._elsewhere.absent > 0
+
+    def _absent(self) -> int:
+        return len(self._tenants) - self._can_wait - self._present - self._present_elsewhere
 
     def expires_s(self) -> float:
         """From when on may a tenant with nothing queued no longer be active? inf: all have something queued."""
@@ -135,6 +159,8 @@ class FairShares:
 
     def is_below(self, request: Request) -> bool:
         """Does its tenant hold less of the dispatched KV tokens than its weight entitles it to?"""
+        if request.can_wait:
+            return False
         own, elsewhere = self._tenants[request.flow.tenant], self._elsewhere
         held_tokens = self._held_tokens + elsewhere.held_tokens
         return own.held_tokens * (self._weights + elsewhere.weights) < held_tokens * own.weight or not held_tokens
@@ -146,8 +172,7 @@ class FairShares:
 
     def activity(self) -> Activity:
         """The sums over the tenants that are active here."""
-        absent = max(0, len(self._tenants) - self._present - self._present_elsewhere)
-        return Activity(self._weights, self._held_tokens, self._running, absent)
+        return Activity(self._weights, self._held_tokens, self._running, max(0, self._absent()))
 
     def set_elsewhere(self, activity: Activity, waiting: Set[str]) -> None:
         """Set the sums over other gateways and the tenants that wait there. A tenant active at several is counted at
@@ -155,7 +180,7 @@ class FairShares:
         """
         self._elsewhere = activity
         here = [self._tenants[tenant] for tenant in waiting if tenant in self._tenants]
-        self._present_elsewhere = sum([not own.queued for own in here])
+        self._present_elsewhere = sum([not own.queued and not own.can_wait for own in here])
 
     def expire(self, now: float) -> None:
         """Time has passed: tenants that were last seen long ago are no longer active. O(1) on average."""
@@ -171,9 +196,10 @@ class FairShares:
                 own.seen_s = now
                 self._tenants.move_to_end(tenant)
                 continue
-            self._weights -= own.weight
+            self._weights -= 0.0 if own.can_wait else own.weight
+            self._can_wait -= own.can_wait
             del self._tenants[tenant]
 
     def _left_queue(self, own: _Tenant) -> None:
         own.queued -= 1
-        self._present -= not own.queued
+        self._present -= not own.queued and not own.can_wait

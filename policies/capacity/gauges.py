@@ -31,13 +31,6 @@ class CapacitySettings:
     headroom: float = setting(
         0.05, "Largest share of the KV cache that is kept for tenants below their fair share.", least=0, below=0.5
     )
-    kv_offload_tokens: int = setting(
-        0,
-        "KV tokens that each engine keeps in a lower tier (CPU memory, disk, LMCache), beyond its own KV cache. So "
-        "many more tokens of interactions may be under way (docs/working-sets.md).",
-        least=0,
-        most=10**12,
-    )
     max_concurrency: int | None = setting(
         None,
         "Upper bound of requests in flight at one engine without metrics; found by trial when absent.",
@@ -102,6 +95,15 @@ class Gauges:
         if self.scheduled_tokens and self.scheduled_tokens_max and self.scheduled_tokens > self.scheduled_tokens_max:
             return f"a step of {self.scheduled_tokens} tokens, where {self.scheduled_tokens_max} are the most"
         return ""
+
+
+class EngineFacts(NamedTuple):
+    """Facts about an engine that comes into service, which none of its gauges tells."""
+
+    slots: int | None
+    """Sequences that the engine runs side by side."""
+    is_other_kind: bool
+    """Is the engine of another kind than the one before under its name?"""
 
 
 class StepTrust:

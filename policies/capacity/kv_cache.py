@@ -154,10 +154,6 @@ class KvCache:
         held = round(self._prompt_part * prompts + outputs) + starting_tokens
         return KvUse(held, round(peak), limit, round(self._kept_tokens(limit)))
 
-    def cache_tokens(self) -> int | None:
-        """KV tokens that its prefix cache holds, the lower tiers included; None: not known."""
-        return None if self.capacity_tokens is None else self.capacity_tokens + self.settings.kv_offload_tokens
-
     def limit_tokens(self) -> int:
         """How much may be held in all? 0: the capacity is not known."""
         if self.capacity_tokens is None:

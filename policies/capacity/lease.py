@@ -14,7 +14,7 @@ class Lease:
 
     __slots__ = (
         "backend", "charged_tokens", "counted_tokens", "dispatched_s", "growing", "held_tokens", "is_first",
-        "output_tokens", "passed", "prefill_s", "prefill_tokens", "request", "slots", "started_s", "unsure_tokens",
+        "output_tokens", "passed", "prefill_tokens", "request", "slots", "started_s", "unsure_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, backend: str, dispatched_s: float) -> None:
@@ -35,8 +35,6 @@ class Lease:
         """No other prompt was before it in its engine."""
         self.passed: list[Request] = []
         """Requests that its engine was sent before this one, and refused."""
-        self.prefill_s = 0.0
-        """From its dispatch, or the first token that its engine gave before, to its own first token."""
         self.prefill_tokens = 0
         """Prompt tokens that its engine is expected to compute, since it has not cached them."""
         self.charged_tokens = 0

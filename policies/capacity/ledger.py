@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from policies.capacity.gauges import CapacitySettings, Gauges, Grant, StepTrust
+from policies.capacity.gauges import CapacitySettings, EngineFacts, Gauges, Grant, StepTrust
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Obstacle
@@ -99,6 +99,8 @@ class BackendLedger:
         allowance = self.allowance
         if not self.healthy or now < self._closed_until_s or (allowance is not None and now > self.allowed_until_s):
             return Obstacle.CLOSED
+        if request.progress.closed is not None and now < self.closed_until_s(request):
+            return Obstacle.CLOSED
         if not self.leases and allowance is None:
             return None
         if self._engine_queues(now):
@@ -169,10 +171,16 @@ class BackendLedger:
         with_head = self.kv_fraction() + self.kv.footprint_tokens(head) / capacity
         return max(level, (with_head, "KV cache, projected with the next request,"))
 
+    def closed_until_s(self, request: Request) -> float:
+        """Until when is it left alone, or closed to this request?"""
+        closed = request.progress.closed
+        return self._closed_until_s if closed is None else max(self._closed_until_s, closed.get(self.name, 0.0))
+
     def opens_s(self, request: Request, obstacle: Obstacle, now: float) -> float:
         """When may this obstacle to this request be gone through time alone? inf: never."""
         if obstacle is Obstacle.CLOSED:
-            return self._closed_until_s if now < self._closed_until_s else inf
+            until_s = self.closed_until_s(request)
+            return until_s if now < until_s else inf
         if obstacle is Obstacle.WAITING:
             assert self._gauges is not None
             return self._gauges.taken_s + self._settings.gauge_trust_s
@@ -250,7 +258,6 @@ class BackendLedger:
             self.prefill_tokens -= lease.prefill_tokens
         if lease.request.streamed:
             self.pace.started(lease, now)
-            self.prefill_rate.started(lease, now)
             self._streaming += lease.request.sequences
             self.slots.seen_running(self._running())
             if lease.was_taken():
@@ -335,9 +342,10 @@ class BackendLedger:
             self.preemptions_total = gauges.preemptions_total
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
-        if gauges.is_step:
-            self.prefill_rate.saw_step(gauges, before)
+        if gauges.max_num_seqs is not None:
             self.slots.reported(gauges.max_num_seqs)
+        if gauges.is_step:
+            self.prefill_rate.saw_step(gauges)
             self.prefill.reported(gauges.scheduled_tokens_max)
         if gauges.waiting is not None:
             self._infer_starts(gauges, now)
@@ -347,6 +355,12 @@ class BackendLedger:
         preempted = self._preempted > 0
         starting_tokens, elsewhere = self.starting_tokens, self.allowance
         self.kv.observe(gauges, now, starting_tokens=starting_tokens, elsewhere=elsewhere, preempted=preempted)
+
+    def recognised(self, facts: EngineFacts) -> None:
+        """Judge the capacity of an engine that comes into service by its facts."""
+        self.slots.reported(facts.slots)
+        if facts.is_other_kind:
+            self._gauges = self.kv.capacity_tokens = None
 
     def estimate(self, now: float) -> float:
         """Time has passed. An answer that is not streamed has started by now if others have taken so long to their

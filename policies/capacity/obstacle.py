@@ -30,7 +30,7 @@ class Obstacle(StrEnum):
     WAITING = "waiting"
     """Its own queue is above the target."""
     CLOSED = "closed"
-    """It is not in service."""
+    """It is not in service, or does not have what the request goes on from."""
     ASKED = "asked"
     """Of no engine: other gateways are asked whether a limit that all of them count has room for the request."""
     RETURNED = "returned"

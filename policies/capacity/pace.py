@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from policies.averages import QUICK, STEADY
+from policies.averages import QUICK, Mean
 from policies.capacity.gauges import Gauges
 from policies.capacity.lease import Lease
 from policies.request import ServiceTokens
@@ -105,99 +105,54 @@ class PrefillWindow:
 
 
 class PrefillRate:
-    """How many prompt tokens does an engine compute in a second? Measured by what each more of them costs.
+    """How many prompt tokens does an engine compute in a second while it has prompts to compute?
 
-    The time to a first token is a + u / R: u are the prompt tokens that the engine has not cached, R is the rate, and a
-    is what every request takes. An answer that comes whole takes c more for each token of the answer. So 1 / R is the
-    slope of the time over u at equal outputs: a least-squares fit with two regressors. Where the engine reports each of
-    its steps, u are the tokens of the step, and the time is that of the step.
-
-    An engine that starts cold under load never has a prompt alone. Until a slope is found, R is the tokens of prompts
-    that others were before, over the time in which the engine had them. Decoding takes part of that time.
+    Whatever a prompt takes beside its own tokens, such as a step's fixed time and the sequences that decode meanwhile,
+    weighs least in the longest prompts. So prompts are compared by size, and the rate is that of the best size. Idle
+    times do not count, and short prompts do not change what long ones have shown. Where the engine reports each of its
+    steps, the tokens and the time of a step count instead.
     """
 
-    __slots__ = (
-        "_first_token_s", "_is_fitted", "_mean", "_moments", "_queued", "_queued_s", "_queued_tokens", "_reports_steps",
-        "seen", "tokens_per_s",
-    )  # fmt: skip
+    __slots__ = ("_reports_steps", "_sizes", "_stepped_s", "seen", "tokens_per_s")
 
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None
-        """R, as of the last time that it could be fitted; None: too little was seen, or prompts differed too little."""
+        """None: too little was seen."""
         self.seen = 0
         self._reports_steps = False
-        self._is_fitted = False
-        self._first_token_s = 0.0
-        self._queued = 0
-        self._queued_tokens = 0.0
-        self._queued_s = 0.0
-        self._mean = [0.0, 0.0, 0.0]
-        self._moments = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-        """Of uu, uo, us, oo, os, ss."""
+        self._stepped_s: float | None = None
+        """When the last step ended; None: nothing ran after it."""
+        self._sizes: dict[int, tuple[Mean, Mean]] = {}
+        """Tokens and seconds of the prompts of one size, by the number of bits of the tokens."""
 
-    def started(self, lease: Lease, now: float) -> None:
-        """The first token of a streamed answer has come."""
-        lease.prefill_s = now - max(self._first_token_s, lease.dispatched_s)
-        self._first_token_s = now
-
-    def answered(self, lease: Lease, service: ServiceTokens, now: float) -> None:
-        """A request has its whole answer, and took this much.
-
-        Nobody knows what the engine has cached for a call inside an interaction unless the engine says it.
+    def answered(self, lease: Lease, service: ServiceTokens) -> None:
+        """Learn from a complete answer whose prompt was alone in the engine. An engine that reports no cached tokens
+        may report none at all, so a call inside an interaction then shows nothing.
         """
         request = lease.request
-        if self._reports_steps or (service.cached is None and request.progress.inside):
+        if self._reports_steps or lease.started_s is None or not (request.streamed and lease.is_first):
             return
-        uncached = service.prompt - (request.progress.cached_tokens if service.cached is None else service.cached)
-        if not request.streamed:
-            if lease.is_first:
-                self.observed(uncached, service.output / request.sequences, now - lease.dispatched_s)
-        elif lease.started_s is not None:
-            if lease.is_first:
-                self.observed(uncached, 0.0, lease.prefill_s)
-            else:
-                self._computed(uncached, lease.prefill_s)
+        if service.cached or not request.progress.inside:
+            self.observed(
+                service.prompt - (service.cached or request.progress.cached_tokens),
+                lease.started_s - lease.dispatched_s,
+            )
 
-    def saw_step(self, step: Gauges, before: Gauges | None) -> None:
-        """A step that says what it computed, right after another one, shows what prompts cost. Prompts may all be
-        computed in parts of one size, so these steps are compared with steps without any.
-        """
-        tokens = step.scheduled_tokens
-        if tokens is None:
+    def saw_step(self, step: Gauges) -> None:
+        """Learn from a step that says what it computed, right after another one."""
+        if step.scheduled_tokens is not None:
+            self._reports_steps = True
+            if self._stepped_s is not None:
+                self.observed(step.scheduled_tokens, step.taken_s - self._stepped_s)
+        self._stepped_s = step.taken_s if step.running else None
+
+    def observed(self, tokens: int, seconds: float) -> None:
+        """So many tokens took so long."""
+        if tokens < 1:
             return
-        self._reports_steps = True
-        if before is not None and before.is_step and before.running:
-            self.observed(tokens, 0.0, step.taken_s - before.taken_s)
-
-    def observed(self, uncached_tokens: float, output_tokens: float, seconds: float) -> None:
-        """A request that found nobody's prompt before it took so long."""
         self.seen += 1
-        share = max(STEADY, 1.0 / self.seen)
-        mean = self._mean
-        u, o, s = uncached_tokens - mean[0], output_tokens - mean[1], seconds - mean[2]
-        for place, delta in enumerate((u, o, s)):
-            mean[place] += share * delta
-        products = (u * u, u * o, u * s, o * o, o * s, s * s)
-        self._moments = [
-            (1.0 - share) * (moment + share * product) for moment, product in zip(self._moments, products, strict=True)
-        ]
-        if self.seen >= SEEN_MIN:
-            self._fit()
-
-    def _computed(self, uncached_tokens: float, seconds: float) -> None:
-        """A prompt that had others before it took the engine so long after the one before."""
-        self._queued += 1
-        share = max(STEADY, 1.0 / self._queued)
-        self._queued_tokens += share * (uncached_tokens - self._queued_tokens)
-        self._queued_s += share * (seconds - self._queued_s)
-        if self._queued >= SEEN_MIN and not self._is_fitted and self._queued_s > 0:
-            self.tokens_per_s = self._queued_tokens / self._queued_s
-
-    def _fit(self) -> None:
-        uu, uo, us, oo, os, ss = self._moments
-        if oo > 0:  # what outputs explain is taken out
-            uu, us, ss = uu - uo * uo / oo, us - uo * os / oo, ss - os * os / oo
-        # The tokens must explain more of the variance of the times than is left (r squared), or the slope is noise.
-        if uu > 0 and us > 0 and 2 * us * us >= uu * ss:
-            self.tokens_per_s = uu / us
-            self._is_fitted = True
+        own_tokens, own_s = self._sizes.setdefault(tokens.bit_length(), (Mean(), Mean()))
+        own_tokens.learn(tokens)
+        own_s.learn(seconds)
+        rates = [own.value / took.value for own, took in self._sizes.values() if own.seen >= SEEN_MIN and took.value]
+        self.tokens_per_s = max(rates, default=None)

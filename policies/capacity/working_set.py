@@ -4,19 +4,20 @@ Agents spend much of their time in tools. Meanwhile their contexts lie idle in t
 seconds. If more interactions are open than the cache can hold, each call that returns finds its context evicted and
 computes all of it anew. So an interaction is admitted as a whole: its start waits until there is room for it.
 
-K is the number of KV tokens of the pool, R its prefill rate. The working set is the sum of the contexts that count:
+K is the number of KV tokens that the pool keeps, R its prefill rate. The working set is the sum of the contexts that
+count: an interaction while a call of it is under way, and for K / R seconds after that, the time to compute the whole
+cache anew. Holding an idle context pays if, and only if, its next call comes within that time (the five-minute rule,
+Gray and Putzolu 1987). `policies.contexts` says what a context counts with, and how much the cache keeps.
 
-    - an interaction counts with its context (prompt and answer of its last call) while a call of it is under way, and
-      for K / R seconds after that: as long as the whole cache takes to compute. Holding an idle context pays if, and
-      only if, its next call comes within that time (the five-minute rule, Gray and Putzolu 1987);
-    - contexts grow. So an interaction counts with at least what calls of its app usually have, and a start is expected
-      to take as much. Else the room that a young interaction leaves goes to another one, and the set outgrows K.
+A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. A
+tenant that has received more than the one whose start goes first, by more than the window of the order, begins nothing:
+or small starts would always take the room that a large one waits for. A start that alone is beyond its tenant's part
+stops nobody so. A start whose tenant holds nothing waits for K / R seconds at most: one enters in each K / R, and
+parking makes the room. A start that no call is likely to follow holds nothing beyond its run, and needs no room.
 
-A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. It
-waits as well if its tenant has received more service than a tenant whose start waits for the set, by more than the
-window of the order: or small starts would always take the room that a large one waits for. Where nothing counts,
-nothing waits. The order says who goes next, the set only whether. A call inside an interaction that counts never waits
-for the set.
+Of work that can wait (class batch) only its guaranteed part counts for others: the rest is taken back. Where nothing
+counts, nothing waits. The order says who goes next, the set only whether. A call inside an interaction that counts
+never waits for the set.
 
 Bound: while a tenant has a start waiting, another one that is more than the window ahead of it receives only what its
 interactions under way still take. With I, the most that those in K take until they end, service per weight differs by
@@ -26,7 +27,7 @@ If the set exceeds K by a tenth, because contexts grew, interactions are parked:
 holds most for its weight no longer counts, and its next call waits like a start, once. Where calls inside interactions
 may wait no longer than starts, none is parked: a call would be refused in the middle when starts are.
 
-As long as K or R is not known, nothing waits.
+As long as K is not known, nothing waits.
 """
 
 from __future__ import annotations
@@ -34,16 +35,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
+from statistics import fmean
 from typing import Final
 
-from policies.averages import STEADY
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
-from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens
+from policies.capacity.pace import SEEN_MIN, USUAL_S
+from policies.contexts import AppCalls, Apps, KeptShare
+from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens, is_batch
 
 MEASURED_EVERY_S: Final = 0.5
 """How often K and R are read, and whether the set has outgrown K."""
+HOLD_S_MAX: Final = 60.0
+"""Bounds what a wrong rate can do. While no engine has shown its rate, `USUAL_S` stands for K / R."""
 OVER: Final = 1.1
 """Contexts are parked above this multiple of K. What was expected of a start is a mean, so the set varies about K."""
 
@@ -51,19 +56,28 @@ OVER: Final = 1.1
 class Context:
     """What one interaction, or one request that belongs to none, holds of the KV cache."""
 
-    __slots__ = ("began_s", "calls", "idle_s", "is_parked", "key", "tenant", "tokens")
+    __slots__ = (
+        "app", "calls", "engine", "held_tokens", "idle_s", "key", "prompt_tokens", "returns", "tenant",
+        "to_find_tokens", "tokens",
+    )  # fmt: skip
 
-    def __init__(self, key: Interaction | str, tenant: str, now: float) -> None:
+    def __init__(self, key: Interaction | str, tenant: str, app: AppCalls, now: float) -> None:
         self.key = key
+        self.app = app
+        self.returns = app.return_rate.value > 0.0
         self.tenant = tenant
         self.tokens = 0
         """What it counts with; 0: it does not count."""
+        self.held_tokens = self.prompt_tokens = 0
+        """Prompt and answer of its last call, and the prompt alone."""
+        self.engine = ""
+        """Where its last call ran."""
+        self.to_find_tokens = 0
+        """What the call that returned to it should find in the cache; 0: none is under way."""
         self.calls = 0
         """Those under way."""
-        self.began_s = now
         self.idle_s = now
         """Since when no call is under way."""
-        self.is_parked = False
 
 
 class WorkingSet:
@@ -73,21 +87,32 @@ class WorkingSet:
         self.capacity_tokens = 0
         """K."""
         self.hold_s = 0.0
-        """K / R: how long an idle context counts; 0: K or R is not known, so nothing waits."""
+        """K / R: how long an idle context counts; 0: K is not known, so nothing waits."""
         self.tokens = 0
         """Sum of the contexts that count here."""
-        self.is_ahead: Callable[[str], bool] | None = None
-        """Has this tenant received more than one that waits for the set, by more than the window of the order? None:
-        the order does not hold starts."""
+        self.first_start: Callable[[], Request | None] | None = None
+        """Which start waits for the set, of the tenant that has received least? None: the order lets no start wait."""
         self._shares: Final = shares
-        self._usual: OrderedDict[tuple[str, str], float] = OrderedDict()
-        """Mean prompt of the calls of each app, by tenant and app."""
+        self.apps: Final = Apps(APPS_MAX)
+        """What contexts count with, as the calls of each app teach it."""
+        self.kept: Final = KeptShare()
+        self.is_ahead: Callable[[str], bool] = _nobody
+        """Has this tenant received more than one with a start that waits, by more than the window of the order?"""
+        self.batch_share = 0.0
+        """The part of K that work that can wait has beside other work."""
+        self.batch_tokens = 0
+        """What counts of such work here."""
+        self._now = self._entered_s = -inf
+        """When a start entered last without room, because its tenant held nothing."""
         self._tenants: dict[str, int] = {}
         """Tokens of the contexts that count, by tenant."""
         self._contexts: dict[Interaction | str, Context] = {}
         self._idle: OrderedDict[Context, None] = OrderedDict()
         """Contexts that count though no call is under way, the longest idle first."""
         self._parked: OrderedDict[Context, None] = OrderedDict()
+        """Contexts that no longer count, and whose next call waits like a start."""
+        self._returning = 0
+        """Contexts of apps whose calls return. Where there are none, nothing is worth holding."""
         self._measured_s = -inf
         self._elsewhere: Mapping[str, int] = {}
         """Tokens that count at other gateways, by tenant."""
@@ -105,15 +130,60 @@ class WorkingSet:
 
     def has_room(self, request: Request) -> bool:
         """May this request start, as far as the set is concerned?"""
-        in_all = self.tokens_in_all
-        if not self.hold_s or not in_all or request.progress.context is not None or self.is_ahead is None:
+        if not self._holds or request.progress.context is not None or self.first_start is None:
             return True
+        return not self._counted_for(request) or self._fits(request) or self._has_turn(request)
+
+    @property
+    def _holds(self) -> bool:
+        """Is there anything that starts may have to wait for?"""
+        return self.hold_s > 0.0 and (self._returning > 0 or self._tokens_elsewhere > 0)
+
+    def _fits(self, request: Request) -> bool:
+        """Is there room for it, or is it within the part of its tenant?"""
         tenant, expected = request.flow.tenant, self._expected_tokens(request)
-        if self.is_ahead(tenant):
+        if self.is_ahead(tenant) and self._is_within_its_part(self.first_start):
             return False
-        if in_all + expected <= self.capacity_tokens:
+        if not request.can_wait and not self._is_followed(request):
             return True
-        return self._tokens_of(tenant) + expected <= self.capacity_tokens * self._shares.part(request)
+        if self._counted_for(request) + expected <= self.capacity_tokens:
+            return True
+        if request.can_wait:
+            return self.batch_tokens + expected <= self._batch_part()
+        return self._tokens_of(tenant) + expected <= self._part(request)
+
+    def _is_within_its_part(self, first_start: Callable[[], Request | None] | None) -> bool:
+        """Is the start that goes first no larger by itself than the part of its tenant? One at another gateway is."""
+        first = first_start() if first_start is not None else None
+        return first is None or self._expected_tokens(first) <= self._part(first)
+
+    def _part(self, request: Request) -> float:
+        """Of the set, for the tenant of the request."""
+        return self.capacity_tokens * self._shares.part(request)
+
+    def _is_followed(self, request: Request) -> bool:
+        """Is another call likely to follow it? Else it holds nothing beyond its run."""
+        rate = self.apps.known(request.flow[:2]).return_rate
+        return request.claim is not NO_CLAIM and (rate.seen < SEEN_MIN or rate.value >= 0.5)
+
+    def _counted_for(self, request: Request) -> float:
+        """What counts, as this request sees it: of work that can wait no more than its part, for the rest is taken
+        back.
+        """
+        if request.can_wait:
+            return self.tokens_in_all
+        return self.tokens_in_all - max(0.0, self.batch_tokens - self._batch_part())
+
+    def _batch_part(self) -> float:
+        """Of the set, for work that can wait."""
+        return self.batch_share * self.capacity_tokens
+
+    def _has_turn(self, request: Request) -> bool:
+        """Does its tenant hold nothing, and has the start waited for `hold_s`? One such start enters in that time."""
+        wait = request.progress.wait
+        if wait is None or request.can_wait or self._tokens_of(request.flow.tenant):
+            return False
+        return self._now - max(wait.since_s, self._entered_s) >= self.hold_s
 
     @property
     def tokens_in_all(self) -> int:
@@ -125,8 +195,15 @@ class WorkingSet:
         return self._tenants.copy()
 
     def expires_s(self) -> float:
-        """When does an idle context count no more through time alone? inf: none is idle."""
-        return next(iter(self._idle)).idle_s + self.hold_s if self._idle and self.hold_s else inf
+        """When may a start have room through time alone? inf: never."""
+        if not self.hold_s:
+            return inf
+        first = self.first_start() if self.first_start is not None else None
+        turn_s = inf
+        if first is not None and first.progress.wait is not None and not self._tokens_of(first.flow.tenant):
+            turn_s = max(first.progress.wait.since_s, self._entered_s) + self.hold_s
+        idle_s = next(iter(self._idle)).idle_s + self.hold_s if self._idle else inf
+        return min(idle_s, turn_s if turn_s > self._now else inf)
 
     # --- events ---
 
@@ -141,39 +218,51 @@ class WorkingSet:
         progress = request.progress
         if progress.context is None and progress.inside:
             context = self._contexts.get(progress.interaction) if progress.interaction is not None else None
-            progress.parked = context is not None and context.is_parked
-            if not progress.parked:
+            if context is not None and not context.calls:
+                context.app.return_rate.learn(1.0)
+            progress.parked = context in self._parked
+            if context is not None and progress.parked:
+                self._forget(context)
+            else:
                 self._count(request, now)
 
     def dispatched(self, request: Request, now: float) -> None:
         """An engine has it: a start counts from now on."""
         if request.progress.context is None:
+            if self._holds and not self._fits(request):
+                self._entered_s = now
             self._count(request, now)
 
     def left(self, request: Request, service: ServiceTokens, now: float) -> None:
-        """The request ended, or left the queue. Its interaction counts for `hold_s` more, unless it is over."""
+        """Note that the request ended, or left the queue. Its interaction counts for `hold_s` more, unless its client
+        said that it is over.
+        """
         progress = request.progress
         context, progress.context = progress.context, None
         if context is None:
             return
         context.calls -= 1
         if service.prompt:
-            self._resize(context, max(service.prompt + service.output, self._usual_tokens(request)))
+            self._learn_cached(request, context, service)
+            context.held_tokens, context.prompt_tokens = service.prompt + service.output, service.prompt
+            context.engine = progress.engine
         if context.calls:
             return
         interaction = progress.interaction
-        if interaction is None or interaction.over or not interaction.tokens:
+        if interaction is None or not interaction.tokens or (request.claim.ends and interaction.over):
             self._forget(context)
         else:
+            self._resize(context, context.app.idle_tokens(context.held_tokens))
             context.idle_s = now
             self._idle[context] = None
 
     def expire(self, now: float) -> None:
-        """Time has passed: contexts that have been idle for `hold_s` count no more. O(1) on average."""
-        while self._idle and now >= (context := next(iter(self._idle))).idle_s + self.hold_s:
-            self._forget(context)
-        while self._parked and now >= (context := next(iter(self._parked))).idle_s + self.hold_s:
-            self._forget(context)
+        """Forget the contexts that have been idle for `hold_s`. O(1) on average."""
+        self._now = now
+        for idle in (self._idle, self._parked):
+            while idle and now >= (context := next(iter(idle))).idle_s + self.hold_s:
+                context.app.return_rate.learn(0.0)
+                self._forget(context)
 
     def measure(self, engines: Iterable[BackendLedger], now: float, *, parks: bool = True) -> None:
         """Read K and R of these engines. `parks`: park what the set has grown beyond K. Does nothing more often than
@@ -183,20 +272,12 @@ class WorkingSet:
             return
         self._measured_s = now
         self.expire(now)
-        all_tokens, timed_tokens, seconds = 0, 0, 0.0
-        for engine in engines:
-            if not engine.healthy:
-                continue
-            tokens, rate = engine.kv.cache_tokens(), engine.prefill_rate.tokens_per_s
-            if tokens is None:
-                timed_tokens = 0
-                break
-            all_tokens += tokens
-            if rate is not None:  # an engine that was never busy is taken to be as fast as the others
-                timed_tokens += tokens
-                seconds += tokens * tokens / rate
-        self.capacity_tokens = all_tokens // self._sharers
-        self.hold_s = seconds / timed_tokens if timed_tokens else 0.0
+        sizes = [(one.kv.capacity_tokens or 0, one.prefill_rate.tokens_per_s) for one in engines if one.healthy]
+        is_known, share = all([tokens for tokens, _ in sizes]), self.kept.share
+        times_s = [tokens / rate for tokens, rate in sizes if rate]
+        self.capacity_tokens = round(share * sum([tokens for tokens, _ in sizes])) // self._sharers if is_known else 0
+        hold_s = share * fmean(times_s) if times_s else USUAL_S
+        self.hold_s = min(HOLD_S_MAX, hold_s) if self.capacity_tokens else 0.0
         if parks and self.hold_s and self.tokens:
             # Each gateway parks its part of what is too much.
             self._park(OVER * self.capacity_tokens * self.tokens / self.tokens_in_all)
@@ -204,35 +285,39 @@ class WorkingSet:
     # --- the table ---
 
     def _expected_tokens(self, request: Request) -> int:
-        return max(request.prompt_tokens, self._usual_tokens(request))
-
-    def _usual_tokens(self, request: Request) -> int:
-        """What calls of its app usually have."""
-        return 0 if request.claim is NO_CLAIM else round(self._usual.get(request.flow[:2], 0.0))
+        app = self.apps.known(request.flow[:2])
+        if request.claim is NO_CLAIM:  # no call follows it
+            return app.own_tokens(request.prompt_tokens)
+        return app.running_tokens(request.prompt_tokens)
 
     def _count(self, request: Request, now: float) -> None:
-        """A call is under way."""
+        """Count the context of a call that is under way."""
         progress, flow = request.progress, request.flow
         key = progress.interaction if progress.interaction is not None else request.id
         context = self._contexts.get(key)
         if context is None:
-            context = self._contexts[key] = Context(key, flow.tenant, now)
-        elif context.is_parked:
-            context.is_parked = False
-            del self._parked[context]
-        else:
-            self._idle.pop(context, None)
+            context = self._contexts[key] = Context(key, flow.tenant, self.apps.of(flow[:2]), now)
+            self._returning += context.returns
+        elif not context.calls:
+            self._parked.pop(context, None)
+            if context in self._idle:
+                del self._idle[context]
+                context.to_find_tokens = context.prompt_tokens if context.tokens else 0
         progress.context, progress.parked = context, False
         context.calls += 1
-        self._resize(context, max(context.tokens, self._expected_tokens(request)))
+        expected = self._expected_tokens(request)
+        self._resize(context, max(context.tokens, expected) if context.calls > 1 else expected)
         if request.claim is not NO_CLAIM:
-            self._learn(flow[:2], request.prompt_tokens)
+            context.app.prompt_tokens.learn(request.prompt_tokens)
 
-    def _learn(self, app: tuple[str, str], prompt_tokens: int) -> None:
-        usual = self._usual.pop(app, None)
-        self._usual[app] = prompt_tokens if usual is None else usual + STEADY * (prompt_tokens - usual)
-        if len(self._usual) > APPS_MAX:
-            self._usual.popitem(last=False)
+    def _learn_cached(self, request: Request, context: Context, service: ServiceTokens) -> None:
+        """Learn from what the engine of an ended call had cached, as far as the engine said it."""
+        to_find_tokens, context.to_find_tokens = context.to_find_tokens, 0
+        if not request.progress.inside:
+            context.app.shared_tokens.learn(service.cached or request.progress.cached_tokens)
+        elif to_find_tokens and service.cached is not None and request.progress.engine == context.engine:
+            is_full = self.tokens_in_all >= self.capacity_tokens
+            self.kept.returned(to_find_tokens, service.cached, is_full=is_full)
 
     def _resize(self, context: Context, tokens: int) -> None:
         more = tokens - context.tokens
@@ -242,12 +327,15 @@ class WorkingSet:
         else:
             self._tenants.pop(context.tenant, None)
         self.tokens += more
+        if is_batch(context.tenant):
+            self.batch_tokens += more
         context.tokens = tokens
 
     def _forget(self, context: Context) -> None:
         self._idle.pop(context, None)
         self._parked.pop(context, None)
         del self._contexts[context.key]
+        self._returning -= context.returns
         self._resize(context, 0)
 
     def _park(self, most_tokens: float) -> None:
@@ -256,19 +344,31 @@ class WorkingSet:
             return
         idle: dict[str, list[Context]] = {}
         for context in self._idle:
-            idle.setdefault(context.tenant, []).append(context)
+            if context.tokens:
+                idle.setdefault(context.tenant, []).append(context)
         for own in idle.values():
-            own.sort(key=lambda context: context.began_s)
+            own.sort(key=_began_s)
         while idle and self.tokens > most_tokens:
-            most = max(idle, key=lambda name: self._tokens_of(name) / self._shares.weight_of(name))
+            is_taken = self.batch_tokens > self._batch_part()
+            most = max(idle, key=lambda name: (is_taken and is_batch(name), self._held_per_weight(name)))
             context = idle[most].pop()
             if not idle[most]:
                 del idle[most]
             del self._idle[context]
             self._resize(context, 0)
-            context.is_parked = True
             self._parked[context] = None
+
+    def _held_per_weight(self, tenant: str) -> float:
+        return self._tokens_of(tenant) / self._shares.weight_of(tenant)
 
     def _tokens_of(self, tenant: str) -> int:
         """What counts of this tenant, here and at other gateways."""
         return self._tenants.get(tenant, 0) + self._elsewhere.get(tenant, 0)
+
+
+def _nobody(tenant: str) -> bool:
+    return False
+
+
+def _began_s(context: Context) -> float:
+    return context.key.began_s if isinstance(context.key, Interaction) else context.idle_s

@@ -7,13 +7,13 @@ the tenant that pays. Interactions are not looked at: a request beyond a limit i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations
 from typing import Any, Final, NamedTuple
 
-from policies.limits.sliding_counts import Count, SlidingCounts
-from policies.request import Limit, Refusal, Refused, Request, payer
+from policies.limits.sliding_counts import NOTHING, Measures, SlidingCounts, Window, rolling
+from policies.request import FREE, Limit, Price, Refusal, Refused, Request, ServiceTokens, payer
 from policies.settings import COUNT_MAX, Contradiction, check_bounds, setting
 
 MINUTE_S = 60.0
@@ -27,6 +27,10 @@ KEY: Final = "  "
 between."""
 ENGINE: Final = "engine_ms"
 """The measure of engine-seconds."""
+MEASURES: Final = (ENGINE, "requests", "tokens", "cost")
+"""What is counted in each window, in this order."""
+_UNITS: Final = {ENGINE: 1000, "cost": 1_000_000}
+"""In what parts of a limit's unit a measure is counted: milliseconds, and millionths of the currency."""
 
 
 def _limit(doc: str) -> Any:
@@ -49,6 +53,7 @@ class Quota:
     )
     engine_seconds_per_day: int | None = _limit("The same in any 24 hours. At least engine_seconds_per_minute.")
     engine_seconds_per_month: int | None = _limit("The same in any 30 days. At least engine_seconds_per_day.")
+    cost_per_month: int | None = _limit("Money in any 30 days, by usage.prices. A model without a price costs nothing.")
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -67,16 +72,29 @@ class Rule(NamedTuple):
 
     name: str
     """As its `Limit` is called."""
-    measure: str
-    """"requests", "tokens", `ENGINE` or "concurrent"."""
+    place: int
+    """Of what it limits in `MEASURES`."""
     window: int
     """Its place in `WINDOWS`; -1: it holds at once."""
     most: int
-    """Of `ENGINE` in milliseconds."""
+    unit: int
+    """How many of what is counted are 1 of the limit."""
 
 
-Counted = list[tuple[str, tuple[Count, Count, Count]]]
-"""The tenant and the groups for which a request counts, each with its counts by `WINDOWS`."""
+Counted = tuple[tuple[str, ...], tuple[int, int, int]]
+"""The tenant and the groups for which a request counts, and its bucket in each of `WINDOWS`."""
+
+
+class Used(NamedTuple):
+    """What a tenant used of a model in an hour or a day, as it was written down."""
+
+    until_s: float
+    """When the hour or day ended, by the clock that cuts time into buckets."""
+    tenant: str
+    model: str
+    requests: int
+    service: ServiceTokens
+    engine_ms: int
 
 
 def _rules(quota: Quota, member: str = "") -> tuple[Rule, ...]:
@@ -87,9 +105,9 @@ def _rules(quota: Quota, member: str = "") -> tuple[Rule, ...]:
         if most is not None:
             measure, _, window = field.name.partition("_per_")
             name = measure if window == "minute" else field.name
-            if measure == "engine_seconds":
-                measure, most = ENGINE, most * 1000
-            found.append(Rule(name + whose, measure, windows.index(window) if window else -1, most))
+            measure = ENGINE if measure == "engine_seconds" else measure
+            place, unit = MEASURES.index(measure) if window else -1, _UNITS.get(measure, 1)
+            found.append(Rule(name + whose, place, windows.index(window) if window else -1, most * unit, unit))
     return tuple(found)
 
 
@@ -111,6 +129,8 @@ class Quotas:
         around: Mapping[str, Sequence[str]] | None = None,
         of_models: Mapping[str, Quota] | None = None,
         *,
+        prices: Mapping[str, Price] | None = None,
+        calendar: tuple[Window, Window] | None = None,
         tenants_max: int = 100_000,
     ) -> None:
         """
@@ -119,6 +139,8 @@ class Quotas:
                 and `KEY`, and of models with any of them.
             around: of a tenant the groups around it that have a quota, by these names.
             of_models: limits of each model for tenants that have the default.
+            prices: of models, for limits on cost.
+            calendar: its days and months. None: any 24 hours, and any 30 days.
             tenants_max: tenants and groups that are counted in a window.
         """
         self._default = _rules(default)
@@ -127,17 +149,17 @@ class Quotas:
         self._issued: Mapping[str, tuple[Rule, ...]] = {}
         self._members = {tenant: (tenant, *groups) for tenant, groups in (around or {}).items()}
         self._has_names = bool(of_models) or any([" " in name.removeprefix(GROUP) for name in self._rules])
-        self.minute = SlidingCounts(MINUTE_S, members_max=tenants_max)
-        self.day = SlidingCounts(DAY_S, members_max=tenants_max)
-        self.month = SlidingCounts(MONTH_S, members_max=tenants_max)
-        self.windows = (self.minute, self.day, self.month)
+        self.prices = prices or {}
+        windows = rolling(MINUTE_S), *(calendar or (rolling(DAY_S), rolling(MONTH_S)))
+        self.windows = tuple([SlidingCounts(each, members_max=tenants_max) for each in windows])
+        self.minute, self.day, self.month = self.windows
         self._now = float("-inf")
         self.under_way: dict[str, int] = {}
         """By tenant or group: requests queued and dispatched."""
         self.under_way_elsewhere: Mapping[str, int] = {}
         """The same at other gateways."""
-        self.may_have: Callable[[str, int, int], bool] | None = None
-        """May this tenant or group have this many more requests and tokens? Set while other gateways count the same
+        self.may_have: Callable[[str, Measures], bool] | None = None
+        """May this tenant or group have this much more? Set while other gateways count the same
         limits but cannot be asked. None: there are none, or they can be asked."""
 
     @property
@@ -146,11 +168,10 @@ class Quotas:
         return not (self._default or any([any(each.values()) for each in (self._of_models, self._rules, self._issued)]))
 
     @property
-    def longest_s(self) -> float:
-        """The longest window in which anybody has a limit."""
+    def longest(self) -> SlidingCounts:
+        """The longest window in which anybody has a limit; a day at least."""
         sets = (self._default, *self._of_models.values(), *self._rules.values(), *self._issued.values())
-        last = max([rule.window for rules in sets for rule in rules], default=-1)
-        return self.windows[last].window_s if last >= 0 else 0.0
+        return self.windows[max([rule.window for rules in sets for rule in rules] + [1])]
 
     def set(self, other: Quotas) -> None:
         """From now on the limits are the other's, beside what is issued. What was counted counts on."""
@@ -187,55 +208,56 @@ class Quotas:
 
     def refusal(self, request: Request, now: float) -> Refused | None:
         """Is its tenant, or a group around it, beyond a limit? None: they are not."""
-        return self._refusal(request, request.prompt_tokens, 1, now)
+        return self._refusal(request, wanted(request), now)
 
-    def _refusal(self, request: Request, tokens: int, requests: int, now: float) -> Refused | None:
-        """Would one of them be beyond a limit with this many more tokens and requests? None: none would."""
+    def _refusal(self, request: Request, more: Measures, now: float) -> Refused | None:
+        """Would one of them be beyond a limit with this much more? None: none would."""
         self._move(now)
         members = self.members(request.flow.tenant, request.quota_names)
-        limits = self._standing(members, tokens, now, requests)
+        limits = self._standing(members, more, now)
         for limit in limits:
             if limit.reset_s:
                 return Refused(Refusal.RATE_LIMITED, max(1.0, limit.reset_s), limit)
         if limits and self.may_have is not None:
             for member in members:
-                if not self.may_have(member, requests, tokens):
+                if not self.may_have(member, more):
                     return Refused(Refusal.RATE_LIMITED, 1.0, min(limits, key=lambda limit: limit.remaining))
         return None
 
     def admitted(self, request: Request, now: float) -> None:
         """The request was queued."""
         self._move(now)
-        counted: Counted = []
-        for member in self.members(request.flow.tenant, request.quota_names):
+        members = self.members(request.flow.tenant, request.quota_names)
+        for member in members:
             self.under_way[member] = self.under_way.get(member, 0) + 1
-            counted.append((member, self._counts(member)))
-        request.progress.counted = counted
-        self._add(counted, 1, request.prompt_tokens)
+        request.progress.counted = counted = members, self._buckets()
+        self._add(counted, amounts(request))
 
-    def ended(self, request: Request, tokens: int, now: float, ran_s: float = 0.0) -> None:
+    def ended(self, request: Request, service: ServiceTokens, now: float, ran_s: float = 0.0) -> None:
         """The request ended, in whatever way, took this many tokens, and ran for so long at its engine.
 
-        Tokens beyond the estimate count now. What was counted and not taken is taken back from the periods in which it
-        was counted: else the limits of a later period would let through as much more.
+        What it took beyond the estimate counts now. What was counted and not taken is taken back from the buckets in
+        which it was counted: else the limits of a later bucket would let through as much more.
         """
-        counted = self._left(request, now)
-        more = tokens - request.prompt_tokens
-        if more < 0:
-            self._add(counted, 0, more)
-        counted = [(member, self._counts(member)) for member, _ in counted]
-        self._add(counted, 0, max(more, 0), int(ran_s * request.sequences * 1000))
+        members, buckets = self._left(request, now)
+        _, _, tokens, cost = amounts(request)
+        tokens, cost = service.prompt + service.output - tokens, request.price.of(service) - cost
+        if tokens < 0 or cost < 0:
+            self._add((members, buckets), (0, 0, min(tokens, 0), min(cost, 0)))
+        engine_ms = int(ran_s * request.sequences * 1000)
+        self._add((members, self._buckets()), (engine_ms, 0, max(tokens, 0), max(cost, 0)))
 
     def withdrawn(self, request: Request, now: float) -> None:
         """The request was counted, but is not served: undo the count."""
-        self._add(self._left(request, now), -1, -request.prompt_tokens)
+        _, requests, tokens, cost = amounts(request)
+        self._add(self._left(request, now), (0, -requests, -tokens, -cost))
 
     def _left(self, request: Request, now: float) -> Counted:
-        """The request is under way no longer. Returns what it was added to, also where its tenant has moved since."""
+        """The request is under way no longer. Returns where it was counted, also where its tenant has moved since."""
         self._move(now)
         counted: Counted = request.progress.counted
         request.progress.counted = None
-        for member, _ in counted:
+        for member in counted[0]:
             under_way = self.under_way[member] - 1
             if under_way:
                 self.under_way[member] = under_way
@@ -245,62 +267,87 @@ class Quotas:
 
     def standing(self, leaf: str, now: float, names: tuple[str, ...] = ()) -> list[Limit]:
         """Every limit of this leaf's tenant, of the groups around it and under these `names`, and how much is used."""
-        return self._standing(self.members(leaf, names), 1, now)
+        return self._standing(self.members(leaf, names), (1, 1, 1, 1), now)
+
+    def used(self, leaf: str, now: float) -> dict[str, float]:
+        """Which part of each limit of this leaf's tenant, and of the groups around it, is used?"""
+        return {
+            rule.name: (
+                self.windows[rule.window].sums(member, now)[rule.place] if rule.window >= 0 else self._at_once(member)
+            )
+            / rule.most
+            for member in self.members(leaf)
+            for rule in self.rules(member)
+        }
 
     def overrun(self, request: Request, now: float) -> Refused | None:
         """Is its tenant, or a group around it, beyond a limit, now that this request has been counted?"""
-        return self._refusal(request, 0, 0, now)
+        return self._refusal(request, NOTHING, now)
 
-    def go_on(
-        self, since_s: float, tenant: str, model: str, requests: int, tokens: int, engine_ms: int, now: float
-    ) -> None:
-        """What a tenant used of a model in the hour or the day since then, as a gateway wrote it that has ended."""
-        for counts in (self.day, self.month):
+    def of_past(self, used: Iterable[Used]) -> Iterator[tuple[int, str, int, Measures]]:
+        """Of what was used before, the window, member and bucket where it counts: as if each had been used last."""
+        for until_s, tenant, model, requests, service, engine_ms in used:
+            amounts = engine_ms, requests, service.prompt + service.output, self.price(model).of(service)
+            for window, counts in enumerate(self.windows[1:], 1):
+                bucket = min(counts.bucket, counts.window.bucket(until_s - 1.0))
+                if bucket >= counts.oldest:
+                    for member in self.members(tenant, self.names(tenant, "", model)):
+                        yield window, member, bucket, amounts
+
+    def go_on(self, used: Iterable[Used], now: float) -> None:
+        """Limits of a day and a month go on from what gateways wrote that have ended."""
+        self.at(now)
+        for window, member, bucket, amounts in self.of_past(used):
+            self.windows[window].add(member, amounts, bucket, reports=False)
+
+    def price(self, model: str) -> Price:
+        """What a model costs."""
+        return self.prices.get(model, FREE)
+
+    def at(self, now: float) -> None:
+        """Move to this time."""
+        for counts in self.windows:
             counts.at(now)
-            ago = counts.period - int(since_s // counts.window_s)
-            if ago not in (0, 1):
-                continue
-            for member in self.members(tenant, self.names(tenant, "", model)):
-                count = counts.of(member)
-                if ago:
-                    if count.before is None:
-                        count.before = Count(None, count.period - 1)
-                    count = count.before
-                count.requests += requests
-                count.tokens += tokens
-                count.engine_ms += engine_ms
 
     def _move(self, now: float) -> None:
         if now != self._now:
             self._now = now
-            self.minute.at(now)
-            self.day.at(now)
-            self.month.at(now)
+            self.at(now)
 
-    def _counts(self, member: str) -> tuple[Count, Count, Count]:
-        return self.minute.of(member), self.day.of(member), self.month.of(member)
+    def _buckets(self) -> tuple[int, int, int]:
+        return self.minute.bucket, self.day.bucket, self.month.bucket
 
-    def _add(self, counted: Counted, requests: int, tokens: int, engine_ms: int = 0) -> None:
-        for member, by_window in counted:
-            for count in by_window:
-                count.requests += requests
-                count.tokens += tokens
-                count.engine_ms += engine_ms
-            if self.minute.changed is not None:
-                for window in {rule.window for rule in self.rules(member) if rule.window >= 0}:
-                    self.windows[window].note_change(member, by_window[window])
+    def _add(self, counted: Counted, more: Measures) -> None:
+        members, buckets = counted
+        for member in members:
+            limited = {rule.window for rule in self.rules(member)} if self.minute.pending is not None else ()
+            for window, bucket in enumerate(buckets):
+                self.windows[window].add(member, more, bucket, reports=window in limited)
 
-    def _standing(self, members: Sequence[str], tokens: int, now: float, requests: int = 1) -> list[Limit]:
+    def _at_once(self, member: str) -> int:
+        """Requests queued or dispatched, here and at other gateways."""
+        return self.under_way.get(member, 0) + self.under_way_elsewhere.get(member, 0)
+
+    def _standing(self, members: Sequence[str], more: Measures, now: float) -> list[Limit]:
         limits = []
         for member in members:
-            for name, measure, window, most in self.rules(member):
+            for name, place, window, most, unit in self.rules(member):
                 if window >= 0:
-                    more = tokens if measure == "tokens" else requests
-                    limit = self.windows[window].limit(name, measure, member, more, most, now)
-                    if measure == ENGINE:
-                        limit = limit._replace(limit=most // 1000, remaining=limit.remaining // 1000)
-                    limits.append(limit)
+                    limit = self.windows[window].limit(name, place, member, more[place], most, now)
+                    limits.append(limit._replace(limit=most // unit, remaining=limit.remaining // unit))
                 else:
-                    left = most - self.under_way.get(member, 0) - self.under_way_elsewhere.get(member, 0)
-                    limits.append(Limit(name, most, max(0, left), 0.0 if left >= requests else 1.0))
+                    left = most - self._at_once(member)
+                    limits.append(Limit(name, most, max(0, left), 0.0 if left >= more[1] else 1.0))
         return limits
+
+
+def wanted(request: Request) -> Measures:
+    """What must be left of each limit when a request comes."""
+    _, requests, tokens, cost = amounts(request)
+    return 1, requests, max(1, tokens), max(1, cost)
+
+
+def amounts(request: Request) -> Measures:
+    """What a request counts as when it comes."""
+    prompt = ServiceTokens(request.prompt_tokens, 0)
+    return 0, 1, request.prompt_tokens, request.price.of(prompt)

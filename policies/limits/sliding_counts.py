@@ -1,154 +1,276 @@
-"""What did each member of a population do within the last window? Sliding counts.
+"""What did each member of a population do within a window? Sliding counts.
 
-A count slides over two periods as long as the window. The count of the previous period fades as the present one goes
-on. So a count costs O(1) time and memory. It is exact if the previous period was evenly filled.
+Time is cut into buckets. A count is the sum of the present bucket and of those before it in which any moment of the
+window lies, each as a whole. So a window of any length that the counts promise is never undercounted:
+
+*Bound.* Let an event be admitted only where the count, the event included, is at most the limit. Then no window of
+`window_s` holds more than the limit. *Proof sketch.* Let e be the last event in a window (t - window_s, t]. Its count
+held its own bucket and the `parts` buckets before it. They begin at least `window_s` before e, thus before the window
+does. So each event of the window was in that count, and that count was at most the limit.
+
+*Price.* An event counts for at most a bucket longer than the window: `1 / parts` of it.
+Time and memory: amortised O(1) for each event, and a row for each bucket in which the member did anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
+from array import array
+from collections.abc import Callable, Hashable
+from functools import partial
+from operator import mul
+from typing import Final, NamedTuple
 
 from policies.request import Limit
 
-
-class Count:
-    """What was counted for one member in one period, and in the previous one."""
-
-    __slots__ = ("before", "engine_ms", "members", "period", "reported", "requests", "starts", "tokens")
-
-    def __init__(self, before: Count | None, period: int = 0) -> None:
-        self.starts = self.requests = self.tokens = self.engine_ms = self.members = 0
-        self.period = period
-        self.reported: Any = None
-        """What other gateways know of it. Written by the code that reports to them."""
-        self.before = before
-        if before is not None:
-            before.before = None
+Measures = tuple[int, int, int, int]
+"""Four counts. Their population says what they count."""
+NOTHING: Final = (0, 0, 0, 0)
+PLACES: Final = range(len(NOTHING))
+TAKES_BACK, NEW, LOST = range(3)
+"""Why is something to be reported? It takes back what was reserved; it is new; the store has lost it."""
+PARTS: Final = 60
+"""Buckets in a window: an event counts for 1.7 % longer than the window."""
+_ROW: Final = 1 + len(NOTHING)
+"""A bucket's number, and its counts."""
 
 
-NO_COUNT = Count(None)
+class Window(NamedTuple):
+    """How time is cut into buckets, and how many of them count."""
+
+    kept: int
+    """The present bucket, and those before it that count."""
+    longest_s: float
+    """How long anything counts at most."""
+    bucket: Callable[[float], int]
+    """Returns the number of the bucket at this time."""
+    begins_s: Callable[[int], float]
+    """Returns when a bucket begins."""
+
+    def since_s(self, at_s: float) -> float:
+        """Return when the first bucket begins that counts at this time."""
+        return self.begins_s(self.bucket(at_s) - self.kept + 1)
+
+
+def rolling(window_s: float, parts: int = PARTS) -> Window:
+    """Any stretch of `window_s`."""
+    part_s = window_s / parts
+    return Window(parts + 1, window_s + part_s, partial(_bucket, part_s), partial(mul, part_s))
+
+
+def _bucket(part_s: float, at_s: float) -> int:
+    return int(at_s // part_s)
+
+
+class _History:
+    """The buckets in which one member did anything, the oldest first, and their sums."""
+
+    __slots__ = ("answered", "rows", "sums")
+
+    def __init__(self) -> None:
+        self.rows = array("q")
+        self.sums = [0] * len(NOTHING)
+        self.answered = -(1 << 62)
+        """The last bucket of which other gateways have said what they counted. Written by what asks them."""
+
+    def forget_before(self, bucket: int) -> None:
+        rows, end = self.rows, 0
+        while end < len(rows) and rows[end] < bucket:
+            for place in PLACES:
+                self.sums[place] -= rows[end + 1 + place]
+            end += _ROW
+        if end:
+            del rows[:end]
+
+    def of(self, bucket: int) -> Measures:
+        rows, at = self.rows, self._place(bucket)
+        if at < 0 or rows[at] != bucket:
+            return NOTHING
+        return rows[at + 1], rows[at + 2], rows[at + 3], rows[at + 4]
+
+    def add(self, bucket: int, amounts: Measures) -> None:
+        at = self._place(bucket)
+        if at < 0 or self.rows[at] != bucket:
+            at += _ROW
+            self.rows[at:at] = array("q", (bucket, *NOTHING))
+        for place in PLACES:
+            # A member that was forgotten has nothing that could be taken back.
+            more = max(amounts[place], -self.rows[at + 1 + place])
+            self.rows[at + 1 + place] += more
+            self.sums[place] += more
+
+    def _place(self, bucket: int) -> int:
+        """Where is the last row that is not after this bucket? Before all rows: a negative place."""
+        rows = self.rows
+        at = len(rows) - _ROW
+        while at >= 0 and rows[at] > bucket:
+            at -= _ROW
+        return at
 
 
 class SlidingCounts:
-    """What did each member of a population do within the last `window_s`?
+    """What each member of a population did within the window.
 
-    Bounded: a member that was silent for two windows is forgotten, and of more than `members_max` members in one period
-    the half that did least. So a client that invents members is freed of nothing that another member did. A clock that
-    jumps, in either direction, starts the counts anew.
+    Bounded: a member that was silent for a window is forgotten, and of more than `members_max` members the half that
+    did least. So a client that invents members is freed of nothing that another member did. A clock that jumps by more
+    than the window, in either direction, starts the counts anew.
     """
 
-    def __init__(self, window_s: float, *, members_max: int = 200_000) -> None:
-        self.window_s = window_s
-        self._members_max = members_max
-        self.period = -(1 << 62)
-        """Number of the present period."""
-        self._counts: dict[Hashable, Count] = {}
-        self._before: dict[Hashable, Count] = {}
-        self._left = 1.0
-        """The fraction of the previous period's counts that still counts."""
+    def __init__(self, window: Window, *, members_max: int = 200_000) -> None:
+        self.window = window
         self.epoch_s = 0.0
-        """How far the clock that divides time into periods is ahead of `now`."""
-        self.changed: dict[Count, Hashable] | None = None
-        """Counts that were changed, each with its member. The code that reports to other gateways takes them out.
-        Bounded: the oldest changes are dropped. None: no one takes them."""
+        """How far the clock that cuts time into buckets is ahead of `now`."""
+        self.bucket = -(1 << 62)
+        """The present one."""
+        self.pending: dict[Hashable, dict[int, list[int]]] | None = None
+        """By member and bucket: what was counted and is not reported to other gateways, and why it is to be. Bounded:
+        the oldest are dropped. None: there are no other gateways."""
+        self._members_max = members_max
+        self._histories: dict[Hashable, _History] = {}
+        self._changes_s = (0.0, 0.0)
+        """When the present bucket began, and when it ends."""
 
     def __len__(self) -> int:
-        return len(self._counts) + len(self._before)
+        return len(self._histories)
+
+    @property
+    def oldest(self) -> int:
+        """The oldest bucket that counts."""
+        return self.bucket - self.window.kept + 1
 
     def at(self, now: float) -> None:
-        """Move to this time: begin a new period if it is due."""
-        period, self._left = self._period_of(now)
-        if period != self.period:
-            self._before = self._counts if period == self.period + 1 else {}
-            self._counts = {}
-            self.period = period
+        """Move to this time: begin a new bucket if one is due."""
+        at_s = now + self.epoch_s
+        begins_s, ends_s = self._changes_s
+        if begins_s <= at_s < ends_s:
+            return
+        window, last = self.window, self.bucket
+        bucket = window.bucket(at_s)
+        if last - window.kept < bucket <= last:
+            return  # a clock that is set back a little frees nobody of what counts
+        self.bucket = bucket
+        self._changes_s = window.begins_s(bucket), window.begins_s(bucket + 1)
+        if not last < bucket < last + window.kept:
+            self._histories = {}
+        elif last // window.kept != bucket // window.kept:
+            self._forget_silent()
 
-    def of(self, member: Hashable) -> Count:
-        """A member's count in this period, to add to."""
-        count = self._counts.get(member)
-        if count is None:
-            if len(self._counts) >= self._members_max:
+    def add(self, member: Hashable, amounts: Measures, bucket: int | None = None, *, reports: bool = True) -> None:
+        """Count this for the member, now or in an earlier bucket. `reports`: other gateways are to know of it."""
+        if bucket is None:
+            bucket = self.bucket
+        elif bucket < self.oldest:
+            return
+        history = self._histories.get(member)
+        if history is None:
+            if len(self._histories) >= self._members_max:
                 self._forget_least()
-            count = self._counts[member] = Count(self._before.get(member), self.period)
-        return count
+            history = self._histories[member] = _History()
+        history.forget_before(self.oldest)
+        history.add(bucket, amounts)
+        if reports and self.pending is not None:
+            pending = self.pend(member, bucket, NEW)
+            for place in PLACES:
+                pending[place] += amounts[place]
+            if len(self.pending) > self._members_max:
+                del self.pending[next(iter(self.pending))]
+
+    def pend(self, member: Hashable, bucket: int, why: int) -> list[int]:
+        """What the member did in a bucket is to be reported. Returns what was not reported yet, to add to."""
+        assert self.pending is not None
+        pending = self.pending.setdefault(member, {}).setdefault(bucket, [*NOTHING, why])
+        pending[-1] = max(pending[-1], why)
+        return pending
+
+    def pend_all(self) -> None:
+        """All that other gateways have answered for is to be reported anew."""
+        for member, history in self._histories.items():
+            if history.answered >= self.oldest:
+                for bucket in history.rows[::_ROW]:
+                    self.pend(member, bucket, LOST)
+
+    def of(self, member: Hashable, bucket: int) -> Measures:
+        """What the member did in one bucket."""
+        history = self._histories.get(member)
+        return history.of(bucket) if history is not None else NOTHING
+
+    def last(self, member: Hashable) -> int | None:
+        """The last bucket in which the member did anything. None: it did nothing within the window."""
+        history = self._histories.get(member)
+        return history.rows[-_ROW] if history is not None and history.rows else None
+
+    def answered(self, member: Hashable) -> int:
+        """The last bucket of which other gateways have said what they counted for the member."""
+        history = self._histories.get(member)
+        return history.answered if history is not None else -(1 << 62)
+
+    def answer(self, member: Hashable, bucket: int, known: Measures) -> None:
+        """All gateways together have counted this. What is not yet reported comes on top."""
+        if bucket < self.oldest or self.pending is None:
+            return
+        before = self.of(member, bucket)
+        own = self.pending.get(member, {}).get(bucket, NOTHING)
+        more = [known[place] + own[place] - before[place] for place in PLACES]
+        if any(more):
+            self.add(member, (more[0], more[1], more[2], more[3]), bucket, reports=False)
+        history = self._histories.get(member)
+        if history is not None:
+            history.answered = max(history.answered, bucket)
+
+    def sums(self, member: Hashable, now: float | None = None) -> Measures:
+        """What the member did within the window. A question: `now` may be in the future."""
+        history = self._histories.get(member)
+        if history is None:
+            return NOTHING
+        found, oldest, at = history.sums[:], self._oldest_at(now), 0
+        rows = history.rows
+        while at < len(rows) and rows[at] < oldest:
+            for place in PLACES:
+                found[place] -= rows[at + 1 + place]
+            at += _ROW
+        return found[0], found[1], found[2], found[3]
+
+    def limit(self, name: str, place: int, member: Hashable, more: float, limit: float, now: float) -> Limit:
+        """Return how much of a limit a member has used that wants `more` of the measure at this place.
+
+        `reset_s` says when it may have that much; 0 if now. A request for more than the whole limit waits until nothing
+        counts. A question: `now` may be in the future.
+        """
+        used = self.sums(member, now)[place]
+        left = max(0, min(int(limit), int(limit - used)))
+        reset_s = 0.0 if used + more <= limit else self._reset_s(place, member, used, limit - more, now)
+        return Limit(name, int(limit), left, reset_s, self.window.longest_s)
+
+    def _reset_s(self, place: int, member: Hashable, used: float, room: float, now: float) -> float:
+        """In how long is no more than `room` used?"""
+        window, oldest = self.window, self._oldest_at(now)
+        history = self._histories.get(member)
+        rows = history.rows if history is not None else array("q")
+        reset_s = window.longest_s
+        for at in range(0, len(rows), _ROW):
+            if rows[at] >= oldest:
+                reset_s = max(0.0, window.begins_s(rows[at] + window.kept) - now - self.epoch_s)
+                used -= rows[at + 1 + place]
+                if used <= room:
+                    break
+        return reset_s
+
+    def _oldest_at(self, now: float | None) -> int:
+        """The oldest bucket that counts at this time. None: at the last time that it was moved to."""
+        if now is None or now + self.epoch_s < self._changes_s[1]:
+            return self.oldest
+        return self.window.bucket(now + self.epoch_s) - self.window.kept + 1
+
+    def _forget_silent(self) -> None:
+        """Once in a window, forget the members that did nothing in it."""
+        for member in [member for member, history in self._histories.items() if history.rows[-_ROW] < self.oldest]:
+            del self._histories[member]
 
     def _forget_least(self) -> None:
-        """Forget the half of the members that did least in this period: by requests and by tokens, as parts of all."""
-        counts = self._counts
-        requests = sum([count.requests for count in counts.values()]) or 1
-        tokens = sum([count.tokens for count in counts.values()]) or 1
+        """Forget the half of the members that did least: by each measure, as a part of all."""
+        wholes = [sum([history.sums[place] for history in self._histories.values()]) or 1 for place in PLACES]
         most_first = sorted(
-            counts.items(), key=lambda item: item[1].requests / requests + item[1].tokens / tokens, reverse=True
+            self._histories.items(),
+            key=lambda item: sum([item[1].sums[place] / wholes[place] for place in PLACES]),
+            reverse=True,
         )
-        self._counts = dict(most_first[: len(counts) // 2])
-
-    def sliding(self, member: Hashable, now: float) -> tuple[float, float, float]:
-        """A member's starts, requests and tokens within the window. A question: `now` may be in the future."""
-        count, before, left = self._seen(member, now)
-        return (
-            count.starts + left * before.starts,
-            count.requests + left * before.requests,
-            count.tokens + left * before.tokens,
-        )
-
-    def limit(self, name: str, measure: str, member: Hashable, more: float, limit: float, now: float) -> Limit:
-        """How much of a limit has a member used that wants `more` of a measure?
-
-        `reset_s` says when it may have that much; 0 if now. `measure` is "starts", "requests", "tokens" or
-        "engine_ms". A question: `now` may be in the future.
-        """
-        one, earlier, left = self._seen(member, now)
-        count, before = getattr(one, measure), getattr(earlier, measure)
-        fading = before * left
-        room = limit - more
-        if count + fading <= room:
-            reset_s = 0.0
-        elif count <= room:
-            reset_s = self.window_s * (left - (room - count) / before)
-        else:
-            # The present count begins to fade when its period ends. A request for more than the whole limit waits until
-            # the count is gone.
-            reset_s = self.window_s * (left + 1.0 - max(0.0, room) / count) if count else self.window_s
-        left_over = max(0, min(int(limit), int(limit - count - fading)))
-        return Limit(name, int(limit), left_over, reset_s, self.window_s)
-
-    def members(self, member: Hashable, now: float) -> int:
-        """How many were counted as part of this member, in this period or the previous one?"""
-        count, before, _ = self._seen(member, now)
-        return max(count.members, before.members)
-
-    def _seen(self, member: Hashable, now: float) -> tuple[Count, Count, float]:
-        """Its counts in the period of `now` and in the previous one, and the fraction of the latter that still
-        counts.
-        """
-        period, left = self._period_of(now)
-        if period == self.period:
-            return *self._of_both(member), left
-        if period == self.period + 1:
-            return NO_COUNT, self._counts.get(member, NO_COUNT), left
-        return NO_COUNT, NO_COUNT, left
-
-    def _period_of(self, now: float) -> tuple[int, float]:
-        """The number of its period, and the fraction of the previous one that still counts."""
-        period, into_s = divmod(now + self.epoch_s, self.window_s)
-        return int(period), 1.0 - into_s / self.window_s
-
-    def _of_both(self, member: Hashable) -> tuple[Count, Count]:
-        """Its counts in this period and in the previous one."""
-        count = self._counts.get(member)
-        if count is not None:
-            return count, count.before or NO_COUNT
-        return NO_COUNT, self._before.get(member, NO_COUNT)
-
-    def note_change(self, member: Hashable, count: Count) -> None:
-        """Something was added to this count, or taken back. What was counted two periods ago counts no more."""
-        if self.changed is not None and count.period >= self.period - 1:
-            self.changed[count] = member
-            if len(self.changed) > self._members_max:
-                del self.changed[next(iter(self.changed))]
-
-    def counted(self, member: Hashable) -> tuple[Count, Count, float]:
-        """Its counts in this period and in the previous one, and the fraction of the latter that still counts."""
-        count, before = self._of_both(member)
-        return count, before, self._left
+        self._histories = dict(most_first[: len(most_first) // 2])

@@ -15,12 +15,14 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from policies.limits.sliding_counts import Count, SlidingCounts
+from policies.limits.sliding_counts import SlidingCounts, rolling
 from policies.request import RETRY_S_MAX, Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
 from policies.settings import COUNT_MAX, Contradiction, check_bounds, setting
 
 MEASURES: Final = ("starts", "requests", "tokens")
-"""What `Ceilings` limit, and `SlidingCounts.sliding` gives."""
+"""What `Ceilings` limit, in the order in which it is counted."""
+PARTS: Final = 12
+"""A user is counted at three levels: so few buckets that all of them are small."""
 
 
 def _ceiling(doc: str) -> Any:
@@ -89,7 +91,7 @@ class _Level:
         """`member`: to whom of this level does a flow belong?"""
         self.name = name
         self.member = member
-        self.counts = SlidingCounts(window_s, members_max=members_max)
+        self.counts = SlidingCounts(rolling(window_s, PARTS), members_max=members_max)
         numbers = {measure: getattr(ceilings, measure) for measure in MEASURES}
         self.limits: dict[str, float] = {measure: float(most) for measure, most in numbers.items() if most is not None}
 
@@ -102,23 +104,16 @@ class _Level:
         """
         for measure, most in (self.limits if limits is None else limits).items():
             more = tokens if measure == "tokens" else requests
-            found = self.counts.limit(f"{self.name}_{measure}", measure, self.member(flow), more, most, now)
+            place = MEASURES.index(measure)
+            found = self.counts.limit(f"{self.name}_{measure}", place, self.member(flow), more, most, now)
             if found.reset_s:
                 return found
         return None
 
-    def count(self, flow: Flow, now: float) -> Count:
-        """The member's count of this period, to add to."""
-        member = self.member(flow)
-        self.counts.at(now)
-        count = self.counts.of(member)
-        self.counts.note_change(member, count)
-        return count
-
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         """Counts and limits by name. Changes nothing."""
-        numbers = {}
-        for measure, done in zip(MEASURES, self.counts.sliding(self.member(flow), now), strict=True):
+        numbers: dict[str, float] = {}
+        for measure, done in zip(MEASURES, self.counts.sums(self.member(flow), now), strict=False):
             if measure in self.limits:
                 numbers[f"{self.name}_{measure}"] = done
                 numbers[f"{self.name}_{measure}_limit"] = self.limits[measure]
@@ -157,7 +152,7 @@ class Throttle:
 
     def _has_part_left(self, flow: Flow, tokens: int, now: float) -> bool:
         """Does the user stay within an equal part of what its app may have?"""
-        users = max(1, self._app.counts.members(flow[:2], now))
+        users = max(1, self._users(flow))
         part = {measure: most / users for measure, most in self._app.limits.items()}
         return self._app_user.exceeded(flow, 1, tokens, now, part) is None
 
@@ -166,14 +161,21 @@ class Throttle:
         interaction.
         """
         flow, is_inside = request.flow, request.progress.inside
-        is_new = not self._app_user.count(flow, now).requests
-        self._app.count(flow, now).members += is_new
         for level in self._levels.values():
-            count = level.count(flow, now)
-            count.starts += not is_inside
-            count.requests += 1
-            count.tokens += request.prompt_tokens
+            level.counts.at(now)
+        last = self._app_user.counts.last(flow)
+        is_new = last is None or last // PARTS != self._app_user.counts.bucket // PARTS
+        for level in self._levels.values():
+            amounts = (int(not is_inside), 1, request.prompt_tokens, int(level is self._app and is_new))
+            level.counts.add(level.member(flow), amounts)
         return is_inside and self.is_beyond(request, now)
+
+    def _users(self, flow: Flow) -> int:
+        """How many users has its app had, in this stretch of a window's length or the one before?"""
+        counts = self._app.counts
+        begin = counts.bucket // PARTS * PARTS
+        stretches = range(counts.oldest, begin), range(begin, counts.bucket + 1)
+        return max([sum([counts.of(flow[:2], bucket)[3] for bucket in stretch]) for stretch in stretches])
 
     def is_beyond(self, request: Request, now: float) -> bool:
         """Is its user beyond a limit, in total or in this app, whether or not that refuses anything now?"""
@@ -184,7 +186,8 @@ class Throttle:
         tokens = service.prompt + service.output - request.prompt_tokens
         if tokens > 0:
             for level in self._levels.values():
-                level.count(request.flow, now).tokens += tokens
+                level.counts.at(now)
+                level.counts.add(level.member(request.flow), (0, 0, tokens, 0))
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         """Counts and limits of its user, of its user in this app, and of its app."""
@@ -193,6 +196,6 @@ class Throttle:
     def resume(self, before: Throttle) -> None:
         """Go on with what another throttle has counted, if that was within the same window."""
         for level, other in zip(self._levels.values(), before._levels.values(), strict=True):
-            if other.counts.window_s == level.counts.window_s:
+            if other.counts.window.longest_s == level.counts.window.longest_s:
                 level.counts = other.counts
         self.counts = {name: level.counts for name, level in self._levels.items()}

@@ -230,19 +230,17 @@ class Dlpm(CounterOrder):
         if self._dispatched:
             self._matched.rematch_siblings(self._dispatched)
             self._dispatched = ()
-        head = self._matched.head()
-        if head is None:
-            return None
-        placed = room.place(head)
-        if not isinstance(placed, Blocked):
-            return self._dispatch(head, placed)
-        for request in self._matched.others(head):
-            instead = room.place(request)
-            if not isinstance(instead, Blocked):
-                return self._dispatch(request, instead)
-        return placed
+        return super().pop(now, room)
 
-    def _dispatch(self, request: Request, engine: str) -> Selection:
-        self._matched.take(request)
+    def _beside(self, blocked: Blocked, room: Room) -> Selection | Blocked:
+        """The next in order fits nowhere. It holds up its own flow only, as long as this round and the next last."""
+        for request in self._matched.others(blocked.request):
+            engine = room.place(request)
+            if not isinstance(engine, Blocked):
+                self._matched.take(request)
+                return self._selected(request, engine)
+        return blocked
+
+    def _selected(self, request: Request, engine: str) -> Selection:
         self._dispatched = request.prefix
         return Selection(request, engine)

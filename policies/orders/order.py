@@ -46,7 +46,10 @@ class Room(Protocol):
         """
 
     def may_begin(self, request: Request) -> bool:
-        """Has the working set room for this start, and does no ceiling of its tenant prevent the request?"""
+        """Has the working set room for this start?"""
+
+    def is_below(self, request: Request) -> bool:
+        """Have its tenant and the groups around it room for it?"""
 
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         """Which request loses least by going to this engine now: the head, or one that may pass the head?

@@ -103,31 +103,40 @@ class CounterOrder(Order):
 
     def pop(self, now: float, room: Room) -> Selection | Blocked | None:
         """The next request in order, if it fits. One that finds its prompt in the cache of that engine may go instead,
-        within the window. Starts that the working set has no room for are held meanwhile, and so is what is at a
-        ceiling.
+        within the window. What the working set or a node of the tree has no room for sleeps meanwhile.
         """
         backlog = self._backlog
-        if backlog.holding:
-            backlog.release(room.may_begin)
-        if backlog.capped:
-            backlog.uncap(room.may_begin)
+        if backlog.starts:
+            backlog.wake_starts(room.may_begin)
+        if backlog.full:
+            backlog.wake_at(room.is_below)
         while (head := backlog.head()) is not None:
             placed = room.place(head)
             if not isinstance(placed, Blocked):
                 if self.passes and backlog.queued > 1:
                     head = room.nearest(head, placed, backlog.may_pass)
                 backlog.take(head)
-                return Selection(head, placed)
+                return self._selected(head, placed)
             why = placed.nearest()
             if why is Obstacle.CEILING:
-                backlog.cap(head, placed.ceiling)
+                backlog.sleep_at(head, placed.ceiling)
             elif why is Obstacle.WORKING_SET:
-                backlog.hold(head)
+                backlog.sleep_start(head)
+                if backlog.full:  # another tenant there may go now
+                    backlog.wake_at(room.is_below)
             else:
                 return self._beside(placed, room)
-        held = backlog.held() or backlog.next_capped()
-        blocked = room.place(held) if held is not None else None
-        return blocked if isinstance(blocked, Blocked) else None
+        asleep = backlog.asleep()
+        if asleep is None:
+            return None
+        placed = room.place(asleep)
+        if isinstance(placed, Blocked):
+            return placed
+        backlog.take(asleep)
+        return self._selected(asleep, placed)
+
+    def _selected(self, request: Request, engine: str) -> Selection:
+        return Selection(request, engine)
 
     def _beside(self, blocked: Blocked, room: Room) -> Selection | Blocked:
         """The next in order fits nowhere. It gets a reservation: nothing else goes to the engine where it fits soonest.
@@ -139,7 +148,7 @@ class CounterOrder(Order):
                 engine = room.place(request, but=reserved)
                 if not isinstance(engine, Blocked):
                     self._backlog.take(request)
-                    return Selection(request, engine)
+                    return self._selected(request, engine)
         return blocked
 
     def remove(self, request: Request, now: float) -> None:

@@ -17,10 +17,12 @@ request is passed by more than `CALLS_PASSED` of its own flow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import nsmallest
 from itertools import islice
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from policies.averages import USUAL
 from policies.queue.counters import Counters, Member
@@ -58,15 +60,18 @@ class Backlog:
         self._by_tenant: dict[str, TenantMember] = {}
         self._by_flow: dict[Flow, FlowMember] = {}
         self.queued = 0
-        self.holding: dict[TenantMember, None] = {}
-        """Tenants with a start that is held."""
-        self.capped: dict[str, dict[TenantMember, None]] = {}
-        """Tenants that may not go, by the ceiling that is reached."""
+        self.starts: dict[TenantMember, list[tuple[bool, float, str, Request]]] = {}
+        """Starts that sleep until the working set has room for them, by tenant, in order: calls of parked interactions
+        before others, and then as they came.
+        """
+        self.full: dict[str, dict[TenantMember, None]] = {}
+        """Tenants that sleep until a node of the tree has room, by the name of the node."""
         self.changed: dict[Member, None] | None = None
         """Members that were queued or charged, the oldest change first. The code that reports to other gateways takes
         them out. Bounded: the oldest changes are dropped. None: no one takes them."""
-        self.usual = self.usual_of_flow = 0.0
-        """Final charge of a usual request, to its tenant and to its flow: moving averages."""
+        self.usual = self.usual_of_flow = self.usual_service = 0.0
+        """Final charge of a usual request, to its tenant and to its flow, and before it is divided by the weight:
+        moving averages."""
 
     def __len__(self) -> int:
         return self.queued
@@ -79,7 +84,6 @@ class Backlog:
         """
         tenant = self._by_tenant.get(request.flow.tenant) or self._new_tenant(request.flow.tenant)
         tenant.weight = request.weight
-        tenant.inside += is_inside
         tenant.going_first += goes_first
         # First, so that making room for its flow does not forget the tenant.
         tenant.line.queued(tenant, preferred=tenant.going_first > 0)
@@ -88,26 +92,18 @@ class Backlog:
         if goes_first:
             flow.going_first.add(request.id)
         tenant.flows.queued(flow, preferred=len(flow.going_first) > 0)
-        if is_inside:
-            if tenant.capped is None:
-                tenant.line.wake(tenant)
-            tenant.flows.wake(flow)
+        if flow.is_asleep or tenant.is_asleep:
+            self._woke(flow)
         self.queued += 1
         if self.changed is not None:
             self._note_change(flow)
 
     def head(self) -> Request | None:
-        """The next request of the next flow of the next tenant, but for starts that are held."""
+        """The next request of the next flow of the next tenant, but for what sleeps."""
         for line in self.lines():
-            while (tenant := line.least()) is not None:
-                if tenant.held is not None and not tenant.inside:
-                    line.sleep(tenant)
-                    continue
-                while (flow := tenant.flows.least()) is not None:
-                    if tenant.held is None or flow.inside:
-                        return flow.next()
-                    tenant.flows.sleep(flow)
-                    tenant.asleep.append(flow)
+            tenant = line.least()
+            if tenant is not None:
+                return tenant.next()
         return None
 
     def lines(self) -> tuple[Counters[TenantMember], Counters[TenantMember]]:
@@ -116,9 +112,10 @@ class Backlog:
 
     def _owe(self, service: float) -> None:
         """So much more. Work that can wait and may not start is owed two usual requests, and no more."""
-        if self._owed + service <= 2.0 * self.usual or service < 0.0:
-            self._owed += service
-            self.newly_owed += service
+        if service > 0.0:
+            service = min(service, max(0.0, 2.0 * self.usual_service - self._owed))
+        self._owed += service
+        self.newly_owed += service
 
     def owe_in_all(self, owed: float) -> None:
         """All gateways together owe so much, without what is `newly_owed` here."""
@@ -127,74 +124,119 @@ class Backlog:
     @property
     def owes_batch(self) -> bool:
         """Is it the turn of work that can wait? A whole request of it must be owed."""
-        return self._owed > self.usual
+        return self._owed > self.usual_service
 
-    def hold(self, start: Request) -> None:
-        """The working set has no room for this start: no start of its tenant goes before it is released."""
-        tenant = self._by_flow[start.flow].tenant
-        tenant.held = start
-        self.holding[tenant] = None
+    # --- what sleeps, for which reason, until which event ---
 
-    def release(self, may_begin: Callable[[Request], bool]) -> None:
-        """Starts may go again of the tenants whose held one may begin now."""
-        for tenant in [tenant for tenant in self.holding if tenant.held is not None and may_begin(tenant.held)]:
-            self._release(tenant)
+    def sleep_start(self, start: Request) -> None:
+        """The working set has no room for this start. It sleeps by itself, and holds up nothing else."""
+        flow = self._by_flow[start.flow]
+        flow.tenant.going_first -= start.id in flow.going_first
+        flow.sleep(start)
+        insort(self.starts.setdefault(flow.tenant, []), (*_sleeps_as(start), start))
+        self._rest(flow)
 
-    def held(self) -> Request | None:
-        """The start that the working set has no room for, of the tenant that has received least."""
-        least = min(self.holding, key=_counter, default=None)
-        return least.held if least is not None else None
+    def wake_starts(self, has_room: Callable[[Request], bool]) -> None:
+        """The working set may have room again. The starts of the tenants that have received least are asked first."""
+        for tenant in nsmallest(TRIED // 2, self.starts, key=_counter):
+            starts = [one[3] for one in self.starts[tenant][: TRIED // 2] if has_room(one[3])]
+            for start in reversed(starts):  # the oldest becomes the oldest again
+                flow = self._by_flow[start.flow]
+                self._forget_start(flow, start)
+                tenant.going_first += flow.wake(start)
+                self._woke(flow)
 
-    def cap(self, request: Request, ceiling: str) -> None:
-        """Nothing of this tenant may go before this ceiling has room (`uncap`)."""
-        tenant = self._by_flow[request.flow].tenant
-        tenant.capped = ceiling
-        self.capped.setdefault(ceiling, {})[tenant] = None
-        tenant.line.sleep(tenant, is_absent=True)
-
-    def uncap(self, may_begin: Callable[[Request], bool]) -> None:
-        """Of each ceiling that has room again, the tenant that has received least may go."""
-        for tenants in [*self.capped.values()]:
-            tenant = min(tenants, key=_counter)
-            request = tenant.next()
-            if request is not None and may_begin(request):
-                # To have all that it may have banks no credit, but for the request that follows the one that ended.
-                line = tenant.line
-                line.raise_to(line.floor() - self.usual, tenant, [each for each in tenants if each.line is line])
-                self._uncap(tenant)
-                line.wake(tenant)
-
-    def _uncap(self, tenant: TenantMember) -> None:
-        assert tenant.capped is not None
-        tenants = self.capped[tenant.capped]
-        del tenants[tenant]
-        if not tenants:
-            del self.capped[tenant.capped]
-        tenant.capped = None
-
-    def next_capped(self) -> Request | None:
-        """The next request of the tenant that has received least of those at a ceiling."""
-        tenants = [tenant for each in self.capped.values() for tenant in each]
-        return min(tenants, key=_counter).next() if tenants else None
-
-    def _release(self, tenant: TenantMember) -> None:
-        del self.holding[tenant]
-        tenant.held = None
-        if tenant.capped is None:
-            tenant.line.wake(tenant)
-        for flow in tenant.asleep:
-            tenant.flows.wake(flow)
-        tenant.asleep.clear()
+    def first_start(self) -> Request | None:
+        """The oldest start that sleeps, of the tenant that has received least. What becomes free is kept for it."""
+        tenants = [tenant for tenant in self.starts if tenant.line is self.tenants] or self.starts
+        least = min(tenants, key=_counter, default=None)
+        return self.starts[least][0][3] if least is not None else None
 
     def is_ahead(self, tenant: str) -> bool:
-        """Has this tenant received more than one with a start that is held, or that waits at another gateway, by more
+        """Has this tenant received more than one with a start that sleeps, or that waits at another gateway, by more
         than the window?
         """
         own = self._by_tenant.get(tenant)
         if own is None:
             return False
-        least = min([one.counter for one in self.holding if one.line is own.line], default=inf)
+        least = min([one.counter for one in self.starts if one.line is own.line], default=inf)
         return own.counter - min(least, own.line.least_counter_elsewhere()) > own.line.window
+
+    def sleep_at(self, request: Request, node: str) -> None:
+        """This node of the tree is full for the request: nothing of its tenant goes before the node has room."""
+        tenant = self._by_flow[request.flow].tenant
+        tenant.full = node
+        self.full.setdefault(node, {})[tenant] = None
+        tenant.line.sleep(tenant, is_absent=True)
+
+    def wake_at(self, has_room: Callable[[Request], bool]) -> None:
+        """Of each node that has room again, the tenant that has received least may go, of the line that goes first."""
+        for tenants in [*self.full.values()]:
+            tenant = self._first_of(tenants)
+            request = tenant.next()
+            if request is None or not has_room(request):
+                continue
+            # To have all that it may have banks no credit, but for the request that follows the one that ended.
+            line = tenant.line
+            by = line.floor() - self.usual - tenant.counter
+            for one in [one for one in tenants if one.line is line and by > 0.0]:
+                one.counter += by
+                one.lifted += by
+            self._leave_node(tenant)
+            line.wake(tenant)
+
+    def asleep_at(self) -> Iterator[tuple[Request, str]]:
+        """Of each full node, the next request of the tenant that has received least, of work that cannot wait."""
+        for node, tenants in self.full.items():
+            least = min([one for one in tenants if one.line is self.tenants], key=_counter, default=None)
+            request = least.next() if least is not None else None
+            if request is not None:
+                yield request, node
+
+    def asleep(self) -> Request | None:
+        """The next request of what sleeps; None: nothing does."""
+        firsts = [self._first_of(tenants) for tenants in self.full.values()]
+        return self.first_start() or (min(firsts, key=_counter).next() if firsts else None)
+
+    def _first_of(self, tenants: Iterable[TenantMember]) -> TenantMember:
+        first = self.lines()[0]
+        return min(tenants, key=lambda one: (one.line is not first, one.counter))
+
+    def _leave_node(self, tenant: TenantMember) -> None:
+        tenants = self.full[tenant.full]
+        del tenants[tenant]
+        if not tenants:
+            del self.full[tenant.full]
+        tenant.full = ""
+
+    def _forget_start(self, flow: FlowMember, start: Request) -> None:
+        starts = self.starts[flow.tenant]
+        del starts[bisect_left(starts, _sleeps_as(start))]
+        if not starts:
+            del self.starts[flow.tenant]
+
+    def _rest(self, flow: FlowMember) -> None:
+        """A start went to sleep, or something beside starts that sleep has left."""
+        tenant = flow.tenant
+        if flow.queued and not flow.requests:
+            tenant.flows.sleep(flow)
+        else:
+            tenant.flows.prefer(flow, len(flow.going_first) > 0)
+        if not len(tenant.flows):
+            if tenant.full:
+                self._leave_node(tenant)
+            tenant.line.sleep(tenant)
+        else:
+            tenant.line.prefer(tenant, tenant.going_first > 0)
+
+    def _woke(self, flow: FlowMember) -> None:
+        """Something of this flow may go, as far as the working set is concerned."""
+        tenant = flow.tenant
+        tenant.flows.wake(flow)
+        tenant.flows.prefer(flow, len(flow.going_first) > 0)
+        if not tenant.full:
+            tenant.line.wake(tenant)
+        tenant.line.prefer(tenant, tenant.going_first > 0)
 
     def others(self, head: Request) -> Iterator[Request]:
         """The requests to try where the head has no room: the next ones of some tenants and flows, in order."""
@@ -227,13 +269,14 @@ class Backlog:
     def take(self, request: Request, *, is_served: bool = True) -> None:
         """Take the request out of the queue. `is_served`: it goes to a backend, and `end` will follow."""
         flow = self._by_flow[request.flow]
-        if flow.tenant.held is request:
-            self._release(flow.tenant)
+        tenant = flow.tenant
+        if request.id in flow.asleep:
+            self._forget_start(flow, request)
+        else:
+            flow.requests[request.id]  # KeyError, and nothing has changed
         self.queued -= 1
         if self.changed is not None:
             self._note_change(flow)
-        tenant = flow.tenant
-        tenant.inside -= request.id in flow.inside
         tenant.going_first -= request.id in flow.going_first
         flow.take(request, is_served=is_served)
         # A member that leaves the queue keeps its rank: newcomers begin there.
@@ -241,10 +284,12 @@ class Backlog:
             tenant.flows.prefer(flow, len(flow.going_first) > 0)
         if tenant.queued > 1:
             tenant.line.prefer(tenant, tenant.going_first > 0)
-        if tenant.capped is not None and tenant.queued == 1:
-            self._uncap(tenant)
+        if tenant.full and tenant.queued == 1:
+            self._leave_node(tenant)
         tenant.flows.left(flow, is_served=is_served)
         tenant.line.left(tenant, is_served=is_served)
+        if tenant in self.starts:
+            self._rest(flow)
         if not is_served:
             self._forget_beyond(self._flows_max, tenant.flows)
 
@@ -278,6 +323,7 @@ class Backlog:
         flow.tenant.line.ended(flow.tenant)
         charged = request.progress.charged
         self.usual += USUAL * (charged / request.weight - self.usual)
+        self.usual_service += USUAL * (charged - self.usual_service)
         self.usual_of_flow += USUAL * ((request.progress.normalised or charged) - self.usual_of_flow)
         self._forget_beyond(self._flows_max, flow.tenant.flows)
 
@@ -297,7 +343,7 @@ class Backlog:
         for line, known_line in ((self.tenants, before.tenants), (self.batch, before.batch)):
             last = known_line.last_left
             line.last_left = None if last is None else self._by_tenant.get(last.name[0])
-        self.usual = before.usual
+        self.usual, self.usual_service = before.usual, before.usual_service
         if not with_flows:
             return
         self.usual_of_flow = before.usual_of_flow
@@ -382,3 +428,8 @@ class Backlog:
 
 def _counter(tenant: TenantMember) -> float:
     return tenant.counter
+
+
+def _sleeps_as(start: Request) -> Any:
+    """Its place among the starts of its tenant that sleep."""
+    return not start.progress.parked, start.arrived_s, start.id

@@ -28,7 +28,6 @@ the present round. So every member of the round may use all of it, early or late
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -125,15 +124,15 @@ class Counters(Generic[M]):
         """Members whose lift is not known to count at other gateways yet: one that began to wait while nobody else
         waited here, and the ones that were raised to it. Without other gateways it stays so."""
         self._turn = 0
-        self._waiting = 0
+        self._waiting = self._sleeping = 0
         self.least_elsewhere: float | None = None
         """Rank of the next member that waits at another gateway; None: none is known."""
         self._is_preferred_elsewhere = False
 
     @property
     def waits_anywhere(self) -> bool:
-        """Does anything wait that may go, here or at another gateway?"""
-        return self._waiting > 0 or self.least_elsewhere is not None
+        """Does anything wait, asleep or not, here or at another gateway?"""
+        return self._waiting + self._sleeping > 0 or self.least_elsewhere is not None
 
     def __len__(self) -> int:
         """Members that wait, but for those asleep."""
@@ -233,6 +232,7 @@ class Counters(Generic[M]):
             return
         if member.is_asleep:
             member.is_asleep = False
+            self._sleeping -= 1
             self._asleep.pop(member, None)
         else:
             self._waiting -= 1
@@ -247,29 +247,24 @@ class Counters(Generic[M]):
 
     def sleep(self, member: M, *, is_absent: bool = False) -> None:
         """Nothing of this waiting member may go for now, so it is not next. It keeps its counter, and is not raised
-        when it wakes: it has waited all the time. `is_absent`: others are not measured by it meanwhile (`raise_to`).
+        when it wakes: it has waited all the time. `is_absent`: others are not measured by it meanwhile.
         """
-        member.is_asleep = True
-        if not is_absent:
+        if not member.is_asleep:
+            member.is_asleep = True
+            member.entry = None
+            self._waiting -= 1
+            self._sleeping += 1
+        if is_absent:
+            self._asleep.pop(member, None)
+        else:
             self._asleep[member] = None
-        member.entry = None
-        self._waiting -= 1
-
-    def raise_to(self, counter: float, least: M, members: Iterable[M]) -> None:
-        """Raise these members, which are absent, so far that the least of them has this counter. Among one another they
-        stay as they are.
-        """
-        by = counter - least.counter
-        if by > 0.0:
-            for member in members:
-                member.counter += by
-                member.lifted += by
 
     def wake(self, member: M) -> None:
         """Something of it may go again."""
         if member.is_asleep:
             member.is_asleep = False
             self._asleep.pop(member, None)
+            self._sleeping -= 1
             self._waiting += 1
             self._enter(member)
 

@@ -73,6 +73,10 @@ class _Pace:
         self._turns = self._seconds = self._answers_s = 0.0
         """While something waited: requests dispatched, seconds, and the sum of their tenants' `answer_s`."""
 
+    @property
+    def is_learned(self) -> bool:
+        return self._turns > 0.0
+
     def turn_s(self, running: int, answer_s: float) -> float:
         """By Little's law while nothing is known, which counts as one turn."""
         return (self._seconds + answer_s / max(1, running)) / (self._turns + 1.0)
@@ -138,6 +142,10 @@ class ExpectedWaits:
         if request.can_wait:  # what waits that cannot goes first
             wait_s += _queued(backlog.tenants) * self._paces[False].turn_s(running, answer_s) * queues
         return Expected(min(WAIT_S_MAX, wait_s), now, turns, pace.gone)
+
+    def is_learned(self, *, can_wait: bool) -> bool:
+        """Has a request of this class gone while another waited? Until then nobody knows how long a turn takes."""
+        return self._paces[can_wait].is_learned
 
     def counts(self) -> dict[str, int]:
         """How many waits of more than `COUNTED_S_MIN` were as long as expected, longer or shorter?"""

@@ -5,6 +5,9 @@ engine and returns to the head of its flow. Its client has seen nothing of the a
 engine has computed. The request that has received least is chosen, counting what was wasted of it before: so the waste
 is small, and none is stopped again and again.
 
+What is given back is kept for the request that it is given back for: where that has a reservation, only at that engine;
+where a node of the tree is full, only below that node.
+
 Two bounds. At least the guaranteed part of the running sequences stays. And all that is wasted is at most that part of
 what such work has received, and once the most of it that was computed at the same time.
 """
@@ -33,8 +36,8 @@ class GivingBack:
         """By work that can wait and has ended."""
         self.at_once_tokens = 0
         """The most that requests had received that ran at the same time."""
-        self._is_none = False
-        """None could be given back when that was asked last, and nothing has started or ended since."""
+        self._none: set[tuple[tuple[str, ...], str]] = set()
+        """Engines and nodes where none could be given back, and nothing has started or ended since."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -45,13 +48,13 @@ class GivingBack:
 
     def dispatched(self, request: Request, engine: str) -> None:
         self._running[request.id] = request, engine
-        self._is_none = False
+        self._none.clear()
 
     def ended(self, request: Request, service: ServiceTokens, *, is_given_back: bool) -> None:
         """It runs no more. `is_given_back`: what it received is wasted."""
         tokens = service.prompt + service.output
         del self._running[request.id]
-        self._is_none = False
+        self._none.clear()
         self._asked.discard(request.id)
         times, before = self._wasted.pop(request.id, (0, 0))
         if is_given_back:
@@ -74,6 +77,9 @@ class GivingBack:
         share: float,
         received: Callable[[str], ServiceTokens],
         has_started: Callable[[str], bool],
+        *,
+        node: str = "",
+        is_below: Callable[[Request], bool] | None = None,
     ) -> str | None:
         """Which request is to be stopped at one of these engines? None: none.
 
@@ -82,8 +88,11 @@ class GivingBack:
             share: the part of the service that is guaranteed to work that can wait.
             received: what a request has received so far.
             has_started: has its first token been seen?
+            node: of the tree, whose room is wanted; "": that of the engines.
+            is_below: does a request run in that node?
         """
-        if self._is_none:
+        place = tuple(engines), node
+        if place in self._none:
             return None
         # One that was to be stopped and goes on has shown something to its client.
         running = {id: one for id, one in self._running.items() if id not in self._asked}
@@ -95,12 +104,13 @@ class GivingBack:
             (tokens[id] + self._wasted.get(id, (0, 0))[1], id)
             for id, (request, engine) in running.items()
             if engine in engines
+            and (is_below is None or is_below(request))
             and tokens[id] <= left
             and of_it - request.sequences >= share * sequences
             and not (request.streamed and has_started(id))
         ]
         if not found:
-            self._is_none = True
+            self._none.add(place)
             return None
         id = min(found)[1]
         self._asked.add(id)

@@ -16,13 +16,16 @@ CALLS_PASSED: Final = 48
 class FlowMember(Member):
     """The waiting requests of one flow, oldest first, and which of them are calls inside interactions."""
 
-    __slots__ = ("_ahead", "_newest", "_numbers", "flow", "going_first", "inside", "requests", "tenant")
+    __slots__ = ("_ahead", "_newest", "_numbers", "asleep", "flow", "going_first", "inside", "requests", "tenant")
 
     def __init__(self, flow: Flow, tenant: TenantMember) -> None:
         super().__init__((flow.app, flow.user))
         self.flow = flow
         self.tenant = tenant
         self.requests: OrderedDict[str, Request] = OrderedDict()
+        self.asleep: dict[str, bool] = {}
+        """Starts that the working set has no room for, which are not among `requests`: do they let the flow go first
+        when they wake?"""
         self.inside: OrderedDict[str, Request] = OrderedDict()
         """The calls inside interactions that count in the working set."""
         self.going_first: set[str] = set()
@@ -49,21 +52,35 @@ class FlowMember(Member):
     def take(self, request: Request, *, is_served: bool) -> None:
         """The request leaves the queue. `is_served`: for an engine."""
         number = self._numbers.pop(request.id)
+        if self.asleep.pop(request.id, None) is not None:
+            return
         del self.requests[request.id]
         self.inside.pop(request.id, None)
         self.going_first.discard(request.id)
         oldest = self._numbers[next(iter(self.requests))] if self.requests else self._newest + 1
-        if is_served and number > oldest and self.tenant.held is None:
+        if is_served and number > oldest:
             heappush(self._ahead, number)
         while self._ahead and self._ahead[0] < oldest:
             heappop(self._ahead)
 
+    def sleep(self, start: Request) -> None:
+        """The working set has no room for this start: it is passed by all others."""
+        del self.requests[start.id]
+        self.asleep[start.id] = start.id in self.going_first
+        self.going_first.discard(start.id)
+
+    def wake(self, start: Request) -> bool:
+        """It may go, as the oldest. Returns whether it goes before other flows."""
+        goes_first = self.asleep.pop(start.id)
+        self.requests[start.id] = start
+        self.requests.move_to_end(start.id, last=False)
+        if goes_first:
+            self.going_first.add(start.id)
+        return goes_first
+
     def next(self) -> Request | None:
-        """The oldest request, or the oldest one inside an interaction as long as that may pass the oldest. Starts that
-        are held do not go, and are passed by any number.
-        """
-        may_pass = self.tenant.held is not None or len(self._ahead) < CALLS_PASSED
-        queue = self.inside if self.inside and may_pass else self.requests
+        """The oldest request, or the oldest one inside an interaction as long as that may pass the oldest."""
+        queue = self.inside if self.inside and len(self._ahead) < CALLS_PASSED else self.requests
         return next(iter(queue.values()), None)
 
     def may_go(self, request: Request) -> bool:
@@ -74,23 +91,18 @@ class FlowMember(Member):
 class TenantMember(Member):
     """A tenant and its flows, and how many of its waiting requests are inside interactions."""
 
-    __slots__ = ("asleep", "capped", "flows", "going_first", "held", "inside", "line")
+    __slots__ = ("flows", "full", "going_first", "line")
 
     def __init__(self, tenant: str, line: Counters[TenantMember], flows: Counters[FlowMember]) -> None:
         super().__init__((tenant,))
         self.line = line
         """Among which it waits: the others, or those of work that can wait."""
         self.flows = flows
-        self.inside = 0
         self.going_first = 0
-        self.held: Request | None = None
-        """The start that the working set has no room for. Other starts of its tenant wait behind it."""
-        self.asleep: list[FlowMember] = []
-        """Flows with starts only, which are therefore not next."""
-        self.capped: str | None = None
-        """The ceiling that nothing of this tenant may pass for now."""
+        self.full = ""
+        """The node of the tree that is full, so that nothing of this tenant may go; "": none."""
 
     def next(self) -> Request | None:
-        """Its next request, or the start that is held."""
+        """Its next request; None: it has only starts that sleep."""
         flow = self.flows.least()
-        return flow.next() if flow is not None else self.held
+        return flow.next() if flow is not None else None

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from policies.capacity.fair_shares import Activity
 from policies.capacity.gauges import Grant
+from policies.limits.sliding_counts import NOTHING, Measures
 from policies.request import BATCH, is_batch
 
 NUMBER_MAX: Final = 1e18
@@ -21,17 +22,19 @@ REPORTED_MAX: Final = 256
 """Rows of one kind that are reported in one sync round. The rest follow in the next one."""
 SECONDS_MAX: Final = 1e12
 """The longest time that something is kept. Redis takes no longer one."""
+BUCKETS_MAX: Final = 64
+"""Buckets of one count that the store keeps, and that one reply has."""
 SHAPES: Final = (
     ("standings", "--nnn--"),
     ("presence", "nccc"),
     ("holdings", "-cccccccccc"),
     ("charges", "-nn--"),
-    ("tallies", "-csnnnb-"),
+    ("tallies", "-csbbn-"),
     ("calls", "-nnns-"),
     ("under_way", "-c"),
     ("lefts", "--nn"),
 )
-"""A letter for each value of a row. n: a finite number; c: a count, from 0; s: seconds, more than 0; b: three numbers;
+"""A letter for each value of a row. n: a finite number; c: a count, from 0; s: seconds, more than 0; b: four numbers;
 -: what is not counted."""
 
 
@@ -58,6 +61,10 @@ class Standing(NamedTuple):
 
     is_owed: bool = False
     """It can wait, and has received less than is guaranteed to such work, so that it goes before other work."""
+
+    def can_wait(self) -> bool:
+        """Is it of class batch?"""
+        return is_batch(self.tenant)
 
     def _line(self) -> int:
         return 0 if self.is_owed else 1 + is_batch(self.tenant)
@@ -134,29 +141,27 @@ def line_of(tenant: str) -> str:
 
 
 class CountDelta(NamedTuple):
-    """What was counted for one member of a population in one period since the last exchange?"""
+    """What was counted for one member of a population in one bucket of time since the last exchange?"""
 
     name: str
-    period: int
+    bucket: int
     ttl_s: int
-    engine_ms: int
-    requests: int
-    tokens: int
-    base: tuple[int, int, int]
-    """The counts of all gateways as they are known here: milliseconds at engines, requests, tokens."""
-    is_new: bool
-    """No reply has had its counts of this period yet. The answer then includes the counts of the previous period."""
+    more: Measures
+    base: Measures
+    """The counts of all gateways as they are known here."""
+    since: int
+    """The first bucket of which the reply has the counts. What others have counted in earlier ones is known here."""
+    is_lost: bool = False
+    """The store has lost its data: at least `base` was counted."""
+
+    @property
+    def first(self) -> int:
+        """The first bucket that is in the reply."""
+        return min(self.bucket, max(self.since, self.bucket - BUCKETS_MAX + 1))
 
 
-class Counted(NamedTuple):
-    """What all gateways counted for it in this period and in the previous one (zeros where that was not asked)."""
-
-    engine_ms: int
-    requests: int
-    tokens: int
-    engine_ms_before: int = 0
-    requests_before: int = 0
-    tokens_before: int = 0
+Counted = list[Measures]
+"""What all gateways counted for it, in each bucket of a `CountDelta` from its `first` one."""
 
 
 class CallDelta(NamedTuple):
@@ -268,7 +273,7 @@ def _is_sound(kind: str, value: object) -> bool:
     if kind == "-":
         return True
     if kind == "b":
-        return isinstance(value, tuple) and len(value) == 3 and is_countable(value)
+        return isinstance(value, (list, tuple)) and len(value) == len(NOTHING) and is_countable(value)
     if not isinstance(value, (int, float)) or not -NUMBER_MAX <= value <= NUMBER_MAX:
         return False
     return kind == "n" or (value >= 0 if kind == "c" else 0 < value <= SECONDS_MAX)
@@ -280,7 +285,7 @@ def is_answer(view: ReplicaView, report: ReplicaReport) -> bool:
     return (
         len(view.grants) == len(report.holdings)
         and len(view.totals) == len(report.charges)
-        and len(view.counted) == len(report.tallies)
+        and [len(counted) for counted in view.counted] == [one.bucket - one.first + 1 for one in report.tallies]
         and len(view.opened) == len(report.calls)
         and is_countable(view)
     )

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.obstacle import Obstacle
 from policies.replicas.grants import GrantedEngines
 from policies.replicas.messages import REPORTED_MAX, Charge, Left, ReplicaReport, ReplicaView, Standing
-from policies.replicas.schedule import WAITS_S
+from policies.replicas.schedule import INTERVAL_S, WAITS_S
 from policies.replicas.shared_counters import AHEAD_S, SharedCounters
 from policies.replicas.tallies import SharedCounts
 from policies.request import Request
+
+MAKES_ROOM_S: Final = 4 * INTERVAL_S
+"""Work that can wait makes room for others at other gateways no more often: until then the others have heard of it, and
+have used the room."""
 
 
 class PoolReplica:
@@ -32,7 +37,7 @@ class PoolReplica:
         self._next_elsewhere: Standing | None = None
         self._replicas = 1
         """Gateways, this one included, as of the last reply."""
-        self._reported_s = self._answered_s = float("-inf")
+        self._reported_s = self._answered_s = self._made_room_s = float("-inf")
         engine.room.rivals = self
 
     def has_turn(self, request: Request, now: float) -> bool:
@@ -78,7 +83,7 @@ class PoolReplica:
             charges,
             [tally for counts in self._counts for tally in counts.report(REPORTED_MAX)],
             [],
-            _largest(engine.working_set.tenants()) + engine.requests.entitlements.report()[:REPORTED_MAX],
+            _largest(engine.working_set.tenants()) + engine.requests.tree.report(REPORTED_MAX),
             lefts,
             counters.quantum if counters is not None else 0.0,
         )
@@ -96,14 +101,20 @@ class PoolReplica:
             self._counters.wait_elsewhere(view.standings)
         counted = iter(view.counted)
         for counts in self._counts:
-            counts.receive(counted)
+            counts.receive(counted, is_forgotten=view.is_forgotten)
         self._grants.receive(view.grants, view.replicas, asked_s)
         self._replicas = view.replicas
         tokens = dict(view.under_way)
-        engine.requests.entitlements.set_elsewhere(tokens)
+        engine.requests.tree.set_elsewhere(tokens)
         engine.working_set.set_elsewhere({name: tokens[name] for name in tokens if not name or name[0] >= " "})
         engine.room.changed()
-        return engine.woke(now)
+        decisions = engine.woke(now)
+        elsewhere = view.next_elsewhere
+        if elsewhere is not None and not elsewhere.can_wait() and asked_s >= self._made_room_s + MAKES_ROOM_S:
+            made = engine.wanted_elsewhere(now)
+            self._made_room_s = asked_s if made else self._made_room_s
+            decisions = [*decisions, *made]
+        return decisions
 
     def cut_off(self, now: float) -> Sequence[Decision]:
         """No reply comes from the store: go on alone with the average of the recent grants."""
@@ -112,7 +123,7 @@ class PoolReplica:
             self._counters.wait_elsewhere(())
         self._grants.cut_off()
         self._engine.working_set.set_elsewhere({}, self._replicas)
-        self._engine.requests.entitlements.set_elsewhere({})
+        self._engine.requests.tree.set_elsewhere({}, self._replicas)
         self._engine.room.changed()
         return self._engine.woke(now)
 

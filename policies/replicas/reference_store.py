@@ -7,13 +7,17 @@ that both give equal answers. The hub of a gateway with several workers uses thi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from math import floor as rounded_down
+from operator import add
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from policies.capacity.fair_shares import Activity
 from policies.capacity.gauges import Grant
+from policies.limits.sliding_counts import NOTHING, Measures
 from policies.replicas.messages import (
+    BUCKETS_MAX,
     CallDelta,
     Charge,
     CountDelta,
@@ -90,7 +94,8 @@ class ReferenceStore:
         self._records: dict[str, _Record] = {}
         self._counters: dict[str, _Kept[float]] = {}
         self._lefts: dict[str, _Kept[Left]] = {}
-        self._sums: dict[tuple[int, str], _Kept[tuple[int, int, int]]] = {}
+        self._sums: dict[str, _Kept[dict[int, Measures]]] = {}
+        """By count, what was counted in each bucket."""
         self._open: dict[str, _Kept[tuple[int, int, int]]] = {}
         """Calls, tokens, and the time it began (ms)."""
         self._swept_ms = 0
@@ -262,16 +267,17 @@ class ReferenceStore:
     # --- what was counted, and which interactions are open ---
 
     def _tallied(self, tally: CountDelta, now_ms: int, is_repeated: bool, was_here: bool) -> Counted:
-        key = (tally.period, tally.name)
-        kept = self._sums.get(key)
-        sums = tally.base if kept is None else kept.value
-        if not was_here:
-            sums = (max(sums[0], tally.base[0]), max(sums[1], tally.base[1]), max(sums[2], tally.base[2]))
-        if not is_repeated and (tally.engine_ms or tally.requests or tally.tokens):
-            sums = (sums[0] + tally.engine_ms, sums[1] + tally.requests, sums[2] + tally.tokens)
-            self._sums[key] = _Kept(sums, now_ms + tally.ttl_s * 1000)
-        earlier = self._sums.get((tally.period - 1, tally.name)) if tally.is_new else None
-        return Counted(*sums, *(earlier.value if earlier is not None else (0, 0, 0)))
+        kept = self._sums.get(tally.name)
+        buckets = kept.value if kept is not None else {}
+        sums = buckets.get(tally.bucket, tally.base)
+        if not was_here or tally.is_lost:
+            sums = _each(max, sums, tally.base)
+        if not is_repeated and (any(tally.more) or tally.is_lost):
+            buckets[tally.bucket] = sums = _each(add, sums, tally.more)
+            for bucket in [each for each in buckets if each <= tally.bucket - BUCKETS_MAX]:
+                del buckets[bucket]
+            self._sums[tally.name] = _Kept(buckets, now_ms + tally.ttl_s * 1000)
+        return [*[buckets.get(each, NOTHING) for each in range(tally.first, tally.bucket)], sums]
 
     def _called(self, call: CallDelta, now_ms: int, is_repeated: bool) -> Opened | None:
         kept = self._open.get(call.name)
@@ -287,6 +293,10 @@ class ReferenceStore:
             known = (known[0] + call.calls, known[1] + call.tokens, known[2])
         self._open[call.name] = _Kept(known, now_ms + ceil(call.idle_s * 1000))
         return Opened(known[0], known[1], (now_ms - known[2]) / 1000)
+
+
+def _each(of_two: Callable[[int, int], int], one: Measures, other: Measures) -> Measures:
+    return of_two(one[0], other[0]), of_two(one[1], other[1]), of_two(one[2], other[2]), of_two(one[3], other[3])
 
 
 def _as_of_now(report: ReplicaReport, totals: list[float]) -> tuple[list[Standing], tuple[float, float] | None]:

@@ -18,7 +18,7 @@ from policies.queue.counters import Counters, Member
 from policies.queue.tenants_and_flows import FlowMember, TenantMember
 from policies.replicas.messages import REPORTED_MAX, Charge, Left, Standing, line_of
 from policies.replicas.schedule import ALONE_S, IDLE_S, INTERVAL_S
-from policies.request import BATCH, Flow, is_batch
+from policies.request import BATCH, Flow, Request, is_batch
 
 AHEAD: Final = 2.0
 """A request may go before one that waits elsewhere while its lead is at most this many usual requests: this tolerance
@@ -93,7 +93,9 @@ class SharedCounters:
         """
         tenants = [tenant for line in self._backlog.lines() for tenant in line.first(TRIED, within=inf)]
         flows = [tenant.flows.least() for tenant in tenants[:TRIED]]
-        standings = [self._standing(flow, now) for flow in [*flows, self._held()] if flow is not None]
+        standings = [self._standing(flow, now) for flow in flows if flow is not None]
+        held, start = self._held(), self._backlog.first_start()
+        standings.append(self._standing(held, now, start) if held is not None else None)
         return [standing for standing in standings if standing is not None]
 
     def is_ahead(self, flow: Flow, elsewhere: Standing, now: float) -> bool:
@@ -197,12 +199,12 @@ class SharedCounters:
                 self._waiting_elsewhere.append(tenant_here)
 
     def _held(self) -> FlowMember | None:
-        start = self._backlog.held()
+        start = self._backlog.first_start()
         return self._backlog.flow(start.flow) if start is not None else None
 
-    def _standing(self, flow: FlowMember, now: float) -> Standing | None:
-        """None: nothing of it waits."""
-        request, tenant = flow.next(), flow.tenant
+    def _standing(self, flow: FlowMember, now: float, start: Request | None = None) -> Standing | None:
+        """None: nothing of it waits. `start`: one that sleeps, which stands for the flow."""
+        request, tenant = start or flow.next(), flow.tenant
         if request is None:
             return None
         served, flow_served = tenant.line.rank(tenant), tenant.flows.rank(flow)

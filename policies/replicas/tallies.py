@@ -12,29 +12,13 @@ from itertools import islice
 from math import ceil
 from typing import Final
 
-from policies.limits.quotas import ENGINE, WINDOWS, Quotas
-from policies.limits.sliding_counts import Count, SlidingCounts
+from policies.limits.quotas import WINDOWS, Quotas, wanted
+from policies.limits.sliding_counts import LOST, NOTHING, PLACES, TAKES_BACK, Measures, SlidingCounts
 from policies.replicas.messages import CountDelta, Counted
 from policies.request import Request
 
 RESERVED: Final = 4
 """Each gateway may use a part of what is left of an active tenant's limit without asking: 1 / (RESERVED * gateways)."""
-
-Measures = tuple[int, int, int]
-REPORTED: Final = (ENGINE, "requests", "tokens")
-"""What they are of."""
-
-
-class _ReportedCounts:
-    """What the other gateways know of one count."""
-
-    __slots__ = ("last", "sums")
-
-    def __init__(self) -> None:
-        self.sums: Measures | None = None
-        """Includes what is reserved; None: nothing was reported yet."""
-        self.last: Measures | None = None
-        """The counts as of the last report."""
 
 
 class SharedCounts:
@@ -42,10 +26,11 @@ class SharedCounts:
 
     def __init__(self, name: str, counts: SlidingCounts, *, epoch_s: float) -> None:
         counts.epoch_s = epoch_s
-        counts.changed = {}
+        counts.pending = {}
         self.counts = counts
         self._name = name
-        self._asked: list[Count] = []
+        self._asked: list[tuple[Hashable, int]] = []
+        """Member and first bucket of each reply."""
 
     def report(self, most: int, reserve: Callable[[Hashable], Measures] | None = None) -> list[CountDelta]:
         """What was counted since the last exchange, for at most `most` members.
@@ -55,44 +40,54 @@ class SharedCounts:
         """
         self._asked = []
         tallies: list[CountDelta] = []
-        changed = self.counts.changed or {}
-        for count in list(islice(changed, most)):
-            member, period = changed.pop(count), count.period
-            reported = _reported_of(count)
-            sums = reported.sums or (0, 0, 0)
-            now = (count.engine_ms, count.requests, count.tokens)
-            extra = (0, 0, 0)
-            if reserve is not None and period == self.counts.period and reported.last != now:
-                extra = reserve(member)
+        counts, pending = self.counts, self.counts.pending or {}
+        for member in list(islice(pending, most)):
+            if len(tallies) >= most:
+                break
+            for bucket, (*own, why) in sorted(pending.pop(member).items()):
+                if bucket < counts.oldest:
+                    continue
+                extra = reserve(member) if reserve is not None and why and bucket == counts.bucket else NOTHING
+                known = counts.of(member, bucket)
+                tally = CountDelta(
+                    f"{self._name}:{_joined(member)}",
+                    bucket,
+                    ceil(2 * counts.window.longest_s),
+                    _measures([own[place] + extra[place] for place in PLACES]),
+                    _measures([known[place] - own[place] for place in PLACES]),
+                    self._since(member, bucket),
+                    why == LOST,
+                )
                 if any(extra):
-                    changed[count] = member
-            reported.last = now
-            reporting = (now[0] + extra[0], now[1] + extra[1], now[2] + extra[2])
-            engine_ms, requests, tokens = reporting[0] - sums[0], reporting[1] - sums[1], reporting[2] - sums[2]
-            name, ttl_s = f"{self._name}:{_joined(member)}", ceil(3 * self.counts.window_s)
-            tallies.append(CountDelta(name, period, ttl_s, engine_ms, requests, tokens, sums, reported.sums is None))
-            reported.sums = reporting
-            self._asked.append(count)
+                    counts.pend(member, bucket, TAKES_BACK)[:-1] = [-each for each in extra]
+                tallies.append(tally)
+                self._asked.append((member, tally.first))
         return tallies
 
-    def receive(self, counted: Iterator[Counted]) -> None:
-        """Take the sums of all gateways for the reported counts, which come next."""
-        for count in self._asked:
-            one = next(counted)
-            _take(count, one[:3])
-            if any(one[3:]):
-                if count.before is None:
-                    count.before = Count(None, count.period - 1)
-                _take(count.before, one[3:])
+    def receive(self, counted: Iterator[Counted], *, is_forgotten: bool) -> None:
+        """Take the sums of all gateways for the reported counts, which come next. `is_forgotten`: the store has lost
+        its data, and gets all of it anew."""
+        for member, first in self._asked:
+            sums = next(counted)
+            for bucket, known in enumerate(sums, first):
+                if not is_forgotten or bucket == first + len(sums) - 1:
+                    self.counts.answer(member, bucket, known)
         self._asked = []
+        if is_forgotten:
+            self.counts.pend_all()
 
-    def own(self, member: Hashable, measure: str) -> tuple[float, float, bool]:
+    def own(self, member: Hashable, place: int) -> tuple[int, int, bool]:
         """Of one measure: what is counted here and not reported yet, the sum that all gateways have reported, and
         whether that sum is known."""
-        count, before, left = self.counts.counted(member)
-        sums = _reported_of(count).sums if count.reported is not None else None
-        reported = sums[REPORTED.index(measure)] if sums is not None else 0
-        return getattr(count, measure) - reported, reported + getattr(before, measure) * left, sums is not None
+        counts = self.counts
+        own = sum([each[place] for each in (counts.pending or {}).get(member, {}).values()])
+        return own, counts.sums(member)[place] - own, counts.answered(member) >= counts.bucket
+
+    def _since(self, member: Hashable, bucket: int) -> int:
+        """The first bucket to be asked for. Of the last two that were answered for, others may have taken back since
+        what they had reserved."""
+        answered = self.counts.answered(member)
+        return bucket if answered >= bucket else max(0, self.counts.oldest, answered - 1)
 
 
 class SharedQuotas:
@@ -111,7 +106,7 @@ class SharedQuotas:
         limited = [member for member in members if self.quotas.rules(member)]
         if not limited or self.quotas.refusal(request, now) is not None:
             return True
-        return all([self._has_left(member, 1, request.prompt_tokens, 0.0) for member in limited])
+        return all([self._has_left(member, wanted(request), 0.0) for member in limited])
 
     def report(self, most: int) -> list[CountDelta]:
         """What was counted since the last exchange, for at most `most` tenants and groups in each window."""
@@ -123,17 +118,20 @@ class SharedQuotas:
     def under_way(self) -> list[tuple[str, int]]:
         """Requests under way here, of tenants and groups with a limit on concurrent requests."""
         quotas = self.quotas
-        return [
-            item
-            for item in quotas.under_way.items()
-            if any([rule.measure == "concurrent" for rule in quotas.rules(item[0])])
-        ]
+        return [item for item in quotas.under_way.items() if any([rule.window < 0 for rule in quotas.rules(item[0])])]
 
-    def receive(self, counted: Sequence[Counted], gateways: int, under_way: Sequence[tuple[str, int]]) -> None:
+    def receive(
+        self,
+        counted: Sequence[Counted],
+        gateways: int,
+        under_way: Sequence[tuple[str, int]],
+        *,
+        is_forgotten: bool = False,
+    ) -> None:
         """Take what all `gateways` counted together, and what is under way at the others."""
         sums = iter(counted)
         for counts in self._windows:
-            counts.receive(sums)
+            counts.receive(sums, is_forgotten=is_forgotten)
         self._gateways = gateways
         self.quotas.may_have = None
         self.quotas.under_way_elsewhere = dict(under_way)
@@ -143,50 +141,33 @@ class SharedQuotas:
         limit.
         """
 
-        def may_have(member: str, requests: int, tokens: int) -> bool:
-            return not refuses and self._has_left(member, requests, tokens, 1 / self._gateways)
+        def may_have(member: str, more: Measures) -> bool:
+            return not refuses and self._has_left(member, more, 1 / self._gateways)
 
         self.quotas.may_have = may_have
 
-    def _has_left(self, member: str, requests: int, tokens: int, part: float) -> bool:
+    def _has_left(self, member: str, more: Measures, part: float) -> bool:
         """Is this much more reserved? With a `part` above 0: does it fit into that part of what was left?"""
         for rule in self.quotas.rules(member):
             if rule.window >= 0:
-                own, known, is_known = self._windows[rule.window].own(member, rule.measure)
-                more = tokens if rule.measure == "tokens" else requests
-                if own + more > (rule.most - known) * part or not (is_known or part):
+                own, known, is_known = self._windows[rule.window].own(member, rule.place)
+                if own + more[rule.place] > (rule.most - known) * part or not (is_known or part):
                     return False
         return True
 
     def _reserve(self, window: int, member: Hashable) -> Measures:
         """A small part of what is left: what may be admitted before the next exchange. Nothing as long as it is not
         known what is left: it may be nothing."""
-        parts = dict.fromkeys(REPORTED, 0)
+        parts = [*NOTHING]
         for rule in self.quotas.rules(str(member)):
             if rule.window == window:
-                own, known, is_known = self._windows[window].own(member, rule.measure)
-                parts[rule.measure] = is_known * max(0, int((rule.most - known - own) / (RESERVED * self._gateways)))
-        return parts[ENGINE], parts["requests"], parts["tokens"]
+                own, known, is_known = self._windows[window].own(member, rule.place)
+                parts[rule.place] = is_known * max(0, int((rule.most - known - own) / (RESERVED * self._gateways)))
+        return _measures(parts)
 
 
-def _take(count: Count, sums: Measures) -> None:
-    """Take the sums of all gateways. Counts of this gateway that are not reported yet stay."""
-    reported = _reported_of(count)
-    known = reported.sums or (0, 0, 0)
-    more = (sums[0] - known[0], sums[1] - known[1], sums[2] - known[2])
-    count.engine_ms += more[0]
-    count.requests += more[1]
-    count.tokens += more[2]
-    reported.sums = sums
-    if reported.last is not None:
-        reported.last = (reported.last[0] + more[0], reported.last[1] + more[1], reported.last[2] + more[2])
-
-
-def _reported_of(count: Count) -> _ReportedCounts:
-    reported: _ReportedCounts | None = count.reported
-    if reported is None:
-        reported = count.reported = _ReportedCounts()
-    return reported
+def _measures(each: list[int]) -> Measures:
+    return each[0], each[1], each[2], each[3]
 
 
 def _joined(member: Hashable) -> str:

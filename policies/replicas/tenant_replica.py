@@ -119,7 +119,7 @@ class TenantReplica:
                 self._interactions.take_up(one.request, view.opened[one.begin : one.end], now)
             self._interactions.receive(view.opened[self._keys_asked :])
         if self._quotas is not None:
-            self._quotas.receive(view.counted, view.replicas, view.under_way)
+            self._quotas.receive(view.counted, view.replicas, view.under_way, is_forgotten=view.is_forgotten)
         self._decide(now)
         return ()
 

@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from backends.engines.vllm import VllmAdapter
 from backends.health import HealthState, ModelCard, fetch_models, probe
 from backends.scraper import Scraper
 from backends.upstream_errors import ConnectFailed, ProtocolViolation
-from backends.vllm import VllmAdapter
 from gateway.telemetry.background import Background
 from policies.capacity.gauges import Gauges
 from tests.waiting import WAIT_S
@@ -42,15 +42,16 @@ def test_health_needs_failures_in_a_row_and_comes_back_by_probes_in_a_row() -> N
     assert (state.healthy, state.reason) == (True, "")
 
 
-def test_broken_streams_count_only_within_the_window() -> None:
-    state = HealthState(broken_max=3, window_s=10.0)
-    state.probed(None, 0.0)
-    for now_s in (0.0, 6.0, 11.0):
-        state.stream_broken("reset", now_s)
+def test_an_engine_that_was_given_up_comes_back_by_probes_in_a_row() -> None:
+    state = HealthState()
+    state.give_up("its answers break", 0.0)
+    assert state.reason == "not probed yet"
+    state.probed(None, 1.0)
+    state.give_up("its answers break", 2.0)
+    assert (state.healthy, state.reason, state.since_s, state.probes_missing) == (False, "its answers break", 2.0, 2)
+    state.probed(None, 3.0)
+    state.probed(None, 4.0)
     assert state.healthy
-    state.stream_broken("reset", 12.0)
-    assert not state.healthy
-    assert "3 broken answers in 10 s" in state.reason
 
 
 class Engine:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.openai import OpenAiAdapter
+from backends.engines.openai import OpenAiAdapter
+from backends.engines.vllm import VllmAdapter
 from backends.promtext import SAMPLES_MAX, lines_of, samples
-from backends.vllm import VllmAdapter
 from policies.capacity.gauges import Gauges
 
 FIXTURES = Path(__file__).parent / "fixtures"

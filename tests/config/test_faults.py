@@ -76,7 +76,7 @@ def test_every_fault_of_a_file_is_reported_at_once(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("FAIRGATE_TEST_UNSET", raising=False)
     found = faults(tmp_path, ALL_AT_ONCE)
     assert found == [
-        ":1:9: listen: should be text, not a number; put it in quotes",
+        ":1:9: listen: should be host:port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080",
         ":2:8: admin: should be host:port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080",
         ":3:14: open_access: should be true or false, not text",
         f":4:9: policy: should be {' or '.join(get_args(PolicyName))} (did you mean 'vtc'?)",
@@ -93,7 +93,8 @@ def test_every_fault_of_a_file_is_reported_at_once(tmp_path: Path, monkeypatch: 
         ":18:33: pools[2].models[3]: should be text, not a number; put it in quotes",
         ":18:38: pools[2].models[4]: should be text, not true or false; put it in quotes",
         ":21:9: pools[2].backends[0].url: given twice, first on line 20",
-        ":22:17: pools[2].backends[0].engine: should be vllm or openai (did you mean 'vllm'?)",
+        ":22:17: pools[2].backends[0].engine: should be auto or vllm or sglang or llama.cpp or tgi or tensorrt-llm"
+        " or ollama or lmdeploy or max or openai (did you mean 'vllm'?)",
         ":25:5: tenants[0].wieght: unknown field (did you mean 'weight'?)",
         ":26:13: tenants[0].weight: should be a number, not text; "
         "a variable always gives text, so write the number here",
@@ -178,6 +179,19 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
          ":3:118: tenants[0].keys[0].models: is empty; give at least one"),
         (GOOD + "? [a]\n: b\n", ":3:3: the name of a field should be text"),
         (GOOD + "access_log: '${1X}'\n", ":3:13: access_log: write a variable as ${NAME}"),
+        (
+            GOOD + "memory_max: 201326592\nlimits: {json_bytes_max: 20000000}\n",
+            ":4:26: limits.json_bytes_max: is more than memory_max (201326592) has room for: 2767192",
+        ),
+        (
+            GOOD + "listen: []\n",
+            ":3:9: listen: should be host:port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080",
+        ),
+        (GOOD + "listen: ['127.0.0.1:1', '127.0.0.1:1']\n", ":3:9: listen: holds the same name twice"),
+        (
+            GOOD + "listen: ['127.0.0.2:1', '0.0.0.0:7']\nadmin: '127.0.0.1:7'\n",
+            ":4:8: admin: takes the port of listen (0.0.0.0:7); give it another one",
+        ),
         (
             GOOD + "memory_max: 201326592\nlimits: {body_bytes_max: 20000000}\n",
             ":4:26: limits.body_bytes_max: is more than memory_max (201326592) has room for: 10278142",
@@ -376,11 +390,11 @@ def test_what_may_be_asked_beyond_what_is_known(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(
         GOOD + "routes: [{path: /v1/videos/*, methods: [GET, DELETE], treatment: pass}, {path: /v1/responses/*, "
-        "methods: [DELETE], treatment: pass}]\ntrusted_proxies: [10.0.0.0/8, '::1']\n"
+        "methods: [PATCH], treatment: pass}]\ntrusted_proxies: [10.0.0.0/8, '::1']\n"
         "cors_origins: ['https://chat.example.com', 'http://localhost:3000']\n"
     )
     config = load_config(file)
-    assert [route.methods for route in config.routes] == [("GET", "DELETE"), ("DELETE",)]
+    assert [route.methods for route in config.routes] == [("GET", "DELETE"), ("PATCH",)]
     assert config.trusted_proxies == ("10.0.0.0/8", "::1/128")
 
 

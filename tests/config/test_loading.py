@@ -114,7 +114,7 @@ def test_short_forms_and_defaults(tmp_path: Path) -> None:
     assert config.policy.name == "fcfs"
     assert (tenant.weight, [key.apps for key in tenant.keys]) == (1.0, [("default",), ("chat", "batch")])
     assert tenant.keys[0].hash == hashed
-    assert config.listen_address == ("127.0.0.1", 8080)
+    assert config.listen_addresses == [("127.0.0.1", 8080)]
     assert config.admin_address == ("127.0.0.1", 8190)
     assert config.pools[0].backends[0].simulated
 
@@ -134,14 +134,14 @@ pools:
 
 def test_both_listeners_may_take_any_free_port(tmp_path: Path) -> None:
     config = load(tmp_path, POOL + "open_access: true\nlisten: '[::1]:0'\nadmin: '[::1]:0'\n")
-    assert config.listen_address == ("::1", 0)
+    assert config.listen_addresses == [("::1", 0)]
 
 
 def test_backends_are_enough_for_a_configuration() -> None:
     config = config_for_backends(["http://gpu:8000/", "https://gpu2/base"], Overrides(host="::1", port=8000))
     (pool,) = config.pools
     assert config.open_access
-    assert config.listen_address == ("::1", 8000)
+    assert config.listen_addresses == [("::1", 8000)]
     assert (pool.name, pool.models, config.tenants) == ("default", (), ())
     assert [(b.url, b.name) for b in pool.backends] == [
         ("http://gpu:8000", "gpu:8000"),

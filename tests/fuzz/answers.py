@@ -10,10 +10,10 @@ from backends.answers.sse import Dialect, StreamMeter
 from backends.base import Usage
 from backends.client.call import UpstreamCall
 from backends.client.upstream import UpstreamPool, _Connection
+from backends.engines.vllm import VllmAdapter
 from backends.health import read_models
 from backends.step_feed import _Clock, _Lost, _StepStream, _Wrong
 from backends.upstream_errors import UpstreamError
-from backends.vllm import VllmAdapter
 from gateway.proxy.engine_errors import OWN_ERROR_EVENTS, engine_error
 from tests.fuzz.harness import Harness
 from tests.fuzz.transport import Transport, in_loop, pieces

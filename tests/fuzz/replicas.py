@@ -18,7 +18,7 @@ from redis.exceptions import ResponseError
 
 from gateway.keys.in_redis import RedisKeys
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, decoded, moved, together
-from gateway.operator.snapshots.state_views import backends, queue
+from gateway.operator.snapshots.state_document import state
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.learned_file import FILE_BYTES_MAX, LearnedFile
 from gateway.pool.replication.learned import Lessons
@@ -32,10 +32,11 @@ from gateway.storage.redis.redis_store import RedisStore
 from gateway.storage.store import Deployment, Store
 from gateway.storage.store_errors import StoreError, StoreUnavailable
 from gateway.telemetry.background import Background
+from gateway.telemetry.recent_requests import RecentRequests
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
-from policies.admission.memory import snapshot
 from policies.admission.named import named_policy
+from policies.admission.takeover import snapshot
 from policies.interactions import Interactions
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings
@@ -256,7 +257,7 @@ def read_seen(data: bytes) -> None:
     except ValueError:
         return
     whole = together([("own", own), ("other", moved(found, 1.0))])
-    msgspec.json.encode((queue(whole, 10), backends(whole)))
+    msgspec.json.encode(state(whole, RecentRequests())())
 
 
 # --- Redis ---

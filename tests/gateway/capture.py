@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.gateway.live import MODEL, until
 
-_CARDS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 4096}]}).encode()
+CONTEXT_TOKENS = 4096
 _CONTROL_PLANE = (b"GET /health ", b"GET /v1/models ", b"GET /metrics", b"GET /v1/fairgate/steps ")
 
 
@@ -76,8 +76,9 @@ Script = Callable[[Seen, Peer], Awaitable[None]]
 class Upstream:
     """Answers the control plane itself (healthy, one model, no metrics); everything else is for the script."""
 
-    def __init__(self, script: Script, ssl: SSLContext | None = None) -> None:
+    def __init__(self, script: Script, ssl: SSLContext | None = None, *, context_tokens: int = CONTEXT_TOKENS) -> None:
         self._script = script
+        self._context_tokens = context_tokens
         self._ssl = ssl
         self.asked_for_metrics = asyncio.Event()
         self._serving: set[asyncio.Task[None] | None] = set()
@@ -109,7 +110,7 @@ class Upstream:
                 if seen.head.startswith(_CONTROL_PLANE):
                     if b"/metrics" in seen.line:
                         self.asked_for_metrics.set()
-                    await peer.send(_control_plane(seen))
+                    await peer.send(_control_plane(seen, self._context_tokens))
                     continue
                 self.requests.append(seen)
                 await self._script(seen, peer)
@@ -140,10 +141,12 @@ async def _read(reader: asyncio.StreamReader) -> Seen:
     return seen
 
 
-def _control_plane(seen: Seen) -> bytes:
+def _control_plane(seen: Seen, context_tokens: int) -> bytes:
     if seen.head.startswith((b"GET /metrics", b"GET /v1/fairgate/steps")):
         return answer(b"", status=b"404 Not Found")
-    return answer(_CARDS if b"/v1/models" in seen.line else b"")
+    card = {"id": MODEL, "object": "model", "owned_by": "vllm", "max_model_len": context_tokens}
+    cards = json.dumps({"object": "list", "data": [card]}).encode()
+    return answer(cards if b"/v1/models" in seen.line else b"")
 
 
 def answer(body: bytes, *more: bytes, status: bytes = b"200 OK", kind: bytes = b"application/json") -> bytes:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import policies.request
 from backends.name_resolution import Resolver, resolve
 from backends.simulated.engine_profiles import EngineProfile
 from gateway.config.model import Config
+from gateway.config.sections.keys import open_name
 from gateway.process.gateway import Gateway
 from gateway.storage.hub.run_directory import WorkerSlot
 from policies.admission.engine import AdmissionEngine
@@ -148,6 +151,12 @@ class Live:
         await until(lambda: self.log.read_bytes().count(b"\n") >= count)
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
+    def has_response(self, id: str = "r1", key: str = "k", tenant: str = "") -> None:
+        """Let the first engine have a response of this tenant, or of this key where any is taken."""
+        tenant = tenant or open_name(sha256(key.encode()).digest())
+        engine = next(iter(self.gateway.pools[0].backends))
+        self.gateway.responses.note((tenant, id, MODEL, MODEL, engine), time.monotonic())
+
     def holds_nothing(self) -> bool:
         """Is every queue empty, and every ledger as it was before the first request?"""
         return all(
@@ -227,12 +236,17 @@ class Starter:
 
 @asynccontextmanager
 async def simulated(
-    profile: EngineProfile = SMALL, *, models: tuple[str, ...] = (MODEL,), time_scale: float = 1.0, **options: Any
+    profile: EngineProfile = SMALL,
+    *,
+    models: tuple[str, ...] = (MODEL,),
+    time_scale: float = 1.0,
+    port: int = 0,
+    **options: Any,
 ) -> AsyncIterator[Simulated]:
-    """A simulated vLLM on a free port."""
+    """A simulated vLLM on a free port, or on this one."""
     faults = Faults()
     server = FaultyEngine(profile, model_names=models, time_scale=time_scale, faults=faults, **options)
-    port = await server.start("127.0.0.1", 0)
+    port = await server.start("127.0.0.1", port)
     try:
         yield Simulated(server, faults, port)
     finally:

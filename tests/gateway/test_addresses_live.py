@@ -139,7 +139,7 @@ async def test_one_that_is_back_while_it_ends_what_it_runs_is_used_again(start: 
             assert sorted(live.engine.backends) == [f"gpu@{ONE}", f"gpu@{TWO}"]
 
 
-async def test_what_waits_outlives_the_last_engine(start: Starter) -> None:
+async def test_what_waits_is_refused_when_the_last_engine_goes_and_the_next_one_serves(start: Starter) -> None:
     async with engines(ONE, TWO) as (port, _):
         names = Names(ONE)
         async with start(pools=pools(port, max_num_seqs=1), limits=OFTEN, resolver=names) as live:
@@ -148,14 +148,17 @@ async def test_what_waits_outlives_the_last_engine(start: Starter) -> None:
             last = live.gateway.pools[0].backends[f"gpu@{ONE}"]
             # An address of the other family is no news while one is known, and afterwards none can be looked up.
             names.answer, names.fails = ["fd00::1"], lambda: last.leaving
+            answers = await asyncio.gather(*asked)
             await until(lambda: not live.engine.backends)
-            waiting = live.engine.queued
-            assert waiting
-            for path in ("/backends", "/queue", "/tenants", "/metrics", "/ready"):
+            refused = [each for each in answers if each.status != 200]
+            assert refused
+            assert {(each.status, each.error["code"]) for each in refused} == {(503, "no_backend")}
+            assert all(events(each.body)[-1] == "[DONE]" for each in answers if each.status == 200)
+            for path in ("/state", "/metrics", "/ready"):
                 assert (await live.get(path, admin=True)).status == (503 if path == "/ready" else 200), path
             names.answer, names.fails = [TWO], lambda: False
-            assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
-            assert sum(line["backend"] == f"gpu@{TWO}" for line in await live.lines(12)) == waiting
+            await until(lambda: in_service(live) == [f"gpu@{TWO}"])
+            assert events((await stream(live)).body)[-1] == "[DONE]"
             await until(live.holds_nothing)
 
 
@@ -188,7 +191,7 @@ async def test_without_any_address_it_starts_and_waits_for_one(start: Starter) -
             assert "engines.test cannot be looked up: it has no address" in " ".join(ready.json["why_not"])
             got = await live.ask(CHAT, chat())
             assert (got.status, got.error["code"]) == (503, "no_backend")
-            for path in ("/backends", "/queue", "/tenants", "/config", "/metrics"):
+            for path in ("/state", "/config", "/metrics"):
                 assert (await live.get(path, admin=True)).status == 200, path
             names.answer = [ONE]
             await until(lambda: not live.gateway.not_ready())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from urllib.parse import quote
 
@@ -54,11 +55,11 @@ async def test_no_head_is_a_fault_of_the_gateway(start: Starter, tmp_path: Path,
     asks = [f"Authorization: Bearer {token}".encode()] if token else []
     async with simulated() as sim, start(sim.url, usage=str(tmp_path / "usage.db"), admin_token=token) as live:
         for host in HOSTS:
-            for path in ("/", "/health", "/queue", "/usage"):
+            for path in ("/", "/health", "/state", "/usage"):
                 got = await status(live, f"GET {path} HTTP/1.1", b"Host: " + host.encode("latin-1"), *asks)
                 assert got in (200, 400, 421), (host, path)
         for name in ("a:b", "\u00e9", "http://["):
-            assert await status(live, "GET /queue HTTP/1.1", b"Host: " + name.encode("latin-1"), *asks) == 400
+            assert await status(live, "GET /state HTTP/1.1", b"Host: " + name.encode("latin-1"), *asks) == 400
         for time in TIMES:
             for query in (
                 f"since={quote(time)}",
@@ -75,7 +76,7 @@ async def test_no_head_is_a_fault_of_the_gateway(start: Starter, tmp_path: Path,
                 sent = b"Origin: " + origin.encode("latin-1")
                 assert await status(live, f"POST {path} HTTP/1.1", LOCAL, sent, *asks) in (400, 403), (origin, path)
         for field in FIELDS:
-            assert await status(live, "GET /queue HTTP/1.1", LOCAL, field.encode("latin-1")) < 500, field
+            assert await status(live, "GET /state HTTP/1.1", LOCAL, field.encode("latin-1")) < 500, field
 
 
 @pytest.mark.parametrize("body", KEYS)
@@ -83,3 +84,21 @@ async def test_no_terms_of_a_key_are_a_fault_of_the_gateway(start: Starter, tmp_
     async with simulated() as sim, start(sim.url, usage=str(tmp_path / "usage.db"), admin_token=TOKEN) as live:
         asks = b"Authorization: Bearer " + TOKEN.encode()
         assert await status(live, "POST /keys HTTP/1.1", LOCAL, asks, body=body) in (201, 400)
+
+
+async def test_what_is_no_http_leaves_no_traceback(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    asks = b"POST /keys HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n"
+    sent = [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+        b"GET //[ HTTP/1.1\r\nHost: localhost\r\n\r\n", asks + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        asks + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nabcde", asks + b"Content-Length: 50\r\n\r\nabcde",
+    ]  # fmt: skip
+    async with simulated() as sim, start(sim.url, admin_token=TOKEN) as live:
+        for each in sent:
+            reader, writer = await asyncio.open_connection("127.0.0.1", live.gateway.admin_port)
+            writer.write(each)
+            writer.write_eof()
+            await reader.read()
+            writer.close()
+        assert await status(live, "GET /health HTTP/1.1", LOCAL) == 200
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []

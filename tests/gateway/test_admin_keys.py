@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from gateway.config.model import TenantConfig
 from gateway.config.sections.keys import hash_key, new_key
+from gateway.keys.identity import Keyring
 from policies.request import of_batch
 from tests.commands import run
 from tests.gateway.capture import Upstream, answer, replies
@@ -285,3 +287,61 @@ async def test_nobody_makes_keys_without_the_token_or_a_place_for_them(start: St
     async with start("http://127.0.0.1:1", tenants=TENANTS, admin_token=TOKEN) as live:
         got = await admin(live, "GET", "/keys")
         assert (got.status, "neither `usage:` nor" in got.json["error"]) == (404, True)
+
+
+async def test_a_key_for_each_of_thirty_tenants_is_made_at_once_and_told_with_its_tenant(tmp_path: Path) -> None:
+    names = [f"team-{number}" for number in range(30)]
+    tenants = [{"name": name, "keys": [hash_key(name)]} for name in names]
+    config = config_file(tmp_path, "http://127.0.0.1:1", tenants=tenants, usage=str(tmp_path / "usage.db"))
+    options = [word for name in names for word in ("--tenant", name)]
+    code, out, said = await run("keys", "create", "-c", config, "--json", *options)
+    assert (code, said) == (0, "")
+    made = [json.loads(line) for line in out.splitlines()]
+    assert [each["tenant"] for each in made] == names
+    assert all(hash_key(each["key"]) == each["hash"] for each in made)
+    listed = (await run("keys", "list", "-c", config))[1]
+    assert {line.split()[0] for line in listed.splitlines() if " database " in line} == {each["hash"] for each in made}
+    code, out, said = await run("keys", "create", "-c", config, "--tenant", "team-0", "--tenant", "nobody")
+    assert (code, out, "no tenant named 'nobody'" in said) == (2, "", True)
+    assert (await run("keys", "list", "-c", config))[1] == listed, "all of them, or none"
+    out = (await run("keys", "create", "-c", config, "--tenant", "team-0"))[1]
+    assert re.fullmatch(r"key:  fg-\S{43}\nhash: sha256:[0-9a-f]{64}\ntenant: team-0\n", out)
+
+
+async def test_what_becomes_of_keys_is_in_the_log(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fairgate")
+
+    def events() -> list[str]:
+        found = [record.getMessage() for record in caplog.records]
+        return [
+            re.sub(r"sha256:[0-9a-f]{60}", "", text)
+            for text in found
+            if text.startswith("key sha256:") and "first" not in text
+        ]
+
+    tenants = [TENANTS[0] | {"keys": [{"hash": hash_key(NAMED), "label": "old"}]}, TENANTS[1]]
+    url = str(start.directory / "usage.db")
+    async with Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, tenants=tenants, usage=url, admin_token=TOKEN) as live:
+            first = (await admin(live, "POST", "/keys", {"tenant": "bob", "label": "first"})).json
+            await answers(live, first["key"], 200)  # what the table says at the start is no event
+            made = (await admin(live, "POST", "/keys", {"tenant": "bob", "label": "laptop"})).json
+            tail = made["hash"][-4:]
+            await until(lambda: events() == [f"key {tail} of bob (laptop) is made"])
+            moved = (await admin(live, "POST", f"/keys/{made['hash']}/rotate", {"grace": "1h"})).json
+            await until(lambda: len(events()) == 3)
+            assert events()[1] == f"key {moved['hash'][-4:]} of bob (laptop) is made"
+            assert re.fullmatch(rf"key {tail} of bob \(laptop\) has other terms, until 2\d{{3}}-.* UTC", events()[2])
+            await admin(live, "DELETE", f"/keys/{hash_key(NAMED)}")
+            await until(lambda: events()[3:] == [f"key {hash_key(NAMED)[-4:]} of alice (old) is revoked"])
+
+
+def test_a_key_that_expires_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    keys = [{"hash": hash_key(NAMED), "label": "old", "expires": "2027-01-31T12:00:00Z"}, {"hash": hash_key("other")}]
+    keyring = Keyring([TenantConfig.model_validate({"name": "alice", "keys": keys})], open_access=False)
+    end_s = datetime.fromisoformat("2027-01-31T12:00:00Z").timestamp()
+    with caplog.at_level("INFO", "fairgate"):
+        for since_s in range(-60, 90, 30):
+            keyring.log_expired(end_s + since_s, end_s + since_s + 30)
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said == f"key {hash_key(NAMED)} of alice (old) has expired, until 2027-01-31 12:00:00 UTC"

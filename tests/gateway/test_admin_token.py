@@ -47,7 +47,7 @@ async def test_the_token_opens_what_nothing_else_does(start: Starter) -> None:
 async def test_without_a_token_a_web_page_cannot_read_it_by_a_name_of_its_own(start: Starter) -> None:
     async with simulated() as sim, start(sim.url) as live:
         port = live.gateway.admin_port
-        for path in ("/metrics", "/", "/queue", "/health"):
+        for path in ("/metrics", "/", "/state", "/health"):
             for host in (
                 "evil.example",
                 f"evil.example:{port}",

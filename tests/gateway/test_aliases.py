@@ -11,7 +11,7 @@ from yarl import URL
 
 from bench.ports import free_port
 from gateway.config.sections.keys import hash_key
-from gateway.proxy.renamed import Renamed
+from gateway.proxy.renamed import CANDIDATES_MAX, Renamed
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, named
 from tests.gateway.live import MODEL, Answer, Live, Starter, chat, events, simulated, until
 
@@ -83,20 +83,23 @@ def models_in(value: Any) -> list[str]:
 
 async def test_a_long_answer_and_a_long_event_have_it_too(start: Starter) -> None:
     long = "y" * 600_000
-    event = named("response.completed", response={"model": MODEL, "output": [long], "status": "completed"})
+    kept = {"model": MODEL}
+    shown = {"metadata": kept, "output": [long], "tools": [kept], "model": MODEL, "status": "completed"}
+    event = named("response.completed", response=shown)
 
     async def script(seen: Seen, peer: Peer) -> None:
         if seen.json.get("stream"):
             await peer.send(STREAM_HEAD + chunk(event) + STREAM_END)
         else:
-            await peer.send(answer(json.dumps({"model": MODEL, "text": long, "usage": {"prompt_tokens": 1}}).encode()))
+            whole = {"metadata": kept, "text": long, "model": MODEL, "usage": {"prompt_tokens": 1}}
+            await peer.send(answer(json.dumps(whole).encode()))
 
     limits = {"response_buffer_bytes_max": 100_000}
     async with Upstream(script) as upstream, start(upstream.url, aliases=ALIASES, limits=limits) as live:
         whole = await live.ask(CHAT, chat() | {"model": ALIAS})
-        assert (whole.json["model"], len(whole.json["text"])) == (ALIAS, len(long))
+        assert (whole.json["model"], whole.json["metadata"], len(whole.json["text"])) == (ALIAS, kept, len(long))
         streamed = await live.ask(RESPONSES, {"model": ALIAS, "input": "x", "stream": True})
-        assert events(streamed.body)[0]["response"]["model"] == ALIAS
+        assert events(streamed.body)[0]["response"] == shown | {"model": ALIAS}
         await until(live.holds_nothing)
 
 
@@ -170,22 +173,72 @@ async def test_a_pool_without_an_engine_is_stood_in_for(start: Starter, stream: 
             assert (refused.status, refused.error["code"]) == (503, "no_backend")
 
 
-def test_only_a_member_is_renamed() -> None:
-    renamed = Renamed("org/m.1", "mine")
-    assert renamed.in_answer(b'{"model":"org/m.1"}') == b'{"model":"mine"}'
-    assert renamed.in_answer(b'{"model" : "org/m.1"}') == b'{"model" : "mine"}'
-    for other in (
-        b'{"model":"org/mx1"}',
-        b'{"model":"org/m.10"}',
-        b'{"a":"\\"model\\":\\"org/m.1\\""}',
-        b'{"my_model":"org/m.1"}',
-    ):
-        assert renamed.in_answer(other) == other
-    assert (
-        Renamed("grüße", "a").in_answer('{"model":"grüße"} {"model":"gr\\u00fc\\u00dfe"}'.encode())
-        == b'{"model":"a"} {"model":"a"}'
-    )
-    assert renamed.in_answer(DONE) == DONE
+TOLD = b'{"model":"org/m.1","task":"x"}'
+
+
+@pytest.mark.parametrize(
+    ("answered", "shown"),
+    [
+        (b'{"model":"org/m.1"}', b'{"model":"mine"}'),
+        (b'{"model" : "org/m.1"}', b'{"model" : "mine"}'),
+        (b'{"model":"what it calls itself \\" \\u00fc"}', b'{"model":"mine"}'),
+        (b'{"choices":[{"a":[[]]}],"model":"m"}', b'{"choices":[{"a":[[]]}],"model":"mine"}'),
+        (b'data: {"response":{"tools":[{}],"model":"m"}}\n\n', b'data: {"response":{"tools":[{}],"model":"mine"}}\n\n'),
+        (b'data: {"message":{"model":"m"}}\r\n\r\n' * 2, b'data: {"message":{"model":"mine"}}\r\n\r\n' * 2),
+        *[
+            (same, same)
+            for same in (
+                b'{"a":"\\"model\\":\\"org/m.1\\""}',
+                b'{"my_model":"org/m.1"}',
+                b'{"model":null}',
+                b'{"content":[{"input":%b}]}' % TOLD,
+                b'{"metadata":%b}' % TOLD,
+                b'{"response":{"id":1},"metadata":%b}' % TOLD,
+                b'{"response":{"metadata":%b}}' % TOLD,
+                b'{"message":[%b]}' % TOLD,
+                b'{"text":"{","metadata":%b}' % TOLD,
+                DONE,
+            )
+        ],
+    ],
+)
+def test_only_the_answer_s_own_model_is_renamed(answered: bytes, shown: bytes) -> None:
+    assert Renamed("mine").in_answer(answered) == shown
+    renamed = Renamed("mine")
+    for event in (b'data: {"model":"m"', DONE):
+        renamed.in_answer(event)  # an event that is not whole spoils none that follows
+    assert renamed.in_answer(answered) == shown
+
+
+def test_an_answer_in_pieces_is_renamed_as_in_one() -> None:
+    renamed = Renamed("mine")
+    pieces = (b'{"message":{"a":"\\', b'"{","b":[{', b'"model":"kept"}],"model":"m"},"model":"m"', b"}")
+    shown = [renamed.in_answer(piece, goes_on=True) for piece in pieces[:-1]] + [renamed.in_answer(pieces[-1])]
+    assert b"".join(shown) == b"".join(pieces).replace(b'"m"', b'"mine"')
+
+
+def test_an_answer_without_end_of_members_is_looked_at_within_bounds() -> None:
+    many = b'{"a":{%b},"model":"m"}'
+    for count, name in ((CANDIDATES_MAX - 2, b"mine"), (2 * CANDIDATES_MAX - 2, b"m")):
+        answered = many % b",".join([b'"b":{}'] * count)
+        assert Renamed("mine").in_answer(answered).endswith(b'"model":"%b"}' % name)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_alias_is_the_answer_s_model_whatever_the_engine_calls_itself(start: Starter, stream: bool) -> None:
+    shown = {"model": "another name", "content": [{"type": "tool_use", "input": {"model": MODEL}}]}
+
+    async def script(seen: Seen, peer: Peer) -> None:
+        if seen.json.get("stream"):
+            ends = named("message_start", message=shown) + named("message_stop")
+            await peer.send(STREAM_HEAD + chunk(ends) + STREAM_END)
+        else:
+            await peer.send(answer(json.dumps(shown).encode()))
+
+    async with Upstream(script) as upstream, start(upstream.url, aliases=ALIASES) as live:
+        got = await live.ask(MESSAGES, chat(max_tokens=2, stream=stream) | {"model": ALIAS})
+        found = events(got.body)[0]["message"] if stream else got.json
+        assert found == shown | {"model": ALIAS}
 
 
 async def card_of(live: Live, name: str, key: str = "k") -> Answer:

@@ -109,6 +109,8 @@ BREAKS = {
     "metrics": "backends.scraper.Scraper._scrape",
     "news received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "news sent": "gateway.storage.redis.redis_store.RedisStore.publish",
+    "responses received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
+    "responses sent": "gateway.storage.redis.redis_store.RedisStore.publish",
     "shares": "gateway.operator.self_service.self_service.SelfService._shares",
     "state_file": "gateway.pool.learned_file.LearnedFile.save",
     "steps": "backends.step_feed.StepFeed._listen",
@@ -150,7 +152,7 @@ async def test_every_task_goes_on_after_a_surprise(
                         names.answer = ("127.0.0.1", "127.0.0.2")
                     elif kind == "news sent":
                         assert (await live.ask(CHAT, chat(str(live.gateway.recent.count) * 500))).status == 200
-                    elif kind in ("fleet", "news received"):
+                    elif kind in ("fleet", "news received", "responses received"):
                         await redis.command("CLIENT", "KILL", "TYPE", "pubsub")
                     await asyncio.sleep(0.01)
 

@@ -38,18 +38,14 @@ CASES: dict[str, tuple[str, Any, int, str, str | None]] = {
     "deep in a field it does not read": (CHAT, b'{"x":' + b'{"x":' * 200_000, 400, "invalid_json", None),
     "unknown model": (CHAT, {**chat(), "model": "gpt-9"}, 404, "model_not_found", "model"),
     "model is a number": (CHAT, {**chat(), "model": 5}, 400, "invalid_request", "model"),
-    "stream is text": (CHAT, chat(stream="yes"), 400, "invalid_request", "stream"),
-    "stream is a number": (CHAT, chat(stream=1), 400, "invalid_request", "stream"),
+    "stream is text": (CHAT, chat(stream="maybe"), 400, "invalid_request", "stream"),
+    "stream is a number": (CHAT, chat(stream=2), 400, "invalid_request", "stream"),
     "stream_options is text": (CHAT, chat(stream=True, stream_options="x"), 400, "invalid_request", "stream_options"),
     "user is a number": (CHAT, chat(user=5), 400, "invalid_request", "user"),
-    "max_tokens 0": (CHAT, chat(max_tokens=0), 400, "invalid_request", "max_tokens"),
-    "max_tokens negative": (CHAT, chat(max_tokens=-1), 400, "invalid_request", "max_tokens"),
     "max_tokens a float": (CHAT, chat(max_tokens=1.5), 400, "invalid_request", "max_tokens"),
-    "max_tokens text": (CHAT, chat(max_tokens="10"), 400, "invalid_request", "max_tokens"),
-    "max_tokens a boolean": (CHAT, chat(max_tokens=True), 400, "invalid_request", "max_tokens"),
+    "max_tokens text": (CHAT, chat(max_tokens="ten"), 400, "invalid_request", "max_tokens"),
     "max_tokens absurd": (CHAT, chat(max_tokens=10**30), 400, "context_length_exceeded", "max_tokens"),
     "max_tokens above the context": (CHAT, chat(max_tokens=4097), 400, "context_length_exceeded", "max_tokens"),
-    "max_completion_tokens 0": (CHAT, chat(max_completion_tokens=0), 400, "invalid_request", "max_completion_tokens"),
     "max_completion_tokens above the context": (
         CHAT,
         chat(max_completion_tokens=4097),
@@ -57,17 +53,10 @@ CASES: dict[str, tuple[str, Any, int, str, str | None]] = {
         "context_length_exceeded",
         "max_completion_tokens",
     ),
-    "max_output_tokens negative": (
-        "/v1/responses",
-        {"model": MODEL, "input": "x", "max_output_tokens": -5},
-        400,
-        "invalid_request",
-        "max_output_tokens",
-    ),
     "n 0": (CHAT, chat(n=0), 400, "invalid_request", "n"),
     "n negative": (CHAT, chat(n=-1), 400, "invalid_request", "n"),
     "n absurd": (CHAT, chat(n=10**12), 400, "invalid_request", "n"),
-    "n text": (CHAT, chat(n="2"), 400, "invalid_request", "n"),
+    "n text": (CHAT, chat(n="two"), 400, "invalid_request", "n"),
     "best_of absurd": (COMPLETIONS, prompt(best_of=10**6), 400, "invalid_request", "best_of"),
     "too many prompts": (COMPLETIONS, prompt(prompt=["x"] * 129), 400, "invalid_request", "prompt"),
     "too many answers": (COMPLETIONS, prompt(prompt=["x"] * 20, n=20), 400, "invalid_request", "prompt"),
@@ -171,7 +160,7 @@ async def test_without_a_known_key_nothing_is_done(start: Starter, key: str | No
 
 MESSAGES_CASES: dict[str, tuple[Any, str | None, int, str]] = {
     "malformed": (b"{", "known", 400, "invalid_request_error"),
-    "max_tokens 0": ({"model": MODEL, "max_tokens": 0, "messages": []}, "known", 400, "invalid_request_error"),
+    "max_tokens wrong": ({"model": MODEL, "max_tokens": 1.5, "messages": []}, "known", 400, "invalid_request_error"),
     "unknown model": ({"model": "x", "max_tokens": 5, "messages": []}, "known", 404, "not_found_error"),
     "no key": ({"model": MODEL, "max_tokens": 5, "messages": []}, None, 401, "authentication_error"),
     "too large": (b"x" * 300_000, "known", 413, "request_too_large"),
@@ -209,6 +198,31 @@ async def test_a_body_that_is_too_long_is_refused_before_it_is_sent(start: Start
         answered = await raw_exchange(live.gateway.port, _head(b"transfer-encoding: chunked") + chunks)
         assert answered.startswith(b"HTTP/1.1 413 ")
         assert _untouched(live, upstream)
+
+
+async def test_json_that_is_too_large_is_refused_and_a_reload_says_how_large(start: Starter) -> None:
+    body = chat("x" * 5000)
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, limits={"json_bytes_max": 5000}) as live:
+        for path in (CHAT, "/tokenize"):
+            got = await live.ask(path, body)
+            assert (got.status, got.error["code"]) == (413, "body_too_large")
+            assert "5000" in got.error["message"]
+        assert _untouched(live, upstream)
+        config = live.gateway.config
+        limits = config.limits.model_copy(update={"json_bytes_max": 6000})
+        await live.gateway.take_over(config.model_copy(update={"limits": limits}))
+        assert (await live.ask(CHAT, body)).status == 200
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+async def test_whether_a_limit_means_none_is_for_the_engine_to_say(start: Starter, limit: int) -> None:
+    """Of 0 a token is expected, of a negative number as many as the context has room for; all that came is charged."""
+    usage = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":500}}')
+    async with Upstream(replies(usage)) as upstream, start(upstream.url) as live:
+        assert (await live.ask(COMPLETIONS, prompt(max_tokens=limit, echo=True))).status == 200
+        assert upstream.requests[0].json["max_tokens"] == limit
+        [line] = await live.lines(1)
+        assert line["tokens_out"] == 500
 
 
 async def test_headers_that_are_too_long_are_refused(start: Starter) -> None:

@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from gateway.config.sections.keys import hash_key
+from gateway.proxy.batches.batch_api import NEW_BATCH_BYTES_MAX
 from tests.commands import running
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, simulated, until
@@ -195,6 +196,13 @@ async def test_a_batch_with_bad_lines_fails_and_says_which(start: Starter, tmp_p
         assert upstream.requests == []
 
 
+async def test_what_describes_a_batch_is_small(start: Starter, tmp_path: Path) -> None:
+    """However large a file may be: it is JSON, and read at one go."""
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, usage=str(tmp_path / "u.db")) as live:
+        got = await live.ask("/v1/batches", {"metadata": {"a": "x" * NEW_BATCH_BYTES_MAX}})
+        assert (got.status, got.error["code"]) == (413, "body_too_large")
+
+
 async def test_files_and_batches_are_their_tenants_own_and_bounded(start: Starter, tmp_path: Path) -> None:
     held = asyncio.Event()
     bounds = {"files_max": 7, "stored_bytes_max": 5000, "lines_max": 10, "batches_max": 2}
@@ -240,6 +248,9 @@ async def test_files_and_batches_are_their_tenants_own_and_bounded(start: Starte
             await api.files.create(file=("f", b""), purpose="batch")
         newest = [one.id async for one in api.files.list(limit=1, order="desc")]
         assert newest == [files[1].id, files[0].id, file.id]
+        for of in (api.batches, api.files):
+            with pytest.raises(openai.BadRequestError, match="limit should be a number from 1"):
+                await of.list(extra_query={"limit": "9" * 5000})
         page = await api.batches.list(limit=1)
         assert ([one.id for one in page.data], page.has_more) == ([second.id], True)
         assert [one.id async for one in api.batches.list(after=second.id)] == [batch.id]
@@ -335,7 +346,7 @@ async def test_what_is_refused_comes_again_and_what_engines_fail_on_does_not_for
             assert (done.status, counts(done)) == ("completed", (4, 3, 1))
             [error] = await lines_of(api, done.error_file_id)
             assert (error["custom_id"], error["response"]["status_code"]) == ("item-1", 502)
-            assert tries[1] == 3
+            assert tries[1] == 2
             log = await live.lines(7)
         assert "refused" in {each["outcome"] for each in log if each["path"] == CHAT}
     sums = await usage_of(str(tmp_path / "u.db"), 4)

@@ -65,12 +65,28 @@ EDITED: dict[str, tuple[str, bytes, bytes]] = {
     "large and streamed": (
         COMPLETIONS,
         b'{"stream":true,%b}' % LONG,
-        b'{"stream":true,%b,"stream_options":{"include_usage":true}}' % LONG,
+        b'{"stream_options":{"include_usage":true},"stream":true,%b}' % LONG,
     ),
     "renamed": (CHAT, b'{"model":"alias","messages":[]}', b'{"model":"simulated","messages":[]}'),
     "renamed form": (AUDIO, upload(CLIP).replace(b"simulated", b"alias"), upload(CLIP)),
 }
-BODIES = {name: (path, sent, sent) for name, (path, sent) in SENT.items()} | EDITED
+USAGE = b'"stream_options":{"include_usage":true},'
+
+
+def named(path: str, body: bytes) -> bytes:
+    """JSON with the model that answers, where the client names none and the request waits for an engine."""
+    if body.startswith(b"--") or b'"model"' in body or path == "/tokenize":
+        return body
+    begun, _, rest = body.partition(b"{")
+    usage = USAGE if rest.startswith(USAGE) else b""
+    rest = rest.removeprefix(usage)
+    return begun + b"{" + usage + b'"model":"simulated"' + b"," * (rest.strip() != b"}") + rest
+
+
+BODIES = {
+    name: (path, sent, named(path, arrives))
+    for name, (path, sent, arrives) in ({name: (*one, one[1]) for name, one in SENT.items()} | EDITED).items()
+}
 
 
 def salted(body: bytes, tenant: str) -> bytes:
@@ -83,11 +99,20 @@ def salted(body: bytes, tenant: str) -> bytes:
 @pytest.mark.parametrize(("policy", "placement", "engines", "shared"), COMBINATIONS)
 async def test_what_was_sent_arrives(start: Starter, policy: str, placement: str, engines: str, shared: bool) -> None:
     async with AsyncExitStack() as stack:
-        upstreams = [await stack.enter_async_context(Upstream(replies(OK))) for _ in engines.split()]
+        upstreams = [
+            await stack.enter_async_context(Upstream(replies(OK), context_tokens=1 << 20)) for _ in engines.split()
+        ]
         backends = [{"url": each.url, "engine": kind} for each, kind in zip(upstreams, engines.split(), strict=True)]
         live = await stack.enter_async_context(
             start(
-                pools=[{"name": "p", "models": ["simulated"], "backends": backends, "shared_cache": shared}],
+                pools=[
+                    {
+                        "name": "p",
+                        "models": ["simulated"],
+                        "backends": backends,
+                        "isolate_caches": "never" if shared else "where_possible",
+                    }
+                ],
                 policy={"name": policy, "placement": placement}
                 | ({"requests_per_minute": 10_000} if policy == "rpm" else {}),
                 tenants=TENANTS,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Upstream, answer, chunk, replies, token
 from tests.gateway.live import Starter, chat
+from tests.http.http_raw import status_of
+from tests.waiting import until
 
 ENGINES = b"Access-Control-Allow-Origin: *", b"Access-Control-Allow-Credentials: true"  # as vLLM says by default
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}', *ENGINES)
@@ -56,6 +59,35 @@ async def test_only_named_origins_may_call(
             names = response.headers.get("access-control-allow-headers")
             assert names == (headers["access-control-request-headers"] if allowed else None)
             assert response.headers.get("access-control-allow-methods") == ("POST, OPTIONS" if allowed else None)
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nORIGIN:  %b \r\n"
+REFUSED_UNREAD = {
+    413: HEAD + b"Content-Length: 99999999\r\n\r\n",
+    414: HEAD.replace(b"/v1", b"/" + b"v1" * 10_000) + b"\r\n",
+    417: HEAD + b"Expect: more\r\n\r\n",
+    431: HEAD + b"X: " + b"x" * 70_000 + b"\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("in_two", [False, True])
+@pytest.mark.parametrize("status", REFUSED_UNREAD)
+async def test_a_page_may_read_why_a_head_is_refused_unread(start: Starter, status: int, in_two: bool) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, cors_origins=[HERE]) as live:
+        assert live.gateway._server is not None
+        connections = live.gateway._server.state.connections
+        for origin, allowed in ((HERE, True), ("https://evil.example.com", False)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
+            head = REFUSED_UNREAD[status] % origin.encode()
+            cut = head.index(b"\r\n", head.index(b"ORIGIN")) if in_two else 0
+            writer.write(head[:cut])
+            await until(lambda cut=cut: cut in [len(each._reader.partial) for each in connections])  # type: ignore
+            writer.write(head[cut:])
+            got = await reader.read()
+            writer.close()
+            assert status_of(got) == status
+            assert (b"\r\n%b: %b\r\n" % (ORIGIN.encode(), HERE.encode()) in got) is allowed
+            assert b"evil" not in got
 
 
 async def test_a_stream_may_be_read_by_a_page(start: Starter) -> None:

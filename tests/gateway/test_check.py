@@ -138,7 +138,7 @@ async def test_warnings_and_faults_stand_side_by_side(tmp_path: Path) -> None:
 
 async def test_a_backend_behind_a_path_is_asked_there_for_everything(start: Starter) -> None:
     asked: list[str] = []
-    cards = b'{"object":"list","data":[{"id":"%b","object":"model"}]}' % MODEL.encode()
+    cards = b'{"object":"list","data":[{"id":"%b","object":"model","owned_by":"vllm"}]}' % MODEL.encode()
 
     async def script(seen: Seen, peer: Peer) -> None:
         path = seen.line.split()[1].decode()
@@ -155,7 +155,7 @@ async def test_a_backend_behind_a_path_is_asked_there_for_everything(start: Star
             assert (await live.get("/version?a=/b")).status == 200
             await until(lambda: "/engine-a/metrics" in asked)
         assert [path for path in asked if not path.startswith("/engine-a/")] == []
-        assert {"/engine-a/health", "/engine-a/v1/chat/completions", "/engine-a/tokenize"} < set(asked)
+        assert {"/engine-a/v1/models", "/engine-a/v1/chat/completions", "/engine-a/tokenize"} < set(asked)
         assert "/engine-a/version?a=/b" in asked
         lines = await live.lines(4)
         assert lines[1]["backend"] == upstream.url.removeprefix("http://") + "/engine-a"

@@ -130,4 +130,5 @@ async def test_what_passes_beside_the_queue_may_be_empty(start: Starter) -> None
         await peer.send(answer(b""))
 
     async with Upstream(script) as upstream, start(upstream.url) as live:
+        live.has_response()
         assert (await live.ask("/v1/responses/r1/cancel")).status == 200

@@ -152,6 +152,7 @@ async def test_where_nothing_is_admitted(start: Starter, path: str) -> None:
         gone.set()
 
     async with Upstream(script) as upstream, start(upstream.url) as live:
+        live.has_response()
         task = asyncio.ensure_future(live.ask(path, chat()))
         await until(lambda: upstream.requests)
         task.cancel()

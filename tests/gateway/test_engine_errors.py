@@ -276,6 +276,7 @@ async def test_an_engine_that_is_gone_is_asked_again_when_its_probes_may_have_fo
 async def test_that_a_copy_still_holds_is_no_error(start: Starter) -> None:
     raw = b"HTTP/1.1 304 Not Modified\r\nEtag: x\r\n\r\n"
     async with Upstream(replies(raw)) as upstream, start(upstream.url) as live:
+        live.has_response()
         got = await live.get("/v1/responses/r1")
         assert (got.status, got.headers["etag"]) == (304, "x")
 

@@ -119,7 +119,7 @@ async def test_a_stream_that_waits_says_about_how_long_and_behind_how_many(start
 async def test_operators_see_what_was_expected_and_how_often_that_was_true(start: Starter) -> None:
     async with full(start) as one:
         await one.wait(3)
-        [pool] = (await one.live.get("/queue", admin=True)).json["pools"]
+        [pool] = (await one.live.get("/state", admin=True)).json["pools"]
         waits = [each["expected_wait_s"] for each in pool["requests"]]
         assert waits == sorted(waits)
         assert waits[0] > 0

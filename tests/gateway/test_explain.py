@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from bench.ports import free_port
-from gateway.config.sections.keys import open_name
+from gateway.config.sections.keys import hash_key, open_name
 from policies.admission.explanation import SHOWN_S_MIN
 from tests.commands import running
-from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
+from tests.gateway.live import MODEL, WAIT_S, Live, Starter, chat, simulated, until
 from tests.gateway.test_throttling import CHAT, Full, full, is_overloaded, question
 
 SECRET = "patient 4711 has the flu"
@@ -246,18 +246,35 @@ async def test_what_the_gateway_no_longer_knows_is_in_its_log(past: Path) -> Non
 
 async def test_why_a_tenant_was_slow_is_told_by_the_log(past: Path) -> None:
     said = await explains("--tenant", "light", "--since", "1h", "-c", past)
-    assert re.match(r"2 requests of light: 1 \w+, 1 \w+\.\nTime in the queue: half of them 0", said)
+    why = r"Failed or refused: 1 over_user_limit\."
+    assert re.match(rf"2 requests of light: 1 \w+, 1 \w+\.\n{why}\nTime in the queue: half of them 0", said)
     assert re.search(r"^Together they waited \S+ s behind [34] requests of holder: .*% of their time\.$", said, re.M)
     longest = re.search(r"^Longest waited (req_\w+): ask for it by this id\.$", said, re.M)
     assert longest is not None
     numbers = json.loads(await explains("--tenant", "light", "--json", "--log", past.with_name("requests.log")))
     assert (numbers["requests"], numbers["longest"], numbers["lines_left_out"]) == (2, longest[1], 1)
+    assert numbers["reasons"] == {"over_user_limit": 1}
     assert "no request of light came" in await explains("--tenant", "light", "--until", "0:00", "--since", "1970-01-01",
                                                         "-c", past, code=1)  # fmt: skip
     for wrong in ([], ["req_1", "--tenant", "light"], ["--tenant", "light"], ["--tenant", "light", "--since", "soon"],
                   ["req_1", "--log", "/nowhere/access.log"]):  # fmt: skip
         said = await explains(*wrong, code=2)
         assert "Error: " in said or "'soon' is no time" in said or "No such file" in said
+
+
+async def test_why_requests_of_a_tenant_failed_is_told_with_the_engine(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim:
+        pools = [{"name": "p", "models": [MODEL], "backends": [{"url": sim.url, "name": "gpu-1"}]}]
+        async with start(pools=pools, tenants=[{"name": "light", "keys": [hash_key("k")]}]) as live:
+            sim.faults.cut_body_next = 2
+            for _ in range(3):
+                await live.ask("/v1/chat/completions", chat(max_tokens=3))
+            await sim.server.stop()
+            await live.ask("/v1/chat/completions", chat())
+            await live.lines(4)
+            said = await explains("--tenant", "light", "--since", "1h", "--log", live.log)
+    assert "4 requests of light: 2 failed, 1 completed, 1 refused." in said
+    assert "Failed or refused: 2 backend_failed at gpu-1, 1 no_backend at gpu-1." in said
 
 
 async def test_the_command_says_what_is_wrong_with_its_input() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from contextlib import AsyncExitStack
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -61,12 +64,11 @@ UNQUEUED: dict[str, Any] = {
     "/tokenize": {"model": MODEL, "prompt": "x" * 400_000},
     "/detokenize": {"model": MODEL, "tokens": [1]},
     "/v1/messages/count_tokens": {"model": MODEL, "messages": []},
-    "/v1/responses/r1/cancel": None,
     "/v1/videos": {"a": 1},
 }
 
 
-@pytest.mark.parametrize("path", [*UNQUEUED, "/version", "/v1/responses/r1"])
+@pytest.mark.parametrize("path", [*UNQUEUED, "/version"])
 async def test_beside_the_queue_a_refused_connection_is_tried_elsewhere(start: Starter, path: str) -> None:
     routes = [{"path": "/v1/videos", "treatment": "pass"}]
     async with (
@@ -88,7 +90,7 @@ async def test_beside_the_queue_each_engine_is_tried_once(start: Starter, path: 
     async with simulated() as one, simulated() as two, start(one.url, two.url) as live:
         await asyncio.gather(one.server.stop(), two.server.stop())
         got = await (live.ask(path, UNQUEUED[path]) if path in UNQUEUED else live.get(path))
-        assert (got.status, got.error["code"]) == (502, "backend_failed")
+        assert (got.status, got.error["code"]) == (503, "no_backend")
         assert [line["tries"] for line in await live.lines(1)] == [2]
 
 
@@ -122,7 +124,7 @@ async def test_attempts_to_reach_an_engine_are_bounded(start: Starter, attempts_
     async with simulated() as sim, start(sim.url, limits={"attempts_max": attempts_max}) as live:
         await sim.server.stop()
         got = await live.ask("/v1/chat/completions", chat())
-        assert (got.status, got.error["code"]) == (502, "backend_failed")
+        assert (got.status, got.error["code"]) == (503, "no_backend")
         # The third failure in a row puts the engine out of service, for two probes at least.
         again_ms = 1000 if attempts_max == 1 else 4000
         assert again_ms <= int(got.headers["retry-after-ms"]) <= 1.1 * again_ms
@@ -244,6 +246,73 @@ async def test_a_refusal_that_lasts_ends_with_the_waiting_time(start: Starter) -
         assert sim.faults.refuse_next > 990  # it is left alone for longer each time
         assert live.holds_nothing()
         assert all((charged.prompt, charged.output) == (0, 0) for charged in live.charged.values())
+
+
+class Busy:
+    """An engine that refuses what says so, and answers the rest."""
+
+    def __init__(self, status: bytes, again: bytes) -> None:
+        self.refusal = answer(b"{}", b"Retry-After: " + again, status=status)
+        self.refused = 0
+
+    async def __call__(self, seen: Seen, peer: Peer) -> None:
+        is_refused = b"busy" in seen.body
+        self.refused += is_refused
+        await peer.send(self.refusal if is_refused else OK)
+
+
+IN_AN_HOUR = formatdate(time.time() + 3600, usegmt=True).encode()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("status", [b"429 Too Many Requests", b"503 Service Unavailable"])
+@pytest.mark.parametrize(("again", "least_s", "most_s"), [(b"700", 690, 800), (IN_AN_HOUR, 3500, 4000)])
+async def test_an_engine_that_says_when_is_not_asked_before_and_its_time_is_told(
+    start: Starter, count: int, status: bytes, again: bytes, least_s: float, most_s: float
+) -> None:
+    engines = [Busy(status, again) for _ in range(count)]
+    async with AsyncExitStack() as stack:
+        urls = [(await stack.enter_async_context(Upstream(engine))).url for engine in engines]
+        async with start(*urls) as live:
+            asked = asyncio.ensure_future(live.ask("/v1/chat/completions", chat("busy"), key="a"))
+            others = [await live.ask("/v1/chat/completions", chat(), key="b") for _ in range(20)]
+            assert {each.status for each in others} == {200}
+            got = await asked
+            assert (got.status, got.error["code"]) == (503, "server_busy")
+            assert least_s <= int(got.headers["retry-after"]) <= most_s
+            assert [engine.refused for engine in engines] == [1] * count
+            assert live.holds_nothing()
+
+
+async def test_a_time_that_can_be_waited_for_is_waited_for_and_holds_up_nobody(start: Starter) -> None:
+    engine = Busy(b"429 Too Many Requests", b"1.5")
+    async with Upstream(engine) as upstream, start(upstream.url) as live:
+        asked = asyncio.ensure_future(live.ask("/v1/chat/completions", chat("busy"), key="a"))
+        await until(lambda: live.engine.requests.resting)
+        for _ in range(20):
+            assert (await live.ask("/v1/chat/completions", chat(), key="b")).status == 200
+        assert (engine.refused, live.engine.queued) == (1, 1)
+        engine.refusal = OK
+        assert (await asked).status == 200
+        assert [line["tries"] for line in await live.lines(21)] == [1] * 20 + [2]
+        assert live.holds_nothing()
+
+
+async def test_who_leaves_while_its_request_rests_takes_it_along(start: Starter) -> None:
+    async with Upstream(Busy(b"429 Too Many Requests", b"60")) as upstream, start(upstream.url) as live:
+        asked = asyncio.ensure_future(live.ask("/v1/chat/completions", chat("busy")))
+        await until(lambda: live.engine.requests.resting)
+        asked.cancel()
+        await until(live.holds_nothing)
+        assert (await live.ask("/v1/chat/completions", chat())).status == 200
+
+
+@pytest.mark.parametrize("again", [b"soon", b"-5", b"nan", b"9" * 400, b""])
+async def test_a_time_that_is_none_is_none(start: Starter, again: bytes) -> None:
+    engine = Busy(b"429 Too Many Requests", again)
+    async with Upstream(engine) as upstream, start(upstream.url, limits={"queue_wait_s_max": 0.3}) as live:
+        got = await live.ask("/v1/chat/completions", chat("busy"))
+        assert (got.status, engine.refused >= 1) == (503, True)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -90,6 +90,7 @@ async def test_the_backend_gets_its_own_key_from_the_config(start: Starter, path
     async with Upstream(replies(OK)) as upstream:
         pools = [{"name": "p", "backends": [{"url": upstream.url, "api_key": "engine-key"}]}]
         async with start(pools=pools) as live:
+            live.has_response(key="tenant-key")
             assert (await live.ask(path, chat(), key="tenant-key")).status == 200
         [seen] = upstream.requests
         assert seen.headers["authorization"] == "Bearer engine-key"
@@ -107,6 +108,7 @@ JSON_PATHS = [
 async def test_no_field_that_steers_the_engine_reaches_it(start: Starter, path: str) -> None:
     routes = [{"path": "/v1/new", "treatment": "generate"}, {"path": "/v1/new-pass", "treatment": "pass"}]
     async with Upstream(replies(OK)) as upstream, start(upstream.url, routes=routes) as live:
+        live.has_response()
         for fields in ({"stream": False}, {"stream": True}, {"comment": "x" * 400_000}):  # the last is read in slices
             body = chat(temperature=0.5, **fields)
             await live.ask(path, {**STEERING, **body})
@@ -166,7 +168,7 @@ async def test_neither_words_nor_keys_are_in_the_log_or_in_the_metrics(start: St
             ("/v1/chat/completions", chat(secret, stream=True, max_tokens=5)),
             ("/v1/chat/completions", chat(secret, max_tokens=5)),
             ("/v1/embeddings", {"model": MODEL, "input": secret}),
-            ("/v1/chat/completions", chat(secret, max_tokens=0)),
+            ("/v1/chat/completions", chat(secret, n=0)),
         ):
             answer = await live.ask(path, body, key=key, x_fairgate_user=secret, cookie=secret)
             assert answer.status in (200, 400)

@@ -71,23 +71,60 @@ async def test_a_form_passes_as_it_is(start: Starter) -> None:
         assert line["model"] == MODEL
 
 
-@pytest.mark.parametrize(
-    ("label", "body"),
-    {
-        "curl": (FORM, part("model", MODEL) + part("file", "x", '; filename="a"\r\nContent-Type: audio/x') + END),
-        ".NET": (
-            'multipart/form-data; boundary="x"',
-            UPLOAD.replace(b'name="model"', b"name=model").replace(b'"stream"', b"stream"),
-        ),
-        "two names": (FORM, part("model", MODEL) + part("file", "x", "; filename=\"a\"; filename*=utf-8''%61") + END),
-        "lower case, no last line end": (FORM, UPLOAD.replace(b"Content-D", b"content-d")[:-2]),
-        "charset": ("multipart/form-data; charset=utf-8; boundary=x", UPLOAD),
-    }.values(),
-)
+_FILE_FIRST = FILE.replace(b'name="file"; filename="a \\"b\\".wav"', b'filename="a.wav"; name="file"')
+LEGAL: dict[str, tuple[str, bytes]] = {
+    "curl": (FORM, part("model", MODEL) + part("file", "x", '; filename="a"\r\nContent-Type: audio/x') + END),
+    ".NET": (
+        'multipart/form-data; boundary="x"',
+        UPLOAD.replace(b'name="model"', b"name=model").replace(b'"stream"', b"stream"),
+    ),
+    "two names": (FORM, part("model", MODEL) + part("file", "x", "; filename=\"a\"; filename*=utf-8''%61") + END),
+    "lower case, no last line end": (FORM, UPLOAD.replace(b"Content-D", b"content-d")[:-2]),
+    "charset": ("multipart/form-data; charset=utf-8; boundary=x", UPLOAD),
+    "line ends before it": (FORM, b"\r\n\r\n" + UPLOAD),
+    "the file's name first": (FORM, part("model", MODEL) + _FILE_FIRST + END),
+    "a size": (FORM, part("model", MODEL, "; size=9") + FILE + END),
+    "two spaces": ("multipart/form-data;  boundary=x", UPLOAD.replace(b"form-data; name", b"form-data;  name")),
+    "a tab": ("multipart/form-data;\tboundary=x", UPLOAD.replace(b"form-data; name", b"form-data;\tname")),
+    "spaces behind the colon": (FORM, UPLOAD.replace(b"Disposition: ", b"Disposition: \t ")),
+    "no space": ("multipart/form-data;boundary=x", UPLOAD.replace(b"form-data; name", b"form-data;name")),
+    "a semicolon at the end": ("multipart/form-data; boundary=x;", UPLOAD),
+    "a boundary of two words": ('multipart/form-data; boundary="a b"', UPLOAD.replace(b"--x", b"--a b")),
+    "another charset": ("multipart/form-data; boundary=x; charset=iso-8859-1", UPLOAD),
+    "streamed": (FORM, UPLOAD.replace(b"false", b"true")),
+}
+
+
+@pytest.mark.parametrize(("label", "body"), LEGAL.values(), ids=LEGAL)
 async def test_forms_as_clients_write_them(start: Starter, label: str, body: bytes) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
         assert (await live.ask(AUDIO, body, content_type=label)).status == 200
         assert upstream.requests[0].body == body
+        [line] = await live.lines(1)
+        assert (line["model"], line["stream"]) == (MODEL, b"true" in body)
+
+
+@pytest.mark.parametrize("rest", [b"\r\n", b"an epilogue", part("priority"), b"\r\n" + part("priority") + END], ids=str)
+async def test_what_follows_a_form_is_left_out(start: Starter, rest: bytes) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        assert (await live.ask(AUDIO, UPLOAD + rest, content_type=FORM)).status == 200
+        assert upstream.requests[0].body == UPLOAD
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "multipart/form-data", "multipart/form-data; boundary=", "multipart/form-data; boundary=x; boundary=y",
+        "multipart/form-data; boundary=x; charset=utf-16", "multipart/form-data; boundary=x; charset=utf-7",
+        "multipart/form-data; boundary=x; charset=none-such", 'multipart/form-data; boundary="x',
+        f"multipart/form-data; boundary={'x' * 71}", 'multipart/form-data; boundary="x "',
+    ],
+)  # fmt: skip
+async def test_a_label_in_doubt_is_refused(start: Starter, label: str) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        got = await live.ask(AUDIO, UPLOAD, content_type=label)
+        assert (got.status, got.error["code"]) == (400, "invalid_request")
+        assert not upstream.requests
 
 
 @pytest.mark.parametrize("name", STEERING)
@@ -101,10 +138,9 @@ async def test_no_part_of_a_form_steers_the_engine(start: Starter, name: str) ->
 
 DOUBTFUL = {
     "no boundary": b"",
-    "something before it": b"\r\n" + UPLOAD,
+    "something before it": b"a\r\n" + UPLOAD,
     "another boundary": UPLOAD.replace(b"--x", b"--z"),
     "no last boundary": UPLOAD[: -len(END)],
-    "something behind it": UPLOAD + part("priority"),
     "a longer boundary": UPLOAD.replace(b"--x--", b"--xy\r\n" + END),
     "space behind the boundary": UPLOAD.replace(b"--x\r\n", b"--x \r\n"),
     "bare line feeds": UPLOAD.replace(b"\r\n", b"\n"),
@@ -118,6 +154,7 @@ DOUBTFUL = {
     "another name": UPLOAD.replace(b'name="model"', b'name="model"; name="rid"'),
     "a name behind the file's": UPLOAD.replace(b'.wav"', b'.wav"; name="rid"'),
     "a name in another coding": UPLOAD.replace(b'name="model"', b"name*=utf-8''rid"),
+    "a plain name and one in pieces": UPLOAD.replace(b'name="model"', b'name="model"; name*0="r"; name*1="id"'),
     "a name in pieces": UPLOAD.replace(b'name="model"', b'name*0="r"; name*1="id"'),
     "a folded line": UPLOAD.replace(b'; name="model"', b';\r\n name="rid"'),
     "an encoded value": UPLOAD.replace(b"Content-Type: audio/wav", b"Content-Transfer-Encoding: base64"),

@@ -29,7 +29,7 @@ from gateway.usage.written import Batch, add
 from policies.capacity.fair_shares import Activity
 from policies.replicas.messages import CallDelta, ReplicaReport
 from tests.gateway.live import Starter, chat, simulated, until
-from tests.gateway.test_fairness_live import tenants
+from tests.gateway.load import tenants
 from tests.gateway.test_shared_prefixes import ask, cached_in_turns, index_of, text
 
 WORKERS = 2
@@ -180,6 +180,8 @@ async def test_each_gauge_has_a_rule_by_which_it_is_put_together(start: Starter,
             gateway.gauges.read(gateway.pools, gateway.shared.interactions)
             gateway.gauges.read_exchanges(gateway.exchanges, gateway.news)
             gateway.gauges.read_tenants({"pools": []})
+            gateway.gauges.read_quotas(gateway.shared.quotas, time.monotonic())
+            gateway.gauges.read_groups(gateway.config)
             gauges = set(re.findall(r"^# TYPE (\S+) gauge$", gateway.metrics.render().decode(), re.M))
     declared = {name for name, one in FAMILIES.items() if one.made_by is GaugeMetricFamily}
     assert {name for name in gauges if name.startswith("fairgate_")} == declared

@@ -12,9 +12,7 @@ from backends.answers.answer_keys import AnswerKeys
 from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError
 from gateway.request.apis import CHAT, COMPLETIONS, RESPONSES
-from gateway.request.body.large_body import read_large_json
 from gateway.request.body.payload import Payload, read_json
-from gateway.request.body.slices import at_once
 from gateway.request.interaction_claim import LENGTHS_MAX, PROMPTED_FLOWS_MAX, ClaimReader, answer_keys
 from policies.request import NO_CLAIM, Claim, Flow
 from tests.claims import claim_of
@@ -302,33 +300,6 @@ def test_what_was_handed_to_a_tool_may_be_the_task_of_another_agent() -> None:
         assert len(set(own_keys.text) & set(keys.text)) >= keys.text_min
     same = claim(chat(SYSTEM, {"role": "user", "content": task}))
     assert not answer_keys(same, handed_over, "").text, "the question itself is no task"
-
-
-LONG = {"role": "user", "content": "word " * 20_000}
-TALKS = [
-    chat(SYSTEM, USER),
-    chat(SYSTEM, USER, *CALLED),
-    chat(USER, *CALLED, SAID, USER, *CALLED, USER),
-    chat(USER, TOOL_USE, REMINDED, TOOL_USE, TOOL_RESULT, USER),
-    chat(LONG, *CALLED, LONG),
-    chat(LONG, SAID, LONG, {"role": "assistant", "content": "I look for the files in the folder.\n" * 9}, LONG),
-    chat(USER, SAID, blocks({"type": "text", "text": "And now? " * 10_000}), SAID, USER),
-    chat(USER, TOOL_USE, blocks({"type": "tool_result", "tool_use_id": "t", "content": "x" * 100_000})),
-    chat(USER, CALLS, {"role": "tool", "tool_call_id": "c", "content": "x" * 100_000}),
-    {"input": [ITEM, REASONING, FUNCTION_CALL, {**OUTPUT, "output": "x" * 100_000}, ITEM]},
-    {"input": "Which files?", "previous_response_id": "resp"},
-]
-
-
-@pytest.mark.parametrize("session", ["", "s"])
-@pytest.mark.parametrize("body", TALKS, ids=range(len(TALKS)))
-def test_a_large_body_claims_what_a_small_one_does(body: dict[str, Any], session: str) -> None:
-    headers = [(b"x-session-id", session.encode())] if session else []
-    api = RESPONSES if "input" in body else CHAT
-    large = at_once(read_large_json(json.dumps(body).encode(), api))
-    assert claim_of(reader(), headers, large, FLOW, generates=True) == claim(
-        body, **({"x_session_id": session} if session else {})
-    )
 
 
 def test_a_line_that_was_in_the_prompt_is_not_given_out() -> None:

@@ -191,8 +191,8 @@ async def test_a_form_goes_too_and_back_again(start: Starter) -> None:
 async def test_a_salt_is_there_where_the_other_pool_wants_one(start: Starter) -> None:
     for shared, salts in ((True, 0), (False, 1)):
         async with Upstream(answers) as small, Upstream(Held()) as large:
-            both_pools = pools(large.url, small.url, shared_cache=shared)
-            both_pools[0]["shared_cache"] = not shared
+            both_pools = pools(large.url, small.url, isolate_caches="never" if shared else "where_possible")
+            both_pools[0]["isolate_caches"] = "where_possible" if shared else "never"
             async with start(pools=both_pools, tenants=TENANTS) as live:
                 running, asked = await asks(live, "first"), await asks(live, "alice")
                 drain(both(live)[0])

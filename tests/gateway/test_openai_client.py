@@ -83,8 +83,8 @@ async def test_the_error_classes(start: Starter) -> None:
                 await api.completions.create(model="gpt-9", prompt="x")
             assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
             with pytest.raises(openai.BadRequestError) as bad:
-                await api.completions.create(model=MODEL, prompt="x", max_tokens=-1)
-            assert (bad.value.code, bad.value.param) == ("invalid_request", "max_tokens")
+                await api.completions.create(model=MODEL, prompt="x", n=0)
+            assert (bad.value.code, bad.value.param) == ("invalid_request", "n")
             assert bad.value.request_id
             nonsense: Any = 5
             with pytest.raises(openai.BadRequestError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -131,7 +133,73 @@ async def test_it_says_what_was_received_and_used_and_costs(
                 assert used["cost"] == used["input_tokens"]
                 assert used["service_received"] == pytest.approx(used["service_due"], rel=0.01)
                 assert used["service_received"] <= 1.01 * received["service_received"]
+            assert sum(one["requests"] for one in found["hours"]) == requests
         assert found["recently_s"] == 300.0
+
+
+async def test_the_wait_that_is_told_is_behind_what_waits_of_its_own(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live:
+        asked = [
+            asyncio.ensure_future(live.ask(CHAT, chat(f"{n}", max_tokens=4, user="u"), key="key-of-mallory"))
+            for n in range(150)
+        ]
+        await until(lambda: live.engine.requests.expected_waits.is_learned(can_wait=False))
+        sim.faults.is_still = True
+        await until(lambda: live.engine.queued > 30)
+        [pool] = (await me(live, "key-of-mallory"))["pools"]
+        told_s = pool["interactive"]["expected_wait_s"]
+        newest = live.engine.requests.waiting.of_tenant("mallory")[-1]
+        behind_all_s = live.engine.requests.expected(
+            newest, live.gateway.pools[0].dispatcher.clock(), comes=True
+        ).wait_s
+        assert told_s == pytest.approx(behind_all_s, rel=0.2)
+        sim.faults.is_still = False
+        assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+
+
+async def test_a_wait_that_nobody_has_learned_is_not_told(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live:
+        sim.faults.is_still = True
+        asked = [
+            asyncio.ensure_future(live.ask(CHAT, chat(f"{n}", max_tokens=4), key="key-of-alice")) for n in range(60)
+        ]
+        await until(lambda: live.engine.queued + live.engine.dispatched == 60 and live.engine.queued > 0)
+        [pool] = (await me(live, "key-of-alice"))["pools"]
+        assert pool["waits_for"]
+        assert pool["interactive"]["expected_wait_s"] is None
+        sim.faults.is_still = False
+        await asyncio.gather(*asked)
+        [pool] = (await me(live, "key-of-alice"))["pools"]
+        assert (pool["interactive"]["expected_wait_s"], pool["waits_for"]) == (0.0, "")
+
+
+async def test_why_a_team_was_slow_is_remembered_by_the_minute_and_names_nobody(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.operator.self_service.self_service.AGAIN_S", 0.0)
+    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live:
+        sim.faults.is_still = True
+        flood = [
+            asyncio.ensure_future(live.ask(CHAT, chat(f"{n}", max_tokens=4), key="key-of-mallory")) for n in range(60)
+        ]
+        await until(lambda: live.engine.queued + live.engine.dispatched == 60)
+        own = asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=4), key="key-of-alice"))
+        await until(lambda: live.engine.queued + live.engine.dispatched == 61)
+        sim.faults.is_still = False
+        got = await own
+        await asyncio.gather(*flood)
+        assert (await live.ask(CHAT, chat(max_tokens=9, model="another"), key="key-of-alice")).status == 404
+        found = await me(live, "key-of-alice")
+        [minute] = found["minutes"]
+        slowest = minute["slowest"]
+        assert (minute["requests"], minute["not_served"]) == (1, 0)
+        assert slowest["request_id"] == got.headers["x-request-id"]
+        assert minute["at_s"] <= slowest["arrived_at_s"] < minute["at_s"] + 60
+        assert abs(slowest["arrived_at_s"] - time.time()) < 60
+        assert re.fullmatch(r"waited [\d.]+ s behind \d+ requests? of other tenants: .*", slowest["waited"])
+        assert slowest["wait_s"] == minute["wait_s_mean"] > 0
+        assert "mallory" not in json.dumps(found)
+        assert "backend" not in slowest
 
 
 async def test_who_waits_is_due_its_part_of_what_is_served(start: Starter) -> None:
@@ -225,10 +293,15 @@ async def test_the_page_asks_for_a_key_and_shows_what_is_its_own(start: Starter)
             if says:
                 await expect(seen.page.locator("#token-wrong")).to_be_visible()
         await seen.shows("#link", "live")
-        await seen.shows("#place-body", "guaranteed share 0.3")
+        await seen.shows(
+            "#received-body", "research (weight 1, guaranteed share 30 %, max running 40) › nlp (weight 1) › alice"
+        )
         await seen.shows("#limits-body", "99 of 100 left")
-        await seen.shows("#pools-body", "0 wait, 0 run, its part now")
-        await seen.shows("#received-body", "pool, last 5 min")
+        await seen.shows("#now-body", "Nothing of yours waits; 0 run; one that comes now starts at once.")
+        await seen.shows("#received-body", "Last 5 min 100 % of what was due")
+        await seen.shows("#requests-body", re.compile(r"1 request, waited \d+ ms on average\. The slowest: .*4 out"))
+        await seen.page.locator("#request-filter").fill("no such minute")
+        await seen.shows("#requests-body", "No minute has this.")
         assert "mallory" not in await seen.page.content()
         await seen.is_accessible()
         assert [fault for fault in seen.faults if "401" not in fault] == []
@@ -238,8 +311,8 @@ async def test_a_minute_counts_once_whoever_writes_it(usage_url: str) -> None:
     database, now_s = Database(UsageConfig.model_validate({"url": usage_url})), int(time.time())
     for writer, number in (("shares", 7), ("shares", 7), ("shares", 8), ("another gateway", 7)):
         add_shares(database, writer, number, now_s, {"alice": (10.0, 20.0), "bob": (1.0, 1.0)})
-    found = read_own(database, "alice", {}, datetime.now(UTC))
+    found, _ = read_own(database, "alice", {}, datetime.now(UTC))
     assert [(used["service_received"], used["service_due"]) for used in found.values()] == 2 * [(30.0, 60.0)]
     forget(database, now_s + 3 * 86_400, 2)
-    assert read_own(database, "alice", {}, datetime.now(UTC))["month"]["service_due"] == 0
+    assert read_own(database, "alice", {}, datetime.now(UTC))[0]["month"]["service_due"] == 0
     database.close()

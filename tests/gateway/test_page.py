@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 from collections.abc import AsyncIterator
@@ -78,10 +79,9 @@ async def test_where_nothing_is_to_be_seen_it_says_what_to_do(start: Starter) ->
         await seen.open(live)
         await seen.shows("#link", "live")
         await seen.shows("#limit-sentence", "Nothing limits the pool: no request waits or runs.")
-        await seen.shows("#shares-body", f"curl http://127.0.0.1:{live.gateway.port}/v1/chat/completions")
+        await seen.shows("#lanes-body", "Who waitsnobody: each request starts as it comes")
+        await seen.shows("#tenants-body", f"curl http://127.0.0.1:{live.gateway.port}/v1/chat/completions")
         await seen.shows("#tenants-body", '"model":"simulated"')
-        await seen.shows("#waiting-body", "Nobody waits")
-        await seen.shows("#refusals-body", "Nothing was refused in the last 60 s.")
         await seen.shows("#requests-body", "No request has ended")
         await seen.shows("#engines-body", re.compile(r"0 of \d+ slots"))
         await seen.is_accessible()
@@ -97,18 +97,24 @@ async def test_a_flood_is_seen_and_each_request_explained(start: Starter) -> Non
         assert (await gate.ask("unlucky", question("b"))).status == 429
         await seen.open(gate.live)
         await seen.shows("#limit-sentence", "1 request of holder in the queue: the KV cache has no room")
-        await seen.shows("#shares-body", re.compile(r"holder\d+ %, due \d+ %\s+weight alone 33 %"))
-        await seen.shows("#waiting-body", "holder1 request, oldest")
-        await seen.shows("#engines-body", re.compile(r"3 of \d+ slotsKV [\d.]+ %the KV cache has no room"))
-        await seen.shows("#refusals-body", "over user limit1 request")
-        await seen.shows("#refusals-body", "Most: unlucky.")
+        await seen.shows(
+            "#lanes-body", re.compile(r"Who waits1 request, the oldest for .*Behind whom3 requests at the")
+        )
+        await seen.shows("#lanes-body", "For whatthe next one waits for KV")
+        await seen.shows("#lanes-body .key", "holder 1 waiting, 3 running")
+        await seen.shows("#history-body", "1 waiting")
+        await seen.shows("#tenants-body", re.compile(r"holder1\S* \S+for KV3\d+ %\d+ %1"))
+        await seen.shows("#engines-body", re.compile(r"3 of \d+ slots, KV [\d.]+ %the KV cache has no room"))
+        await seen.shows("#tenants-body", "1 request refused (over user limit): under overload")
+        await seen.shows("#tenants-body", "Most: unlucky.")
         await seen.shows("#tenants-body", EVIL)
-        await seen.shows("#requests-body", "refused: under overload, at the start of an interaction")
+        await seen.shows("#requests-body", "under overload, at the start of an interaction")
         await seen.shows("#requests-body", re.compile(r"first token|4 out"))
         assert await seen.page.title() == "1 waiting, fairgate"
         await seen.is_accessible()
 
-        await seen.page.locator("#waiting-body a.id").first.click()
+        await seen.page.locator("#tenants-body").get_by_role("link", name="holder").click()
+        await seen.page.locator("#explained a.id").first.click()
         await seen.shows("#explained", "queued: the KV cache has no room for the next request in order.")
         await seen.shows("#explained", re.compile(r"It waited .* for KV"))
         await seen.is_accessible()
@@ -128,6 +134,67 @@ async def test_a_flood_is_seen_and_each_request_explained(start: Starter) -> Non
         await seen.shows("#limit-sentence", "Nothing limits the pool")
 
 
+async def test_last_requests_are_filtered_and_stand_still_while_paused(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=tenants("one", "two")) as live, window() as seen:
+        first = (await live.ask(CHAT, chat(max_tokens=3), key="one")).headers["x-request-id"]
+        await seen.open(live)
+        await seen.shows("#requests-body", first)
+        await seen.page.get_by_role("button", name="Pause").click()
+        second = (await live.ask(CHAT, chat(max_tokens=3), key="two")).headers["x-request-id"]
+        await seen.shows("#tenants-body", re.compile(r"two00\d"))
+        await expect(seen.page.locator("#requests-body")).not_to_contain_text(second)
+        await seen.page.get_by_role("button", name="Go on").click()
+        await seen.shows("#requests-body", second)
+        await seen.page.locator("#request-filter").fill("TWO")
+        await expect(seen.page.locator("#requests-body li")).to_have_count(1)
+        await seen.shows("#requests-body", second)
+        await seen.is_accessible()
+
+
+async def test_groups_stand_above_their_tenants_with_floor_and_ceiling(start: Starter) -> None:
+    groups = [
+        {"name": "research", "guaranteed_share": 0.3, "max_share": 0.8},
+        {"name": "interns", "group": "research", "max_running": 4, "weight": 2},
+    ]
+    named = tenants("one", "two")
+    named[0]["group"], named[1]["group"] = "interns", "research"
+    async with simulated() as sim, start(sim.url, tenants=named, groups=groups) as live, window() as seen:
+        assert (await live.ask(CHAT, chat(max_tokens=3), key="one")).status == 200
+        [pool] = (await live.get("/state", admin=True)).json["pools"]
+        research, interns = pool["groups"]
+        assert (research["guaranteed_share"], research["max_share"], research["in"]) == (0.3, 0.8, None)
+        assert (interns["max_running"], interns["weight"], interns["in"]) == (4, 2.0, "research")
+        assert research["share_received"] == interns["share_received"] == interns["share_due"] == 1.0
+        await seen.open(live)
+        rows = seen.page.locator("#tenants-body tbody tr")
+        said = [(await rows.nth(n).inner_text()).split("\t")[0] for n in range(await rows.count())]
+        assert said == ["research floor 30 %, at most 80 %", "interns at most 4 running", "one", "two"]
+        await seen.is_accessible()
+
+
+async def test_weights_are_those_of_the_config_whoever_is_there(start: Starter) -> None:
+    named = tenants("one", "two", "three")
+    for tenant in named[:2]:
+        tenant["group"] = "both"
+    async with simulated() as sim, start(sim.url, tenants=named, groups=[{"name": "both", "weight": 2}]) as live:
+        for key in ("one", "three", "two"):
+            assert (await live.ask(CHAT, chat(max_tokens=3), key=key)).status == 200
+            [pool] = (await live.get("/state", admin=True)).json["pools"]
+            assert {tenant["weight"] for tenant in pool["tenants"]} == {1.0}
+
+
+async def test_who_opens_the_page_again_sees_everything_at_once(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=tenants("t")) as live:
+        await live.ask(CHAT, chat(max_tokens=3), key="t")
+        url = f"http://127.0.0.1:{live.gateway.admin_port}/events"
+        for _ in range(2):
+            async with live.http.get(url) as answer:
+                event = await answer.content.readuntil(b"\n\n")
+                pools = json.loads(event.split(b"data: ")[1])["pools"]
+                assert pools[0]["tenants"][0]["ended_requests"] == {"completed": 1}
+            await until(lambda: feed.TASK not in tasks())
+
+
 async def test_a_click_on_a_name_says_what_is_known_of_it(start: Starter, tmp_path: Path) -> None:
     usage = str(tmp_path / "usage.db")
     async with full(start, EVIL, "idle", time_scale=30.0, usage=usage) as gate, window() as seen:
@@ -141,12 +208,11 @@ async def test_a_click_on_a_name_says_what_is_known_of_it(start: Starter, tmp_pa
             while not (await live_usage(gate.live)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await seen.open(gate.live)
-        await seen.shows("#shares-marks", f"{next(iter(engine))} drained")
-        await seen.shows("#tenants-body tr.idle", re.compile(r"idle1idle"))
+        await seen.shows("#history-body", f"{next(iter(engine))} drained")
+        await seen.shows("#tenants-body tr.idle", re.compile(r"idle00idle"))
         await seen.page.locator("#tenants-body").get_by_role("link", name=EVIL).click()
         await seen.shows("#explained-head", EVIL)
-        await seen.shows("#explained", re.compile(r"Received [\d.]+ %, due [\d.]+ %; weight alone 50 %"))
-        await seen.shows("#explained", re.compile(r"Wait for an engine, p95, last"))
+        await seen.shows("#explained", re.compile(r"Received [\d.]+ % of the pool's service, due [\d.]+ %"))
         await seen.shows("#explained", re.compile(r"Tokens by hour, last 24 h: at most \d+"))
         await seen.shows("#explained", re.compile(r"first token|4 out"))
         await seen.is_accessible()
@@ -154,10 +220,10 @@ async def test_a_click_on_a_name_says_what_is_known_of_it(start: Starter, tmp_pa
         await expect(seen.page.locator("#explained")).to_be_hidden()
         await seen.page.locator("#engines-body a").click()
         await seen.shows("#explained", "Whose requests run here")
-        await seen.shows("#explained", "holder3 requests")
+        await seen.shows("#explained", "holder 3 requests")
         await seen.is_accessible()
         await seen.page.reload()
-        await seen.shows("#explained", "holder3 requests")
+        await seen.shows("#explained", "holder 3 requests")
         await seen.page.locator("#explained-close").click()
         gate.release()
 
@@ -178,9 +244,9 @@ async def test_it_goes_on_by_itself(start: Starter, tmp_path: Path) -> None:
             while not await live_usage(live):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await seen.page.reload()
-        await seen.shows("#usage-body", re.compile(r"t\d+ tokens, 1 request"))
+        await seen.shows("#tenants-body tbody tr", re.compile(r"\d+ tokens, 1 request"))
         await seen.is_accessible()
-        await seen.page.get_by_label("Show").fill("nobody")
+        await seen.page.get_by_label("Show tenants").fill("nobody")
         await expect(seen.page.locator("#tenants-body tbody tr")).to_have_count(0)
 
 
@@ -250,7 +316,7 @@ async def test_nothing_runs_while_nobody_looks(start: Starter) -> None:
         assert feed.TASK not in tasks()
         async with live.http.get(url) as one, live.http.get(url) as other:
             for answer in (one, other):
-                assert (await answer.content.readuntil(b"\n\n")).startswith(b"event: gateway\ndata: {")
+                assert (await answer.content.readuntil(b"\n\n")).startswith(b"event: state\ndata: {")
             assert feed.TASK in tasks()
         await until(lambda: feed.TASK not in tasks())
 

@@ -129,6 +129,20 @@ async def test_other_stream_options_survive_the_one_that_is_added(start: Starter
     assert seen.json["stream_options"] == {"include_usage": True, "include_obfuscation": False}
 
 
+@pytest.mark.parametrize("size", [1, 400_000])
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/api/chat", "/v1/embeddings", "/rerank", "/pooling"])
+async def test_nothing_is_added_to_a_stream_of_a_body_that_is_not_known(start: Starter, path: str, size: int) -> None:
+    opened = {"/v1/audio/speech": "compute", "/api/chat": "generate"}
+    routes = [{"path": each, "treatment": treatment} for each, treatment in opened.items()]
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":3}}\n\n'
+    script = replies(STREAM_HEAD + chunk(TOKENS[1] + usage + DONE) + STREAM_END)
+    async with Upstream(script) as upstream, start(upstream.url, routes=routes) as live:
+        raw = json.dumps({"model": MODEL, "stream": True, "input": "x", "padding": "x" * size}).encode()
+        got = await live.ask(path, raw)
+        assert upstream.requests[0].unsalted == raw
+        assert got.body == TOKENS[1] + usage + DONE, "what nobody has asked for is not left out"
+
+
 async def test_an_event_reaches_the_client_before_the_engine_writes_the_next(start: Starter) -> None:
     goes_on = asyncio.Event()
 
@@ -160,6 +174,7 @@ async def test_requests_that_need_no_engine_time_pass_a_full_queue(start: Starte
         flood = [asyncio.ensure_future(live.ask("/v1/chat/completions", chat(n=128))) for _ in range(3)]
         await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
         assert live.engine.queued == 1
+        live.has_response()
         raw = json.dumps({"model": MODEL, "prompt": "Hello"}).encode()
         got = await live.ask(path, raw)
         assert (got.status, got.body, got.headers["x-engine"]) == (200, b'{"count":3}', "yes")
@@ -180,6 +195,7 @@ async def test_a_get_passes_with_its_query(start: Starter) -> None:
 
 async def test_a_post_without_a_body_passes(start: Starter) -> None:
     async with Upstream(replies(answer(b"{}"))) as upstream, start(upstream.url) as live:
+        live.has_response()
         assert (await live.ask("/v1/responses/r1/cancel")).status == 200
         assert upstream.requests[0].headers["content-length"] == "0"
 
@@ -259,7 +275,7 @@ async def test_the_simulated_engine_says_the_same_through_the_gateway(start: Sta
     body = chat("Tell me", max_tokens=40, stream=stream)
     async with (
         simulated(time_scale=0) as sim,
-        start(pools=[{"name": "p", "shared_cache": True, "backends": [{"url": sim.url}]}]) as live,
+        start(pools=[{"name": "p", "isolate_caches": "never", "backends": [{"url": sim.url}]}]) as live,
     ):
         through = await live.ask("/v1/chat/completions", body)
         async with live.http.post(sim.url + "/v1/chat/completions", json=body) as response:

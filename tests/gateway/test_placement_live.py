@@ -43,7 +43,7 @@ async def test_the_log_and_explain_say_where_a_request_went_and_why(start: Start
             "tokens_cached_expected": second["tokens_cached_expected"],
         }
         assert why["reason"].endswith("no engine has more of its prompt cached, and it is done soonest there")
-        refused = await live.ask(CHAT, chat(max_tokens=0))
+        refused = await live.ask(CHAT, chat(n=0))
         assert refused.status == 400
         line = (await live.lines(3))[-1]
         assert (line["backend"], line["placed"], line["tokens_cached_expected"]) == ("", "", 0)

@@ -12,7 +12,6 @@ from gateway.config.sections.keys import hash_key
 from gateway.request.apis import AUDIO, CHAT
 from gateway.request.body.form import read_form
 from gateway.request.body.payload import read_json
-from gateway.request.body.slices import at_once
 from gateway.request.prefix_hashes import BLOCK_BYTES, BLOCKS_MAX, prefix_hashes
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.test_hostile_bodies import FORM, UPLOAD
@@ -69,7 +68,7 @@ async def test_tenants_do_not_see_what_others_asked_unless_they_share(start: Sta
             assert await cached_tokens(live, "1?") == 0
             assert await cached_tokens(live, "2?", tenant="other") == 0
             assert (await cached_tokens(live, "3?", tenant="other") or 0) > 0
-        shared = [{"name": "pool", "backends": [{"url": sim.url}], "shared_cache": True}]
+        shared = [{"name": "pool", "backends": [{"url": sim.url}], "isolate_caches": "never"}]
         async with start(sim.url, tenants=TENANTS, policy=policy, pools=shared) as live:
             assert await cached_tokens(live, "1?") == 0
             assert (await cached_tokens(live, "2?", tenant="other") or 0) > 0
@@ -88,13 +87,16 @@ async def test_the_index_knows_whose_prompt_it_is_where_an_engine_does(
     start: Starter, engines: str, shared: bool, apart: bool
 ) -> None:
     backends = [{"url": f"http://127.0.0.1:{free_port()}", "engine": kind} for kind in engines.split()]
-    async with start(pools=[{"name": "p", "backends": backends, "shared_cache": shared}], policy="dlpm") as live:
+    async with start(
+        pools=[{"name": "p", "backends": backends, "isolate_caches": "never" if shared else "where_possible"}],
+        policy="dlpm",
+    ) as live:
         pool = live.gateway.pools[0]
         payload = read_json(json.dumps(chat(DOCUMENT)).encode(), CHAT)
         one, other = pool.prefix_of(payload, "one"), pool.prefix_of(payload, "other")
         assert one
         assert set(one).isdisjoint(other) if apart else one == other
-        assert pool.prefix_of(at_once(read_form(UPLOAD, FORM.encode(), AUDIO)), "one") == ()  # not all clips are alike
+        assert pool.prefix_of(read_form(UPLOAD, FORM.encode(), AUDIO), "one") == ()  # not all clips are alike
 
 
 async def test_questions_go_to_the_engine_that_has_the_document(start: Starter) -> None:

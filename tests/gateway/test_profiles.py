@@ -11,14 +11,14 @@ import pytest
 
 from gateway.pool.learned_file import LearnedFile
 from gateway.telemetry.background import OperationalError
-from policies.admission import memory
+from policies.admission import takeover
 from tests.gateway.live import Live, Starter, chat, simulated, until
 
 CHAT = "/v1/chat/completions"
 
 
 def learned(live: Live) -> Any:
-    return json.loads(json.dumps(memory.snapshot(live.engine)))
+    return json.loads(json.dumps(takeover.snapshot(live.engine)))
 
 
 async def use(live: Live, answers: int = 30) -> None:

@@ -174,7 +174,7 @@ async def test_the_command_makes_and_lists_keys_with_quotas(tmp_path: Path) -> N
     assert code == 0
     listed = (await run("keys", "list", "-c", config))[1]
     assert (
-        f'{out.split()[-1]}  database bob quota={{"tokens_per_day":9,"per_model":{{"m":{{"concurrent":1}}}}}}' in listed
+        f'{out.split()[3]}  database bob quota={{"tokens_per_day":9,"per_model":{{"m":{{"concurrent":1}}}}}}' in listed
     )
     for quota, said in (("{", "should be JSON such as"), ('{"tokens_per_day": 0}', "tokens_per_day: Input should be")):
         code, _, why = await run(*make, quota)

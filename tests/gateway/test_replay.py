@@ -132,7 +132,7 @@ async def test_the_access_log_of_a_gateway_goes_into_a_replay_as_it_is(start: St
         body = {"max_tokens": 12, "ignore_eos": True, "user": "somebody"}
         asked = [("heavy", chat("x" * 400, stream=number % 2 == 0, **body)) for number in range(20)]
         asked.append(("light", chat("x" * 40, **body)))
-        asked.append(("light", chat("x" * 40, max_tokens=0)))  # refused unseen
+        asked.append(("light", chat("x" * 40, n=0)))  # refused unseen
         await asyncio.gather(*(live.ask("/v1/chat/completions", what, key=keys[who]) for who, what in asked))
         lines = await live.lines(len(asked))
     trace = Trace(live.log)

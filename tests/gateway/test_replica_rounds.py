@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.gateway.live import Starter, simulated, until
-from tests.gateway.test_fairness_live import tenants
+from tests.gateway.load import tenants
 from tests.gateway.test_replicas import ENGINE, Flood, answered
 from tests.redis_server import RedisServer
 

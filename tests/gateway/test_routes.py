@@ -92,7 +92,54 @@ def test_the_page_of_apis_says_what_the_routes_are() -> None:
 
 
 def test_each_known_path_has_a_route_and_no_other_path_has() -> None:
-    assert {*re.findall(r'^ +"(/[^"]+)": ', SOURCE.read_text(), re.MULTILINE), MODELS} == set(KNOWN_PATHS)
+    assert {*re.findall(r'^ +"(/[^"]*)": [A-Z_]', SOURCE.read_text(), re.MULTILINE), MODELS} == set(KNOWN_PATHS)
+
+
+MEANT = {
+    ("POST", "/chat/completions"): "POST /v1/chat/completions? base_url ends with /v1",
+    ("POST", "/v1/v1/chat/completions"): "POST /v1/chat/completions?",
+    ("POST", "/v1/chat/completions/chat/completions"): "POST /v1/chat/completions?",
+    ("POST", "/api/v1/completions"): "POST /v1/completions?",
+    ("POST", "/openai/deployments/gpt/chat/completions"): "POST /v1/chat/completions?",
+    ("POST", "/openai/v1/responses"): "POST /v1/responses?",
+    ("GET", "/responses/r1"): "GET /v1/responses/*?",
+    ("POST", "/api/chat"): "POST /v1/chat/completions?",
+    ("GET", "/api/tags"): "GET /v1/models?",
+    ("POST", "/api/embeddings"): "POST /v1/embeddings?",
+    ("GET", "/models"): "GET /v1/models?",
+    ("PUT", "/v1/v1/files"): "GET /v1/files?",
+    ("POST", "/v1/v1/messages"): "POST /v1/messages? base_url ends before /v1 for clients of Anthropic's API",
+    ("POST", "/v1/audio/speech"): "",
+    ("POST", "/v1/reset_prefix_cache/responses"): "",
+    ("POST", "/v1/" + "a/" * 4000 + "b"): "",
+}
+
+
+@pytest.mark.parametrize(("asked", "meant"), MEANT.items())
+def test_a_wrong_base_url_is_told_the_path_that_was_meant(asked: tuple[str, str], meant: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        Routes().find(*asked)
+    assert refused.value.code == "not_found"
+    assert ("Did you mean" in refused.value.message) is bool(meant)
+    assert meant in refused.value.message
+
+
+async def test_the_root_says_what_is_here_and_a_websocket_is_told_to_ask_over_http(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS) as live:
+        got = await live.get("/", key=None)
+        assert (got.status, got.json["service"]) == (200, "fairgate")
+        assert "/v1" in got.json["message"]
+        head = b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: %b\r\nAuthorization: Bearer known\r\n"
+        probe = (
+            head % b"Upgrade, close"
+            + b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: A==\r\n\r\n"
+        )
+        got_raw = await raw_exchange(live.gateway.port, probe)
+        assert status_of(got_raw) == 426
+        assert b"\r\nupgrade:" not in got_raw.lower()
+        assert json.loads(got_raw.partition(b"\r\n\r\n")[2])["error"]["code"] == "upgrade_required"
+        assert status_of(await raw_exchange(live.gateway.port, head % b"close" + b"\r\n")) == 405
+        assert upstream.requests == []
 
 
 async def test_what_manages_an_engine_never_passes_however_it_is_written(start: Starter) -> None:
@@ -191,6 +238,7 @@ async def test_an_unknown_path_reads_no_body_and_needs_no_key(start: Starter) ->
 )
 async def test_known_ways_around_the_queue_pass(start: Starter, path: str, method: str) -> None:
     async with Upstream(replies(answer(b"{}"))) as upstream, start(upstream.url, tenants=TENANTS) as live:
+        live.has_response("resp_1", tenant="t")
         assert status_of(await raw_exchange(live.gateway.port, raw(method, path, b""))) == 200
         assert [seen.line for seen in upstream.requests] == [f"{method} {path} HTTP/1.1".encode()]
 

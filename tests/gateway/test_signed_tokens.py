@@ -281,3 +281,38 @@ async def test_tokens_that_are_wrong_count_as_wrong_keys(start: Starter) -> None
         statuses = [(await live.ask(CHAT, chat(), key=issuer.token(RSA_KEYS[1], sub=str(n)))).status for n in range(21)]
         assert statuses == [401] * 20 + [429]
         assert (await live.ask(CHAT, chat(), key=token)).status == 429, "no token is checked for who guesses"
+
+
+@pytest.mark.parametrize(
+    "exp", [int("9" * 400), int("9" * 4000), 1e308, float("inf"), float("nan")], ids=lambda exp: str(exp)[:6]
+)
+async def test_an_end_that_no_clock_has_is_refused_or_taken_and_no_fault(start: Starter, exp: float) -> None:
+    async with serving(start) as (live, issuer, _):
+        assert (await live.ask(CHAT, chat(), key=issuer.token(exp=exp))).status in (200, 401)
+
+
+async def test_a_token_has_one_spelling(start: Starter) -> None:
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    async with serving(start) as (live, issuer, _):
+        token = issuer.token()
+        assert len(token.rpartition(".")[2]) % 4, "the last letter has bits that say nothing"
+        others = [
+            token[:-1] + letters[letters.index(token[-1]) ^ 1],
+            token + "=",
+            token + "==",
+            token.replace(".", "=.", 1),
+        ]
+        for other in others:
+            refused(await live.ask(CHAT, chat(), key=other))
+        assert (await live.ask(CHAT, chat(), key=token)).status == 200
+
+
+async def test_rsa_keys_that_can_be_broken_are_none(start: Starter) -> None:
+    weak = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+    async with issuer_running() as issuer, Upstream(replies(OK)) as upstream:
+        issuer.keys = [jwk(weak, "weak"), jwk(RSA_KEYS[0], "first")]
+        async with start(upstream.url, tenants=TENANTS, jwt=issuer.config()) as live:
+            await until_taken(live, issuer.token())
+            with pytest.warns(jwt.InsecureKeyLengthWarning):
+                token = issuer.token(weak, "weak")
+            assert "fewer than 2048 bits" in refused(await live.ask(CHAT, chat(), key=token))

@@ -1,4 +1,4 @@
-"""What is drawn over time: each point is made afterwards from what is remembered, and loses nothing."""
+"""Sums of a span of time, and what waited over time: made afterwards from what is remembered, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.operator.snapshots.spans import Running, Taken, part_within, point
+from gateway.operator.snapshots.spans import (
+    OTHERS,
+    STEP_S,
+    TENANTS_DRAWN,
+    Running,
+    Taken,
+    part_within,
+    percentile,
+    shares_due,
+    sums,
+    waiting_over_time,
+)
 from gateway.telemetry.ends import End
 from policies.queue.bounds import Waiting
 
@@ -37,60 +48,95 @@ def test_the_parts_of_all_spans_add_up_to_the_whole(begun_s: float, length_s: fl
     assert sum(parts) == pytest.approx(1)
 
 
+def received(one: Taken, since_s: float, until_s: float) -> dict[str, float]:
+    found = sums(one, since_s, until_s)
+    total = sum(each.received for each in found.values())
+    return {name: each.received / total for name, each in found.items() if each.received}
+
+
+def due(one: Taken, since_s: float, until_s: float) -> dict[str, float]:
+    return shares_due(sums(one, since_s, until_s))
+
+
 def test_service_counts_in_the_span_in_which_it_was_received() -> None:
     one = taken(
         end("long", dispatched_s=80, ended_s=100, service=40),  # 10 in each span of 5 s
         end("short", dispatched_s=91, ended_s=94, service=30),
     )
-    assert point(one, 90, 95, {"long", "short"})["tenants"] == [
-        ("long", 0.25, 0.25),
-        ("short", 0.75, 0.75),
-        ("", 0.0, 0.0),
-    ]
-    assert point(one, 95, 100, {"long"})["tenants"] == [("long", 1.0, 1.0), ("", 0.0, 0.0)]
-    assert point(one, 90, 95, ())["tenants"] == [("", 1.0, 1.0)]
+    assert received(one, 90, 95) == {"long": 0.25, "short": 0.75}
+    assert received(one, 95, 100) == {"long": 1.0}
 
 
 def test_who_asked_for_little_is_due_that_and_who_floods_the_rest() -> None:
     greedy = Running("greedy", 1.0, 70.0, 90.0, 90.0)
     light = Running("light", 3.0, 94.9, 95.0, 5.0)
     flood = {"greedy": Waiting(40, 1.0, 80.0)}
-    found = point(taken(running=(greedy, light), **flood), 95, 100, {"greedy", "light"})
-    assert found["tenants"] == [("greedy", 0.9, 0.9), ("light", 0.1, 0.1), ("", 0.0, 0.0)]
+    alone = taken(running=(greedy, light), **flood)
+    assert received(alone, 95, 100) == due(alone, 95, 100) == pytest.approx({"greedy": 0.9, "light": 0.1})
     known = end("light", dispatched_s=95, ended_s=95.1, service=1.0)
     both = {**flood, "light": Waiting(10, 3.0, 90.0)}  # ten more, each worth as much as the one that ended
-    found = point(taken(known, running=(greedy, light), **both), 95, 100, {"greedy", "light"})
-    assert {name: due for name, _, due in found["tenants"]}["light"] == pytest.approx(16 / 51, abs=1e-4)
+    assert due(taken(known, running=(greedy, light), **both), 95, 100)["light"] == pytest.approx(16 / 51)
     many = {**flood, "light": Waiting(1000, 3.0, 90.0)}
-    found = point(taken(known, running=(greedy, light), **many), 95, 100, {"greedy", "light"})
-    assert {name: due for name, _, due in found["tenants"]}["light"] == 0.75
+    assert due(taken(known, running=(greedy, light), **many), 95, 100)["light"] == 0.75
 
 
 def test_what_waited_at_the_end_of_a_span_was_asked_for_in_it() -> None:
     late = end("light", dispatched_s=96, ended_s=99, service=30, queue_s=4.0)
     flood = end("flood", dispatched_s=80, ended_s=100, service=400)
-    found = point(taken(late, flood), 90, 95, {"light", "flood"})
-    assert {name: due for name, _, due in found["tenants"]}["light"] == pytest.approx(0.3)
+    assert due(taken(late, flood), 90, 95)["light"] == pytest.approx(0.3)
 
 
 def test_ends_are_counted_in_their_span_and_refusals_by_reason() -> None:
-    found = point(
-        taken(
-            end("t", dispatched_s=91, ended_s=94, service=1, queue_s=2.0),
-            end(
-                "t", dispatched_s=92, ended_s=92, service=0, outcome="refused", reason="queue_full", first_token_s=None
-            ),
-            end("t", dispatched_s=91, ended_s=96, service=1, queue_s=9.0),
-            end("t", dispatched_s=91, ended_s=94, service=1, queue_s=9.0, pool="another"),
-        ),
-        90,
-        95,
-        {"t"},
+    refused = {"service": 0, "outcome": "refused", "reason": "queue_full", "first_token_s": None}
+    one = taken(
+        end("t", dispatched_s=91, ended_s=94, service=1, queue_s=2.0),
+        end("t", dispatched_s=92, ended_s=92, **refused),  # type: ignore[arg-type]
+        end("t", dispatched_s=91, ended_s=96, service=1, queue_s=9.0),
+        end("t", dispatched_s=91, ended_s=94, service=1, queue_s=9.0, pool="another"),
     )
-    assert (found["ended"], found["refused"]) == (2, {"queue_full": 1})
-    assert (found["wait_p50_s"], found["first_token_p95_s"]) == (2.0, 0.2)
+    found = sums(one, 90, 95)["t"]
+    assert (found.outcomes.total(), found.refused) == (2, {"queue_full": 1})
+    assert (percentile(found.waits_s, 0.5), percentile(found.first_tokens_s, 0.95)) == (2.0, 0.2)
 
 
 def test_where_nothing_was_received_there_are_no_shares() -> None:
-    found = point(taken(), 90, 95, ())
-    assert (found["tenants"], found["wait_p50_s"]) == ([], None)
+    assert (due(taken(), 90, 95), percentile([], 0.5)) == ({}, None)
+
+
+def over_time(one: Taken, covered_s: float = 20.0) -> dict[str, list[int]]:
+    found = waiting_over_time(one, covered_s, epoch_s=1000.0)
+    assert found["begins_at_s"] == 1000.0 + found["first_step"] * STEP_S
+    return dict(found["waiting"])
+
+
+def test_what_waited_at_each_step_is_counted_again_from_ends_from_what_runs_and_from_what_waits() -> None:
+    one = taken(
+        end("t", dispatched_s=91, ended_s=94, service=1, queue_s=9.0),  # waited from 82 to 91
+        end("t", dispatched_s=87, ended_s=88, service=1, queue_s=1.0),  # between two steps
+        end("t", dispatched_s=91, ended_s=94, service=1, queue_s=9.0, pool="another"),
+        running=(Running("run", 1.0, 84.0, 96.0, 5.0),),
+        wait=Waiting(4, 1.0, 90.0),
+        t=Waiting(1, 1.0, NOW),
+    )
+    #                                 80 85 90 95 100
+    assert over_time(one) == {"t": [0, 1, 1, 0, 0], "run": [0, 1, 1, 1, 0], "wait": [0, 0, 0, 2, 4]}
+    assert over_time(one, 0.0) == {"wait": [4]}
+
+
+def test_tenants_beyond_those_that_are_drawn_are_one() -> None:
+    ends = [
+        end(f"t{n}", dispatched_s=96, ended_s=97, service=1, queue_s=1.5 + 0.1 * n) for n in range(TENANTS_DRAWN + 3)
+    ]
+    found = over_time(taken(*ends), 5.0)
+    assert len(found) == TENANTS_DRAWN + 1
+    assert found[OTHERS] == [3, 0]
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_a_time_that_is_none_does_no_harm(wrong: float) -> None:
+    one = taken(
+        end("t", dispatched_s=wrong, ended_s=94, service=1, queue_s=wrong),
+        running=(Running("run", 1.0, wrong, wrong, 5.0),),
+        wait=Waiting(4, 1.0, wrong),
+    )
+    assert all(0 <= count <= 1 for counts in over_time(one).values() for count in counts)

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
+from backends.engines.vllm import VllmAdapter
 from backends.scraper import CHECK_INTERVAL_S, Scraper
 from backends.step_feed import SILENCE_S, StepFeed
-from backends.vllm import VllmAdapter
 from backends.vllm_plugin import steps
 from gateway import __version__
 from gateway.commands.main import main
@@ -78,7 +78,7 @@ async def before(url: str) -> AsyncIterator[Middleman]:
 
 
 async def read_by(live: Live) -> tuple[str, str]:
-    [engine] = (await live.get("/backends", admin=True)).json["pools"][0]["backends"]
+    [engine] = (await live.get("/state", admin=True)).json["pools"][0]["backends"]
     return engine["read_by"], engine["not_by_steps_because"]
 
 

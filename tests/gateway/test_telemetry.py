@@ -74,7 +74,7 @@ async def test_every_request_has_its_line(start: Starter) -> None:
         key = live.gateway.minted_keys[0].key
         asked = [
             await live.ask("/v1/chat/completions", chat(), key=key),
-            await live.ask("/v1/chat/completions", chat(max_tokens=0), key=key),
+            await live.ask("/v1/chat/completions", chat(n=0), key=key),
             await live.ask("/v1/chat/completions", b"{", key=key),
             await live.ask("/v1/chat/completions", {"model": "x"}, key=key),
             await live.ask("/v1/chat/completions", chat(), key="nobody's"),
@@ -120,7 +120,7 @@ async def test_labels_are_bounded_whoever_comes(start: Starter) -> None:
         assert sum(s.value for s in samples if s.name == "fairgate_queue_seconds_count") == 1200
         assert {label for s in samples for label in s.labels} <= {
             "pool", "tenant", "model", "kind", "outcome", "reason", "backend", "obstacle", "le", "version", "build",
-            "hash", "task",
+            "hash", "task", "engine", "group",
         }  # fmt: skip
         assert len(samples) < 12_000
 
@@ -131,7 +131,7 @@ async def test_each_tenant_sees_its_own(start: Starter) -> None:
         for key, body in (
             ("ann", chat(stream=True, max_tokens=2)),
             ("bob", chat(max_tokens=2)),
-            ("bob", chat(max_tokens=-1)),
+            ("bob", chat(n=0)),
         ):
             await live.ask("/v1/chat/completions", body, key=key)
         await live.ask("/v1/nothing", chat(), key="ann")
@@ -162,7 +162,7 @@ async def test_what_is_asked_wrongly_is_no_failure(start: Starter) -> None:
 async def test_the_page_is_as_prometheus_wants_it(start: Starter) -> None:
     async with simulated(time_scale=0) as sim, start(sim.url) as live:
         await live.ask("/v1/chat/completions", chat(stream=True, max_tokens=2))
-        await live.ask("/v1/chat/completions", chat(max_tokens=-1))
+        await live.ask("/v1/chat/completions", chat(n=0))
         page = (await live.get("/metrics", admin=True)).body
         names = {sample.name for family in text_string_to_metric_families(page.decode()) for sample in family.samples}
         assert {"fairgate_build_info", "process_cpu_seconds_total", "process_resident_memory_bytes"} <= names

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
+
 import pytest
 
 from backends.simulated.simulated_server import SimulatedServer
 from bench.ports import free_port
-from tests.gateway.live import MODEL, SMALL, Starter, chat, simulated, until
+from tests.gateway.live import MODEL, SMALL, Starter, chat, long_chat, simulated, until
+
+CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +59,27 @@ async def test_a_backend_that_goes_down_is_noticed_without_a_request(start: Star
         got = await live.ask("/v1/chat/completions", chat())
         assert (got.status, got.error["code"]) == (503, "no_backend")
         assert "retry-after" in got.headers
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_when_the_last_engine_goes_what_waits_is_refused_as_what_comes(start: Starter, count: int) -> None:
+    """Not held for as long as a request may wait, and not told that an engine failed on it."""
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(simulated()) for _ in range(count)]
+        async with start(*[sim.url for sim in engines]) as live:
+            running = [asyncio.ensure_future(live.ask(CHAT, long_chat(n=8))) for _ in range(count)]
+            await until(lambda: live.engine.dispatched == count)
+            waiting = [asyncio.ensure_future(live.ask(CHAT, chat())) for _ in range(40)]
+            await until(lambda: live.engine.queued >= 20)
+            for sim in engines:
+                await sim.server.stop()
+            await asyncio.gather(*running)
+            got = [*await asyncio.gather(*waiting), await live.ask(CHAT, chat())]
+            ends = {(each.status, each.error["code"]) for each in got if each.status != 200}
+            assert ends <= {(503, "no_backend"), (502, "backend_failed")}
+            assert [each.error["code"] for each in got[20:]] == ["no_backend"] * 21
+            assert all("retry-after" in each.headers for each in got if each.status == 503)
+            await until(live.holds_nothing)
 
 
 async def test_one_pool_down_does_not_touch_the_other(start: Starter) -> None:

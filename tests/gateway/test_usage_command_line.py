@@ -117,7 +117,7 @@ def test_times_are_whole_hours_that_touch_what_is_asked(
         ("99999d", None, (), ""),
         ("9999999-01-01", None, (), "is no time"),
         ("1h", "2h", (), "is after"),
-        ("1h", None, ("tenant", "colour"), "'colour' is none of: hour, day, tenant, app, user, model"),
+        ("1h", None, ("tenant", "colour"), "'colour' is none of: hour, day, month, group, tenant, app, user, model"),
         ("1h", None, ("tenant", "tenant"), "names the same thing twice"),
     ],
 )
@@ -133,7 +133,7 @@ def test_what_costs_is_said_where_prices_are_known(filled: str) -> None:
     large = PriceConfig(input=2.0, cached=0.5, output=10.0)
     report = asked(filled, "today", "tenant", large=large)
     assert [(row.by, row.cost) for row in report.rows] == [(("alice",), 7.5), (("bob",), None), (("",), 0.0)]
-    assert report.total.cost is None
+    assert (report.total.cost, report.total.unpriced_tokens) == (7.5, 44), "what has no price is counted, and said"
     assert asked(filled, "today", large=large, small=PriceConfig(input=1e6, output=0.0)).total.cost == 7.5 + 33
     without = asked(filled, "today", "tenant", large=PriceConfig(input=2.0, output=0.0))
     assert without.rows[0].cost == 4.0
@@ -145,12 +145,12 @@ def test_the_formats_say_the_same(filled: str) -> None:
     assert (
         report.as_table()
         == """\
-tenant  model  requests  refused  input_tokens  cached_tokens  output_tokens  wasted_tokens  queue_s  engine_s  cost
-alice   large     1,500        0     2,000,000      1,000,000        500,000              0      2.5       0.0   7.5
-bob     small         3        1            33              0             11              4      0.0       0.0     -
--       -             7        7             0              0              0              0      0.0       0.0   0.0
-total             1,510        8     2,000,033      1,000,000        500,011              4      2.5       0.0     -
-"""
+tenant  model  requests  refused  input_tokens  cached_tokens  output_tokens  wasted_tokens  queue_s  engine_s  cost  unpriced_tokens
+alice   large     1,500        0     2,000,000      1,000,000        500,000              0      2.5       0.0   7.5                0
+bob     small         3        1            33              0             11              4      0.0       0.0     -               44
+-       -             7        7             0              0              0              0      0.0       0.0   0.0                0
+total             1,510        8     2,000,033      1,000,000        500,011              4      2.5       0.0   7.5               44
+"""  # noqa: E501
     )
     found = list(csv.DictReader(io.StringIO(report.as_csv())))
     assert [(row["tenant"], row["input_tokens"], row["cost"]) for row in found] == [
@@ -281,3 +281,39 @@ def test_nobody_needs_to_be_in_the_file_where_keys_can_be_made(start: Starter) -
 
 def test_a_year_is_no_time_before_time_begins() -> None:
     assert Question("36500d", None, (), NOW).hours_s[0] < 0 < int((NOW - timedelta(1)).timestamp())
+
+
+def test_groups_have_what_is_inside_them_and_months_are_those_of_the_calendar(filled: str) -> None:
+    around = {"alice": ("physics", "science"), "bob": ("science",)}
+    for since, until_text, months in (("2027-01-31", None, ["2027-02"]), ("2026-11-30", "2027-03-01", ["2027-02"])):
+        database = Database(UsageConfig(url=SecretStr(filled)), makes=False)
+        question = Question(since, until_text, ("month", "group"), NOW)
+        report = read(database, question, {}, around=around)
+        database.close()
+        found = {row.by: (row.requests, row.tokens) for row in report.rows}
+        alice, bob = (1501, 2_500_006), (3, 44)
+        assert found == {
+            (months[0], "science"): (alice[0] + bob[0], alice[1] + bob[1]),
+            (months[0], "physics"): alice,
+            (months[0], ""): (7, 0),
+        }
+        assert report.total.requests == 1501 + 3 + 7, "each counts once"
+
+
+@pytest.mark.parametrize("hours", [[0, 743], [743, 744]])
+def test_a_month_ends_with_its_last_hour(tmp_path: Path, hours: list[int]) -> None:
+    database = Database(UsageConfig(url=SecretStr(str(tmp_path / "usage.db"))))
+    begin = int(datetime(2027, 1, 1, tzinfo=UTC).timestamp()) // 3600
+    add(database, Batch("w", 1, {(begin + hour, "a", "", "", ""): tally_of(requests=1) for hour in hours}), 0)
+    report = read(database, Question("2027-01-01", "2027-03-01", ("month",), NOW), {})
+    database.close()
+    months = ["2027-01" if hour < 744 else "2027-02" for hour in hours]
+    assert {row.by[0]: row.requests for row in report.rows} == {month: months.count(month) for month in months}
+
+
+def test_more_months_than_a_statement_has_room_for_are_refused(filled: str) -> None:
+    database = Database(UsageConfig(url=SecretStr(filled)), makes=False)
+    for since, until_text in (("0001-01-02", None), ("24h", "9999-12-31")):
+        with pytest.raises(BadQuestion, match="at most 1200 months"):
+            read(database, Question(since, until_text, ("month",), NOW), {})
+    database.close()

@@ -69,7 +69,7 @@ async def queued(start: Starter, **limits: Any) -> AsyncIterator[Live]:
 async def comments(response: aiohttp.ClientResponse, count: int) -> None:
     for _ in range(count):
         comment = await response.content.readuntil(b"\n\n")
-        assert re.fullmatch(rb": waiting(, about .+ seconds?, behind \d+ requests?)?\n\n", comment)
+        assert re.fullmatch(rb": waiting(, between .+ and .+, behind \d+ requests?)?\n\n", comment)
 
 
 def body_for(path: str) -> dict[str, Any]:

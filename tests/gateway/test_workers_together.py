@@ -18,8 +18,8 @@ import pytest
 
 from tests.commands import Running, run, running
 from tests.gateway.live import SMALL, Simulated, chat, simulated, until
+from tests.gateway.load import tenants
 from tests.gateway.test_command_line import config_file
-from tests.gateway.test_fairness_live import tenants
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 
@@ -123,7 +123,7 @@ async def answered(*floods: Flood, more: int) -> None:
 
 async def is_full(gate: Gate) -> bool:
     """Do the workers together use the engine, but for the headroom?"""
-    [pool] = (await gate.see("/backends"))["pools"]
+    [pool] = (await gate.see("/state"))["pools"]
     return bool(pool["backends"][0]["running_sequences"] >= ENGINE.max_num_seqs - 1)
 
 
@@ -177,11 +177,11 @@ async def test_one_worker_may_use_the_whole_engine_and_all_answers_are_of_all_wo
         ours, others = gate.workers
         heavy, light = await Flood.at(gate, "heavy", ours, 20), await Flood.at(gate, "light", ours, 20)
         await eventually(lambda: is_full(gate))
-        [pool] = (await gate.see("/queue"))["pools"]
+        [pool] = (await gate.see("/state"))["pools"]
         assert pool["queued_requests"] == sum(one["queued_requests"] for one in pool["tenants"]) > 0
         assert pool["limited_by_is"].startswith(f"{pool['queued_requests']} requests ")
         await answered(heavy, light, more=300)
-        [served] = (await gate.see("/tenants"))["pools"]
+        [served] = (await gate.see("/state"))["pools"]
         shares = {one["tenant"]: one["share_received"] for one in served["tenants"]}
         assert shares["heavy"] == pytest.approx(0.8, abs=0.08)
         other, _ = await gate.connection(others)
@@ -196,7 +196,7 @@ async def test_one_worker_may_use_the_whole_engine_and_all_answers_are_of_all_wo
         assert re.search(r"^heavy +4 ", out, re.M)
         await asyncio.gather(heavy.end(), light.end())
         assert heavy.faults == light.faults == []
-        [name] = [one["backend"] for one in (await gate.see("/backends"))["pools"][0]["backends"]]
+        [name] = [one["backend"] for one in (await gate.see("/state"))["pools"][0]["backends"]]
         drained = await gate.see(f"/drain/{name}", "POST")
         assert (drained["drained"], drained["running"], "no backend" in drained["warning"]) == (True, 0, True)
         assert (await gate.see(f"/resume/{name}", "POST"))["in_service"]
@@ -265,12 +265,12 @@ async def test_with_a_redis_any_worker_answers_for_all(tmp_path: Path) -> None:
         await answered(heavy, light, more=100)
 
         async def shows_both() -> bool:
-            [pool] = (await gate.see("/queue"))["pools"]
+            [pool] = (await gate.see("/state"))["pools"]
             at = {one["gateway"].partition(" ")[2]: [*one["queued_most"]] for one in pool["gateways"]}
             return at.keys() == {"worker 0", "worker 1"} and sorted(at.values()) == [["heavy"], ["light"]]
 
         await eventually(shows_both)
-        [served] = (await gate.see("/tenants"))["pools"]
+        [served] = (await gate.see("/state"))["pools"]
         ended = sum(one["ended_requests"]["completed"] for one in served["tenants"] if one["tenant"] != "probe")
         answers = heavy.answers + light.answers
         await asyncio.gather(heavy.end(), light.end())

@@ -37,6 +37,7 @@ def test_retry_after_is_never_earlier_than_meant(retry_after_s: float, seconds: 
         b"retry-after": seconds,
         b"retry-after-ms": milliseconds,
         b"x-fairgate-expected-wait-s": b"%.3f" % retry_after_s,
+        b"x-fairgate-expected-wait-range-s": b"%.3f-%.3f" % (retry_after_s / 2, retry_after_s * 2),
     }
 
 

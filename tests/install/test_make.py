@@ -52,6 +52,29 @@ def test_run_installs_what_it_runs_on_and_nothing_else(clone: Path) -> None:
     assert all("--require-hashes" in line or "--no-deps" in line for line in test.splitlines() if "pip install" in line)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_pip_says_is_shown_only_if_it_fails(clone: Path, fails: bool) -> None:
+    """A stand-in for Python makes an environment whose pip says ninety lines."""
+    python = clone / "python"
+    pip = f"#!/bin/sh\nseq 1 90 | sed 's/^/Collecting /'\nexit {int(fails)}"
+    own = '#!/bin/sh\necho "${0%/*}"'
+    python.write_text(
+        f"""#!/bin/sh
+[ "$1" = -c ] && exit
+mkdir -p "$3/bin"
+cat >"$3/bin/pip" <<'X'\n{pip}\nX
+cat >"$3/bin/python" <<'X'\n{own}\nX
+chmod +x "$3/bin/pip" "$3/bin/python"
+"""
+    )
+    python.chmod(0o755)
+    done = subprocess.run(["make", f"PYTHON={python}", RUNS], cwd=clone, capture_output=True, text=True)
+    assert bool(done.returncode) == fails, done.stderr
+    assert ("Collecting 90" in done.stderr) == fails
+    assert len(done.stdout.splitlines()) < 5
+    assert fails or not done.stderr
+
+
 def test_run_takes_what_was_compiled_only_while_it_is_current(clone: Path) -> None:
     stamped(clone, RUNS, INSTALLED)
     assert "build/compiled" not in would_do(clone, "run")

@@ -6,11 +6,13 @@ import gc
 import json
 import tracemalloc
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, Final
 
 from msgspec import Raw
 
 from gateway.config.sections.apps import InteractionRules
+from gateway.keys.stored_responses import ID_LENGTH_MAX, StoredResponses
 from gateway.request.body.payload import USER_LENGTH_MAX
 from gateway.request.interaction_claim import ClaimReader
 from gateway.telemetry.recent_requests import RecentRequests
@@ -23,7 +25,8 @@ from policies.capacity.fair_shares import FairShares
 from policies.capacity.output_lengths import OutputLengths
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.leaky_counts import LeakyCounts
-from policies.limits.quotas import MONTH_S, Quota, Quotas
+from policies.limits.quotas import DAY_S, MINUTE_S, MONTH_S, Quota, Quotas
+from policies.limits.sliding_counts import PARTS
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.placements.prefix_index import PrefixIndex
 from policies.queue.expected_wait import Expected
@@ -70,13 +73,13 @@ def wait(number: int) -> Wait:
 
 
 def flows(policy: str, *, tenants: bool) -> Fill:
-    """Each has been served in both of two windows, and counted if limits may be set. `tenants`: each is of a tenant
+    """Each has been served in each part of a window, and counted if limits may be set. `tenants`: each is of a tenant
     of its own."""
     limits: dict[str, Any] = {"throttle": ThrottleSettings(user=Ceilings(starts=1))} if policy == "fairserve" else {}
 
     def fill(most: int) -> Any:
         made = named_policy(policy, flows_max=most, **limits).order
-        for now in (1.0, 61.0):
+        for now in range(0, 61, 5) if limits else (1, 61):
             for number in range(BEYOND * most):
                 asked = request(number, now=now, tenants=tenants)
                 made.push(asked, now)
@@ -127,19 +130,25 @@ def interactions(most: int) -> Any:
 
 
 def ends(most: int) -> Any:
+    """Each of many tenants ends a request, and then one tenant fills the ring."""
     made = RecentRequests(most)
     for number in range(BEYOND * most):
-        made.ended(record(number))
+        one = record(number)
+        one.tenant = name("t", min(number, most))
+        made.ended(one)
     return made
 
 
 def quotas(most: int) -> Any:
     made = Quotas(Quota(tokens_per_day=1), tenants_max=most)
-    for now in (1.0, MONTH_S - 59.0, MONTH_S + 1.0):
-        for number in range(BEYOND * most):
+    for number in range(BEYOND * most):
+        made.admitted(request(number), 0.0)
+    parts = [each / PARTS for each in (MONTH_S, DAY_S, MINUTE_S) for _ in range(PARTS)]
+    for now in accumulate(parts):
+        for number in range(most):
             asked = request(number)
             made.admitted(asked, now)
-            made.ended(asked, 1000 + number, now)
+            made.ended(asked, ServiceTokens(1000 + number, 0), now)
     return made
 
 
@@ -185,6 +194,14 @@ def rates(most: int) -> Any:
     return made
 
 
+def responses(most: int) -> Any:
+    made = StoredResponses(most)
+    for number in range(BEYOND * most):
+        id = f"resp_{number}".ljust(ID_LENGTH_MAX, "x")
+        made.note((name("t", number), id, "model", "model", "engine"), number + 0.5)
+    return made
+
+
 def blocks(most: int) -> Any:
     """Prompts of one block each: the first ones take most."""
     made = PrefixIndex(blocks_max=most)
@@ -204,6 +221,7 @@ ONE_FILL: Final[dict[str, Fill]] = {
     "users": users,
     "texts": texts,
     "paces": paces,
+    "responses": responses,
     "rates": rates,
 }
 """By the name of the table; `flows` differ by policy."""

@@ -46,11 +46,11 @@ def test_inventing_tenants_frees_no_tenant_of_its_quota() -> None:
     quotas = Quotas(Quota(tokens_per_day=1000), tenants_max=50)
     first = asked("t", "u", 900)
     quotas.admitted(first, 1.0)
-    quotas.ended(first, 1000, 1.0)
+    quotas.ended(first, ServiceTokens(1000, 0), 1.0)
     for number in range(500):
         each = asked(f"invented {number}", "u", 10)
         quotas.admitted(each, 2.0)
-        quotas.ended(each, 20, 2.0)
+        quotas.ended(each, ServiceTokens(20, 0), 2.0)
     assert quotas.refusal(first, 3.0) is not None
     assert len(quotas.day) + len(quotas.minute) <= 2 * 50
 

@@ -11,6 +11,7 @@ from gateway.config.memory_bounds import (
     CONNECTION_BYTES,
     MEMORY_MAX,
     MEMORY_MAX_LEAST,
+    READ_TIMES,
     TABLES,
     bounds_of,
 )
@@ -62,3 +63,4 @@ def test_the_sum_of_all_bounds_is_memory_max(memory_max: int, pools: int) -> Non
     assert total >= 0.97 * memory_max, "what an operator gives is used"
     assert bounds.queue_bytes <= bounds.client_bodies_bytes <= bounds.bodies_bytes
     assert bounds.body_bytes <= bounds.body_bytes_most <= min(bounds.queue_bytes, bounds.reading_bytes)
+    assert bounds.json_bytes <= bounds.json_bytes_most <= bounds.reading_bytes // READ_TIMES

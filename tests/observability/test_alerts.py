@@ -81,7 +81,8 @@ class Alerts:
 
 
 async def test_every_alert_finds_its_trouble(start: Starter, tmp_path: Path) -> None:
-    tenants = [{"name": name, "keys": [hash_key(name)]} for name in TENANTS]
+    tenants: list[dict[str, Any]] = [{"name": name, "keys": [hash_key(name)]} for name in TENANTS]
+    tenants.append({"name": "thrifty", "keys": [hash_key("thrifty")], "quota": {"requests_per_day": 1}})
     async with (
         RedisServer() as redis,
         simulated(TIGHT, time_scale=0.1, models=("tight",)) as tight,
@@ -132,6 +133,8 @@ async def gateway_troubles(alerts: Alerts, live: Live, redis: RedisServer, folde
     """Its config is wrong, its disk is full, its Redis and its database are gone."""
     assert (await live.gateway.reloading.run()).outcome == "refused"
     await alerts.finds("FairgateReloadFailed")
+    assert (await live.ask("/v1/chat/completions", chat(max_tokens=1), key="thrifty")).status == 200
+    await alerts.finds("FairgateBudgetNearlyUsed")
     await redis.kill()
     await alerts.finds("FairgateRedisLost")
     holder = sqlite3.connect(folder / "usage.db")

@@ -89,11 +89,12 @@ class Load:
 
 
 async def test_every_panel_shows_something(start: Starter, tmp_path: Path) -> None:
-    tenants = [{"name": name, "keys": [hash_key(name)]} for name in TENANTS]
+    tenants = [{"name": name, "keys": [hash_key(name)], "group": "team"} for name in TENANTS]
     async with RedisServer() as redis, simulated(ENGINE) as one, simulated(ENGINE) as two:
         fields = {
             "state": redis.url,
             "usage": str(tmp_path / "usage.db"),
+            "groups": [{"name": "team", "guaranteed_share": 0.5, "max_share": 0.9}],
             "tracing": {"endpoint": f"http://127.0.0.1:{free_port()}", "sample_ratio": 1},
         }
         async with start(one.url, two.url, tenants=tenants, **fields) as live, scraping(live) as prometheus:

@@ -17,7 +17,7 @@ from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.output_lengths import OutputLengths
-from policies.capacity.pace import Pace, PrefillRate, PrefillWindow, UsualLoad
+from policies.capacity.pace import Pace, PrefillWindow, UsualLoad
 from policies.capacity.slots import Slots
 from policies.capacity.working_set import WorkingSet
 from policies.limits.throttle import Ceilings, Throttle, ThrottleSettings
@@ -116,16 +116,6 @@ def test_a_prefill_window_is_that_of_one_step() -> None:
     assert window.tokens == 262_144
 
 
-@pytest.mark.parametrize(("noise", "is_found"), [(0.45, True), (0.75, False)])
-def test_tokens_explain_half_of_the_time_or_say_nothing(noise: float, is_found: bool) -> None:
-    """Of the variance of the times the noise is noise**2 / (noise**2 + 1/3)."""
-    rate = PrefillRate()
-    for number in range(400):
-        tokens = -1.0 + (number // 2 % 20) / 9.5
-        rate.observed(1000 + 1000 * tokens, 0.0, 2.0 + tokens + noise * (1 if number % 2 else -1))
-    assert (rate.tokens_per_s is not None) == is_found
-
-
 def test_a_gauge_may_differ_from_the_blocks_by_a_fiftieth() -> None:
     def step(usage: float) -> str:
         return Gauges(0.0, kv_usage=usage, free_blocks=500, total_blocks=1000, is_step=True).contradiction()
@@ -209,13 +199,16 @@ def test_of_a_flood_as_many_start_at_once_as_fill_half_of_what_is_missing() -> N
 
 def working_set(*sizes: int) -> WorkingSet:
     """One tenant's idle interactions of these sizes in a cache of 1,000 tokens."""
-    found = WorkingSet(FairShares())
+    shares = FairShares()
+    found = WorkingSet(shares)
     found.measure([cache(1000)], -1.0)
+    found.apps.of(("a", "")).return_rate.learn(1.0)
     for number, tokens in enumerate(sizes):
         request = make_request(prompt=tokens, claim=Claim(f"i{number}"))
         engine = AdmissionEngine(named_policy("vtc"))
         engine.interactions.arrived(request, 0.0)
         engine.interactions.admitted(request, 0.0)
+        shares.seen(request, 0.0)
         found.queued(request, 0.0)
         found.dispatched(request, 0.0)
         assert request.progress.interaction is not None

@@ -41,7 +41,8 @@ BOUNDS = """
     admission.decisions.RECENT_MAX admission.room.ANSWERS_MAX admission.takeover.MOVED_MAX
     admission.explanation.AHEAD_SHOWN
     capacity.kv_cache.ENDED_MAX capacity.output_lengths.APPS_MAX capacity.output_lengths.WINDOW
-    capacity.pace.PREFILL_TOKENS_MAX
+    capacity.pace.PREFILL_TOKENS_MAX capacity.working_set.HOLD_S_MAX
+    contexts.SHARE_MIN contexts.SHARE_MAX
     interactions.EXTENDED_MAX interactions.LOOKED_AT interactions.KEYS_EACH
     interactions.TENANTS_MAX
     limits.fullness.PART limits.leaky_counts.MEMBERS_MAX
@@ -53,6 +54,7 @@ BOUNDS = """
     queue.start_waits.PLACES_MAX
     request.WAIT_S_MAX
     replicas.shared_interactions.ASKED_MAX replicas.messages.NUMBER_MAX replicas.messages.REPORTED_MAX
+    replicas.messages.BUCKETS_MAX
     replicas.messages.SECONDS_MAX replicas.prefixes.BLOCKS_MAX
     replicas.reference_store.NUMBERS_MS replicas.reference_store.COUNTERS_MS replicas.reference_store.SWEEP_MS
     correlation_table.KEYS_MAX correlation_table.HOLDERS_MAX
@@ -68,12 +70,14 @@ FINENESS = """
     capacity.kv_cache.OFF_BY_TOKENS capacity.kv_cache.OFF_BY_TOKENS_PER_LEASE capacity.kv_cache.OFF_BY_PART
     capacity.kv_cache.CLOCK_MAX
     capacity.kv_forecast.LOOKS capacity.kv_forecast.FINE capacity.kv_forecast.PARTS capacity.kv_forecast.FINE_OPEN
+    tree.node.LEAST_PART tree.pool_tree.ROUNDING
     capacity.ledger.LOOK_AGAIN_S capacity.pace.TOKEN_S_MIN capacity.working_set.MEASURED_EVERY_S
+    limits.sliding_counts.PARTS limits.throttle.PARTS
 """
 """How finely is computed, and how often: finer is truer, and costs more."""
 
 NAMES = """
-    admission.memory.VERSION replicas.prefixes.VERSION
+    admission.takeover.VERSION replicas.prefixes.VERSION
     capacity.kv_forecast.NEVER
     limits.quotas.MINUTE_S limits.quotas.DAY_S orders.rpm.WINDOW_S
     orders.dlpm._CAME_BITS orders.dlpm._FRONT placements.prefix._BITS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from random import Random
 
-from policies.limits.entitlements import ROOT, GroupSettings, Placing, Tree
+from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 
 
 def random_tree(rng: Random, *, depth: int = 4, floors: bool = True) -> Tree:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 from gateway.config.sections.apps import InteractionRules
 from gateway.request.apis import AUDIO as AUDIO_API
 from gateway.request.body.form import read_form
-from gateway.request.body.large_body import read_large_json
 from gateway.request.body.payload import read_json
-from gateway.request.body.read import is_quick
 from gateway.request.interaction_claim import ClaimReader
 from gateway.request.routes import Routes
 from policies.request import Flow
@@ -64,8 +62,10 @@ KINDS: dict[str, Kind] = {
     "marks": _content(b"[", b"{" + _MARK + b',"text":"a"},', b"1]"),
     "half marks": _content(b"[", b'{"x":1,"cache_control":{"a":{}}},', b"1]"),
     "image": _content(b'[{"url":"data:image/png;base64,', b"QUJD", b'"}]'),
+    "images in a text": _content(b'"', b";base64,QUJD ", b'"'),
     "small images": _content(b"[", b'{"url":"data:image/png;base64,QUJD"},', b"1]"),
     "parts": _content(b"[", b'{"type":"text","text":"a"},', b"1]"),
+    "results": _content(b"[", b'"tool_result",', b"1]"),
     "parts of results": _content(b"[", b'{"type":"tool_result","content":"a"},', b"1]"),
     "half results": _content(b"[", b'{"type":    "x","y":"tool_result"},', b"1]"),
     "turns": _messages(b"", b'{"role":"user","content":"a"},', b'{"role":"user","content":"b"}'),
@@ -76,6 +76,7 @@ KINDS: dict[str, Kind] = {
     "too deep": _messages(b"", b"[", b""),
     "never closed": _content(b'"', b"a", b""),
     "members": (CHAT, _json(b'"a":1', b',"a":1')),
+    "own members": (CHAT, lambda size: b"{%b}" % b",".join([b'"%x":1' % number for number in range(size // 9)])),
     "long name": (CHAT, _json(b'"', b"n", b'":1')),
     "long number": (CHAT, _json(b'"max_tokens":', b"9")),
     "long model": (CHAT, _json(b'"model":"', b"m", b'"')),
@@ -98,27 +99,15 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def is_read_at_once(kind: Kind, body: bytes) -> bool:
-    """Does the gateway read it at one go?"""
-    return is_quick(body, ROUTES.find("POST", kind[0]).api)
-
-
-def read_at_once(kind: Kind, body: bytes) -> None:
-    """The same as `reading`, of a body that is read at one go."""
-    payload = read_json(body, ROUTES.find("POST", kind[0]).api)
-    claim_of(ClaimReader(InteractionRules(), {}), [], payload, FLOW, generates=True)
-    payload.ask_usage()
-    assert b"cache_salt" in payload.salted("salt")[0]
-
-
-def reading(kind: Kind, body: bytes) -> Generator[None, None, None]:
-    """All that is done with a large body before it goes to an engine."""
+def read(kind: Kind, body: bytes) -> None:
+    """All that is done with a body before it goes to an engine, or `ApiError`."""
     api = ROUTES.find("POST", kind[0]).api
     if api is AUDIO_API:
-        yield from read_form(body, FORM_TYPE.encode(), api)
+        read_form(body, FORM_TYPE.encode(), api)
         return
-    payload = yield from read_large_json(body, api)
+    payload = read_json(body, api)
+    payload.rename("another")
     claim_of(ClaimReader(InteractionRules(), {}), [], payload, FLOW, generates=True)
     payload.ask_usage()
-    yield from payload.seal()
+    payload.let_go(counts_commas=True)
     assert b"cache_salt" in payload.salted("salt")[0]

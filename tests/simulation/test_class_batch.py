@@ -94,7 +94,7 @@ def test_who_returns_does_not_wait_for_answers_of_minutes() -> None:
     alone = first_tokens_s(run(back)[0])
     # What the KV cache has no room for waits for answers of its own tenant.
     assert times[24] < 3 * max(alone[24], step_s(32, 1200))
-    assert 6 <= engine.requests.giving_back.given_back <= 10
+    assert 5 <= engine.requests.giving_back.given_back <= 10
 
 
 def test_what_clients_have_seen_is_not_taken_from_them() -> None:

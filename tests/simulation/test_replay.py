@@ -136,7 +136,8 @@ def test_tokens_of_interactions_that_were_cut_are_wasted(tmp_path: Path) -> None
     assert (result.tenants[-1].requests, result.tenants[-1].completed) == (2, 1)
 
 
-def test_a_tenant_among_many_is_summed_with_the_others(tmp_path: Path) -> None:
+def test_a_tenant_among_many_is_summed_with_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulation.replay.TENANTS_KNOWN", 8)
     rows = [f"{number},t{number % 60},100,{10 if number % 60 < 8 else 5}" for number in range(120)]
     result = replay_under("vtc", Trace(write(tmp_path, "t_s,client,input_tokens,output_tokens", *rows)), TINY)
     assert [each.name for each in result.tenants] == [*(f"t{number}" for number in range(8)), OTHERS]

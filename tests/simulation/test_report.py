@@ -130,6 +130,21 @@ def test_what_came_of_it_stands_on_top(replayed: Replayed) -> None:
     assert f"What this traffic would have seen\n{sentence.replace('`', '')}\n" in read(as_html(replayed)).text
 
 
+def test_who_gains_most_is_in_the_table_among_many_tenants(tmp_path: Path) -> None:
+    """Twelve tenants flood two slots, and one that asks for little comes among them."""
+    rows = [f"{n / 100},t{n % 12},200,40" for n in range(240)] + ["2.41,rare,20,2", "2.42,rare,20,2"]
+    engine = replace(profile("demo"), max_num_seqs=2)
+    trace = Trace(write(tmp_path, "t_s,tenant,input_tokens,output_tokens", *rows))
+    many = Replayed(trace, engine, [replay_under(policy, trace, engine) for policy in ("fcfs", "vtc")])
+    document = json.loads(as_json(many))
+    assert document["verdict"]["gains_most"] == "rare"
+    assert len(document["policies"][0]["tenants"]) == 13
+    text = as_text(many)
+    assert text.startswith("`rare` gains most: under `fcfs`, one request in two waited ")
+    assert len(re.findall(r"^rare +1 +vtc +2 ", text, re.MULTILINE)) == 1
+    assert "Note: 4 more tenants not shown: --json has all" in text
+
+
 def test_runs_before_several_numbers_of_engines_are_told_apart(replayed: Replayed) -> None:
     more = replace(replayed, results=[*replayed.results, replace(replayed.results[1], backends=2)])
     text = as_text(more)

@@ -189,7 +189,8 @@ async def test_a_store_that_was_flushed_learns_the_counts_again(server: redis.Re
     gateways = Gateways(server, 2, Quota(requests_per_minute=60))
     gateways.at(3.0, lambda now: server.flushall() and None)
     traffic(gateways, 10.0, 60.0)
-    assert 50 <= len(gateways.dispatched_s) <= 60  # what is reserved may be counted twice, never less than once
+    # What was reserved may be counted twice. What both counted in the round of the loss may be taken for one count.
+    assert 50 <= len(gateways.dispatched_s) <= 60 + 2
 
 
 @pytest.mark.asyncio

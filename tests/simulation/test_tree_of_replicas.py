@@ -10,8 +10,8 @@ from backends.simulated.engine_model import EngineModel
 from lab.several_gateways import simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.limits.entitlements import ROOT, GroupSettings, Placing, Tree
 from policies.request import BATCH, Flow, payer
+from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 from simulation.run import Run
 from tests.policies.trees import parts, random_tree
 from tests.simulation.replicas import BACKEND, ENGINE, RAMP_S, SLOTS, Rounds, TwinStore, refused

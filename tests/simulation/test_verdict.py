@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulation.replay import OTHERS, Percentiles, ReplayResult, TenantResult
-from simulation.verdict import compared, verdict
+from simulation.verdict import compared, named, verdict
 
 
 def tenant(name: str, p95_s: float | None, *, requests: int = 100, completed: int | None = None) -> TenantResult:
@@ -15,26 +15,35 @@ def run(policy: str, *tenants: TenantResult, backends: int = 1) -> ReplayResult:
     return ReplayResult(policy, backends, 1, 1, {}, None, 1.0, 1.0, None, 0.0, 0, 0, 1.0, tenants, {}, [])
 
 
-def test_it_names_whom_the_choice_concerns_most_and_who_asked_for_most() -> None:
+def test_it_names_who_gains_most_and_who_asked_for_most() -> None:
     unfair = run("fcfs", tenant("heavy", 14.0), tenant("light", 12.0), tenant("lighter", 11.0))
     fair = run("fairserve", tenant("heavy", 14.5), tenant("light", 0.3), tenant("lighter", 3.0))
     assert verdict([unfair, run("vtc"), fair]) == (
-        "Under `fcfs`, one request in twenty of `light` waited 12.0 s or longer for its first token, under `fairserve` "
-        "0.300 s; of `heavy`, who asked for most, 14.0 s and 14.5 s."
+        "`light` gains most: under `fcfs`, one request in twenty waited 12.0 s or longer for its first token, under "
+        "`fairserve` 0.300 s. Nobody pays: of `heavy`, who asked for most, one request in twenty 14.0 s and 14.5 s."
     )
-    assert verdict([fair, unfair]).startswith("Under `fairserve`, one request in twenty of `light` waited 0.300 s or ")
+    assert named([unfair, fair]) == ("light", "")
+
+
+def test_it_names_who_pays() -> None:
+    unfair = run("fcfs", tenant("heavy", 14.0), tenant("light", 12.0), tenant("flood", 2.0))
+    fair = run("vtc", tenant("heavy", 15.0), tenant("light", 0.3), tenant("flood", 9.0))
+    assert verdict([unfair, fair]).endswith("`flood` pays most: one request in twenty 2.00 s and 9.00 s.")
+    assert (named([unfair, fair]), named([fair, unfair])) == (("light", "flood"), ("flood", "light"))
+    worse = run("vtc", tenant("heavy", 14.0), tenant("light", 12.0), tenant("flood", 3.0))
+    assert verdict([unfair, worse]) == (
+        "`flood` pays most: under `fcfs`, one request in twenty waited 2.00 s or longer for its first token, under "
+        "`vtc` 3.00 s. Nobody gains: of `heavy`, who asked for most, one request in twenty 14.0 s and 14.0 s."
+    )
 
 
 def test_refusals_are_no_short_waits() -> None:
     one = run("fcfs", tenant("heavy", 9.0), tenant("light", 5.0))
     other = run("rpm", tenant("heavy", 0.5, completed=10), tenant("light", 2.0))
-    assert verdict([one, other]).endswith("of `heavy` waited 9.00 s or longer for its first token, under `rpm` 0.500 s "
-                                          "(90 of 100 refused).")  # fmt: skip
+    assert "`heavy` pays most: one request in twenty 9.00 s and 0.500 s (90 of 100 refused)." in verdict([one, other])
     never = run("rpm", tenant("heavy", None, completed=0), tenant("light", 5.0))
     assert "under `rpm` for ever (100 of 100 refused)" in verdict([one, never])
-    assert "of `heavy` waited for ever for its first token (100 of 100 refused), under `fcfs` 9.00 s." in verdict(
-        [never, one]
-    )
+    assert "waited for ever for its first token (100 of 100 refused), under `fcfs` 9.00 s." in verdict([never, one])
     same = run("rpm", tenant("heavy", 9.0, completed=90), tenant("light", 5.0))
     assert "9.00 s (10 of 100 refused)" in verdict([one, same])
 
@@ -52,12 +61,15 @@ def test_waits_that_are_alike_are_said_to_be() -> None:
     )
 
 
-def test_few_requests_and_sums_of_many_are_not_named() -> None:
+def test_tenants_of_few_requests_are_named_by_their_median_and_sums_of_many_are_not() -> None:
     before = run(
         "fcfs", tenant("heavy", 9.0), tenant("rare", 9.0, requests=3), tenant("light", 2.0), tenant(OTHERS, 99.0)
     )
-    after = run("vtc", tenant("heavy", 9.0), tenant("rare", 0.1, requests=3), tenant("light", 1.0), tenant(OTHERS, 1.0))
-    assert "of `light` waited 2.00 s" in verdict([before, after])
+    after = run("vtc", tenant("heavy", 9.0), tenant("rare", 0.2, requests=3), tenant("light", 1.0), tenant(OTHERS, 1.0))
+    assert verdict([before, after]).startswith(
+        "`rare` gains most: under `fcfs`, one request in two waited 4.50 s or longer for its first token, under `vtc` "
+        "0.100 s."
+    )
 
 
 def test_engines_are_compared_under_the_last_policy() -> None:
@@ -66,8 +78,8 @@ def test_engines_are_compared_under_the_last_policy() -> None:
     one, other = compared(runs)
     assert (one.policy, one.backends, other.policy, other.backends) == ("vtc", 2, "vtc", 4)
     assert verdict(runs) == (
-        "With 2 engines under `vtc`, one request in twenty of `a` waited 2.00 s or longer for its first token, with 4 "
-        "engines 1.00 s."
+        "`a` gains most: with 2 engines under `vtc`, one request in twenty waited 2.00 s or longer for its first "
+        "token, with 4 engines 1.00 s. Nobody pays."
     )
 
 
@@ -77,10 +89,10 @@ def test_a_long_name_is_cut() -> None:
     assert "n" * 32 not in verdict([before, after])
 
 
-def test_one_request_is_named_where_the_choice_makes_no_difference_to_many() -> None:
-    before = run("fcfs", tenant("heavy", 2.4), tenant("light", 2.33, requests=1))
-    after = run("vtc", tenant("heavy", 2.5), tenant("light", 0.13, requests=1))
+def test_one_request_is_named_as_one() -> None:
+    before = run("fcfs", tenant("heavy", 2.4), tenant("light", 4.66, requests=1))
+    after = run("vtc", tenant("heavy", 2.5), tenant("light", 0.26, requests=1))
     assert verdict([before, after]) == (
-        "Under `fcfs`, the slowest request of `light` waited 2.33 s for its first token, under `vtc` 0.130 s; of "
-        "`heavy`, who asked for most, 2.40 s and 2.50 s."
+        "`light` gains most: under `fcfs`, its one request waited 2.33 s for its first token, under `vtc` 0.130 s. "
+        "Nobody pays: of `heavy`, who asked for most, one request in twenty 2.40 s and 2.50 s."
     )

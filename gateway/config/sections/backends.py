@@ -10,6 +10,13 @@ from gateway.config.checks import backend_name, checked_api_key, checked_name, c
 from gateway.config.section import Section
 from gateway.config.sections.tls import BackendTlsConfig
 
+EngineKind = Literal[
+    "auto", "vllm", "sglang", "llama.cpp", "tgi", "tensorrt-llm", "ollama", "lmdeploy", "max", "openai"
+]
+
+
+Isolation = Literal["never", "where_possible", "require"]
+
 
 class BackendConfig(Section):
     """One engine that serves the models of its pool, or with `each_address` as many as its name has addresses."""
@@ -20,8 +27,9 @@ class BackendConfig(Section):
     each_address: bool = False
     """Every address behind the host's name is an engine of its own, called NAME@ADDRESS, as with a headless service of
     Kubernetes. The name is looked up all the time: see limits.upstream_addresses_s."""
-    engine: Literal["vllm", "openai"] = "vllm"
-    """vllm: its metrics are read; openai: any compatible server; the gateway knows it by its answers only."""
+    engine: EngineKind = "auto"
+    """auto: the engine is asked which kind it is, at its start and whenever it comes back; openai: any compatible
+    server, which the gateway knows by its answers only."""
     api_key: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
     """Sent to the backend as a bearer token. Write ${NAME} to take it from the environment."""
     tls: BackendTlsConfig | None = None

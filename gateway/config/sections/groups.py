@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.config.checks import Name
 from gateway.config.section import Section, filled, settings_from
 from gateway.config.sections.throttling import ModelQuotasConfig
-from policies.limits.entitlements import ROOT, GroupSettings, Placing, Tree
+from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 
 _USUAL: Final = frozenset({"name", "weight", "keys", "quota"})
 """What may be set of a tenant that stands in no group and has no other terms."""
@@ -47,6 +47,19 @@ def tree_of(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> Tree:
             if name not in placed and (group.group is None or group.group in placed):
                 placed[name] = _place(group)
     return Tree(placed, {one.name: _place(one) for one in tenants if not one.model_fields_set <= _USUAL})
+
+
+def groups_around(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> dict[str, tuple[str, ...]]:
+    """The groups that each tenant is in, the innermost first."""
+    outer = {group.name: group.group for group in groups}
+    around: dict[str, tuple[str, ...]] = {}
+    for tenant in tenants:
+        found, group = list[str](), tenant.group
+        while group is not None:
+            found.append(group)
+            group = outer[group]
+        around[tenant.name] = tuple(found)
+    return around
 
 
 def _place(section: Grouped) -> Placing:

@@ -21,6 +21,9 @@ class Limits(Section):
     load balancers close silent connections. A refusal is then an error event in a 200. null: never."""
     body_bytes_max: int | None = Field(default=None, ge=1024)
     """Largest request body; larger ones get 413. Default: 32 MiB, or as much as memory_max has room for."""
+    json_bytes_max: int | None = Field(default=None, ge=1024)
+    """Largest body of JSON; larger ones get 413. While one is read, all else waits: 30 ms for 8 MiB of text, 70 ms for
+    the worst. Default: 8 MiB, or as much as memory_max has room for. Files (batches, audio) are no JSON."""
     header_bytes_max: int = Field(default=65_536, ge=1024, le=16_777_216)
     """Largest head of a request or a response. An address may have so much of unfinished heads without a key."""
     connections_max: int | None = Field(default=None, ge=1, le=1_000_000)
@@ -39,6 +42,9 @@ class Limits(Section):
     """Requests of one tenant at once that pass beside the queue, such as /tokenize."""
     unqueued_per_s: float = Field(default=50, gt=0, le=1e6)
     """Requests of one tenant in a second that need no queue, the list of models included. As many may come at once."""
+    background: bool = False
+    """Take `background: true` of the Responses API. The engine works on after the answer, outside of the queue and of
+    `concurrent`, so each is charged the most that it may take: max_output_tokens, or what the context has room for."""
     client_idle_s: Seconds = 75
     """An idle client connection is closed after this time."""
     client_stall_s: Seconds = 60

@@ -39,6 +39,11 @@ class PriceConfig(Section):
     cached: float | None = Field(default=None, ge=0, le=1e9)
     """Prompt tokens that the engine had cached. Default: as input."""
 
+    @property
+    def of_cached(self) -> float:
+        """The price of cached tokens."""
+        return self.input if self.cached is None else self.cached
+
 
 class UsageConfig(Section):
     """What each tenant, app, user and model used in every hour, kept in a database, which also holds keys."""

@@ -1,311 +1,153 @@
-// The panels: each takes what was said last and puts it in its place.
+// The panels: each takes what was said last of the chosen pool, and puts it in its place.
 
-import { bar, ceiling, chart } from "./draw.js";
-import { clock, count, element, fill, named, percent, seconds, spaced, sum } from "./words.js";
+import { bar, stack } from "./draw.js";
+import { today, used } from "./usage.js";
+import { clock, count, element, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
 
-const SHARES_SHOWN = 12;
-const FEW = 4;
-const MANY_ENGINES = 12;
-const WAITING_SHOWN = 8;
-const OLDEST_SHOWN = 5;
-const ROWS_SHOWN = 15;
+const STEPS_MAX = 120;
+const STEPS_MIN = 13;
+const COLOURS = 7;
+const TENANTS_SHOWN = 15;
 const SHORT_OF_DUE = 0.8;
-const RANGES_S = [60, 120, 300, 600];
 
-const place = (id) => document.getElementById(id);
+const about = (...text) => element("p", { class: "about" }, ...text);
+const numbers = (text) => element("span", { class: "numbers" }, text);
+const colours = new Map();
 
-// A link to the explanation of one request.
-export function why(id) {
-  return named("explain", id, { class: "id" });
+// Who has a colour keeps it while the page is open; all others are grey.
+function colour(name) {
+  if (!colours.has(name) && colours.size < COLOURS && name) colours.set(name, `c${colours.size}`);
+  return colours.get(name) ?? "others";
 }
 
-// Names and values; what is not known is left out.
-export function facts(rows) {
-  return element("dl", { class: "facts" }, ...rows.filter(([, value]) => value).map(([name, value]) =>
-    element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))));
+export function lanes(pool) {
+  const inService = pool.backends.filter((one) => one.in_service);
+  place("limit-sentence").textContent = pool.limited_by_is;
+  place("limit-sentence").dataset.state = !inService.length ? "down" : pool.limited_by ? "limited" : "open";
+  const slots = sum(inService.map((one) => one.slots));
+  const taken = sum(inService.map((one) => one.running_sequences));
+  const busy = pool.tenants.filter((one) => one.queued_requests || one.running_requests);
+  const oldest = Math.max(0, ...busy.map((one) => one.oldest_wait_s));
+  const drawn = (field, most) => bar(busy.filter((one) => one[field]).map((one) =>
+    [one[field] / Math.max(slots, most, 1), colour(one.tenant), `${one.tenant}: ${one[field]}`]));
+  const lane = (name, said, ...more) => element("div", { class: "lane" }, element("b", {}, name), numbers(said), ...more);
+  fill(place("lanes-body"),
+    lane("Who waits", pool.queued_requests ? `${count(pool.queued_requests, "request")}, the oldest for ${seconds(oldest)}`
+      : "nobody: each request starts as it comes", drawn("queued_requests", pool.queued_requests)),
+    lane("Behind whom", `${count(pool.dispatched_requests, "request")} at the engines, ${taken} of ${count(slots, "slot")} taken`,
+      drawn("running_requests", pool.dispatched_requests)),
+    pool.waits_for ? lane("For what", `the next one waits ${pool.waits_for}`) : null,
+    element("ul", { class: "key" }, ...busy.slice(0, TENANTS_SHOWN).map((one) => element("li", { class: colour(one.tenant) },
+      named("tenant", one.tenant), ` ${one.queued_requests} waiting, ${one.running_requests} running`))),
+    ...pool.gateways.map((one) =>
+      about(`At ${one.gateway}: ${one.queued_requests} waiting, ${one.dispatched_requests} running.`)));
 }
 
-export function limit(pool, minute, last) {
-  const { queue, backends } = pool;
-  const inService = backends.backends.filter((one) => one.in_service);
-  const sentence = place("limit-sentence");
-  sentence.textContent = backends.limited_by_is;
-  sentence.dataset.state = !inService.length ? "down" : backends.limited_by ? "limited" : "open";
-  const refused = minute.tenants.reduce((total, one) => total + sum(one.refused_requests), 0);
-  const figures = [
-    ["Waiting", count(queue.queued_requests, "request")],
-    ["Running", count(queue.dispatched_requests, "request")],
-    ["In service", `${inService.length} of ${count(backends.backends.length, "engine")}`],
-    ["Wait, p95", seconds(last?.wait_p95_s)],
-    ["First token, p95", seconds(last?.first_token_p95_s)],
-    ["Refused, last 60 s", count(refused, "request")],
+// What waited, as long as the gateway remembers it or this page has heard it: a map from each step to counts by tenant.
+export function remember(steps, { first_step: first, waiting }) {
+  const length = Math.max(1, ...Object.values(waiting).map((found) => found.length));
+  for (let i = 0; i < length; i += 1) {
+    const found = Object.fromEntries(Object.entries(waiting).map(([name, counts]) => [name, counts[i]]));
+    if (i || !steps.has(first)) steps.set(first + i, found);
+  }
+  for (const step of [...steps.keys()].sort((a, b) => a - b).slice(0, -STEPS_MAX)) steps.delete(step);
+}
+
+export function overTime(steps, { first_step: first, step_s: stepS, begins_at_s: beginsS }, changes) {
+  const all = [...steps.keys()].sort((a, b) => a - b);
+  const begun = all.findIndex((step) => Object.values(steps.get(step)).some(Boolean));
+  if (begun < 0) return fill(place("history-body"));
+  const known = all.slice(Math.max(0, Math.min(begun - 1, all.length - STEPS_MIN)));
+  const names = new Set(known.flatMap((step) => Object.keys(steps.get(step))));
+  const series = [...names].map((name) =>
+    [colour(name), name || "all others", known.map((step) => steps.get(step)[name] ?? 0)]);
+  const fromS = beginsS + (known[0] - first) * stepS;
+  const spanS = (known.at(-1) - known[0]) * stepS || 1;
+  const marks = changes.filter((mark) => mark.at_s >= fromS);
+  fill(place("history-body"),
+    stack(series, marks.map((mark) => [(mark.at_s - fromS) / spanS, mark.text]),
+      `Requests that waited, last ${seconds(spanS)}`, (most) => `${most} waiting`),
+    element("p", { class: "axis" }, element("span", {}, `${seconds(spanS)} ago`), element("span", {}, "now")),
+    marks.length ? about(`Changed: ${marks.map((mark) => `${clock(mark.at_s)} ${mark.text}`).join("; ")}`) : null);
+}
+
+const HEADS = [["tenant"], ["waiting"], ["oldest", "less"], ["waits", "less left"], ["running"], ["received"], ["due"], ["", "wide"],
+  ["weight", "less"], ["wait p95", "less"], ["first token p95", "less"], ["refused", "less"], ["used today", "less"]];
+
+// Each tenant once, under its group. hint: what to do where nobody has asked for anything.
+export function tenants(pool, { filter, isWhole, countsUsage, hint }) {
+  const found = pool.tenants.filter((one) => one.tenant.toLowerCase().includes(filter));
+  const shown = isWhole ? found : found.slice(0, TENANTS_SHOWN);
+  const parts = [...shown, ...pool.groups].flatMap((one) => [one.share_received, one.share_due]);
+  const most = Math.max(0.0001, ...parts);
+  const next = pool.requests.find((one) => one.request_id === pool.next_request_id)?.tenant;
+  const inside = (group, depth) => [
+    ...pool.groups.filter((one) => one.in === group).flatMap((one) => [groupRow(one, depth, most), ...inside(one.group, depth + 1)]),
+    ...shown.filter((one) => one.group === group).map((one) =>
+      tenantRow(one, depth, most, next === one.tenant ? pool.waits_for : "for its turn")),
   ];
-  fill(place("figures"), ...figures.map(([name, value]) =>
-    element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+  const rows = inside(null, 0);
+  fill(place("tenants-body"),
+    pool.tenants.some((one) => one.is_active) ? null : hint(),
+    rows.length ? table(HEADS, rows, "Table of tenants") : null,
+    found.length > TENANTS_SHOWN ? element("button", { type: "button", id: "tenants-whole" },
+      isWhole ? `Only the first ${TENANTS_SHOWN}` : `All ${found.length}`) : null,
+    pool.tenants_left_out ? about(`The busiest ${pool.tenants.length} of ${pool.tenants.length + pool.tenants_left_out}.`) : null,
+    about("Bar: the part of the pool's service that was received; mark: what was due, by weight, by groups and by what others leave."),
+    ...pool.refusals.map((one) => element("p", { class: "refusal" },
+      `${count(one.requests, "request")} refused (${spaced(one.reason)}): ${one.reason_is}. Most: `, named("tenant", one.most), ".")),
+    today.fault ? about(`Usage cannot be read: ${today.fault}.`) : countsUsage ? null : about(
+      "Usage is not counted. Name a file for it in the configuration: ", element("code", {}, "usage: /var/lib/fairgate/usage.db")));
 }
 
-// Which part of the points is drawn: the shortest range that holds them all.
-export function range(points) {
-  const to = points.length ? points.at(-1).at_s : 1;
-  const begun = points.find((point) => point.tenants.length || point.ended) ?? points.at(-1);
-  const spanned = points.length ? to - begun.at_s : 0;
-  const length = RANGES_S.find((each) => spanned <= each) ?? RANGES_S.at(-1);
-  return { from: to - length, to, said: length >= 60 ? `${length / 60} min` : `${length} s` };
+function shares(one, most) {
+  return [percent(one.share_received), percent(one.share_due), bar([[one.share_received / most, "c0"]], one.share_due / most)];
 }
 
-export class Shares {
-  constructor() {
-    this.clear();
-  }
-
-  clear() {
-    this.order = [];
-    this.charts = new Map();
-  }
-
-  show(points, minute, marks, firstRequest) {
-    const body = place("shares-body");
-    this.byWeight = new Map(minute.tenants.map((one) => [one.tenant, one.share_by_weight]));
-    const { from, to, said } = range(points);
-    const seen = points.filter((point) => point.at_s >= from);
-    this.#choose(seen);
-    if (!this.order.length) {
-      this.charts.clear();
-      place("shares-scale").textContent = place("shares-others").textContent = "";
-      fill(body, firstRequest());
-      return;
-    }
-    const shown = this.order.slice(0, SHARES_SHOWN);
-    const series = new Map(shown.map((name) => [name, this.#series(seen, (each) => each === name)]));
-    const others = this.#series(seen.slice(-1), (each) => !shown.includes(each));
-    const [got, owed] = [others.received[0], others.due[0]];
-    place("shares-others").textContent = got > 0 ? `All other tenants together: ${percent(got)}, due ${percent(owed)}.` : "";
-    body.classList.toggle("few", series.size <= FEW);
-    const top = ceiling(Math.max(...[...series.values()].flatMap((one) => [...one.received, ...one.due])), 0.01);
-    place("shares-scale").textContent = `Each 0 to ${percent(top)}, last ${said}.`;
-    const times = seen.map((point) => point.at_s);
-    const scale = { from, to, top, marks: marks.filter((mark) => mark.at_s >= from) };
-    place("shares-marks").textContent = (scale.marks.length ? "Changed: " : "") + scale.marks.map((mark) => `${clock(mark.at_s)} ${mark.text}`).join("; ");
-    for (const [name, one] of series) this.#draw(name, one, times, scale);
-    const frames = [...series.keys()].map((name) => this.charts.get(name).whole);
-    if (frames.length !== body.children.length || frames.some((frame, i) => body.children[i] !== frame)) {
-      body.replaceChildren(...frames);
-    }
-  }
-
-  // Who is drawn keeps its place while it is seen at all.
-  #choose(points) {
-    const totals = new Map();
-    for (const point of points) {
-      for (const [name, received, due] of point.tenants) {
-        if (name && (received || due)) totals.set(name, (totals.get(name) ?? 0) + received);
-      }
-    }
-    const stay = this.order.filter((name) => totals.has(name));
-    const fresh = [...totals.keys()].filter((name) => !stay.includes(name));
-    fresh.sort((a, b) => totals.get(b) - totals.get(a) || (a < b ? -1 : 1));
-    this.order = [...stay, ...fresh];
-  }
-
-  #series(points, isOne) {
-    const received = [];
-    const due = [];
-    for (const point of points) {
-      const found = point.tenants.filter(([name]) => isOne(name));
-      const isIdle = !point.tenants.length;
-      received.push(isIdle ? null : found.reduce((total, each) => total + each[1], 0));
-      due.push(isIdle ? null : found.reduce((total, each) => total + each[2], 0));
-    }
-    return { received, due };
-  }
-
-  #draw(name, { received, due }, times, scale) {
-    if (!this.charts.has(name)) {
-      const made = chart({ received: "area", due: "due" });
-      const numbers = element("span", { class: "numbers" });
-      const head = element("p", { class: "head" }, element("b", {}, named("tenant", name)), numbers);
-      this.charts.set(name, { ...made, numbers, whole: element("div", { class: "share" }, head, made.frame) });
-    }
-    const one = this.charts.get(name);
-    const [got, owed] = [received.at(-1), due.at(-1)];
-    const isShort = got !== null && got < SHORT_OF_DUE * owed;
-    const said = got === null ? "idle" : shareSaid(got, owed, this.byWeight.get(name));
-    one.numbers.textContent = (isShort ? "▼ " : "") + said.replace("; ", "\n");
-    one.whole.classList.toggle("short", isShort);
-    one.update(times, { received, due }, scale, "", `${name}: received ${said}`);
-  }
-}
-
-// What it received, what it is due since others ask for less than their part, and what its weight alone would give.
-export function shareSaid(got, owed, byWeight) {
-  return `${percent(got)}, due ${percent(owed)}` + (byWeight ? `; weight alone ${percent(byWeight)}` : "");
-}
-
-export class Times {
-  constructor() {
-    this.charts = null;
-  }
-
-  show(points, marks) {
-    const body = place("times-body");
-    if (!this.charts) {
-      const kinds = [["wait", "Wait for an engine"], ["first_token", "First token, from arrival"]];
-      this.charts = kinds.map(([kind, title]) => {
-        const made = chart({ p95: "line p95", p50: "line p50" }, { wide: true });
-        const numbers = element("span", { class: "numbers" });
-        const head = element("p", { class: "head" }, element("b", {}, title), numbers);
-        return { kind, title, ...made, numbers, whole: element("div", {}, head, made.frame) };
-      });
-      this.axis = element("p", { class: "axis" }, element("span"), element("span", {}, "now"));
-      body.replaceChildren(...this.charts.map((one) => one.whole), this.axis);
-    }
-    const { from, to, said } = range(points);
-    this.axis.firstChild.textContent = `${said} ago`;
-    const seen = points.filter((point) => point.at_s >= from);
-    const times = seen.map((point) => point.at_s);
-    for (const one of this.charts) {
-      const [p50, p95] = ["p50", "p95"].map((part) => seen.map((point) => point[`${one.kind}_${part}_s`]));
-      const known = p95.some((value) => value !== null);
-      const top = ceiling(Math.max(0, ...p95.filter((value) => value !== null)), 0.01);
-      const now = known ? `p50 ${seconds(p50.at(-1))}, p95 ${seconds(p95.at(-1))}` : "none in this time";
-      one.numbers.textContent = now;
-      one.update(times, { p50, p95 }, { from, to, top, marks: marks.filter((mark) => mark.at_s >= from) }, known ? seconds(top) : "", `${one.title}: ${now}`);
-    }
-  }
-}
-
-function told({ right, longer, shorter }) {
-  const all = right + longer + shorter;
-  return all ? element("p", { class: "more" }, `${percent(right / all)} of ${count(all, "wait")} of over a second took from half to twice the expected time`) : null;
-}
-
-export function waiting(queue) {
-  const places = queue.gateways.length ? [element("h3", {}, "At which gateway"), element("ul", { class: "oldest" },
-    ...queue.gateways.map((one) => element("li", {}, element("b", {}, one.gateway), element("span", { class: "numbers" },
-      `${one.queued_requests} waiting, ${one.dispatched_requests} running`))))] : [];
-  const found = queue.tenants.filter((one) => one.queued_requests);
-  if (!found.length) {
-    fill(place("waiting-body"), element("p", { class: "empty" }, "Nobody waits: each request starts as it comes."), ...places, told(queue.expected_waits));
-    return;
-  }
-  const most = found[0].queued_requests;
-  const rows = found.slice(0, WAITING_SHOWN).map((one) => element("li", {},
-    element("b", {}, named("tenant", one.tenant)),
-    element("span", { class: "numbers" }, `${count(one.queued_requests, "request")}, oldest ${seconds(one.oldest_wait_s)}`),
-    bar(one.queued_requests / most)));
-  const more = found.length - rows.length + queue.tenants_left_out;
-  const oldest = queue.requests.slice(0, OLDEST_SHOWN).map((one) => element("li", {},
-    why(one.request_id), element("span", { class: "numbers" }, `${one.tenant}, ${seconds(one.wait_s)}`)));
-  fill(place("waiting-body"),
-    element("ul", { class: "bars" }, ...rows),
-    more ? element("p", { class: "more" }, `and ${count(more, "more tenant")}`) : null,
-    ...places,
-    told(queue.expected_waits),
-    element("h3", {}, "Longest waiting"),
-    element("ul", { class: "oldest" }, ...oldest));
-}
-
-export function engines(backends, words) {
-  const all = backends.backends;
-  if (!all.length) {
-    fill(place("engines-body"), element("p", { class: "empty" },
-      "This pool has no engine. Name one under ", element("code", {}, "pools[].backends"), " in the configuration."));
-    return;
-  }
-  const live = all.filter((one) => one.in_service);
-  const running = live.reduce((total, one) => total + one.running_sequences, 0);
-  const slots = live.reduce((total, one) => total + one.slots, 0);
-  const full = live.filter((one) => one.obstacle).length;
-  fill(place("engines-body"),
-    element("p", { class: "about" }, `${running} of ${count(slots, "sequence slot")} in use; ${full ?
-      `${full} of ${live.length} cannot start the next request` : "nothing keeps the next request from starting"}. `
-      + "KV: filled is what is held, the mark what is expected at most."),
-    element("ul", { class: all.length > MANY_ENGINES ? "tiles many" : "tiles" }, ...all.map((one) => engine(one, words))));
-}
-
-function engine(one, words) {
-  const name = element("b", {}, named("engine", one.backend, { title: one.url }));
-  if (!one.in_service) {
-    return element("li", { class: "tile down" }, name, element("p", {}, `out of service: ${one.reason}`));
-  }
-  const state = one.obstacle ? words.obstacles[one.obstacle] : "has room";
-  return element("li", { class: one.obstacle ? "tile limited" : "tile" }, name,
-    element("span", { class: "numbers" }, `${one.running_sequences} of ${one.slots} slots`),
-    bar(one.slots ? one.running_sequences / one.slots : 0),
-    element("span", { class: "numbers" }, `KV ${percent(one.kv_ratio)}`),
-    bar(one.kv_ratio, { mark: one.kv_expected_ratio, look: "kv" }),
-    element("p", { title: state }, state, one.starting_requests ? `; ${one.starting_requests} starting` : ""));
-}
-
-export function refusals(minute, words) {
-  const reasons = new Map();
-  for (const one of minute.tenants) {
-    for (const [reason, refused] of Object.entries(one.refused_requests)) {
-      const found = reasons.get(reason) ?? { total: 0, most: 0, tenant: "" };
-      found.total += refused;
-      if (refused > found.most) Object.assign(found, { most: refused, tenant: one.tenant });
-      reasons.set(reason, found);
-    }
-  }
-  if (!reasons.size) {
-    fill(place("refusals-body"), element("p", { class: "empty" }, "Nothing was refused in the last 60 s."));
-    return;
-  }
-  const sorted = [...reasons].sort((a, b) => b[1].total - a[1].total);
-  const most = sorted[0][1].total;
-  fill(place("refusals-body"), element("ul", { class: "bars" }, ...sorted.map(([reason, found]) => element("li", {},
-    element("b", { title: reason }, spaced(reason)),
-    element("span", { class: "numbers" }, count(found.total, "request")),
-    bar(found.total / most, { look: "bad" }),
-    element("p", {}, words.refusals[reason] ? `${words.refusals[reason]}. ` : "", "Most: ", named("tenant", found.tenant), ".")))));
-}
-
-export class Tenants {
-  constructor() {
-    this.isWhole = false;
-    this.filter = "";
-  }
-
-  show(minute, firstRequest) {
-    const body = place("tenants-body");
-    if (!minute.tenants.length) {
-      fill(body, firstRequest());
-      return;
-    }
-    const found = minute.tenants.filter((one) => one.tenant.toLowerCase().includes(this.filter));
-    const shown = (this.isWhole ? found : found.slice(0, ROWS_SHOWN));
-    const most = Math.max(...shown.map((one) => Math.max(one.share_received, one.share_due)), 0.0001);
-    const rows = shown.map((one) => tenantRow(one, most));
-    const heads = [["tenant"], ["weight", "less"], ["received", ""], ["due"], ["weight alone", "less"], ["", "wide-only"], ["queued"],
-      ["running", "less"], ["wait p50", "less"], ["wait p95"], ["ended", "less"], ["refused"]];
-    const table = element("table", {},
-      element("thead", {}, element("tr", {}, ...heads.map(([text, look]) => text ?
-        element("th", { scope: "col", class: look }, text) : element("td", { class: look })))),
-      element("tbody", {}, ...rows));
-    const left = found.length - rows.length;
-    fill(body,
-      element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of tenants" }, table),
-      left || this.isWhole && found.length > ROWS_SHOWN ? element("button", { type: "button", id: "tenants-whole" },
-        this.isWhole ? `Only the first ${ROWS_SHOWN}` : `All ${found.length}`) : null,
-      minute.tenants_left_out ? element("p", { class: "more" },
-        `The busiest ${minute.tenants.length} of ${minute.tenants.length + minute.tenants_left_out}.`) : null);
-  }
-}
-
-function tenantRow(one, most) {
-  const isIdle = !one.share_by_weight;
+function tenantRow(one, depth, most, waits) {
   const isShort = one.queued_requests && one.share_received < SHORT_OF_DUE * one.share_due;
-  return element("tr", { class: isShort ? "short" : isIdle ? "idle" : "" },
-    element("th", { scope: "row" }, named("tenant", one.tenant)),
-    element("td", { class: "less" }, String(one.weight)),
-    element("td", {}, isIdle ? "idle" : (isShort ? "▼ " : "") + percent(one.share_received)),
-    element("td", {}, isIdle ? "–" : percent(one.share_due)),
-    element("td", { class: "less" }, isIdle ? "–" : percent(one.share_by_weight)),
-    element("td", { class: "wide-only" }, isIdle ? "" : bar(one.share_received / most, { mark: one.share_due / most })),
-    element("td", {}, String(one.queued_requests)),
-    element("td", { class: "less" }, String(one.running_requests)),
-    element("td", { class: "less" }, seconds(one.wait_p50_s)),
-    element("td", {}, seconds(one.wait_p95_s)),
-    element("td", { class: "less" }, String(sum(one.ended_requests))),
-    element("td", {}, String(sum(one.refused_requests))));
+  const mark = element("i", { class: colours.get(one.tenant) ?? "others" });
+  const usedToday = today.of.get(one.tenant);
+  return [
+    isShort ? "short" : one.is_active ? "" : "idle",
+    element("span", { class: `depth${depth}` }, mark, named("tenant", one.tenant)),
+    String(one.queued_requests),
+    one.queued_requests ? seconds(one.oldest_wait_s) : "",
+    one.queued_requests ? waits : "",
+    String(one.running_requests),
+    ...(one.is_active ? shares(one, most) : ["idle", "", ""]),
+    one.weight === null ? "" : String(one.weight),
+    seconds(one.wait_p95_s),
+    seconds(one.first_token_p95_s),
+    String(sum(one.refused_requests)),
+    usedToday ? used(usedToday) : "",
+  ];
+}
+
+function groupRow(one, depth, most) {
+  const terms = [["floor", one.guaranteed_share, percent], ["at most", one.max_share, percent],
+    ["at most", one.max_running, (count) => `${count} running`], ["lends", one.lending_limit, percent],
+    ["borrows", one.borrowing_limit, percent]];
+  const set = terms.filter(([, value]) => value !== null).map(([name, value, say]) => `${name} ${say(value)}`);
+  const name = element("span", { class: `depth${depth}` }, element("b", {}, one.group), numbers(` ${set.join(", ") || "group"}`));
+  return ["group", name, String(one.queued_requests), "", "", String(one.running_requests), ...shares(one, most),
+    String(one.weight), "", "", "", ""];
+}
+
+export function engines(pool) {
+  fill(place("engines-body"), ...(pool.backends.length ? [
+    element("ul", { class: "tiles" }, ...pool.backends.map(engine)),
+    about("Upper bar: slots, by tenant. Lower bar: the KV cache, with a mark where it is expected to end at most."),
+  ] : [about("This pool has no engine. Name one under ", element("code", {}, "pools[].backends"), " in the configuration.")]));
+}
+
+function engine(one) {
+  const name = element("b", {}, named("engine", one.backend, { title: one.url }));
+  if (!one.in_service) return element("li", { class: "down" }, name, element("p", {}, `out of service: ${one.reason}`));
+  const running = Object.entries(one.running_by_tenant).map(([tenant, requests]) =>
+    [requests / Math.max(1, one.slots), colour(tenant), `${tenant}: ${requests}`]);
+  return element("li", { class: one.obstacle ? "limited" : "" }, name,
+    numbers(`${one.running_sequences} of ${one.slots} slots, KV ${percent(one.kv_ratio)}`),
+    bar(running), bar([[one.kv_ratio, "kv"]], one.kv_expected_ratio),
+    element("p", {}, one.obstacle_is || "has room", one.starting_requests ? `; ${one.starting_requests} starting` : ""));
 }

@@ -1,61 +1,37 @@
-// The last requests, each with its story.
+// Requests that have ended, each with its story.
 
-import { stacked } from "./draw.js";
-import { why } from "./panels.js";
-import { clock, count, element, fill, named, seconds, spaced } from "./words.js";
+import { bar } from "./draw.js";
+import { clock, count, element, seconds } from "./words.js";
 
-const SHOWN = 15;
-const SAID_S_MIN = 0.001;
-
-export function requests(ended, words) {
-  const body = document.getElementById("requests-body");
-  if (!ended.length) {
-    fill(body, element("p", { class: "empty" }, "No request has ended since the gateway began."));
-    return;
-  }
-  if (matchMedia("(hover: hover)").matches && body.matches(":hover") || body.matches(":focus-within")) return;
-  fill(body, ...list(ended.slice(0, SHOWN), words));
-}
-
-export function list(shown, words) {
+// of: what stands beside the time, such as whose request it is; told: its story.
+export function list(shown, of, told = story) {
   const longest = Math.max(...shown.map((one) => one.total_s), 0.001);
   return [
-    element("p", { class: "about key" },
-      element("span", { class: "waited" }, "waiting"), element("span", { class: "prefill" }, "until the first token"),
-      element("span", { class: "decode" }, "answering"), `longest: ${seconds(longest)}`),
-    element("ol", { class: "ended" }, ...shown.map((one) => request(one, longest, words))),
+    element("p", { class: "key" }, element("span", { class: "waited" }, "waiting"),
+      element("span", { class: "prefill" }, "until the first token"), element("span", { class: "decode" }, "answering"),
+      `longest: ${seconds(longest)}`),
+    element("ol", { class: "ended" }, ...shown.map((one) => request(one, longest, of(one), told(one)))),
   ];
 }
 
-function request(one, longest, words) {
-  const first = one.first_token_s === null ? one.queue_s : Math.max(one.queue_s, one.first_token_s);
-  const parts = [
-    [one.queue_s / longest, "waited", "waiting"],
-    [(first - one.queue_s) / longest, "prefill", "until the first token"],
-    [(one.total_s - first) / longest, "decode", "answering"],
-  ];
+function request(one, longest, of, told) {
+  const first = Math.max(one.wait_s, one.first_token_s ?? 0);
+  const parts = [[one.wait_s, "waited"], [first - one.wait_s, "prefill"], [one.total_s - first, "decode"]];
   return element("li", {},
-    element("time", { datetime: new Date(one.ended_at_s * 1000).toISOString() }, clock(one.ended_at_s)),
-    element("b", {}, named("tenant", one.tenant), one.app && one.app !== one.tenant ? ` / ${one.app}` : ""),
-    element("span", { class: `outcome ${one.outcome}` }, one.outcome),
-    why(one.request_id),
-    stacked(parts.filter(([ratio]) => ratio > 0)),
-    element("p", {}, story(one, words)));
+    element("time", { datetime: new Date(one.arrived_at_s * 1000).toISOString() }, clock(one.arrived_at_s)),
+    element("b", {}, ...of),
+    element("span", { class: `outcome ${one.state}` }, one.state),
+    bar(parts.filter(([s]) => s > 0).map(([s, look]) => [s / longest, look])),
+    element("p", {}, told));
 }
 
-// waited 4.4 s (4.3 s for its turn, 29 ms for a sequence slot); first token after 4.5 s; 120 tokens in, 64 out; 6.2 s
-export function story(one, words) {
-  const said = [];
-  const waits = Object.entries(one.waited_s).filter(([, s]) => s >= SAID_S_MIN).sort((a, b) => b[1] - a[1]);
-  const parts = waits.map(([obstacle, s]) => `${seconds(s)} ${words.waits[obstacle] ?? spaced(obstacle)}`);
-  if (parts.length) said.push(`waited ${seconds(one.queue_s)} (${parts.join(", ")})`);
-  else if (one.backend) said.push("did not wait");
-  if (one.outcome === "refused") said.push(`refused: ${words.refusals[one.reason] ?? spaced(one.reason)}`);
-  else if (one.reason) said.push(spaced(one.reason));
-  if (one.first_token_s !== null) said.push(`first token after ${seconds(one.first_token_s)}`);
-  if (one.backend) {
-    said.push(`${count(one.prompt_tokens, "token")} in, ${one.output_tokens.toLocaleString("en")} out`);
-    said.push(`${seconds(one.total_s)} in all, at ${one.backend}`);
-  }
-  return said.join("; ");
+// waited 4.4 s behind 3 requests of batch: 4.3 s for its turn; first token after 4.5 s; 120 tokens in, 64 out; 6.2 s in all
+export function story(one) {
+  return [
+    one.waited || (one.output_tokens ? "did not wait" : ""),
+    one.reason_is,
+    one.first_token_s === null ? "" : `first token after ${seconds(one.first_token_s)}`,
+    one.prompt_tokens ? `${count(one.prompt_tokens, "token")} in, ${one.output_tokens.toLocaleString("en")} out` : "",
+    `${seconds(one.total_s)} in all${one.backend ? `, at ${one.backend}` : ""}`,
+  ].filter(Boolean).join("; ");
 }

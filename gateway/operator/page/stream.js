@@ -24,17 +24,17 @@ export async function ask(path, signal) {
   return answer;
 }
 
-// Calls heard(name, content) for each event, told() after each batch and state(name, why) when the connection changes.
-// Ends only when the token is asked for.
-export async function follow({ heard, told, state }) {
+// Calls heard(document) for each event, and state(name, why) when the connection changes. Ends only when the token is
+// asked for.
+export async function follow(heard, state) {
   let failures = 0;
   for (;;) {
     let why = "the connection ended";
     try {
-      await read((name, content) => {
+      await read((document) => {
         failures = 0;
-        heard(name, content);
-      }, told, () => state("live"));
+        heard(document);
+      }, () => state("live"));
     } catch (error) {
       if (error instanceof TokenAsked) return state("token");
       why = error.name === "AbortError" ? "it has been silent" : error.message;
@@ -46,7 +46,7 @@ export async function follow({ heard, told, state }) {
   }
 }
 
-async function read(heard, told, opened) {
+async function read(heard, opened) {
   const stop = new AbortController();
   let timer = setTimeout(() => stop.abort(), SILENCE_MS);
   try {
@@ -62,11 +62,7 @@ async function read(heard, told, opened) {
       timer = setTimeout(() => stop.abort(), SILENCE_MS);
       const events = (rest + value).split("\n\n");
       rest = events.pop();
-      for (const event of events) {
-        const [name, data] = event.split("\n");
-        heard(name.slice("event: ".length), JSON.parse(data.slice("data: ".length)));
-      }
-      if (events.length) told();
+      if (events.length) heard(JSON.parse(events.at(-1).split("\ndata: ")[1]));
     }
   } finally {
     clearTimeout(timer);

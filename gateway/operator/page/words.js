@@ -1,27 +1,26 @@
 // How is it said? Numbers with their units, and elements made of plain text: nothing here is ever read as HTML.
 
+export const place = (id) => document.getElementById(id);
+const isThere = (child) => child !== null && child !== undefined && child !== "";
+
 export function element(name, fields = {}, ...children) {
   const made = document.createElement(name);
-  for (const [key, value] of Object.entries(fields)) {
-    if (value === undefined || value === null || value === false) continue;
-    if (key === "class") made.className = value;
-    else if (key === "onclick") made.addEventListener("click", value);
-    else made.setAttribute(key, value === true ? "" : value);
-  }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
+  for (const [key, value] of Object.entries(fields)) if (isThere(value)) made.setAttribute(key, value);
+  made.append(...children.filter(isThere));
   return made;
 }
 
 // Put new content where it differs, so that nothing flickers and a selection stays.
-export function fill(place, ...children) {
-  const kept = [...place.childNodes];
-  children = children.filter((child) => child !== null && child !== undefined);
+export function fill(where, ...children) {
+  const kept = [...where.childNodes];
+  children = children.filter(isThere);
   const same = kept.length === children.length && children.every((child, i) => kept[i].isEqualNode(child));
-  if (!same) place.replaceChildren(...children);
+  if (!same) where.replaceChildren(...children);
 }
 
 export function seconds(value) {
-  if (value === null || value === undefined) return "–";
+  if (!isThere(value)) return "–";
+  if (value >= 7200) return `${Math.round(value / 3600)} h`;
   if (value >= 120) return `${Math.round(value / 60)} min`;
   if (value >= 9.95) return `${value.toFixed(0)} s`;
   if (value >= 1) return `${value.toFixed(1)} s`;
@@ -31,6 +30,10 @@ export function seconds(value) {
 export function percent(ratio) {
   if (ratio > 0 && ratio < 0.001) return "< 0.1 %";
   return `${(100 * ratio).toFixed(ratio < 0.0995 ? 1 : 0)} %`;
+}
+
+export function short(number) {
+  return number.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
 }
 
 export function count(number, one, many = `${one}s`) {
@@ -55,4 +58,19 @@ export function spaced(name) {
 
 export function sum(counts) {
   return Object.values(counts).reduce((total, each) => total + each, 0);
+}
+
+// Names and values; what is not known is left out.
+export function facts(rows) {
+  return element("dl", { class: "facts" }, ...rows.filter(([, value]) => isThere(value)).map(([name, value]) =>
+    element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))));
+}
+
+// heads: [text, class] of each column; a row is [class of the row, ...cells], a cell plain text or an element.
+export function table(heads, rows, label) {
+  const cell = (content, i) => element(i ? "td" : "th", { class: heads[i][1], scope: i ? null : "row" }, content);
+  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, element("table", {},
+    element("thead", {}, element("tr", {}, ...heads.map(([text, look]) =>
+      element(text ? "th" : "td", { scope: text ? "col" : null, class: look }, text)))),
+    element("tbody", {}, ...rows.map(([look, ...cells]) => element("tr", { class: look }, ...cells.map(cell))))));
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -9,18 +10,33 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.keys.identity import Principal
-from gateway.operator.snapshots.own_requests import OwnRequest
+from gateway.keys.identity import DEFAULT_APP, Principal
+from gateway.operator.snapshots.own_requests import EngineTimes, OwnRequest
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
+from gateway.operator.snapshots.state_document import ended_request, reason_in_words
 from gateway.pool.pool import Pool
 from policies.admission.engine import AdmissionEngine
-from policies.limits.entitlements import ROOT, GroupSettings, Tree
+from policies.admission.explanation import OF_WAIT
+from policies.capacity.obstacle import Obstacle
+from policies.queue.expected_wait import interval_s
 from policies.request import Flow, Request, is_batch, of_batch
+from policies.tree.terms import ROOT, GroupSettings, Tree
 
 Numbers = dict[str, float | int | None]
 Shares = Mapping[str, Mapping[str, Mapping[str, float]]]
 """By pool and tenant: what it received and was due."""
 NOTHING: Final = {"service_received": 0.0, "service_due": 0.0}
+OF_OTHERS: Final = frozenset({"tenant", "backend", "pool"})
+"""Fields of a request that its tenant knows or need not know."""
+
+
+class Recently(msgspec.Struct):
+    """What all tenants received of late, summed up for all who ask."""
+
+    window_s: float = 0.0
+    shares: Shares = {}
+    engines: dict[str, EngineTimes] = {}
+    """By pool."""
 
 
 class OwnLimit(msgspec.Struct):
@@ -36,14 +52,18 @@ class OwnClass(msgspec.Struct, omit_defaults=True):
     queued_requests: int
     running_requests: int
     oldest_wait_s: float
-    expected_wait_s: float
-    """Of a request that comes now."""
+    expected_wait_s: float | None
+    """Of a request that comes now, of the app that asked last. None: nobody has learned how long a turn takes."""
+    expected_wait_range_s: tuple[float, float] | None
+    """The interval in which the true wait lies."""
     share: float | None = None
     """The part of the pool that it is entitled to now. None: of work that can wait it is what others leave."""
 
 
 class OwnPool(msgspec.Struct):
     pool: str
+    waits_for: str
+    """For what the next request in order waits; "": each starts as it comes."""
     recently: Mapping[str, float]
     """What it received and was due within `recently_s`, in the unit of the policy."""
     interactive: OwnClass
@@ -62,26 +82,31 @@ class OwnStanding(msgspec.Struct):
     pools: list[OwnPool]
     usage: dict[str, Numbers] | None
     """Of the last day and the last month. None: it is not counted, or the database cannot be asked."""
+    hours: list[dict[str, Any]] | None
+    """Of the last 24 hours, each with requests."""
+    minutes: list[dict[str, Any]]
+    """The latest first: how long its requests waited, and why the slowest did: for what, and behind how many."""
 
 
 def own_standing(
-    principal: Principal, pools: Iterable[Pool], seen: GatewaySnapshot, recently: tuple[float, Shares],
-    usage: dict[str, Numbers] | None,
+    principal: Principal, pools: Iterable[Pool], seen: GatewaySnapshot, recently: Recently,
+    usage: dict[str, Numbers] | None, hours: list[dict[str, Any]] | None,
 ) -> OwnStanding:  # fmt: skip
-    """`seen`: at all processes, with the requests of this tenant. `recently`: within so many seconds."""
-    found = OwnStanding(principal.tenant, [], [], round(recently[0], 1), [], usage)
+    """`seen`: at all processes, with the requests of this tenant."""
+    found = OwnStanding(
+        principal.tenant, [], [], round(recently.window_s, 1), [], usage, hours, _minutes(seen, recently)
+    )
     seen_pools, limits = {pool.pool: pool for pool in seen.pools}, dict[str, OwnLimit]()
     for pool in pools:
         engine, now = pool.dispatcher.engine, pool.dispatcher.clock()
-        found.place = _place(engine.requests.entitlements.tree, principal)
+        found.place = _place(engine.requests.tree.terms, principal)
         if engine.quotas is not None:
             for model in ("", *filter(principal.may_ask, pool.models())):
                 names = engine.quotas.names(principal.tenant, principal.counts_as, model)
                 for limit in engine.quotas.standing(principal.tenant, now, names):
                     limits[limit.name] = OwnLimit(*limit[:3], round(limit.reset_s, 1))
         if pool.name in seen_pools:
-            received = recently[1].get(pool.name, {}).get(principal.tenant) or NOTHING
-            found.pools.append(_pool(seen_pools[pool.name], received, engine, principal, seen.at_s))
+            found.pools.append(_pool(seen_pools[pool.name], recently, engine, principal, seen.at_s))
     found.limits = [*limits.values()]
     return found
 
@@ -100,28 +125,61 @@ def _shown(name: str, settings: GroupSettings) -> dict[str, Any]:
     return {"name": name, **{term: value for term, value in asdict(settings).items() if value is not None}}
 
 
-def _pool(
-    seen: PoolSnapshot, received: Mapping[str, float], engine: AdmissionEngine, principal: Principal, now: float
-) -> OwnPool:
+def _pool(seen: PoolSnapshot, recently: Recently, engine: AdmissionEngine, principal: Principal, now: float) -> OwnPool:
     running = Counter(each.tenant for each in seen.running)
     leaves = principal.tenant, of_batch(principal.tenant)
     own, batch = (_class(engine, leaf, principal.weight, seen, running[leaf], now) for leaf in leaves)
     count = own.queued_requests + batch.queued_requests + running.total()
-    return OwnPool(seen.pool, received, own, batch, [_request(one, now) for one in seen.own], count - len(seen.own))
+    return OwnPool(
+        seen.pool,
+        OF_WAIT[Obstacle(seen.obstacle)] if seen.obstacle else "",
+        recently.shares.get(seen.pool, {}).get(principal.tenant) or NOTHING,
+        own,
+        batch,
+        [_request(one, now) for one in seen.own],
+        count - len(seen.own),
+    )
 
 
 def _request(one: OwnRequest, now: float) -> dict[str, Any]:
     shown = {name: getattr(one, name) for name in ("request_id", "app", "user", "state")}
-    return {**shown, "age_s": round(now - one.arrived_s, 3)}
+    age_s = now - one.arrived_s
+    return {**shown, "arrived_at_s": round(time.time() - age_s, 2), "age_s": round(age_s, 3)}
+
+
+def _minutes(seen: GatewaySnapshot, recently: Recently) -> list[dict[str, Any]]:
+    epoch_s, found = time.time() - seen.at_s, []
+    for one in reversed(seen.own_minutes):
+        end = one.slowest
+        engines, ahead = recently.engines.get(end.pool), dict[str, int]()
+        if engines is not None:
+            ahead = engines.behind(end.tenant, end.dispatched_s - end.queue_s, end.dispatched_s)
+        shown = ended_request(end, epoch_s, ahead, end.tenant)
+        found.append({
+            "at_s": one.at_s,
+            "requests": one.requests,
+            "wait_s_mean": round(one.queue_s / one.requests, 4),
+            "not_served": one.not_served,
+            "reason_is": one.reason and reason_in_words(one.reason),
+            "slowest": {name: value for name, value in shown.items() if name not in OF_OTHERS},
+        })  # fmt: skip
+    return found
 
 
 def _class(engine: AdmissionEngine, leaf: str, weight: float, seen: PoolSnapshot, running: int, now: float) -> OwnClass:
-    coming, requests = Request("", Flow(leaf), weight, 1, 1, now), engine.requests
-    wait_s = requests.expected(coming, now, comes=True).wait_s if engine.blocked is not None else 0.0
+    requests = engine.requests
+    own = max(requests.waiting.of_tenant(leaf), key=lambda one: one.arrived_s, default=None)
+    flow = own.flow if own is not None else Flow(leaf, DEFAULT_APP)
+    wait_s: float | None = 0.0
+    if engine.blocked is not None:
+        coming = Request("", flow, weight, 1, 1, now)
+        is_known = requests.expected_waits.is_learned(can_wait=is_batch(leaf))
+        wait_s = round(requests.expected(coming, now, comes=True).wait_s, 1) if is_known else None
     share = None
     if not is_batch(leaf):
-        tree = requests.entitlements
+        tree = requests.tree
         share = round(requests.tenants.part_of(leaf, weight) if tree.is_flat else tree.share(leaf), 4)
     waiting = seen.waiting.get(leaf)
     queued, oldest_s = (waiting.requests, now - waiting.oldest_s) if waiting is not None else (0, 0.0)
-    return OwnClass(queued, running, round(oldest_s, 3), round(wait_s, 1), share)
+    range_s = None if wait_s is None else interval_s(wait_s)
+    return OwnClass(queued, running, round(oldest_s, 3), wait_s, range_s, share)

@@ -11,13 +11,15 @@ import time
 from collections import Counter, defaultdict
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
+from math import inf
 from secrets import token_hex
-from typing import Final
+from typing import Any, Final
 
 from gateway.operator.of_workers import Workers
 from gateway.operator.operated import Operated
 from gateway.operator.self_service.own_page import own_page
-from gateway.operator.self_service.own_standing import Numbers, OwnStanding, Shares, own_standing
+from gateway.operator.self_service.own_standing import Numbers, OwnStanding, Recently, own_standing
+from gateway.operator.snapshots.own_requests import EngineTimes
 from gateway.operator.snapshots.snapshot import SnapshotSource
 from gateway.operator.snapshots.spans import Taken, shares_due, sums
 from gateway.proxy.late_answers import LateAnswers
@@ -48,7 +50,7 @@ class SelfService:
         self._late = LateAnswers(pipeline, self._answer)
         self._stack = AsyncExitStack()
         self._turn = asyncio.Lock()
-        self._recently: tuple[float, Shares] = (0.0, {})
+        self._recently = Recently()
         self._summed_s = float("-inf")
         usage = gateway.config.usage
         self._database = DatabaseThread(usage) if usage is not None else None
@@ -80,11 +82,12 @@ class SelfService:
         async with self._turn:  # so that the operator, who asks the same processes, waits for one of them at most
             seen = await self._source.snapshot(of=principal.tenant)
             if time.monotonic() - self._summed_s >= AGAIN_S:
-                self._recently = await self._shares(RECENTLY_S)
+                self._recently = await self._sum_up(RECENTLY_S)
                 self._summed_s = time.monotonic()
-        return own_standing(principal, gateway.pools, seen, self._recently, await self._usage(principal.tenant))
+        usage = await self._usage(principal.tenant) or (None, None)
+        return own_standing(principal, gateway.pools, seen, self._recently, *usage)
 
-    async def _usage(self, tenant: str) -> dict[str, Numbers] | None:
+    async def _usage(self, tenant: str) -> tuple[dict[str, Numbers], list[dict[str, Any]]] | None:
         usage = self._gateway.config.usage
         if self._database is None or usage is None or tenant == OTHERS:  # that name stands for others, too
             return None
@@ -92,22 +95,27 @@ class SelfService:
             return await self._database.do(read_own, tenant, usage.prices, datetime.now(UTC))
         return None
 
-    async def _shares(self, window_s: float) -> tuple[float, Shares]:
-        """Of about that time, which it says."""
+    async def _sum_up(self, window_s: float) -> Recently:
+        """What all received in about that time, and when which requests were at the engines."""
         snapshot = await self._source.snapshot(with_running=True)
-        now, (ends, window_s) = snapshot.at_s, self._source.recent.within(time.monotonic(), window_s)
+        now, (ends, covered_s) = snapshot.at_s, self._source.recent.within(time.monotonic(), inf)
         taken = [Taken(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
-        return window_s, await asyncio.to_thread(lambda: {one.pool: _shares_of(one, window_s) for one in taken})
+        window_s, known_s = min(window_s, covered_s), (now - covered_s, now)
+        return await asyncio.to_thread(lambda: Recently(
+            window_s,
+            {one.pool: _shares_of(one, window_s) for one in taken},
+            {one.pool: EngineTimes((e for e in ends if e.pool == one.pool), one.running, known_s) for one in taken},
+        ))  # fmt: skip
 
     async def _write(self) -> None:
         """Wait until a minute is over, and write it down."""
         minute = time.time() // WINDOW_S + 1
         await asyncio.sleep(minute * WINDOW_S - time.time())
-        covered_s, shares = await self._shares(WINDOW_S)
+        recently = await self._sum_up(WINDOW_S)
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for name, one in (item for pool in shares.values() for item in pool.items()):
+        for name, one in (item for pool in recently.shares.values() for item in pool.items()):
             # Of more requests than are remembered the last ones stand for all.
-            found[name].update({each: number * WINDOW_S / covered_s for each, number in one.items() if number})
+            found[name].update({each: number * WINDOW_S / recently.window_s for each, number in one.items() if number})
         rows = {name: (one["service_received"], one["service_due"]) for name, one in found.items() if one}
         if rows and self._database is not None:
             await self._database.do(add_shares, self._writer, int(minute), int(time.time()), rows)

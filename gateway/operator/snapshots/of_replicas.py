@@ -68,6 +68,8 @@ class Replicas:
         self._gathered = Gathered(ENDS_TOGETHER)
         self._names: list[str] = []
         """Who answered the last question."""
+        self._silent: set[str] = set()
+        """Who has not answered in time, and nothing since: nobody waits for them again."""
         self._answers: dict[str, tuple[GatewaySnapshot, list[End], int]] = {}
         self._answered = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -96,7 +98,7 @@ class Replicas:
             others = await self._publish(question) - 1
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    while len(self._answers) < others:
+                    while len(self._answers) < others - len(self._silent):
                         self._answered.clear()
                         await self._answered.wait()
             except TimeoutError:
@@ -107,6 +109,7 @@ class Replicas:
                 **self._answers,
             }
             silent = [name for name in self._names if name not in answers and others > 0]
+            self._silent = self._silent.union(silent) if len(self._answers) < others else set()
             self._names = list(answers)
             return self._gathered.take([(name, *answer) for name, answer in answers.items()], silent)
 
@@ -131,6 +134,7 @@ class Replicas:
                 self._background.start(self._answer(message))
             elif message.to == self._store.replica:
                 by_s = message.epoch_s - self._store.epoch_s
+                self._silent.discard(message.name)
                 found, ends, count = decoded(message.content)
                 self._answers[message.name] = (moved(found, by_s), [ended(end, by_s) for end in ends], count)
                 self._answered.set()

@@ -1,17 +1,22 @@
-"""Which requests has one tenant at a pool? What its own key shows of them."""
+"""Which requests has one tenant at a pool, and behind how many of others did they wait? What its own key shows."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
+from gateway.operator.snapshots.spans import Running
+from gateway.telemetry.ends import End
 from policies.admission.engine import AdmissionEngine
 from policies.queue.bounds import Waiting
-from policies.request import of_batch
+from policies.request import of_batch, payer
 
 REQUESTS_MAX: Final = 50
+OTHERS: Final = "other tenants"
 
 
 class OwnRequest(msgspec.Struct):
@@ -51,3 +56,36 @@ def oldest(requests: Iterable[OwnRequest]) -> list[OwnRequest]:
 
 def _arrival(request: OwnRequest) -> float:
     return request.arrived_s
+
+
+class EngineTimes:
+    """When was a request at an engine of one pool? Counts the requests that others waited behind."""
+
+    def __init__(self, ends: Iterable[End], running: Iterable[Running], known_s: tuple[float, float]) -> None:
+        """`ends`: of the pool, all that ended in the time `known_s`. Takes milliseconds for thousands of them."""
+        self._known_s = known_s
+        self._begun: defaultdict[str, list[float]] = defaultdict(list)
+        """By tenant, and by "" for all of them; sorted."""
+        self._ended: defaultdict[str, list[float]] = defaultdict(list)
+        for end in ends:
+            if end.backend:
+                self._note(self._begun, end.tenant, end.dispatched_s)
+                self._note(self._ended, end.tenant, end.ended_s)
+        for each in running:
+            self._note(self._begun, payer(each.tenant), each.dispatched_s)
+        for times in (*self._begun.values(), *self._ended.values()):
+            times.sort()
+
+    @staticmethod
+    def _note(times: defaultdict[str, list[float]], tenant: str, at_s: float) -> None:
+        times[tenant].append(at_s)
+        times[""].append(at_s)
+
+    def behind(self, tenant: str, since_s: float, until_s: float) -> dict[str, int]:
+        """Count the requests that an engine had while one of this tenant waited; nothing where that is not known."""
+        if since_s < self._known_s[0] or until_s > self._known_s[1]:
+            return {}
+        own, all_ = (
+            bisect_left(self._begun[name], until_s) - bisect_left(self._ended[name], since_s) for name in (tenant, "")
+        )
+        return {name: count for name, count in ((tenant, own), (OTHERS, all_ - own)) if count > 0}

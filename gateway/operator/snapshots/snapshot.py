@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from math import inf
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
 import msgspec
@@ -19,7 +19,7 @@ import msgspec
 from gateway.operator.snapshots.own_requests import OwnRequest, oldest, own_requests, own_waiting
 from gateway.operator.snapshots.spans import Running, running
 from gateway.telemetry.access_log import hidden
-from gateway.telemetry.ends import End, Mark
+from gateway.telemetry.ends import End, Mark, OwnMinute
 from gateway.telemetry.recent_requests import RecentRequests
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.bounds import Waiting
@@ -60,6 +60,8 @@ class EngineSnapshot(TypedDict):
     url: str
     in_service: bool
     reason: str
+    engine: str
+    """The kind of engine, its slots, and what it cannot tell."""
     read_by: str
     not_by_steps_because: str
     running_sequences: int
@@ -120,6 +122,8 @@ class GatewaySnapshot(msgspec.Struct):
     marks: list[Mark]
     cost_s: float = 0.0
     """CPU seconds that it took to see it here."""
+    own_minutes: list[OwnMinute] = []
+    """Of the tenant that was asked for, the earliest first."""
 
 
 class SnapshotSource(Protocol):
@@ -158,7 +162,8 @@ def snapshot_of(gateway: GatewayProcess, *, with_running: bool, of: str = "") ->
     now = pools[0].dispatcher.clock() if pools else 0.0
     found = [_pool(pool, with_running=with_running, of=of) for pool in pools]
     marks, cost_s = list(gateway.recent.marks), time.thread_time() - begun_s
-    return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, cost_s)
+    minutes = gateway.recent.minutes_of(of) if of else []
+    return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, cost_s, minutes)
 
 
 def _pool(pool: Pool, *, with_running: bool, of: str) -> PoolSnapshot:
@@ -215,6 +220,7 @@ def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[EngineSna
                 "url": backend.url if backend is not None else "",
                 "in_service": ledger.healthy,
                 "reason": backend.why_not if backend is not None and not ledger.healthy else "",
+                "engine": backend.adapter.description() if backend is not None else "",
                 "read_by": backend.read_by if backend is not None else "",
                 "not_by_steps_because": backend.feed.why if backend is not None and backend.feed is not None else "",
                 "running_sequences": ledger.sequences,
@@ -260,6 +266,7 @@ def together(workers: Sequence[tuple[str, GatewaySnapshot]]) -> GatewaySnapshot:
         [_together(processes) for processes in named.values()],
         _marks(mark for _, each in workers for mark in each.marks),
         first.cost_s + time.thread_time() - begun_s,
+        _minutes(minute for _, each in workers for minute in each.own_minutes),
     )
 
 
@@ -295,6 +302,15 @@ def _marks(found: Iterable[Mark]) -> list[Mark]:
             marks.append(mark)
         latest[mark[1:]] = mark.at_s
     return marks
+
+
+def _minutes(found: Iterable[OwnMinute]) -> list[OwnMinute]:
+    by: dict[float, OwnMinute] = {}
+    for one in found:
+        known = by.setdefault(one.at_s, one)
+        if known is not one:
+            known.add(one)
+    return [by[at_s] for at_s in sorted(by)]
 
 
 def grouped_by_text(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
@@ -388,6 +404,8 @@ def moved(one: GatewaySnapshot, by_s: float) -> GatewaySnapshot:
     """As seen by a process whose monotonic clock is so much behind."""
     one.at_s += by_s
     one.marks = [mark._replace(at_s=mark.at_s + by_s) for mark in one.marks]
+    for minute in one.own_minutes:
+        minute.slowest = ended(minute.slowest, by_s)
     for pool in one.pools:
         pool.waiting = {name: each._replace(oldest_s=each.oldest_s + by_s) for name, each in pool.waiting.items()}
         pool.running = [
@@ -415,4 +433,7 @@ def encoded(one: GatewaySnapshot, ends: Sequence[End], ends_count: int) -> bytes
 
 def decoded(content: bytes) -> tuple[GatewaySnapshot, list[End], int]:
     """The same at the hub. ValueError: it is something else."""
-    return _decode(content)
+    found = _decode(content)
+    if not isfinite(found[0].at_s):
+        raise ValueError("a snapshot without a time")
+    return found

@@ -1,14 +1,15 @@
-"""How was it within a span of time? Each point of what the page draws over time.
+"""Who received how much, and who waited, within a span of time?
 
-A point is made from the ends that are remembered, and from what runs and waits at the moment. So nothing is kept while
-nobody looks, and who begins to look sees the last minute all the same.
+All is summed up from the ends that are remembered, and from what runs and waits at the moment. So nothing is kept while
+nobody looks, and a page that is opened has its history at once.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Mapping, Sequence
-from math import inf
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from math import ceil, inf
 from typing import Any, Final, NamedTuple
 
 from gateway.telemetry.ends import End
@@ -18,7 +19,11 @@ from policies.admission.engine import AdmissionEngine
 from policies.queue.bounds import Waiting
 from policies.request import is_batch, payer
 
-SPAN_S: Final = 5.0
+STEP_S: Final = 5.0
+"""Between two points of what is drawn over time."""
+TENANTS_DRAWN: Final = 7
+OTHERS: Final = ""
+"""All tenants that are not drawn, together."""
 
 
 class Running(NamedTuple):
@@ -85,6 +90,8 @@ class TenantSums:
         self.waiting = 0.0
         """Service of the requests that waited when the span ended, as far as it is known."""
         self.queued_requests = 0
+        self.oldest_s = inf
+        """When the request came that has waited longest."""
         self.running_requests = 0
         self.waits_s: list[float] = []
         self.refused_after_s: list[float] = []
@@ -130,6 +137,7 @@ def sums(taken: Taken, since_s: float, until_s: float) -> dict[str, TenantSums]:
         one = found.get(name) or _new(found, name, waiting.weight)
         one.weight = waiting.weight
         one.queued_requests += waiting.requests
+        one.oldest_s = min(one.oldest_s, waiting.oldest_s)
         if is_batch(leaf):
             continue  # such work is due what others leave, so what it received
         # They came one after another: so many of them had come by then.
@@ -177,37 +185,40 @@ def shares_due(found: Mapping[str, TenantSums]) -> dict[str, float]:
     return due({name: (one.received, one.weight, one.waiting) for name, one in found.items()})
 
 
-def point(taken: Taken, since_s: float, until_s: float, drawn: Container[str]) -> dict[str, Any]:
-    """One pool between two times. `drawn`: the tenants whose shares are said; the others are summed up."""
-    found = sums(taken, since_s, until_s)
-    tenants = found.values()
-    return {
-        "tenants": _shares(found, drawn),
-        "ended": sum(one.outcomes.total() for one in tenants),
-        "refused": dict(sum((one.refused for one in tenants), Counter())),
-        "tenant_wait_p95_s": {
-            name: percentile(one.waits_s, 0.95) for name, one in found.items() if one.waits_s and name in drawn
-        },
-        **_percentiles("wait", [wait_s for one in tenants for wait_s in one.waits_s]),
-        **_percentiles("first_token", [first_s for one in tenants for first_s in one.first_tokens_s]),
-    }
+def waiting_over_time(taken: Taken, covered_s: float, epoch_s: float) -> dict[str, Any]:
+    """How many requests of each tenant waited at each step of the time that the ends cover, up to now?
 
+    `first_step` is the number of the first step: steps have the same numbers whenever they are counted.
+    """
+    last = int(taken.now / STEP_S)
+    first = min(last, ceil((taken.now - covered_s) / STEP_S))
+    changes: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (last - first + 2))
 
-def _shares(found: Mapping[str, TenantSums], drawn: Container[str]) -> list[tuple[str, float, float]]:
-    """Tenant, share received, share due. The last, called "", is what all others have together."""
-    total = sum(one.received for one in found.values())
-    if not total:
-        return []
-    shares = shares_due(found)
-    shares_drawn = []
-    others_received = others_due = 0.0
-    for name, one in found.items():
-        if name in drawn:
-            shares_drawn.append((name, round(one.received / total, 4), round(shares[name], 4)))
-        else:
-            others_received += one.received / total
-            others_due += shares[name]
-    return [*shares_drawn, ("", round(others_received, 4), round(others_due, 4))]
+    def waited(tenant: str, since_s: float, until_s: float) -> None:
+        if not since_s < until_s or not first * STEP_S <= until_s:  # a time that is no number, too
+            return
+        begin, end = (ceil(min(max(at_s, first * STEP_S), (last + 1) * STEP_S) / STEP_S) for at_s in (since_s, until_s))
+        if begin < end:
+            changes[tenant][begin - first] += 1
+            changes[tenant][end - first] -= 1
+
+    for one in taken.ends:
+        if one.pool == taken.pool:
+            waited(one.tenant, one.dispatched_s - one.queue_s, one.dispatched_s)
+    for each in taken.running:
+        waited(payer(each.tenant), each.arrived_s, each.dispatched_s)
+    counts = {name: [*accumulate(found[:-1])] for name, found in changes.items()}
+    for leaf, waiting in taken.waiting.items():
+        if not -inf < waiting.oldest_s < taken.now:
+            continue
+        own = counts.setdefault(payer(leaf), [0] * (last - first + 1))
+        for step in range(first, last + 1):  # they came one after another, as far as is known
+            own[step - first] += round(waiting.requests * part_within(-inf, step * STEP_S, waiting.oldest_s, taken.now))
+    most = sorted(counts, key=lambda name: -sum(counts[name]))
+    drawn = {name: counts[name] for name in most[:TENANTS_DRAWN]}
+    if others := [counts[name] for name in most[TENANTS_DRAWN:]]:
+        drawn[OTHERS] = [sum(step) for step in zip(*others, strict=True)]
+    return {"first_step": first, "step_s": STEP_S, "begins_at_s": round(epoch_s + first * STEP_S, 1), "waiting": drawn}
 
 
 def part_within(since_s: float, until_s: float, begun_s: float, ended_s: float) -> float:
@@ -215,10 +226,6 @@ def part_within(since_s: float, until_s: float, begun_s: float, ended_s: float) 
     if ended_s <= begun_s:
         return 1.0 if since_s < ended_s <= until_s else 0.0
     return max(0.0, min(until_s, ended_s) - max(since_s, begun_s)) / (ended_s - begun_s)
-
-
-def _percentiles(name: str, seconds: list[float]) -> dict[str, float | None]:
-    return {f"{name}_p50_s": percentile(seconds, 0.5), f"{name}_p95_s": percentile(seconds, 0.95)}
 
 
 def percentile(values: Sequence[float], part: float) -> float | None:

@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.storage.store import Store
 from gateway.storage.store_errors import StoreUnavailable
-from policies.admission import memory
+from policies.admission import takeover
 from policies.admission.engine import AdmissionEngine
 
 logger = logging.getLogger("fairgate")
@@ -44,7 +44,7 @@ class Lessons:
         if content is None or content == self._written:
             return
         try:
-            memory.adopt(memory.read(self._engine, msgspec.json.decode(content)))
+            takeover.adopt(takeover.read(self._engine, msgspec.json.decode(content)))
         except (ValueError, RecursionError) as error:
             logger.warning(
                 "pool %s: what is kept holds nothing that can be learned from (%s); it is written anew",
@@ -53,7 +53,7 @@ class Lessons:
             )
 
     async def _write(self) -> None:
-        content = msgspec.json.encode(memory.snapshot(self._engine))
+        content = msgspec.json.encode(takeover.snapshot(self._engine))
         if content != self._written and len(content) <= BYTES_MAX:
             await self._store.learn(self.pool, content)
             self._written = content

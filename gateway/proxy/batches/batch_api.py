@@ -29,7 +29,6 @@ from gateway.proxy.late_answers import LateAnswers
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.form import read_parts
-from gateway.request.body.slices import at_once
 from gateway.request.routes import Treatment
 from gateway.storage.store_errors import StoreUnavailable
 from gateway.usage.thread import DatabaseThread
@@ -37,6 +36,7 @@ from gateway.usage.written import storable
 
 LISTED_MAX: Final = 100
 FILES_LISTED_MAX: Final = 10_000
+NEW_BATCH_BYTES_MAX: Final = 1 << 16
 PASSED_ON: Final = (b"x-fairgate-app", b"x-fairgate-user")
 
 
@@ -107,7 +107,7 @@ class BatchApi:
     async def _take_file(self, context: RequestContext) -> StoredFile:
         """Keep a file that is uploaded."""
         body, limits = context.body, self._limits
-        parts = {part.name: part for part in at_once(read_parts(body, context.header(b"content-type") or b""))}
+        parts = {part.name: part for part in read_parts(body, context.header(b"content-type") or b"")[0]}
         file, purpose = parts.get("file"), parts.get("purpose")
         if purpose is None or body[purpose.begin : purpose.end] != b"batch":
             raise _wrong("files are kept for batches only: the purpose should be 'batch'", "purpose")
@@ -158,6 +158,8 @@ class BatchApi:
 
     async def _make(self, context: RequestContext) -> dict[str, Any]:
         """Begin a batch."""
+        if len(context.body) > NEW_BATCH_BYTES_MAX:
+            raise ApiError(Reason.BODY_TOO_LARGE, f"at most {NEW_BATCH_BYTES_MAX} bytes describe a batch")
         try:
             asked = msgspec.json.decode(context.body, type=NewBatch)
         except UNREADABLE as error:

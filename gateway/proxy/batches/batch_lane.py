@@ -45,8 +45,8 @@ TURN_S: Final = 1.0
 FORGET_S: Final = 60.0
 BUSY: Final = (429, 503)
 """The request was refused and comes again, until its batch expires."""
-FAILURES_MAX: Final = 3
-"""Of engines, with one request."""
+SENDS_MAX: Final = 2
+"""To engines that fail on one request: it may be what they fail on."""
 AGAIN_S: Final = 1.0
 PAUSE_S_MAX: Final = 60.0
 """It is doubled up to this while a request is refused, unless the refusal says more: many wait for one place."""
@@ -250,12 +250,13 @@ class BatchDriver:
 
     async def _answer(self, n: int, text: bytes) -> None:
         """Ask a line, however often it has to be asked, and write down what comes of it."""
-        line, request_id, failures = read_line(text), f"{self._batch}-{n}", 0
+        line, request_id, sends = read_line(text), f"{self._batch}-{n}", 0
         endpoint, body, lane, pause_s = self._entry["endpoint"], bytes(line.body), self._lane, AGAIN_S / 2
         instead = not_asked(request_id, line.custom_id, "no_room")
         while not self._is_full:
             is_reserved, bytes_max = self._has_long_answers, lane.answer_bytes_max
             asked = StoredRequest(request_id, endpoint, self._fields, body, lane.answers, self._tenant, bytes_max)
+            asked.context.sends = sends
             try:
                 if is_reserved:
                     await asked.reserve()
@@ -264,8 +265,11 @@ class BatchDriver:
                 if asked.is_cut and not is_reserved:
                     self._has_long_answers = True
                     continue
-                failures += FAILURES_MAX if asked.is_cut else status >= 500 and status not in BUSY
-                if status not in BUSY and (status < 500 or failures >= FAILURES_MAX):
+                if asked.is_cut:
+                    sends = SENDS_MAX
+                elif status >= 500 and status not in BUSY:
+                    sends = max(sends + 1, asked.context.sends)
+                if status not in BUSY and (status < 500 or sends >= SENDS_MAX):
                     shown = answered(request_id, line.custom_id, status, answer)
                     asked.hold(len(shown))
                     del answer

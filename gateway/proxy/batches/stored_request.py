@@ -76,7 +76,7 @@ class StoredRequest(asyncio.Transport):
 
     async def answer(self, pipeline: Pipeline, principal: Principal) -> tuple[int, float, bytes]:
         """The status, in how many seconds to come again (0: nothing is said), and the body."""
-        self.context.principal, self.context.tenant = principal, principal.tenant
+        self.context.comes_from(principal)
         try:
             pipeline.ask(self.context, self._responder)
             await self._done

@@ -7,15 +7,17 @@ read forms more generously than an engine may: here a form in doubt is refused, 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
 from typing import Final, NamedTuple
 
 from gateway.http.errors import ApiError, Reason
 from gateway.request.apis import Api
 from gateway.request.body.payload import NO_FIELDS, STEERING, USER_LENGTH_MAX, Payload
-from gateway.request.body.slices import find
+from gateway.request.fields import FLAGS
 from gateway.request.prompt import Prompt
 
+_LINE_END: Final = b"\r\n"
+_LAST: Final = b"--"
+"""Behind the boundary that ends a form."""
 PARTS_MAX: Final = 128
 HEAD_BYTES_MAX: Final = 4096
 VALUE_BYTES_MAX: Final = 256
@@ -23,28 +25,15 @@ AUDIO_PROMPT: Final = Prompt(b"", 0, 1, 0)
 """An uploaded clip counts as an inline one. Nothing is known of how it begins, or of the tokens of its bytes."""
 
 _TYPE: Final = b"multipart/form-data"
-_CHARSET: Final = rb'(?:; ?charset="?utf-8"?)?'
-_BOUNDARY: Final = rb"[A-Za-z0-9'()+_,./:=?-]{1,70}"
-_CONTENT_TYPE: Final = re.compile(
-    b"".join((_TYPE, _CHARSET, rb'; ?boundary=("?)(', _BOUNDARY, rb")\1", _CHARSET)), re.IGNORECASE
-)
+_DISPOSITION: Final = b"form-data"
+_BOUNDARY: Final = re.compile(rb"[A-Za-z0-9'()+_,./:=? -]{0,69}[A-Za-z0-9'()+_,./:=?-]")
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-_LINE: Final = re.compile(rb"(" + _TOKEN + rb"): ?([^\r\n\0]*)")
-_DISPOSITION: Final = re.compile(
-    b"".join(
-        (
-            rb'form-data; ?name=(?:"([^"\\]*)"|(',
-            _TOKEN,
-            rb"))",
-            rb'(?:; ?filename=(?:"((?:[^"\\]|\\.)*+)"|(',
-            _TOKEN,
-            rb")))?",
-            rb'(?:; ?filename\*=[^"\\; ]*)?',
-        )
-    ),
-    re.IGNORECASE,
+_LINE: Final = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([^\r\n\0]*)")
+_PARAMETER: Final = re.compile(
+    rb"[ \t]*;[ \t]*(?:(" + _TOKEN + rb')=(?:"((?:[^"\\]|\\.)*+)"|([^\s;"\\]*)))?[ \t]*', re.DOTALL
 )
 """As clients write it: .NET leaves the quotes out, others name the file in a second way."""
+_ASCII: Final = bytes(range(128))
 _PLAIN: Final = frozenset({b"7bit", b"8bit", b"binary"})
 _READ: Final = frozenset({"model", "stream", "user"})
 
@@ -87,9 +76,9 @@ def is_form(content_type: bytes | None) -> bool:
     return content_type is not None and content_type[: len(_TYPE)].lower() == _TYPE
 
 
-def read_form(body: bytes, content_type: bytes, api: Api) -> Generator[None, None, Payload]:
-    """Read the few fields that admission needs, or raise `ApiError` 400. Yields after every window of the file."""
-    parts = yield from read_parts(body, content_type)
+def read_form(body: bytes, content_type: bytes, api: Api) -> Payload:
+    """Read the few fields that admission needs, or raise `ApiError` 400."""
+    parts, end = read_parts(body, content_type)
     found: dict[str, str] = {}
     model_at: tuple[int, int] | None = None
     left_out_bytes = 0
@@ -103,26 +92,33 @@ def read_form(body: bytes, content_type: bytes, api: Api) -> Generator[None, Non
             kept.append(part)
         else:
             left_out_bytes += part.after - part.at
-    if len(kept) < len(parts):
+    if len(kept) < len(parts) or len(body) > end + len(_LINE_END):  # engines may read what follows as they like
         view = memoryview(body)
-        body = b"".join([view[: parts[0].at], *[view[one.at : one.after] for one in kept], view[parts[-1].after :]])
-    stream = found.get("stream", "").lower() in ("true", "1", "on", "yes", "t", "y")
+        begin, last = (parts[0].at, parts[-1].after) if parts else (end, end)
+        pieces = [view[:begin], *[view[one.at : one.after] for one in kept], view[last:end]]
+        body = b"".join([*pieces, _LINE_END])
+    stream = FLAGS.get(found.get("stream", "").lower(), False)
     user = found.get("user", "")[:USER_LENGTH_MAX]
     return FormPayload(body, api, found.get("model", ""), stream, user, model_at)
 
 
-def read_parts(body: bytes, content_type: bytes) -> Generator[None, None, list[Part]]:
-    """Where the parts of a form are, or `ApiError` 400. Yields after every window of the file."""
-    known = _CONTENT_TYPE.fullmatch(content_type)
-    if known is None:
+def read_parts(body: bytes, content_type: bytes) -> tuple[list[Part], int]:
+    """Find the parts of a form and where it ends, or raise `ApiError` 400."""
+    said = _parameters(content_type, _TYPE)
+    boundary = None if said is None else _BOUNDARY.fullmatch(said.get(b"boundary", b""))
+    if said is None or boundary is None:
         raise _bad(
             "its content-type should be 'multipart/form-data; boundary=...', with a boundary of up to 70 letters"
         )
-    mark = b"\r\n--" + known[2]
-    if not body.startswith(mark[2:]):
+    charset = _charset(said.get(b"charset", b"utf-8"))
+    mark = b"\r\n--" + boundary[0]
+    at = 0
+    while body.startswith(_LINE_END, at):
+        at += len(_LINE_END)
+    if not body.startswith(mark[2:], at):
         raise _bad("the body does not begin with the boundary of its content-type")
     parts: list[Part] = []
-    at = len(mark) - 2
+    at += len(mark) - 2
     while not _is_end(body, at):
         begin = at + 2
         number = len(parts) + 1
@@ -131,45 +127,80 @@ def read_parts(body: bytes, content_type: bytes) -> Generator[None, None, list[P
         value = body.find(b"\r\n\r\n", begin, begin + HEAD_BYTES_MAX) + 4
         if value < 4:
             raise _bad(f"the head of part {number} does not end within {HEAD_BYTES_MAX} bytes")
-        name, file_name = _names(body[begin : value - 4], number)
-        end = yield from find(body, mark, value, len(body))
+        name, file_name = _names(body[begin : value - 4], number, charset)
+        end = body.find(mark, value)
         if end < 0 or body.startswith(mark[2:], value):
             raise _bad(f"part {number} does not end with a line end and the boundary")
         parts.append(Part(name, file_name, at, value, end, end + len(mark)))
         at = end + len(mark)
-    return parts
+    return parts, at + len(_LAST)
 
 
 def _is_end(body: bytes, at: int) -> bool:
     """Behind a boundary: is this the end of the form, or does a part follow?"""
-    if body.startswith(b"--", at):
-        if body[at + 2 : at + 5] not in (b"", b"\r\n"):
-            raise _bad("something follows its last boundary")
+    if body.startswith(_LAST, at):
         return True
     if not body.startswith(b"\r\n", at):
         raise _bad(f"a line end is expected behind the boundary at byte {at}")
     return False
 
 
-def _names(head: bytes, number: int) -> tuple[str, str]:
+def _parameters(value: bytes, kind: bytes) -> dict[bytes, bytes] | None:
+    """Read the parameters of a header's value that begins with `kind`. None: it does not, or one is there twice, or it
+    can be read in more than one way."""
+    found: dict[bytes, bytes] = {}
+    at = len(kind)
+    if value[:at].lower() != kind:
+        return None
+    while at < len(value):
+        parameter = _PARAMETER.match(value, at)
+        if parameter is None:
+            return None
+        at = parameter.end()
+        if parameter[1] is not None:
+            name = parameter[1].lower()
+            if name in found:
+                return None
+            found[name] = parameter[3] if parameter[2] is None else parameter[2]
+    return found
+
+
+def _charset(name: bytes) -> str:
+    """Return the charset of a form's texts, in which ASCII is ASCII: else engines may read other names than we do."""
+    charset = name.decode("latin-1")
+    try:
+        if _ASCII.decode(charset).encode() == _ASCII:
+            return charset
+    except (LookupError, UnicodeError):
+        pass
+    raise _bad(f"its charset '{charset[:40]}' is not known here; send utf-8")
+
+
+def _names(head: bytes, number: int, charset: str) -> tuple[str, str]:
     """The name of the field whose head this is, and that of its file, if it has one."""
-    disposition: re.Match[bytes] | None = None
+    disposition: dict[bytes, bytes] | None = None
     for line in head.split(b"\r\n"):
         field = _LINE.fullmatch(line)
         if field is None:
             raise _bad(f"the head of part {number} is not made of 'name: value' lines")
         name, value = field[1].lower(), field[2].rstrip()
         if name == b"content-disposition" and disposition is None:
-            disposition = _DISPOSITION.fullmatch(value)
-            if disposition is not None:
+            disposition = _parameters(value, _DISPOSITION)
+            if disposition is not None and _is_plain(disposition):
                 continue
         elif name != b"content-disposition" and (name != b"content-transfer-encoding" or value.lower() in _PLAIN):
             continue
         raise _bad(f"part {number} should say 'content-disposition: form-data; name=\"...\"' once, and not be encoded")
     if disposition is None:
         raise _bad(f"part {number} has no content-disposition")
-    named, file_name = disposition[1] or disposition[2] or b"", disposition[3] or disposition[4] or b""
-    return named.decode("utf-8", "replace"), file_name.decode("utf-8", "replace")
+    named, file_name = disposition[b"name"], disposition.get(b"filename", b"")
+    return named.decode(charset, "replace"), file_name.decode(charset, "replace")
+
+
+def _is_plain(disposition: dict[bytes, bytes]) -> bool:
+    """Has every reader the same name for the field?"""
+    is_coded = any([parameter.startswith(b"name*") for parameter in disposition])
+    return not is_coded and b"\\" not in disposition.get(b"name", b"\\")
 
 
 def _note(found: dict[str, str], name: str, value: bytes) -> None:

@@ -5,11 +5,14 @@ can refine who it is, never raise its claim), and the model is asked for by the 
 for in streams, and vLLM gets the salt that says whose cached blocks it may use. Each kind of body has its own edits,
 and no others: what is right for JSON would damage a form.
 
-What is read here is read at one go. A large body is read in slices, by `large_body`; forms by `form`.
+A body is read at one go, on the event loop. What is made of it is bounded (members, turns, prompts, attachments), so
+the time depends on its bytes alone, and these on `limits.json_bytes_max`: `python -m bench.bodies` measures it.
 """
 
 from __future__ import annotations
 
+import re
+from json import detect_encoding
 from typing import Any, Final
 
 import msgspec
@@ -17,24 +20,27 @@ from msgspec import UNSET, Raw
 from msgspec.structs import astuple
 
 from gateway.http.errors import ApiError, Reason
-from gateway.request.apis import COMPLETIONS, NAMES, Api
+from gateway.request.apis import COMPLETIONS, NAMES, RESPONSES, Api
 from gateway.request.conversation.turns import Turns, read_turns
 from gateway.request.fields import (
+    FLAGS,
+    MEMBERS_MAX,
     Fields,
+    Flag,
     StreamOptions,
+    TooManyError,
     decode_fields,
-    decode_list,
+    decode_members,
     decode_number,
-    decode_object,
     decode_user,
     encode,
 )
 from gateway.request.prompt import Prompt, prompt_of
 
-LARGE_BODY_BYTES: Final = 1 << 18
-"""A body of up to so many bytes is read at one go, whatever it holds; of others see `read.is_quick`."""
 SEQUENCES_MAX: Final = 128
-_BRACKET: Final = ord("[")
+_BRACE: Final = ord("{")
+_PROMPT: Final = re.compile(rb'[\[,]\s*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^\[\]]*+\])\s*+', re.DOTALL)
+"""One prompt of a list, with what separates it from the one before."""
 USER_LENGTH_MAX: Final = 128
 ASK_FOR_USAGE: Final = b'"stream_options":{"include_usage":true},'
 NO_FIELDS: Final = Fields()
@@ -49,20 +55,21 @@ class Payload:
     """The request as admission sees it.
 
     Attributes:
-        output_tokens_max: per sequence, or None if the request sets no limit.
+        output_tokens_max: per sequence, or None if the request sets no limit. Some engines take 0 for "only the
+        prompt", which counts as 1, and some a negative number for "no limit"; others refuse them.
         sequences: answers generated side by side (`n`, or several prompts).
         prompt: everything that becomes prompt.
         asks_usage: the client itself wants usage in its stream.
         body: what goes to the engine.
-        output_param: the field that said how long the answer may be.
+        output_param: the field that said how long the answer may be; None if no engine is bound by it.
         prompt_param: the field that says what the prompt is, if any.
         asked: the model by the name that the client gave it; `model` is the engines' name.
         fields: what was decoded of a JSON body.
     """
 
     __slots__ = (
-        "api", "asked", "asks_usage", "body", "demands_tool", "fields", "has_stream_options", "model", "output_param",
-        "output_tokens_max", "prompt", "sequences", "stream", "user",
+        "api", "asked", "asks_usage", "body", "demands_tool", "fields", "has_stream_options", "is_background", "model",
+        "output_param", "output_tokens_max", "previous", "prompt", "sequences", "stream", "user",
     )  # fmt: skip
 
     def __init__(
@@ -76,26 +83,34 @@ class Payload:
         self.model = self.asked = model
         self.stream = stream
         self.user = user
-        self.asks_usage = isinstance(options, StreamOptions) and bool(options.include_usage)
+        self.asks_usage = isinstance(options, StreamOptions) and _flag(
+            options.include_usage, "stream_options.include_usage"
+        )
         self.has_stream_options = options is not UNSET
         self.output_tokens_max: int | None = None
         self.output_param: str | None = None
         for name in api.limits:
             limit = _number(fields, name) if getattr(fields, name) else None
             if limit is not None:
-                if limit < 1:
-                    raise _bad(name, f"'{name}' must be at least 1, got {limit}")
-                self.output_tokens_max, self.output_param = limit, name
+                if limit > 0:
+                    self.output_tokens_max, self.output_param = limit, name
+                elif limit == 0:
+                    self.output_tokens_max = 1
                 break
         self.sequences = _sequences(fields, api, prompts)
         choice = fields.tool_choice
         self.demands_tool = bool(choice) and bytes(choice) not in (b'"auto"', b'"none"', b"null")
         """The answer must call a tool."""
+        is_response = api is RESPONSES
+        self.is_background = is_response and bytes(fields.background) not in (b"", b"false", b"null")
+        """The engine works on after its answer."""
+        self.previous = (fields.previous_response_id or "") if is_response else ""
+        """The stored response that it goes on from."""
 
-    def let_go(self) -> None:
-        """Hold no more of it than an engine gets: nothing else is asked of it any more."""
+    def let_go(self, *, counts_commas: bool = False) -> None:
+        """Hold no more of it than an engine gets. `counts_commas`: keep how many commas its prompt has."""
         self.fields = NO_FIELDS
-        self.prompt.let_go()
+        self.prompt.let_go(counts_commas)
 
     @property
     def is_text(self) -> bool:
@@ -138,14 +153,18 @@ class JsonPayload(Payload):
             self.body = b"".join((self.body[:at], ASK_FOR_USAGE, memoryview(self.body)[at:]))
             return
         fields = _members(self.body)
-        fields["stream_options"] = Raw(with_usage(bytes(fields["stream_options"])))
+        fields["stream_options"] = Raw(_with_usage(bytes(fields["stream_options"])))
         self.body = encode(fields)
 
     def rename(self, model: str) -> None:
         self.model = model
         fields = _members(self.body)
-        fields["model"] = Raw(encode(model))
-        self.body = encode(fields)
+        if "model" in fields:
+            fields["model"] = Raw(encode(model))
+            self.body = encode(fields)
+        else:
+            at = self.body.index(b"{") + 1
+            self.body = b'%b"model":%b%b%b' % (self.body[:at], encode(model), b"," * bool(fields), self.body[at:])
 
     def salted(self, salt: str) -> tuple[bytes, memoryview]:
         """The beginning and the rest of what goes to an engine that keeps the cached blocks of different salts apart;
@@ -156,7 +175,7 @@ class JsonPayload(Payload):
         return body[:at] + field, memoryview(body)[at:]
 
 
-def with_usage(options: bytes) -> bytes:
+def _with_usage(options: bytes) -> bytes:
     """JSON of these stream options, such that usage is reported."""
     kept = {} if options == b"null" else _members(options)
     kept["include_usage"] = Raw(b"true")
@@ -167,6 +186,8 @@ def read_json(body: bytes, api: Api) -> JsonPayload:
     """Read a JSON body, or raise `ApiError` 400 that says which field is wrong."""
     if not body:
         raise ApiError(Reason.INVALID_JSON, "the body is empty; a JSON object is expected")
+    if body[0] != _BRACE or body[1:2] == b"\0":
+        body = _as_utf8(body)
     fields = fields_of(body)
     values: tuple[Any, ...] = astuple(fields)  # one call for all of them
     parts = [part for at in api.prompt_at if (part := values[at])]
@@ -176,10 +197,19 @@ def read_json(body: bytes, api: Api) -> JsonPayload:
         api,
         prompt_of(bytes(parts[0]) if len(parts) == 1 else b"".join(parts)),
         _prompts(fields.prompt) if fields.prompt and "prompt" in api.prompt else 1,
-        fields.model,
-        bool(fields.stream),
+        fields.model or "",
+        _flag(fields.stream, "stream"),
         user_of(fields),
     )
+
+
+def _as_utf8(body: bytes) -> bytes:
+    """Return JSON that may be in UTF-16 or UTF-32, or may begin with a byte order mark, as engines read it."""
+    encoding = detect_encoding(body)
+    try:
+        return body if encoding == "utf-8" else body.decode(encoding).encode()
+    except UnicodeError as error:
+        raise _not_json(error) from None
 
 
 def fields_of(body: bytes) -> Fields:
@@ -206,9 +236,12 @@ def user_of(fields: Fields) -> str:
 
 def _members(body: bytes) -> dict[str, Raw]:
     try:
-        return decode_object(body)
+        return decode_members(body)
     except UnicodeDecodeError as error:  # in the name of a field that is not ours
         raise _not_json(error) from None
+    except TooManyError:
+        message = f"an object of the request has more than {MEMBERS_MAX} fields"
+        raise ApiError(Reason.INVALID_REQUEST, message) from None
 
 
 def _not_json(error: Exception) -> ApiError:
@@ -219,12 +252,21 @@ def _bad(param: str, message: str) -> ApiError:
     return ApiError(Reason.INVALID_REQUEST, message, param=param)
 
 
+def _flag(value: Flag, name: str) -> bool:
+    if value is None or value is True or value is False:
+        return value is True
+    found = FLAGS.get(str(value).lower())
+    if found is None:
+        raise _bad(name, f"'{name}' must be true or false, got {str(value)[:100]!r}")
+    return found
+
+
 def _number(fields: Fields, name: str) -> int | None:
     try:
-        number: int | None = decode_number(getattr(fields, name))
-    except msgspec.ValidationError as error:
+        number = decode_number(getattr(fields, name))
+    except msgspec.DecodeError as error:
         raise _bad(name, f"'{name}': {error}") from None
-    return number
+    return None if number is None else int(number)
 
 
 def _sequences(fields: Fields, api: Api, prompts: int) -> int:
@@ -245,11 +287,12 @@ def _sequences(fields: Fields, api: Api, prompts: int) -> int:
 
 
 def _prompts(prompt: Raw) -> int:
-    """How many prompts are in the field of that name? A list of numbers is one prompt, already in tokens."""
-    if memoryview(prompt)[0] != _BRACKET:
-        return 1
-    prompts = decode_list(prompt)
-    return len(prompts) if prompts and bytes(prompts[0])[:1] in b'"[' else 1
+    """Count the prompts in the field of that name, to one more than may be asked at most. A list of numbers is one
+    prompt, already in tokens."""
+    at = count = 0
+    while count <= SEQUENCES_MAX and (found := _PROMPT.match(prompt, at)) is not None:
+        at, count = found.end(), count + 1
+    return count or 1
 
 
 def _metadata_user(metadata: Raw) -> str:

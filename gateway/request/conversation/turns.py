@@ -8,7 +8,6 @@ Only the roles are decoded, contents stay unparsed.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from enum import Enum
 from hashlib import sha256
 from typing import Final
@@ -25,25 +24,21 @@ from gateway.request.conversation.turn_keys import (
     keys_of_question,
     keys_of_turns,
 )
-from gateway.request.fields import Turn, decode_turns
+from gateway.request.fields import TooManyError, Turn, decode_one_text, decode_turns
 
 QUOTE: Final = ord('"')
-TOOL_RESULT: Final = b'"tool_result"'
-MARK: Final = b'"cache_control"'
+_TOOL_RESULT: Final = b'"tool_result"'
+_RESULTS_MAX: Final = 1 << 8
+"""Blocks of one turn that are looked at, for a tool's result."""
+_MARK: Final = b'"cache_control"'
 _IS_TYPE: Final = re.compile(rb'"type"\s{0,16}:\s{0,16}\Z')
 _TYPE_BYTES_MAX: Final = 48
 _BEFORE_MARK: Final = re.compile(rb",\s{0,16}\Z")
 _BEFORE_MARK_BYTES: Final = 17
-_MARK: Final = re.compile(rb'"cache_control"\s{0,16}:\s{0,16}(?:null|\{[^{}]{0,256}\})')
+_WHOLE_MARK: Final = re.compile(rb'"cache_control"\s{0,16}:\s{0,16}(?:null|\{[^{}]{0,256}\})')
 _AFTER_MARK: Final = re.compile(rb"\s{0,16},")
-MARKS_MAX: Final = 64
+_MARKS_MAX: Final = 64
 """Marks that are looked for in one question; engines take four."""
-_S: Final = rb"\s{0,16}"
-ONE_TEXT_HEAD: Final = re.compile(
-    _S.join((rb"\[", rb"\{", b'"type"', b":", b'"text"', b",", b'"text"', b":", b'(?=")'))
-)
-_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-ONE_TEXT_TAIL: Final = re.compile(_S + rb"\}" + _S + rb"\]")
 
 
 class Turns:
@@ -169,11 +164,14 @@ QUESTION: Final = _question()
 
 
 def read_turns(conversation: Raw) -> Turns:
-    """Read `messages` or `input` as they stand in the body. What is no conversation has no turns: the engine judges."""
+    """Read `messages` or `input` as they stand in the body. What is no conversation, or a very long one, has no turns:
+    the engine judges."""
     if not conversation:
         return NO_TURNS
     try:
         turns = decode_turns(conversation)
+    except TooManyError:
+        return NO_TURNS
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = bytes(conversation)
         return Turns([text], 0, QUESTION, NO_TURN_KEYS) if text[0] == QUOTE else NO_TURNS
@@ -187,7 +185,7 @@ def read_turns(conversation: Raw) -> Turns:
     for turn in turns:
         if turn.role == "user":
             content = bytes(turn.content)
-            kind = shape.of_user(is_question=not (content.startswith(b"[") and holds_result(content)))
+            kind = shape.of_user(is_question=not (content.startswith(b"[") and _holds_result(content)))
         else:
             kind = shape.of_other(turn, len(turn.content))
         if kind is TurnKind.ASKS:
@@ -199,72 +197,66 @@ def read_turns(conversation: Raw) -> Turns:
     return Turns(questions, answered, shape, keys_of_turns(turns[:FIRST_TURNS], turns[-LAST_TURNS:]))
 
 
-def holds_result(content: bytes) -> bool:
+def _holds_result(content: bytes) -> bool:
     """Does a list of blocks hold a tool's result?"""
-    at = content.find(TOOL_RESULT)
-    while at >= 0:
-        if is_of_result(content, at):
+    at = -1
+    for _ in range(_RESULTS_MAX):
+        at = content.find(_TOOL_RESULT, at + 1)
+        if at < 0:
+            break
+        if _IS_TYPE.search(content, max(0, at - _TYPE_BYTES_MAX), at) is not None:
             return True
-        at = content.find(TOOL_RESULT, at + 1)
     return False
 
 
-def is_of_result(content: bytes, at: int) -> bool:
-    """Is the `"tool_result"` that stands here the type of a block?"""
-    return _IS_TYPE.search(content, max(0, at - _TYPE_BYTES_MAX), at) is not None
-
-
-def same_text(content: bytes) -> bytes:
-    """What is hashed of a question: its plainest form, without marks for the engine's cache (agents move these from
-    turn to turn).
-
-    What is long is brought into the same form in slices: `large_body`.
-    """
-    if content.startswith(b'"') or content.find(MARK) < 0:
+def same_text(content: bytes) -> bytes | memoryview:
+    """Return what is hashed of a question: its plainest form, without marks for the engine's cache (agents move these
+    from turn to turn)."""
+    if content.startswith(b'"') or content.find(_MARK) < 0:
         return content
-    kept: list[bytes] = []
+    view = memoryview(content)
+    kept: list[memoryview] = []
     done = at = 0
-    for _ in range(MARKS_MAX):
-        at = content.find(MARK, at)
+    for _ in range(_MARKS_MAX):
+        at = content.find(_MARK, at)
         if at < 0:
             break
-        begin, end = mark_at(content, at, done, len(content))
+        begin, end = _mark_at(content, at, done)
         if end > begin:
-            kept.append(content[done:begin])
+            kept.append(view[done:begin])
             done = end
         at = max(end, at + 1)
-    kept.append(content[done:])
+    kept.append(view[done:])
     plain = b"".join(kept)
-    head = ONE_TEXT_HEAD.match(plain)
-    text = _STRING.match(plain, head.end()) if head is not None else None
-    return plain if text is None or ONE_TEXT_TAIL.fullmatch(plain, text.end()) is None else text[0]
+    try:
+        (block,) = decode_one_text(plain)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return plain
+    return memoryview(block.text)
 
 
-def mark_at(content: bytes, at: int, low: int, high: int) -> tuple[int, int]:
-    """The mark whose name stands here, with one comma, within these bounds; the same number twice if it is none.
+def _mark_at(content: bytes, at: int, low: int) -> tuple[int, int]:
+    """Return where the mark begins and ends whose name stands at `at`, with one comma; (at, at) if it is none. What
+    stands before `low` belongs to another mark.
 
     JSON strings hold no bare quote, so what is found is structure and never the user's text.
     """
-    found = _MARK.match(content, at, high)
+    found = _WHOLE_MARK.match(content, at)
     if found is None:
         return at, at
     end = found.end()
     comma = _BEFORE_MARK.search(content, max(low, at - _BEFORE_MARK_BYTES), at)
     if comma is not None:
         return comma.start(), end
-    after = _AFTER_MARK.match(content, end, high)
+    after = _AFTER_MARK.match(content, end)
     return at, end if after is None else after.end()
 
 
-def named(*parts: bytes) -> str:
+def named(*parts: bytes | memoryview) -> str:
     """A short name for these parts, as only text is: XXH3, at a tenth of what sha256 takes. None of them holds a NUL:
     they are JSON, or printable."""
-    return and_rest(xxh3_64(parts[0]), parts[1:])
-
-
-def and_rest(name: xxh3_64, parts: Sequence[bytes]) -> str:
-    """The same where the first ones are in the name already."""
-    for part in parts:
+    name = xxh3_64(parts[0])
+    for part in parts[1:]:
         name.update(b"\0")
         name.update(part)
     return name.hexdigest()

@@ -16,6 +16,7 @@ local MEMBER_MS = 3000      -- a gateway silent for this long has no part of any
 local WAITS_MS = 300        -- a gateway silent for this long has no request that waits
 local NUMBERS_MS = 3600000  -- its last number is kept longer, because it may only have been paused
 local COUNTERS_MS = 900000  -- a tenant's or flow's counter is forgotten after this idle time
+local BUCKETS_MAX = 64      -- buckets of one count that are kept
 
 local me, number = ARGV[1], tonumber(ARGV[2])
 local report = cmsgpack.unpack(ARGV[3])
@@ -26,14 +27,15 @@ local NUMBER_MAX, SECONDS_MAX = 1e18, 1e12
 -- What a report says, in this order, and a letter for each value: `SHAPES` in policies/replicas/messages.py says what they mean.
 local SHAPES = {
   { 'standings', '--nnn--' }, { 'presence', 'nccc' }, { 'holdings', '-cccccccccc' }, { 'charges', '-nn--' },
-  { 'tallies', '-csnnnb-' }, { 'calls', '-nnns-' }, { 'under_way', '-c' }, { 'lefts', '--nn' },
+  { 'tallies', '-csbbn-' }, { 'calls', '-nnns-' }, { 'under_way', '-c' }, { 'lefts', '--nn' },
 }
 
 local function is_sound(kind, value)
   if kind == '-' then
     return true
   elseif kind == 'b' then
-    return type(value) == 'table' and is_sound('n', value[1]) and is_sound('n', value[2]) and is_sound('n', value[3])
+    return type(value) == 'table' and is_sound('n', value[1]) and is_sound('n', value[2]) and
+      is_sound('n', value[3]) and is_sound('n', value[4])
   elseif type(value) ~= 'number' or not (value >= -NUMBER_MAX and value <= NUMBER_MAX) then
     return false
   end
@@ -253,29 +255,50 @@ end
 
 -- What was counted ---------------------------------------------------------------------------------------------------
 
-local function counted(key, otherwise)
-  local found = redis.call('GET', key)
+-- A hash for each count, from the number of a bucket to what was counted in it.
+local function counted(found, otherwise)
   local ok, values = pcall(cmsgpack.unpack, found or '')
-  if ok and type(values) == 'table' and #values == 3 then
-    return values
-  end
-  return otherwise or { 0, 0, 0 }
+  return ok and type(values) == 'table' and #values == 4 and values or otherwise
+end
+
+local function each_of(bucket)
+  return string.format('%.0f', bucket)
 end
 
 local sums = {}
 for i, tally in ipairs(tallies) do
-  local name, period, ttl_s, engine_ms, requests, tokens, base, is_new = unpack(tally)
-  local key = KEYS[2] .. 'n:' .. string.format('%.0f', period) .. ':' .. name
-  local sum = counted(key, base)
-  if not before then
-    sum = { math.max(sum[1], base[1]), math.max(sum[2], base[2]), math.max(sum[3], base[3]) }
+  local name, bucket, ttl_s, more, base, since, is_lost = unpack(tally)
+  local key = KEYS[2] .. 'w:' .. name
+  local fields = {}
+  for each = math.min(bucket, math.max(math.floor(since), bucket - BUCKETS_MAX + 1)), bucket do
+    fields[#fields + 1] = each_of(each)
   end
-  if not is_repeated and (engine_ms ~= 0 or requests ~= 0 or tokens ~= 0) then
-    sum = { sum[1] + engine_ms, sum[2] + requests, sum[3] + tokens }
-    redis.call('SET', key, cmsgpack.pack(sum), 'EX', ttl_s)
+  local found = redis.call('HMGET', key, unpack(fields))
+  local reply = {}
+  for at = 1, #fields - 1 do
+    reply[at] = counted(found[at], { 0, 0, 0, 0 })
   end
-  local earlier = is_new and counted(KEYS[2] .. 'n:' .. string.format('%.0f', period - 1) .. ':' .. name) or { 0, 0, 0 }
-  sums[i] = { sum[1], sum[2], sum[3], earlier[1], earlier[2], earlier[3] }
+  local sum = counted(found[#fields], base)
+  if not before or is_lost then
+    for at = 1, 4 do
+      sum[at] = math.max(sum[at], base[at])
+    end
+  end
+  if not is_repeated and (is_lost or more[1] ~= 0 or more[2] ~= 0 or more[3] ~= 0 or more[4] ~= 0) then
+    for at = 1, 4 do
+      sum[at] = sum[at] + more[at]
+    end
+    if redis.call('HSET', key, each_of(bucket), cmsgpack.pack(sum)) > 0 then
+      for _, field in ipairs(redis.call('HKEYS', key)) do
+        if tonumber(field) <= bucket - BUCKETS_MAX then
+          redis.call('HDEL', key, field)
+        end
+      end
+    end
+    redis.call('EXPIRE', key, ttl_s)
+  end
+  reply[#fields] = sum
+  sums[i] = reply
 end
 
 -- Which interactions are open -----------------------------------------------------------------------------------------
@@ -284,7 +307,10 @@ local opened = {}
 for i, call in ipairs(calls) do
   local name, count, tokens, age_s, idle_s, is_over = unpack(call)
   local key = KEYS[2] .. 'i:' .. name
-  local known = counted(key)
+  local ok, known = pcall(cmsgpack.unpack, redis.call('GET', key) or '')
+  if not ok or type(known) ~= 'table' or #known ~= 3 then
+    known = { 0, 0, 0 }
+  end
   if is_over then
     redis.call('DEL', key)
     opened[i] = cjson.null

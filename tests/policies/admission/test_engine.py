@@ -114,7 +114,7 @@ def test_a_request_that_reaches_no_backend_is_tried_a_bounded_number_of_times() 
             now = wakeup_s
             attempts += len(dispatched(engine.woke(now)))
     assert attempts == LIMITS.attempts_max
-    assert [decision.reason for decision in decisions if isinstance(decision, Reject)] == [Refusal.BACKEND_FAILED]
+    assert [decision.reason for decision in decisions if isinstance(decision, Reject)] == [Refusal.NO_BACKEND]
     assert (engine.queued, engine.dispatched) == (0, 0)
 
 

@@ -48,11 +48,13 @@ class Admission(RuleBasedStateMachine):
             request = self.queued.pop(decision.id)  # nothing else can be dispatched or rejected
             if isinstance(decision, Dispatch):
                 assert request.arrived_s <= self.now < request.progress.deadline_s
+                assert not request.progress.rests
+                assert (request.progress.closed or {}).get(decision.backend, 0.0) <= self.now
                 assert self.engine.backends[decision.backend].healthy
                 self.dispatched[request.id] = (request, decision.backend)
                 self.was_dispatched.add(request.id)
             else:
-                if decision.reason is Refusal.BACKEND_FAILED:  # it was dispatched, and that has cost its prompt
+                if request.progress.attempts >= LIMITS.attempts_max:  # it was dispatched, and that has cost its prompt
                     self.settled[request.flow.tenant] += request.progress.charged / request.weight
                 else:
                     assert request.progress.charged == 0.0, "a rejected request was charged"
@@ -132,13 +134,17 @@ class Admission(RuleBasedStateMachine):
         self.apply(decisions)
 
     @precondition(lambda self: self.dispatched)
-    @rule(number=st.integers(0, 20), failure=st.sampled_from([Failure.REFUSED, Failure.UNREACHED]))
-    def comes_back(self, number: int, failure: Failure) -> None:
+    @rule(
+        number=st.integers(0, 20),
+        failure=st.sampled_from([Failure.REFUSED, Failure.UNREACHED, Failure.DROPPED]),
+        again_s=st.sampled_from([0.0, 0.0, 0.5, 3.0]),
+    )
+    def comes_back(self, number: int, failure: Failure, again_s: float) -> None:
         request_id = self.pick(number)
         request, _ = self.dispatched.pop(request_id)
         self.queued[request_id] = request
         attempts = request.progress.attempts
-        decisions = self.engine.failed(request_id, failure, self.now)
+        decisions = self.engine.failed(request_id, failure, self.now, None, again_s)
         assert request.progress.attempts == attempts + (failure is Failure.UNREACHED) <= LIMITS.attempts_max
         if request_id not in dispatched(decisions):
             waits_again = request.progress.state is State.QUEUED
@@ -213,7 +219,8 @@ class Admission(RuleBasedStateMachine):
     @invariant()
     def every_request_is_in_one_state(self) -> None:
         engine = self.engine
-        assert engine.queued == len(engine.policy) == len(self.queued)
+        resting = sum(request.progress.rests for request in self.queued.values())
+        assert engine.queued == len(engine.policy) + resting == len(self.queued)
         assert all(engine.requests.waiting.get(request_id) is request for request_id, request in self.queued.items())
         assert {(lease.request.id, lease.backend) for lease in engine.requests.leases.values()} == {
             (request_id, backend) for request_id, (_, backend) in self.dispatched.items()

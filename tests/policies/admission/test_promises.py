@@ -127,7 +127,8 @@ class World:
         del self.running[id]
         if what < 0.5:
             self.waiting[id] = request, pool
-            self.carry(pool, pool.failed(id, rng.choice([Failure.REFUSED, Failure.UNREACHED]), self.now))
+            failure = rng.choice([Failure.REFUSED, Failure.UNREACHED, Failure.DROPPED])
+            self.carry(pool, pool.failed(id, failure, self.now, None, rng.choice([0.0, 0.5, 9.0])))
             return
         service = ServiceTokens(prompt, rng.randint(0, request.output_tokens_max), rng.choice([None, 0, prompt]))
         if what < 0.9:
@@ -175,7 +176,7 @@ class World:
         for pool in self.pools:
             waiting = [request for request, its_pool in self.waiting.values() if its_pool is pool]
             assert pool.queued == len(waiting)
-            assert (pool.blocked is None) == (not waiting)
+            assert (pool.blocked is None) == (not [each for each in waiting if not each.progress.rests])
             for name, ledger in pool.backends.items():
                 if pool.blocked is not None and ledger.healthy and not ledger.leases:
                     found = {one.obstacles.get(name) for one in (pool.blocked, *pool.blocked.others)} - {None}

@@ -9,8 +9,8 @@ import pytest
 
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
-from policies.admission.memory import adopt, read, snapshot
 from policies.admission.named import named_policy
+from policies.admission.takeover import adopt, read, snapshot
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger

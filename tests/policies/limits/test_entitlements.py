@@ -13,9 +13,10 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.takeover import Setup, take_over
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
-from policies.limits.entitlements import ROOT, Entitlements, GroupSettings, Placing, Tree
 from policies.request import Request, ServiceTokens, of_batch
 from policies.settings import Contradiction
+from policies.tree.pool_tree import PoolTree
+from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 from tests.policies.making import make_request, policy_with
 from tests.policies.trees import parts, random_tree
 
@@ -28,7 +29,7 @@ ORDERS = ("fairserve", "wsc", "vtc", "rr", "dlpm", "d2lpm")
 def test_parts_are_those_of_the_definition_whoever_is_present(seed: int) -> None:
     rng = Random(seed)
     tree = random_tree(rng)
-    entitlements, running = Entitlements(tree), Counter[str]()
+    entitlements, running = PoolTree(tree), Counter[str]()
     for _ in range(60):
         name = rng.choice([*tree.tenants])
         if running[name] and rng.random() < 0.5:
@@ -46,7 +47,7 @@ def test_parts_are_those_of_the_definition_whoever_is_present(seed: int) -> None
 
 
 def test_without_groups_a_weight_is_the_configured_one() -> None:
-    entitlements = Entitlements()
+    entitlements = PoolTree()
     for name, weight in (("a", 0.3), ("b", 7.0)):
         entitlements.arrived(make_request(name), weight)
         assert entitlements.weight(name, weight) == weight
@@ -56,7 +57,7 @@ def test_work_that_can_wait_is_divided_by_the_same_groups_and_leaves_others_what
     tree = Tree(
         {"g": Placing(ROOT, GroupSettings(weight=3.0, guaranteed_share=0.9))}, {"a": Placing("g", GroupSettings())}
     )
-    entitlements = Entitlements(tree)
+    entitlements = PoolTree(tree)
     for name in ("a", "b", of_batch("a"), of_batch("b")):
         entitlements.arrived(make_request(name), 1.0)
     assert entitlements.share("a") == pytest.approx(0.9)

@@ -8,7 +8,7 @@ import pytest
 
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.fair_shares import Activity
-from policies.limits.quotas import DAY_S, MONTH_S, Quota, Quotas
+from policies.limits.quotas import DAY_S, MONTH_S, Quota, Quotas, Used
 from policies.replicas.messages import ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.tallies import SharedQuotas
@@ -34,7 +34,7 @@ def served(quotas: Quotas, tenants: int, *, seconds: int = 120) -> int:
             request = make_request(f"t{number}", prompt=100)
             if quotas.refusal(request, now) is None:
                 quotas.admitted(request, now)
-                quotas.ended(request, 100, now + 0.5)
+                quotas.ended(request, ServiceTokens(100, 0), now + 0.5)
                 tokens += 100
     return tokens
 
@@ -58,7 +58,7 @@ def test_the_limit_that_holds_is_named_with_its_group() -> None:
         "concurrent (group research)": 0,
     }
     assert quotas.refusal(make_request("other", prompt=1000), 0.0) is None
-    quotas.ended(request, 0, 1.0)
+    quotas.ended(request, ServiceTokens(0, 0), 1.0)
     assert quotas.refusal(make_request("t2", prompt=1), 1.0) is None
     assert quotas.under_way == {}
 
@@ -114,14 +114,15 @@ def test_work_that_can_wait_counts_for_the_tenant_that_pays() -> None:
 
 def test_a_month_slides_over_its_days() -> None:
     quotas = Quotas(Quota(tokens_per_month=BUDGET))
-    request = make_request("a", prompt=BUDGET)
-    quotas.admitted(request, MONTH_S - DAY_S)
-    quotas.ended(request, BUDGET, MONTH_S - DAY_S)
+    for day in (16, 1):
+        request = make_request("a", prompt=BUDGET // 2)
+        quotas.admitted(request, MONTH_S - day * DAY_S)
+        quotas.ended(request, ServiceTokens(BUDGET // 2, 0), MONTH_S - day * DAY_S)
     assert quotas.refusal(make_request("a", prompt=1), MONTH_S) is not None
     assert quotas.refusal(make_request("a", prompt=BUDGET // 2), MONTH_S + 15 * DAY_S) is None
     refused = quotas.refusal(make_request("a", prompt=BUDGET), MONTH_S + 15 * DAY_S)
     assert refused is not None
-    assert refused.retry_after_s == pytest.approx(15 * DAY_S)
+    assert refused.retry_after_s == pytest.approx(14.5 * DAY_S)
 
 
 def test_what_is_under_way_leaves_the_group_where_it_was_counted() -> None:
@@ -131,7 +132,7 @@ def test_what_is_under_way_leaves_the_group_where_it_was_counted() -> None:
     for request in requests:
         quotas.admitted(request, 0.0)
     quotas.set(Quotas(tenants={" other": Quota(concurrent=1)}, around={"t1": (" other",)}))
-    quotas.ended(requests[0], 250, 1.0)
+    quotas.ended(requests[0], ServiceTokens(250, 0), 1.0)
     quotas.withdrawn(requests[1], 1.0)
     assert quotas.under_way == {"t1": 1, RESEARCH: 1}
     quotas.set(grouped(Quota(concurrent=5, tokens_per_day=BUDGET)))
@@ -142,16 +143,17 @@ def test_the_sum_of_the_tenants_goes_on_for_their_group() -> None:
     quotas = grouped(Quota(tokens_per_day=1000, tokens_per_month=BUDGET, requests_per_month=50), tenants=3)
     at = 2 * MONTH_S + DAY_S
     quotas.month.epoch_s = quotas.day.epoch_s = at
+    used = [(30.6, 1000, 10**6), (29.9, 3, 300), (2, 3, 300), (0, 2, 200)]
     for tenant in ("t0", "t1", "t2", "other"):
-        quotas.go_on(int(at - 30 * DAY_S), tenant, "", 3, 300, 0, 0.0)
-        quotas.go_on(int(at - 2 * DAY_S), tenant, "", 3, 300, 0, 0.0)
-        quotas.go_on(int(at), tenant, "", 2, 200, 0, 0.0)
-        quotas.go_on(int(at - 90 * DAY_S), tenant, "", 1000, 10**6, 0, 0.0)
+        found = [
+            Used(at - ago * DAY_S, tenant, "", requests, ServiceTokens(tokens, 0), 0) for ago, requests, tokens in used
+        ]
+        quotas.go_on(found, 0.0)
     left = {limit.name: limit.remaining for limit in quotas.standing("t1", 0.0)}
     assert left == {
         "tokens_per_day (group research)": 1000 - 600,
-        "tokens_per_month (group research)": BUDGET - 600 - int(29 / 30 * 1800),
-        "requests_per_month (group research)": 50 - 6 - int(29 / 30 * 18) - 1,
+        "tokens_per_month (group research)": BUDGET - 2400,
+        "requests_per_month (group research)": 50 - 24,
     }
 
 
@@ -187,7 +189,7 @@ def test_replicas_keep_the_month_of_a_group_together(seed: int) -> None:
                 shared.quotas.admitted(request, now)
                 if is_sure:
                     taken += request.prompt_tokens
-                    shared.quotas.ended(request, request.prompt_tokens, now)
+                    shared.quotas.ended(request, ServiceTokens(request.prompt_tokens, 0), now)
                 else:
                     asked.append(request)
             report = ReplicaReport([], Activity(), [], [], shared.report(10), [], [], [], 0.0)
@@ -197,7 +199,7 @@ def test_replicas_keep_the_month_of_a_group_together(seed: int) -> None:
                     shared.quotas.withdrawn(request, now)
                 else:
                     taken += request.prompt_tokens
-                    shared.quotas.ended(request, request.prompt_tokens, now)
+                    shared.quotas.ended(request, ServiceTokens(request.prompt_tokens, 0), now)
     assert BUDGET * 0.95 <= taken <= BUDGET
 
 
@@ -241,9 +243,9 @@ def test_a_key_and_a_model_have_limits_of_their_own() -> None:
     assert left == {
         "requests": 0, "requests (key)": 0, "requests (model large)": 0, "requests (group team, model large)": 0,
     }  # fmt: skip
-    quotas.go_on(0, "a", "large", 1, 0, 0, 0.0)
-    assert quotas.day.counted("a large")[0].requests == 2 + 1
-    assert quotas.day.counted(" team large")[0].requests == 3 + 1
+    quotas.go_on([Used(0.0, "a", "large", 1, ServiceTokens(0, 0), 0)], 0.0)
+    assert quotas.day.sums("a large")[1] == 2 + 1
+    assert quotas.day.sums(" team large")[1] == 3 + 1
 
 
 def test_the_common_limits_of_a_model_are_of_each_tenant_that_has_the_common_ones() -> None:
@@ -256,14 +258,14 @@ def test_the_common_limits_of_a_model_are_of_each_tenant_that_has_the_common_one
     assert quotas.rules("  k") == quotas.rules(" gone") == quotas.rules("  k m") == (), "only tenants have the default"
     request = make_request("a", quota_names=quotas.names("a", "k", "m"))
     quotas.admitted(request, 0.0)
-    quotas.ended(request, 0, 6.0, 6.0)
+    quotas.ended(request, ServiceTokens(0, 0), 6.0, 6.0)
     refused = quotas.refusal(request, 6.0)
     assert refused is not None
     assert refused.limit is not None
     assert refused.limit.name == "engine_seconds_per_day (model m)"
     assert quotas.refusal(make_request("a"), 6.0) is None
     assert not Quotas(of_models={"m": Quota(concurrent=1)}).is_off
-    assert Quotas(of_models={"m": Quota(requests_per_month=1)}).longest_s == MONTH_S
+    assert Quotas(of_models={"m": Quota(requests_per_month=1)}).longest.window.longest_s == MONTH_S * 61 / 60
 
 
 def test_what_is_issued_holds_beside_what_is_configured_and_over_a_reload() -> None:

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.limits.quotas import Quota, Quotas
-from policies.limits.sliding_counts import SlidingCounts
+from policies.limits.sliding_counts import PARTS, SlidingCounts, rolling
 from policies.limits.throttle import Ceilings, Throttle, ThrottleSettings
+from policies.replicas.messages import BUCKETS_MAX
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens
 from tests.policies.making import make_request
 
@@ -19,80 +20,130 @@ NO_LIMITS = Ceilings()
 # --- counts ---
 
 
-def test_counts_slide_over_two_periods() -> None:
-    counts = SlidingCounts(60.0)
-    counts.at(30.0)
-    counts.of("a").requests += 10
-    assert counts.sliding("a", 30.0)[1] == 10
-    counts.at(90.0)
-    assert counts.sliding("a", 90.0)[1] == pytest.approx(5.0), "half of the period before has faded"
-    counts.of("a").requests += 2
-    assert counts.sliding("a", 90.0)[1] == pytest.approx(7.0)
-    counts.at(120.0)
-    assert counts.sliding("a", 120.0)[1] == pytest.approx(2.0)
-    counts.at(300.0)
-    assert counts.sliding("a", 300.0) == (0.0, 0.0, 0.0)
+def counting(members_max: int = 200_000, parts: int = PARTS) -> SlidingCounts:
+    return SlidingCounts(rolling(60.0, parts), members_max=members_max)
 
 
-@settings(max_examples=200)
+def add(counts: SlidingCounts, member: object, requests: int, now: float) -> None:
+    counts.at(now)
+    counts.add(member, (0, requests, 0, 0))
+
+
+def test_a_count_goes_with_its_bucket() -> None:
+    counts = counting()
+    add(counts, "a", 10, 30.5)
+    add(counts, "a", 2, 90.9)
+    assert counts.sums("a", 90.9)[1] == 12, "a part of its bucket is within the window"
+    assert counts.sums("a", 91.0)[1] == 2
+    assert counts.sums("a", 300.0) == (0, 0, 0, 0)
+
+
+@settings(max_examples=300)
 @given(
-    events=st.lists(st.floats(0.0, 20.0), min_size=1, max_size=60),
-    limit=st.integers(1, 20),
+    events=st.lists(
+        st.tuples(st.sampled_from([0.0, 0.01, 0.3, 0.99, 1.0, 1.7, 19.0, 58.9, 59.99, 60.0, 61.0]), st.integers(1, 30)),
+        max_size=80,
+    ),
+    limit=st.integers(20, 60),
+    parts=st.sampled_from([1, 7, PARTS]),
+    calendar=st.booleans(),
 )
-def test_the_time_that_is_named_is_when_one_more_is_allowed(events: list[float], limit: int) -> None:
-    counts = SlidingCounts(60.0)
+def test_no_window_holds_more_than_the_limit_and_the_time_that_is_named_is_exact(
+    events: list[tuple[float, int]], limit: int, parts: int, calendar: bool
+) -> None:
+    window = rolling(60.0, parts)
+    counts = SlidingCounts(window._replace(kept=1) if calendar else window)
+    admitted: list[tuple[float, int]] = []
     now = 0.0
-    allowed_s: list[float] = []
-    for step_s in events:
+    for step_s, amount in events:
         now += step_s
         counts.at(now)
-        found = counts.limit("requests", "requests", "a", 1, limit, now)
-        if found.reset_s == 0.0:
-            counts.of("a").requests += 1
-            allowed_s.append(now)
+        found = counts.limit("requests", 1, "a", amount, limit, now)
+        used = sum([each for then, each in admitted if window.bucket(then) >= counts.oldest])
+        assert (found.remaining, counts.sums("a", now)[1]) == (max(0, limit - used), used)
+        assert (found.reset_s == 0.0) == (used + amount <= limit)
+        if found.reset_s:
+            assert found.reset_s <= found.window_s
+            if amount <= limit:
+                assert counts.limit("requests", 1, "a", amount, limit, now + found.reset_s + 1e-6).reset_s == 0.0
+                assert counts.limit("requests", 1, "a", amount, limit, now + found.reset_s - 1e-6).reset_s > 0.0
             continue
-        assert found.remaining == 0
-        assert 0.0 < found.reset_s <= 120.0
-        early = SlidingCounts(60.0)
-        for then in allowed_s:
-            early.at(then)
-            early.of("a").requests += 1
-        early.at(now)
-        early.at(now + 0.999 * found.reset_s - 1e-6)
-        assert early.limit("requests", "requests", "a", 1, limit, now + 0.999 * found.reset_s - 1e-6).reset_s > 0.0
-        now += found.reset_s + 1e-6
-        counts.at(now)
-        assert counts.limit("requests", "requests", "a", 1, limit, now).reset_s == 0.0
+        counts.add("a", (0, amount, 0, 0))
+        admitted.append((now, amount))
+    for end_s, _ in admitted:
+        within = [each for then, each in admitted if then <= end_s and (
+            window.bucket(then) == window.bucket(end_s) if calendar else end_s - 60.0 < then
+        )]  # fmt: skip
+        assert sum(within) <= limit
+
+
+def test_who_asks_all_the_time_gets_nearly_all_of_the_limit() -> None:
+    quotas = Quotas(Quota(requests_per_minute=60))
+    served = 0
+    for number in range(36_000):
+        if quotas.refusal(make_request("a"), number / 10) is None:
+            quotas.admitted(make_request("a"), number / 10)
+            served += 1
+    assert 3600 / 1.02 <= served <= 3600
+    assert quotas.minute.window.kept <= BUCKETS_MAX, "the store keeps as many"
+
+
+def test_an_earlier_bucket_takes_what_is_given_back_and_what_others_say() -> None:
+    counts = counting()
+    counts.pending = {}
+    for second in (5, 7, 9):
+        add(counts, "a", second, second + 0.5)
+    counts.add("a", (0, -7, 0, 0), 7)
+    counts.add("a", (0, 2, 0, 0), 6)
+    counts.add("a", (0, -8, 0, 0), 3)
+    assert [counts.of("a", bucket)[1] for bucket in range(3, 10)] == [0, 0, 5, 2, 0, 0, 9]
+    counts.pending = {"a": {9: [0, 4, 0, 0, 1]}}
+    counts.answer("a", 8, (0, 3, 0, 0))
+    counts.answer("a", 9, (0, 20, 0, 0))
+    assert [counts.of("a", bucket)[1] for bucket in (8, 9)] == [3, 24]
+    assert counts.sums("a")[1] == 5 + 2 + 3 + 24
+    assert counts.answered("a") == 9
+    counts.at(66.0)
+    assert counts.sums("a")[1] == 2 + 3 + 24
 
 
 @pytest.mark.parametrize("jump_s", [-1e6, -61.0, 1e9])
 def test_a_clock_that_jumps_begins_anew(jump_s: float) -> None:
-    counts = SlidingCounts(60.0)
-    counts.at(1e7)
-    counts.of("a").requests += 100
+    counts = counting()
+    add(counts, "a", 100, 1e7)
     counts.at(1e7 + jump_s)
-    assert counts.sliding("a", 1e7 + jump_s)[1] == 0.0
-    counts.of("a").requests += 1
-    assert counts.sliding("a", 1e7 + jump_s)[1] == 1.0
+    assert counts.sums("a", 1e7 + jump_s)[1] == 0
+    counts.add("a", (0, 1, 0, 0))
+    assert counts.sums("a", 1e7 + jump_s)[1] == 1
+
+
+def test_a_clock_that_is_set_back_a_little_frees_nobody() -> None:
+    counts = counting()
+    add(counts, "a", 100, 1e7)
+    add(counts, "a", 1, 1e7 - 2.0)
+    assert counts.sums("a", 1e7 - 2.0)[1] == 101
 
 
 def test_members_are_bounded_and_the_silent_ones_forgotten() -> None:
-    counts = SlidingCounts(60.0, members_max=100)
-    counts.at(0.0)
+    counts = counting(100)
     for number in range(10_000):
-        counts.of(number).requests += 1
-        assert len(counts) <= 200
-    counts.at(200.0)
+        add(counts, number, 1, 0.0)
+        assert len(counts) <= 100
+    add(counts, "steady", 1, 50.0)
+    add(counts, "steady", 1, 100.0)
+    assert len(counts) <= 101
+    add(counts, "steady", 1, 150.0)
+    assert len(counts) == 1
+    counts.at(300.0)
     assert len(counts) == 0
 
 
 def test_members_that_are_invented_free_a_busy_one_of_nothing() -> None:
-    counts = SlidingCounts(60.0, members_max=100)
-    counts.at(0.0)
-    counts.of("busy").requests += 50
+    counts = counting(100)
+    add(counts, "busy", 50, 0.0)
     for number in range(1000):
-        counts.of(number).requests += 1
-    assert counts.sliding("busy", 0.0)[1] == 50.0
+        add(counts, number, 1, 0.0)
+    assert counts.sums("busy", 0.0)[1] == 50
 
 
 # --- settings ---
@@ -236,7 +287,7 @@ def test_concurrent_requests_make_room_when_they_end() -> None:
     assert isinstance(refused, Refused)
     assert refused.limit is not None
     assert refused.limit.name == "concurrent"
-    quotas.ended(first, 10, 0.0)
+    quotas.ended(first, ServiceTokens(10, 0), 0.0)
     assert isinstance(admit(quotas), Request)
 
 
@@ -244,7 +295,7 @@ def test_a_budget_per_day_is_spent_by_what_was_answered() -> None:
     quotas = Quotas(Quota(tokens_per_day=1000))
     first = admit(quotas)
     assert isinstance(first, Request)
-    quotas.ended(first, 995, 1.0)
+    quotas.ended(first, ServiceTokens(995, 0), 1.0)
     refused = admit(quotas, now=2.0)
     assert isinstance(refused, Refused)
     assert refused.retry_after_s > 3600

@@ -13,6 +13,7 @@ from policies.admission.decisions import Dispatch, Failure
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.fair_shares import Activity
 from policies.limits.quotas import DAY_S, MINUTE_S, Quota, Quotas
+from policies.limits.sliding_counts import PARTS
 from policies.replicas.messages import ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.tallies import SharedQuotas
@@ -42,7 +43,7 @@ EVENTS = st.one_of(
 
 @settings(max_examples=300)
 @given(events=st.lists(EVENTS, max_size=60))
-def test_each_period_counts_what_was_taken_in_it(events: list[Any]) -> None:
+def test_each_bucket_counts_what_was_taken_in_it(events: list[Any]) -> None:
     """What a request took counts when it came, up to its estimate; what it took beyond that counts when it ended."""
     quotas = Quotas(Quota(tokens_per_day=10**9))
     expected: dict[tuple[float, str, int], list[int]] = defaultdict(lambda: [0, 0])
@@ -51,7 +52,7 @@ def test_each_period_counts_what_was_taken_in_it(events: list[Any]) -> None:
 
     def add(tenant: str, then: float, requests: int, tokens: int) -> None:
         for window_s in (MINUTE_S, DAY_S):
-            sums = expected[window_s, tenant, int(then // window_s)]
+            sums = expected[window_s, tenant, int(then // (window_s / PARTS))]
             sums[0] += requests
             sums[1] += tokens
 
@@ -68,7 +69,7 @@ def test_each_period_counts_what_was_taken_in_it(events: list[Any]) -> None:
                 quotas.withdrawn(request, now)
                 add(tenant, then, -1, -estimate)
             else:
-                quotas.ended(request, taken, now)
+                quotas.ended(request, ServiceTokens(taken, 0), now)
                 add(tenant, then if taken < estimate else now, 0, taken - estimate)
         else:
             tenant, estimate = event
@@ -79,9 +80,9 @@ def test_each_period_counts_what_was_taken_in_it(events: list[Any]) -> None:
         for window_s, counts in ((MINUTE_S, quotas.minute), (DAY_S, quotas.day)):
             counts.at(now)
             for tenant in "ab":
-                for ago, count in enumerate(counts.counted(tenant)[:2]):
-                    sums = expected[window_s, tenant, int(now // window_s) - ago]
-                    assert [count.requests, count.tokens] == sums
+                for bucket in range(counts.oldest, counts.bucket + 1):
+                    sums = expected[window_s, tenant, bucket]
+                    assert [*counts.of(tenant, bucket)[1:3]] == sums
                     assert min(sums) >= 0
         waiting = [request.flow.tenant for request, _ in under_way]
         assert quotas.under_way == {tenant: waiting.count(tenant) for tenant in set(waiting)}
@@ -89,29 +90,29 @@ def test_each_period_counts_what_was_taken_in_it(events: list[Any]) -> None:
 
 @settings(max_examples=200)
 @given(events=st.lists(EVENTS, max_size=80))
-def test_no_more_is_served_in_a_minute_than_its_limit(events: list[Any]) -> None:
+def test_no_more_is_served_in_any_minute_than_its_limit(events: list[Any]) -> None:
     limit = 1500
     quotas = Quotas(Quota(tokens_per_minute=limit))
-    taken: dict[tuple[str, int], int] = defaultdict(int)
-    under_way: list[tuple[Request, int]] = []
+    taken: list[tuple[str, float, int]] = []
+    under_way: list[tuple[Request, float]] = []
     now = 0.0
     for event in events:
         if isinstance(event, float):
             now += event
         elif isinstance(event, Ends):
             if under_way:
-                request, minute = under_way.pop(event.which % len(under_way))
+                request, then = under_way.pop(event.which % len(under_way))
                 tokens = int(min(1.0, event.part) * request.prompt_tokens)
-                quotas.ended(request, tokens, now)
-                taken[request.flow.tenant, minute] += tokens
+                quotas.ended(request, ServiceTokens(tokens, 0), now)
+                taken.append((request.flow.tenant, then, tokens))
         else:
             request = make_request(event[0], prompt=event[1])
             if quotas.refusal(request, now) is None:
                 quotas.admitted(request, now)
-                under_way.append((request, int(now // MINUTE_S)))
-    for request, minute in under_way:
-        taken[request.flow.tenant, minute] += request.prompt_tokens
-    assert max(taken.values(), default=0) <= limit
+                under_way.append((request, now))
+    taken += [(request.flow.tenant, then, request.prompt_tokens) for request, then in under_way]
+    for tenant, end_s, _ in taken:
+        assert sum([tokens for of, then, tokens in taken if of == tenant and end_s - MINUTE_S < then <= end_s]) <= limit
 
 
 @pytest.mark.parametrize(("window_s", "quota"), [(MINUTE_S, "tokens_per_minute"), (DAY_S, "tokens_per_day")])
@@ -119,15 +120,15 @@ def test_no_more_is_served_in_a_minute_than_its_limit(events: list[Any]) -> None
 def test_what_ends_unserved_in_a_later_period_gives_that_one_nothing(window_s: float, quota: str, way: str) -> None:
     quotas = Quotas(Quota(**{quota: 1000}))
     requests = [make_request(prompt=100) for _ in range(10)]
-    now = 10 * window_s - 1.0
+    now = 10 * window_s - 0.5
     for request in requests:
         assert quotas.refusal(request, now) is None
         quotas.admitted(request, now)
-    now += 2.0
+    now += 1.0
     assert quotas.refusal(make_request(prompt=100), now) is not None
     for request in requests:
         if way == "ended":
-            quotas.ended(request, 0, now)
+            quotas.ended(request, ServiceTokens(0, 0), now)
         else:
             quotas.withdrawn(request, now)
     served = 0
@@ -136,7 +137,7 @@ def test_what_ends_unserved_in_a_later_period_gives_that_one_nothing(window_s: f
         then = now + number * (window_s - 2.0) / 1000
         if quotas.refusal(request, then) is None:
             quotas.admitted(request, then)
-            quotas.ended(request, 10, then)
+            quotas.ended(request, ServiceTokens(10, 0), then)
             served += 10
     assert served == 1000, "what was not taken in the period before is free, and no more"
 
@@ -145,7 +146,7 @@ def test_what_a_request_takes_beyond_its_estimate_counts_when_it_ends() -> None:
     quotas = Quotas(Quota(tokens_per_minute=100))
     request = make_request(prompt=10)
     quotas.admitted(request, 0.0)
-    quotas.ended(request, 100, 130.0)
+    quotas.ended(request, ServiceTokens(100, 0), 130.0)
     assert quotas.refusal(make_request(prompt=20), 131.0) is not None
 
 
@@ -154,12 +155,12 @@ def test_seconds_at_engines_count_for_each_answer_of_a_request_when_it_ends() ->
     request = make_request("t", sequences=4)
     quotas.admitted(request, 0.0)
     assert [limit.remaining for limit in quotas.standing("t", 0.0)] == [20, 100]
-    quotas.ended(request, request.prompt_tokens, 4.0, ran_s=4.0)
+    quotas.ended(request, ServiceTokens(request.prompt_tokens, 0), 4.0, ran_s=4.0)
     assert [limit.remaining for limit in quotas.standing("t", 4.0)] == [4, 84]
     second = make_request("t")
     assert quotas.refusal(second, 4.0) is None
     quotas.admitted(second, 4.0)
-    quotas.ended(second, 0, 14.0, ran_s=4.0)
+    quotas.ended(second, ServiceTokens(0, 0), 14.0, ran_s=4.0)
     refused = quotas.refusal(make_request("t"), 14.0)
     assert refused is not None
     assert refused.limit is not None
@@ -199,6 +200,6 @@ def test_replicas_count_seconds_at_engines_together() -> None:
             shared.receive(store.exchange(str(name), number, report, int(now * 1000)).counted, 2, [])
             if request is not None:
                 ran_s += 7.0
-                shared.quotas.ended(request, 10, now, ran_s=7.0)
+                shared.quotas.ended(request, ServiceTokens(10, 0), now, ran_s=7.0)
             assert number < 4 or not asked or ran_s > 800, "far from the limit nobody asks"
     assert 1000 <= ran_s <= 1000 + 3 * 7, "what ran, or was not reported yet, when it was used up"

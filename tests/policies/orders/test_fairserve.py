@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.admission.engine import AdmissionEngine
-from policies.admission.memory import adopt, read, snapshot
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
+from policies.admission.takeover import adopt, read, snapshot
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.output_lengths import ENOUGH
 from policies.limits.throttle import Ceilings, ThrottleSettings

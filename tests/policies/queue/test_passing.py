@@ -11,7 +11,7 @@ from policies.orders.fairserve import FairServe
 from policies.queue.backlog import Backlog
 from policies.queue.counters import Member
 from policies.queue.tenants_and_flows import CALLS_PASSED
-from policies.request import Request
+from policies.request import Request, of_batch
 from tests.policies.making import make_request
 
 
@@ -29,10 +29,10 @@ def test_a_call_inside_an_interaction_passes_the_oldest() -> None:
 
 def test_what_passes_a_start_that_is_held_does_not_count() -> None:
     backlog = Backlog(flows_max=10)
-    backlog.hold(queued(backlog, make_request()))
+    backlog.sleep_start(queued(backlog, make_request()))
     for _ in range(2 * CALLS_PASSED):
         backlog.take(queued(backlog, make_request(), is_inside=True))
-    backlog.release(lambda start: True)
+    backlog.wake_starts(lambda start: True)
     inside = queued(backlog, make_request(), is_inside=True)
     assert backlog.head() is inside
 
@@ -153,17 +153,6 @@ def test_a_newcomer_begins_at_the_rank_with_which_the_last_tenant_left() -> None
     assert newcomer.counter == 50.0
 
 
-def test_a_tenant_is_ahead_of_a_start_that_is_held_beyond_the_window() -> None:
-    backlog = Backlog(flows_max=10, windows=(100.0, 0.0))
-    backlog.hold(queued(backlog, make_request("waits")))
-    request = queued(backlog, make_request("goes"))
-    backlog.take(request)
-    backlog.charge(request, 100.0)
-    assert not backlog.is_ahead("goes")
-    backlog.charge(request, 101.0)
-    assert backlog.is_ahead("goes")
-
-
 def test_of_starts_that_are_held_that_of_the_tenant_with_least_service_is_next() -> None:
     backlog = Backlog(flows_max=10)
     served = queued(backlog, make_request("served"))
@@ -171,28 +160,45 @@ def test_of_starts_that_are_held_that_of_the_tenant_with_least_service_is_next()
     poor = queued(backlog, make_request("poor"))
     backlog.charge(served, 10.0)
     for start in (poor, queued(backlog, make_request("served"))):
-        backlog.hold(start)
-    assert backlog.held() is poor
+        backlog.sleep_start(start)
+    assert backlog.first_start() is poor
 
 
-def test_nothing_is_asleep_after_a_start_was_released() -> None:
+def test_a_start_that_sleeps_holds_up_nothing_else_and_goes_first_when_it_wakes() -> None:
     backlog = Backlog(flows_max=10)
     for _ in range(3):
         start = queued(backlog, make_request("a", user="x"))
-        backlog.hold(start)
+        backlog.sleep_start(start)
         assert backlog.head() is None
         queued(backlog, make_request("a", user="y"), is_inside=True)
-        queued(backlog, make_request("a", user="z"))
-        call = backlog.head()
-        assert call is not None
-        backlog.take(call)
-        assert backlog.head() is None
-        backlog.release(lambda start: True)
-        tenant = backlog.tenant("a")
-        assert tenant is not None
-        assert tenant.asleep == []
-        while (head := backlog.head()) is not None:
+        other = queued(backlog, make_request("a", user="x"))
+        for _ in range(2):
+            head = backlog.head()
+            assert head is not None
+            assert head is not start
             backlog.take(head)
+        assert other not in backlog.starts
+        assert backlog.head() is None
+        backlog.wake_starts(lambda start: True)
+        assert not backlog.starts
+        assert backlog.head() is start
+        backlog.take(start)
+
+
+def test_of_what_sleeps_at_a_node_the_line_that_goes_first_wakes_first() -> None:
+    backlog = Backlog(flows_max=10)
+    batch, others = (queued(backlog, make_request(name)) for name in (of_batch("a"), "b"))
+    for request in (batch, others):
+        backlog.sleep_at(request, "g")
+    served = backlog.tenant("b")
+    assert served is not None
+    served.counter = 1000.0
+    backlog.wake_at(lambda request: True)
+    assert backlog.head() is others, "though the line of batch has received less"
+    backlog.take(others)
+    backlog.wake_at(lambda request: True)
+    assert backlog.head() is batch
+    assert not backlog.full
 
 
 def test_what_was_forgotten_is_free_though_nothing_looks_for_cycles() -> None:

@@ -52,14 +52,16 @@ def test_without_the_others_each_has_an_equal_part_of_what_is_left(gateways: int
     assert max(parts) <= 1.05 * min(parts)
 
 
-def test_of_a_minute_that_is_over_or_not_answered_for_nothing_is_reserved() -> None:
+def test_of_a_second_that_is_over_or_not_answered_for_nothing_is_reserved() -> None:
     [shared] = told(1)
     shared.quotas.admitted(make_request(), 59.0)
-    shared.quotas.admitted(make_request(), 61.0)
-    over, present = sorted(shared.report(10)[:2], key=lambda tally: tally.period)
-    assert (over.period, present.period) == (0, 1)
-    assert over.base[1] + over.requests == USED + 1
-    assert present.base[1] + present.requests == 1, "nor of one that nobody has answered for yet"
+    shared.quotas.admitted(make_request(), 59.5)
+    shared.quotas.admitted(make_request(), 60.5)
+    first, over, present = sorted(shared.report(10)[:3], key=lambda tally: tally.bucket)
+    assert (first.bucket, over.bucket, present.bucket) == (0, 59, 60)
+    assert first.base[1] + first.more[1] == USED
+    assert over.base[1] + over.more[1] == 2
+    assert present.base[1] + present.more[1] == 1, "nor of one that nobody has answered for yet"
 
 
 def test_nothing_is_reserved_before_it_is_known_what_is_left() -> None:
@@ -68,5 +70,5 @@ def test_nothing_is_reserved_before_it_is_known_what_is_left() -> None:
     shared = SharedQuotas(quotas, epoch_s=0.0)
     quotas.admitted(make_request("t"), 0.0)
     [report] = shared.report(10)
-    assert (report.requests, report.is_new) == (1, True)
+    assert (report.more[1], report.since) == (1, 0)
     assert not shared.is_sure(make_request("t"), 0.0), "no answer has come yet"

@@ -8,12 +8,13 @@ import pytest
 
 from policies.capacity.fair_shares import Activity
 from policies.limits.quotas import Quota, Quotas
-from policies.limits.sliding_counts import SlidingCounts
+from policies.limits.sliding_counts import SlidingCounts, rolling
 from policies.queue.backlog import Backlog
 from policies.replicas.messages import Charge, Holding, ReplicaReport, ReplicaView, is_answer
 from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.shared_counters import SharedCounters
 from policies.replicas.tallies import SharedCounts, SharedQuotas
+from policies.request import ServiceTokens
 from tests.policies.making import make_request
 
 
@@ -31,14 +32,14 @@ def test_counters_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
 
 
 def test_counts_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
-    counts = SlidingCounts(60.0, members_max=8)
+    counts = SlidingCounts(rolling(60.0), members_max=8)
     shared = SharedCounts("users", counts, epoch_s=0.0)
     for number in range(100):
         counts.at(10.0 * number)
-        count = counts.of(number)
-        count.requests += 1
-        counts.note_change(number, count)
-    assert len(shared.report(1000)) == 8
+        counts.add(number, (0, 1, 0, 0))
+    assert counts.pending is not None
+    assert len(counts.pending) == 8
+    assert len(shared.report(1000)) == 7, "the eighth no longer counts"
 
 
 @pytest.mark.parametrize(
@@ -78,13 +79,15 @@ class Gateway:
         self.shared.receive(view.counted, 2, [])
 
     def tokens(self) -> tuple[int, int]:
-        """Counted in this minute, and in the one before."""
-        count, before, _ = self.quotas.minute.counted("t")
-        return count.tokens, before.tokens
+        """Counted in and after the second 60, and before."""
+        counts = self.quotas.minute
+        each = {bucket: counts.of("t", bucket)[2] for bucket in range(counts.oldest, counts.bucket + 1)}
+        before = sum([tokens for bucket, tokens in each.items() if bucket < 60])
+        return sum(each.values()) - before, before
 
 
 @pytest.mark.parametrize("told_s", [[], [58.5], [58.5, 61.5], [61.5]], ids=str)
-def test_what_ends_in_a_later_minute_is_taken_back_from_the_minute_that_all_gateways_count(told_s: list[float]) -> None:
+def test_what_ends_later_is_taken_back_from_the_second_that_all_gateways_count(told_s: list[float]) -> None:
     exchange = ReferenceStore()
     one, other = Gateway("one", exchange), Gateway("other", exchange)
     for gateway in (one, other):
@@ -94,8 +97,8 @@ def test_what_ends_in_a_later_minute_is_taken_back_from_the_minute_that_all_gate
         for now in told_s:
             gateway.quotas.admitted(make_request("t", prompt=7), now)
             gateway.tells(now)
-        gateway.quotas.ended(gone, 0, 62.0)
-        gateway.quotas.ended(served, 60, 62.0)
+        gateway.quotas.ended(gone, ServiceTokens(0, 0), 62.0)
+        gateway.quotas.ended(served, ServiceTokens(60, 0), 62.0)
         gateway.tells(62.5)
         if gateway is one:
             assert gateway.tokens()[1] == 50 + 7 * len([now for now in told_s if now < 60])
@@ -116,3 +119,21 @@ def test_what_ends_in_a_later_minute_is_taken_back_from_the_minute_that_all_gate
     for gateway in (one, other):
         assert min(gateway.tokens()) >= 0
         assert gateway.tokens()[1] >= before[0]
+
+
+def test_what_another_gateway_had_reserved_is_free_once_it_is_taken_back() -> None:
+    exchange = ReferenceStore()
+    one, other = Gateway("one", exchange), Gateway("other", exchange)
+
+    def asks(gateway: Gateway, now: float) -> None:
+        gateway.quotas.admitted(make_request("t", prompt=7), now)
+        gateway.tells(now)
+
+    for now in (10.0, 10.1):
+        asks(one, now)
+    for now in (10.2, 11.0):
+        asks(other, now)
+    assert other.quotas.minute.of("t", 10)[2] > 3 * 7, "with what is reserved"
+    one.tells(11.1)
+    asks(other, 12.0)
+    assert other.quotas.minute.of("t", 10)[2] == 3 * 7

@@ -16,10 +16,9 @@ from policies.replicas.messages import REPORTED_MAX
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.reference_store import ReferenceStore
 from policies.request import Claim, Request, ServiceTokens
+from tests.policies.capacity.test_working_set import HOLD_S, K, teach
 from tests.policies.making import dispatched, make_request
 
-K = 10_000
-HOLD_S = 5.0
 WINDOW = 1000.0
 
 
@@ -43,9 +42,7 @@ class Gateways:
         """Tokens that count, as of each start."""
         for engine in self.engines:
             engine.add_backend("one", max_num_seqs=64)
-            for number in range(40):
-                tokens = 100 + 50 * (number % 5)
-                engine.backends["one"].prefill_rate.observed(tokens, 0.0, 0.01 + tokens * HOLD_S / K)
+            teach(engine)
         self.replicas = [PoolReplica(engine) for engine in self.engines]
         self.rounds = [0] * count
         self.scraped()
@@ -187,6 +184,7 @@ def test_without_the_others_each_has_an_equal_part_and_the_whole_again_with_them
 
 def test_a_report_names_so_many_tenants_and_sums_the_others() -> None:
     pool = Gateways(2)
+    teach(pool.engines[0], [f"t{number}" for number in range(REPORTED_MAX + 10)])
     for number in range(REPORTED_MAX + 10):
         [name] = pool.asks(0, f"t{number}", f"i{number}", 10 if number < 20 else 30)
         pool.answers(name)

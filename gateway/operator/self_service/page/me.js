@@ -1,47 +1,83 @@
-// The page of one tenant: asks with its key how it stands, and shows that.
+// The page of one tenant: what it gets, what it is due, why it waited, and what is left.
 
 import { bar } from "./draw.js";
+import { list, story } from "./requests.js";
 import { TokenAsked, ask, hasToken, keepToken } from "./stream.js";
-import { clock, count, element, fill, percent, seconds, spaced } from "./words.js";
+import { byHour, used } from "./usage.js";
+import { clock, count, element, fill, percent, place, seconds, short, spaced } from "./words.js";
 
 const AGAIN_MS = 5000;
-const place = (id) => document.getElementById(id);
-const row = (name, numbers, drawn = null) => element("li", {}, element("b", {}, name), element("p", {}, numbers), drawn);
-const list = (rows, empty) => (rows.length ? element("ul", { class: "bars" }, ...rows) : element("p", { class: "empty" }, empty));
-const short = (number) => number.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
+const MINUTES_SHOWN = 10;
+const SHARES = ["guaranteed_share", "max_share", "lending_limit", "borrowing_limit"];
+const numbers = (text) => element("span", { class: "numbers" }, text);
+const row = (name, said, drawn = null) => element("li", {}, element("b", {}, name), " ", numbers(said), drawn);
+const about = (...text) => element("p", { class: "about" }, ...text);
 
+let me = null;
 let timer = 0;
 
-function show(me) {
-  const terms = ({ name, ...rest }) => row(name, Object.entries(rest).map(([term, value]) => `${spaced(term)} ${value}`).join(", "));
-  fill(place("place-body"), list(me.place.map(terms), ""));
-  const limit = (one) => row(spaced(one.name), `${short(one.remaining)} of ${short(one.limit)} left`
-    + (one.reset_s ? `, again in ${seconds(one.reset_s)}` : ""), bar(one.remaining / one.limit));
-  fill(place("limits-body"), list(me.limits.map(limit), "None is set."));
-  const recently = me.pools.map((pool) => received(`${pool.pool}, last ${seconds(me.recently_s)}`, pool.recently));
-  const long = Object.entries(me.usage ?? {}).map(([name, used]) => received(`last ${name}`, used, said(used)));
-  fill(place("received-body"), list([...recently, ...long], ""));
-  fill(place("pools-body"), ...me.pools.flatMap((pool) => [
-    element("h3", {}, pool.pool),
-    list([stands("interactive", pool.interactive), stands("batch", pool.batch)], ""),
-    list(pool.requests.map((one) => row(one.request_id, `${one.app}, ${one.state} for ${seconds(one.age_s)}`)), "No request waits or runs."),
-    pool.requests_left_out ? element("p", { class: "more" }, `And ${pool.requests_left_out.toLocaleString("en")} more.`) : null,
-  ]));
-  place("place-head").textContent = `Place of ${me.tenant}`;
+function show() {
+  place("received-head").textContent = `What ${me.tenant} gets, and what it is due`;
+  fill(place("now-body"), ...me.pools.flatMap(now));
+  const long = Object.entries(me.usage ?? {}).map(([name, one]) => received(`Last ${name}`, one, `; ${used(one)}`));
+  fill(place("received-body"),
+    element("ul", { class: "bars" },
+      ...me.pools.map((pool) => received(`${of(pool)}Last ${seconds(me.recently_s)}`, pool.recently)), ...long),
+    about("Due is your part by weight and groups, and what others leave, but no more than you asked for. Your place: ",
+      me.place.map(terms).join(" › "), "."),
+    ...(me.hours ? byHour(me.hours) : [about("What you used by the hour is not counted here.")]));
+  const limits = me.limits.map((one) => row(spaced(one.name), `${short(one.remaining)} of ${short(one.limit)} left`
+    + (one.reset_s ? `, again in ${seconds(one.reset_s)}` : ""), bar([[one.remaining / one.limit, "c0"]])));
+  fill(place("limits-body"), limits.length ? element("ul", { class: "bars" }, ...limits) : about("No limit is set for you."));
+  requests();
+}
+
+const of = (pool) => (me.pools.length > 1 ? `${pool.pool}: ` : "");
+
+function terms({ name, ...set }) {
+  const said = Object.entries(set).map(([term, value]) => `${spaced(term)} ${SHARES.includes(term) ? percent(value) : value}`);
+  return said.length ? `${name} (${said.join(", ")})` : name;
+}
+
+function now(pool) {
+  const { interactive, batch } = pool;
+  const waiting = interactive.queued_requests + batch.queued_requests;
+  const running = interactive.running_requests + batch.running_requests;
+  const told = interactive.expected_wait_s === null ? "how long one that comes now waits cannot be said yet"
+    : interactive.expected_wait_s ? `one that comes now waits ${interactive.expected_wait_range_s.map(seconds).join(" to ")}` : "one that comes now starts at once";
+  const oldest = Math.max(interactive.oldest_wait_s, batch.oldest_wait_s);
+  const waits = waiting ? `${count(waiting, "request")} of yours wait${waiting === 1 ? "s" : ""}, the oldest for ${seconds(oldest)}`
+    : "Nothing of yours waits";
+  const open = pool.requests.map((one) => element("li", {}, element("span", { class: "id" }, one.request_id),
+    ` ${one.app}, ${one.state === "dispatched" ? "runs, came" : "waits, came"} ${seconds(one.age_s)} ago`));
+  return [
+    element("p", { class: "sentence", "data-state": waiting ? "limited" : "open" },
+      `${of(pool)}${waits}; ${running} run${running === 1 ? "s" : ""}; ${told}.`),
+    waiting && pool.waits_for ? about(`The next request of all teams waits ${pool.waits_for}; the others wait for their turn.`) : null,
+    about(`Your part of the engines now: ${percent(interactive.share ?? 0)}, if all who ask want more.`,
+      batch.queued_requests + batch.running_requests ? ` Of work that can wait, ${batch.queued_requests} wait and ${batch.running_requests} run.` : ""),
+    open.length ? element("details", {}, element("summary", {}, count(open.length + pool.requests_left_out, "request")),
+      element("ul", {}, ...open), pool.requests_left_out ? about(`And ${count(pool.requests_left_out, "more", "more")}.`) : null) : null,
+  ].filter(Boolean);
 }
 
 function received(name, { service_received: got, service_due: due }, more = "") {
-  return row(name, `${short(got)} of ${short(due)}${more}`, bar(due ? got / due : 0));
+  const ratio = due ? got / due : 1;
+  return row(name, `${due ? `${percent(ratio)} of what was due` : "nothing was due"}${more}`, due ? bar([[ratio, "c0"]]) : null);
 }
 
-function said(used) {
-  const cost = used.cost === undefined || used.cost === null ? "" : `, costs ${used.cost.toFixed(2)}`;
-  return `; ${short(used.input_tokens + used.output_tokens)} tokens, ${count(used.requests, "request")}${cost}`;
-}
-
-function stands(name, one) {
-  const share = one.share === undefined ? "" : `, its part now ${percent(one.share)}`;
-  return row(name, `${one.queued_requests} wait, ${one.running_requests} run${share}; one that comes now waits about ${seconds(one.expected_wait_s)}`);
+// One row for each minute: how long its requests waited, and why the slowest of them did.
+function requests() {
+  const filter = place("request-filter").value.trim().toLowerCase();
+  const told = ({ minute }) => `${count(minute.requests, "request")}, waited ${seconds(minute.wait_s_mean)} on average`
+    + `${minute.not_served ? `, ${minute.not_served} not served: ${minute.reason_is}` : ""}. The slowest: ${story(minute.slowest)}`;
+  const rows = me.minutes.map((minute) => ({ ...minute.slowest, minute }));
+  const text = (one) => [clock(one.arrived_at_s), one.app, one.model, one.state, one.request_id, told(one)].join(" ").toLowerCase();
+  const found = rows.filter((one) => text(one).includes(filter));
+  const of = (one) => [one.app, " ", element("span", { class: "id" }, one.request_id)];
+  fill(place("requests-body"), ...(found.length ? list(found.slice(0, MINUTES_SHOWN), of, told) :
+    [about(rows.length ? "No minute has this." : "No request of yours has ended since the gateway began.")]),
+  found.length > MINUTES_SHOWN ? about(`And ${found.length - MINUTES_SHOWN} earlier minutes: ask for one above, such as 10:12.`) : null);
 }
 
 function linked(state, text) {
@@ -50,6 +86,7 @@ function linked(state, text) {
   place("link").dataset.state = state;
   place("link").textContent = text;
   document.body.classList.toggle("stale", state === "away");
+  if (state === "token") place("token").focus();
 }
 
 async function look() {
@@ -57,15 +94,14 @@ async function look() {
   try {
     const answer = await ask("../me");
     if (!answer.ok) throw new Error((await answer.json()).error?.message ?? `status ${answer.status}`);
-    show(await answer.json());
+    me = await answer.json();
+    show();
     document.body.dataset.shown = "yes";
     linked("live", "live");
   } catch (error) {
     if (error instanceof TokenAsked) {
       place("token-wrong").hidden = !hasToken();
-      linked("token", "asks for your key");
-      place("token").focus();
-      return;
+      return linked("token", "asks for your key");
     }
     linked("away", `no answer at ${clock(Date.now() / 1000)} (${error.message}); asking again`);
   }
@@ -78,8 +114,6 @@ place("token-form").addEventListener("submit", (event) => {
   place("token").value = "";
   look();
 });
+place("request-filter").addEventListener("input", () => me && requests());
 if (hasToken()) look();
-else {
-  linked("token", "asks for your key");
-  place("token").focus();
-}
+else linked("token", "asks for your key");

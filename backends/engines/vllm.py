@@ -1,10 +1,11 @@
-"""How does vLLM, 0.8.5 to 0.33, name its gauges and refuse work? Detected from the page, never from a version."""
+"""vLLM, 0.8.5 to 0.33: its gauges and refusals. What a page has is detected, never deduced from a version."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from backends.answers.answer_usage import is_drained
+from backends.engines.adapter import VALUE_MAX, Adapter, count
 from backends.promtext import Sample, lines_of, samples
 from backends.vllm_plugin.steps import PATH as STEPS_PATH
 from policies.capacity.gauges import Gauges
@@ -20,20 +21,21 @@ _SUMMED: Final = {
 _BY_REASON: Final = ("vllm_num_requests_waiting_by_reason",)
 _KV_USAGE: Final = ("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")
 _CONFIG: Final = "vllm_cache_config_info"
-_VALUE_MAX: Final = 1e15
-"""A gauge beyond that says nothing."""
 _NAMES: Final = (*[name for names in _SUMMED.values() for name in names], *_BY_REASON, *_KV_USAGE, _CONFIG)
 _LINES: Final = lines_of(_NAMES)
 # The mount at /metrics/ knows name[]; the route /metrics does not. Colons as vLLM registers them.
 _FILTERED: Final = "/metrics/?" + "&".join(f"name[]={name.replace('vllm_', 'vllm:', 1)}" for name in _NAMES)
 
 
-class VllmAdapter:
+class VllmAdapter(Adapter):
     """The adapter for vLLM."""
 
     name = "vllm"
-    metrics_paths: tuple[str, ...] = (_FILTERED, "/metrics")
-    steps_path: str | None = STEPS_PATH
+    title = "vLLM"
+    metric_prefixes = ("vllm:", "vllm_")
+    owners = ("vllm",)
+    metrics_paths = (_FILTERED, "/metrics")
+    steps_path = STEPS_PATH
     takes_cache_salt = True
     health_path = "/health"
 
@@ -73,7 +75,7 @@ def _per_engine(page: dict[str, list[Sample]], aliases: tuple[str, ...], *, reas
                     continue
                 engine = sample.labels.get("engine", "")
                 values[engine] = max(values.get(engine, sample.value), sample.value)
-            return [value for value in values.values() if 0 <= value <= _VALUE_MAX]
+            return [value for value in values.values() if 0 <= value <= VALUE_MAX]
     return []
 
 
@@ -97,9 +99,8 @@ def _capacity(configs: list[Sample]) -> tuple[int | None, int | None]:
 
 
 def _int(label: str | None) -> int | None:
-    """Labels are strings, and what is not known is the string "None"."""
+    """Return the count that a label says. Labels are strings, and an unknown one is the string "None"."""
     try:
-        value = float(label or "")
+        return count(float(label or ""))
     except ValueError:
         return None
-    return int(value) if 1 <= value <= _VALUE_MAX else None

@@ -1,0 +1,46 @@
+"""Which kind of engine is this? All kinds in one table, and how one is recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from backends.engines.adapter import Adapter
+from backends.engines.llama_cpp import LlamaCppAdapter
+from backends.engines.lmdeploy import LmDeployAdapter
+from backends.engines.max_serve import MaxAdapter
+from backends.engines.ollama import OllamaAdapter
+from backends.engines.openai import OpenAiAdapter
+from backends.engines.sglang import SglangAdapter
+from backends.engines.tensorrt_llm import TensorRtLlmAdapter
+from backends.engines.tgi import TgiAdapter
+from backends.engines.vllm import VllmAdapter
+
+_KINDS: Final[tuple[type[Adapter], ...]] = (
+    VllmAdapter, SglangAdapter, LlamaCppAdapter, TgiAdapter, TensorRtLlmAdapter, OllamaAdapter, LmDeployAdapter,
+    MaxAdapter, OpenAiAdapter,
+)  # fmt: skip
+KINDS: Final = {kind.name: kind for kind in _KINDS}
+"""By the name in the configuration."""
+RECOGNISED_PATH: Final = "/metrics"
+
+
+def recognise(owners: Collection[str], page: str) -> Adapter:
+    """Return a new adapter for an engine.
+
+    Args:
+        owners: `owned_by` of the models that the engine lists.
+        page: its answer at RECOGNISED_PATH; "" if there was none. The names of metrics are surer than owners.
+    """
+    names = {line.split("{", 1)[0].split(" ", 1)[0] for line in page.splitlines() if line and line[0] != "#"}
+    for kind in _KINDS:
+        if kind.metric_prefixes and _any_begins(names, kind.metric_prefixes):
+            return kind()
+    for kind in _KINDS:
+        if owners and set(owners) <= set(kind.owners):
+            return kind()
+    return OpenAiAdapter()
+
+
+def _any_begins(names: Iterable[str], prefixes: tuple[str, ...]) -> bool:
+    return any(name.startswith(prefixes) for name in names)

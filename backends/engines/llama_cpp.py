@@ -1,0 +1,55 @@
+"""llama.cpp's server: slots of a fixed context, and an unbounded queue.
+
+Pages were recorded from the server of October 2026. `/metrics` needs the flag --metrics; `/slots` is there without a
+flag, and tells no queue. The head of an answer comes with the first token, whose event has the content null.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from backends.engines.adapter import Adapter, count, summed
+from backends.promtext import lines_of, samples
+from policies.capacity.gauges import Gauges
+
+_SUMMED: Final = {
+    "running": "llamacpp_requests_processing",
+    "waiting": "llamacpp_requests_deferred",
+    "prompt_tokens_total": "llamacpp_prompt_tokens_total",
+    "output_tokens_total": "llamacpp_n_decode_total",  # steps: tokens are counted at the end of an answer
+}
+_LINES: Final = lines_of(_SUMMED.values())
+
+
+class LlamaCppAdapter(Adapter):
+    """The adapter for llama.cpp."""
+
+    name = "llama.cpp"
+    title = "llama.cpp"
+    metric_prefixes = ("llamacpp:", "llamacpp_")
+    owners = ("llamacpp",)
+    metrics_paths = ("/metrics", "/slots")
+    facts_path = "/props"
+    health_path = "/health"
+    gaps = (
+        "counts the output of an answer only at its end",
+        "ignores cache_salt, so tenants share its prompt cache",
+        "never refuses load",
+    )
+
+    def snapshot(self, text: str, taken_s: float) -> Gauges | None:
+        """Read `/metrics`, or `/slots` where the server has no metrics. The KV of a slot is the slot's own: it is never
+        short."""
+        if text.startswith("["):
+            running = sum(1 for slot in json.loads(text) if slot["is_processing"])
+            return Gauges(taken_s, running=running)
+        page = samples(text, _LINES)
+        return Gauges(taken_s, **summed(page, _SUMMED)) if page else None
+
+    def read_facts(self, text: str) -> None:
+        """Read `/props`: the slots, and the context of each."""
+        facts = json.loads(text)
+        self.slots = count(facts["total_slots"])
+        self.context_tokens = count(facts["default_generation_settings"]["n_ctx"])
+        self.version = str(facts.get("build_info", ""))[:40].removeprefix("b0-unknown")

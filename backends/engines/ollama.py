@@ -1,0 +1,32 @@
+"""Ollama: one request at a time unless OLLAMA_NUM_PARALLEL says more, and nothing that tells its load.
+
+`/api/ps` names the loaded models. Cached tokens are always told as 0. An error is a string.
+"""
+
+from __future__ import annotations
+
+import json
+
+from backends.engines.adapter import Adapter, count
+
+
+class OllamaAdapter(Adapter):
+    """The adapter for Ollama."""
+
+    name = "ollama"
+    title = "Ollama"
+    owners = ("library",)
+    facts_path = "/api/ps"
+    gaps = (
+        "tells nothing of its load, so one request at a time is sent unless max_num_seqs says OLLAMA_NUM_PARALLEL",
+        "has no cache_salt, so tenants share its prompt cache",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = 1
+
+    def read_facts(self, text: str) -> None:
+        """Read `/api/ps`: the context of the models that are loaded."""
+        loaded = [length for model in json.loads(text)["models"] if (length := count(model.get("context_length")))]
+        self.context_tokens = min(loaded, default=None)

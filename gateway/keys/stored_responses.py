@@ -1,0 +1,113 @@
+"""Whose is a stored response, and which engine has it?
+
+An engine keeps responses (`/v1/responses`) by ids of its own, and gives them to all who know an id. So an id is noted
+when an answer gives it out. Later requests with this id go to the engine that has the response, and the response exists
+for its tenant only. An id that is not noted does not exist: after a restart the gateway cannot know whose it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gateway.http.errors import ApiError, Reason
+from gateway.keys.identity import Principal
+from gateway.storage.store import Store
+from gateway.storage.store_errors import StoreError
+from policies.limits.fullness import given_up
+
+KEPT_S: Final = 30 * 86_400.0
+"""As long as OpenAI keeps a response, since it was given out or asked for."""
+ID_LENGTH_MAX: Final = 128
+CHANNEL: Final = "* responses"
+"""No pool has this name, since it has a space."""
+RETRY_S: Final = 1.0
+Note = tuple[str, str, str, str, str]
+"""Tenant, id, and what `Stored` has."""
+
+
+class Stored(NamedTuple):
+    """Where a response is: the model by the client's and by the engines' name, and the engine."""
+
+    asked: str
+    model: str
+    engine: str
+    until_s: float
+
+
+def unknown(id: str) -> ApiError:
+    """Return the error for a response that is nowhere, or that is not the caller's."""
+    message = f"the response '{id[:100]}' is not known here; where it was to go on, send the conversation itself"
+    return ApiError(Reason.NOT_FOUND, message, param="response_id")
+
+
+class StoredResponses:
+    """The responses that were given out, by tenant and id. Beyond `most`, the tenant that has most loses its oldest."""
+
+    def __init__(self, most: int, store: Store | None = None) -> None:
+        """`store`: by it other gateways are told (`report`) and heard (`listen`). None: there are no others."""
+        self._most = most
+        self._store = store
+        self._count = 0
+        self._tenants: dict[str, dict[str, Stored]] = {}
+        self._untold: deque[Note] = deque(maxlen=0 if store is None else most)
+        self._wakes = asyncio.Event()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def note(self, note: Note, now: float) -> None:
+        """Remember where a response is that this gateway has given out."""
+        if len(note[1]) <= ID_LENGTH_MAX:
+            self._keep(note, now)
+            self._untold.append(note)
+            self._wakes.set()
+
+    def find(self, principal: Principal, id: str, now: float) -> Stored:
+        """Return where a response is, or raise `ApiError` 404. A response exists for the keys of its tenant that may
+        ask for its model; for others the error is that of an id which was never given out."""
+        found = self._tenants.get(principal.tenant, {}).get(id)
+        if found is None or found.until_s <= now or not any(map(principal.may_ask, found[:2])):
+            raise unknown(id)
+        self._keep((principal.tenant, id, found.asked, found.model, found.engine), now)
+        return found
+
+    async def report(self) -> None:
+        """Tell the other gateways what is new, as soon as something is."""
+        await self._wakes.wait()
+        self._wakes.clear()
+        notes = list(self._untold)
+        self._untold.clear()
+        assert self._store is not None
+        with suppress(StoreError):
+            await self._store.publish(CHANNEL, msgspec.msgpack.encode(notes))
+
+    async def listen(self) -> None:
+        """Hear what others tell, until that ends, and a second more."""
+        assert self._store is not None
+        with suppress(StoreError):
+            await self._store.subscribe(CHANNEL, self.heard)
+        await asyncio.sleep(RETRY_S)
+
+    def heard(self, content: bytes) -> None:
+        """Remember what another gateway has given out. Ignore a message that cannot be read."""
+        with suppress(ValueError):
+            for note in msgspec.msgpack.decode(content, type=list[Note]):
+                self._keep(note, time.monotonic())
+
+    def _keep(self, note: Note, now: float) -> None:
+        tenant, id, asked, model, engine = note
+        own = self._tenants.setdefault(tenant, {})
+        self._count += own.pop(id, None) is None
+        own[id] = Stored(model if asked == model else asked, model, engine, now + KEPT_S)
+        if self._count > self._most:
+            for name, oldest in given_up(self._tenants, self._most):
+                del self._tenants[name][oldest]
+                self._count -= 1
+                if not self._tenants[name]:
+                    del self._tenants[name]

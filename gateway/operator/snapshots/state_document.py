@@ -1,0 +1,227 @@
+"""How does it stand just now? One document of all pools, which the page, `top` and metrics show; units in the names.
+
+Every list is bounded, and says how much the list leaves out. Nothing here changes a decision.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
+from gateway.operator.snapshots.spans import Taken, TenantSums, percentile, shares_due, sums, waiting_over_time
+from gateway.telemetry.ends import End
+from gateway.telemetry.recent_requests import WINDOW_S, RecentRequests
+from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT, waited_in_words
+from policies.capacity.obstacle import Obstacle
+from policies.request import Refusal
+
+if TYPE_CHECKING:
+    from gateway.config.model import Config
+
+TENANTS_MAX: Final = 200
+RUNNING_LISTED: Final = 8
+"""Of an engine, the tenants with most requests there."""
+ENDS_LISTED: Final = 60
+HISTORY_S: Final = 600.0
+
+
+def state(
+    snapshot: GatewaySnapshot, recent: RecentRequests, config: Config | None = None
+) -> Callable[[], dict[str, Any]]:
+    """Return what makes the document: call it beside the loop, since it sums up a minute, which takes milliseconds.
+
+    Args:
+        snapshot: with what runs.
+        config: names the groups, and the tenants that asked for nothing; without it neither are listed.
+    """
+    now, epoch_s = time.monotonic(), time.time() - time.monotonic()
+    ends, covered_s = recent.within(now, HISTORY_S)
+    pools = [(pool, Taken(pool.pool, snapshot.at_s, ends, pool.running, pool.waiting)) for pool in snapshot.pools]
+    ended = [ended_request(end, epoch_s) for end in recent.latest(ENDS_LISTED)]
+    window_s = min(WINDOW_S, covered_s)
+    return lambda: {
+        "at_s": round(time.time(), 1),
+        "window_s": round(window_s, 1),
+        "not_ready": snapshot.not_ready,
+        "state": snapshot.state,
+        "marks": [{**mark._asdict(), "at_s": round(epoch_s + mark.at_s, 1)} for mark in snapshot.marks],
+        "pools": [_pool(pool, taken, window_s, covered_s, epoch_s, config) for pool, taken in pools],
+        "ended": ended,
+    }
+
+
+def _pool(
+    pool: PoolSnapshot, taken: Taken, window_s: float, covered_s: float, epoch_s: float, config: Config | None
+) -> dict[str, Any]:
+    asked = sums(taken, taken.now - window_s, taken.now)
+    shares, total = shares_due(asked), sum(one.received for one in asked.values())
+    configured = {one.name: one for one in config.tenants} if config is not None else {}
+    busiest = sorted(asked.items(), key=lambda item: (-item[1].queued_requests, -item[1].received, item[0]))
+    listed = busiest + [(name, TenantSums(one.weight)) for name, one in configured.items() if name not in asked]
+    running: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for each in taken.running:
+        running[each.backend][each.tenant] += 1
+    tenants = []
+    for name, one in listed[:TENANTS_MAX]:
+        own = configured.get(name)
+        # Where groups divide the pool, the weight of a request says what its tenant's part is just now.
+        weight = own.weight if own is not None else None if config is not None and config.groups else one.weight
+        found = _tenant(one, total, shares.get(name, 0.0), taken.now)
+        known = {"tenant": name, "group": own and own.group, "weight": weight, "is_active": name in asked}
+        tenants.append({**known, **found})
+    return {
+        "pool": pool.pool,
+        "policy": pool.policy,
+        "models": pool.models,
+        "queued_requests": pool.queued_requests,
+        "queued_bytes": pool.queued_bytes,
+        "dispatched_requests": pool.dispatched_requests,
+        "limited_by": pool.obstacle,
+        "limited_by_is": limited_by(pool),
+        "waits_for": OF_WAIT[Obstacle(pool.obstacle)] if pool.obstacle else "",
+        "next_request_id": pool.next_request_id,
+        "expected_waits": pool.expected_waits,
+        "gateways": pool.gateways,
+        "requests": pool.requests,
+        "requests_left_out": pool.queued_requests - len(pool.requests),
+        "groups": [*_groups(config, asked, shares, total)] if config is not None else [],
+        "tenants": tenants,
+        "tenants_left_out": max(0, len(listed) - TENANTS_MAX),
+        "refusals": _refusals(asked),
+        "backends": [
+            {
+                **one,
+                "obstacle_is": OF_OBSTACLE[one["obstacle"]] if one["obstacle"] else "",
+                "running_by_tenant": dict(running[one["backend"]].most_common(RUNNING_LISTED)),
+            }
+            for one in pool.backends
+        ],
+        "history": waiting_over_time(taken, covered_s, epoch_s),
+    }
+
+
+def _tenant(one: TenantSums, total: float, share_due: float, now: float) -> dict[str, Any]:
+    waits_s = one.waits_s + one.refused_after_s
+    return {
+        "share_received": round(one.received / total, 4) if total else 0.0,
+        "share_due": round(share_due, 4),
+        "service_received": round(one.received, 1),
+        "service_due": round(share_due * total, 1),
+        "queued_requests": one.queued_requests,
+        "oldest_wait_s": round(max(0.0, now - one.oldest_s), 3),
+        "running_requests": one.running_requests,
+        "wait_p50_s": percentile(waits_s, 0.5),
+        "wait_p95_s": percentile(waits_s, 0.95),
+        "first_token_p95_s": percentile(one.first_tokens_s, 0.95),
+        "ended_requests": dict(one.outcomes),
+        "refused_requests": dict(one.refused),
+    }
+
+
+def _groups(
+    config: Config, asked: Mapping[str, TenantSums], shares: Mapping[str, float], total: float
+) -> Iterator[dict[str, Any]]:
+    """What the tenants of each group have together, and what is set of the group."""
+    inside: dict[str, list[str]] = {group.name: [] for group in config.groups}
+    around = {group.name: group.group for group in config.groups}
+    for tenant in config.tenants:
+        group = tenant.group
+        while group is not None:
+            inside[group].append(tenant.name)
+            group = around[group]
+    for each in config.groups:
+        names = [name for name in inside[each.name] if name in asked]
+        yield {
+            **each.model_dump(exclude={"name", "group", "quota"}),
+            "group": each.name,
+            "in": each.group,
+            "share_received": round(sum(asked[name].received for name in names) / total, 4) if total else 0.0,
+            "share_due": round(sum(shares[name] for name in names), 4),
+            "queued_requests": sum(asked[name].queued_requests for name in names),
+            "running_requests": sum(asked[name].running_requests for name in names),
+        }
+
+
+def _refusals(asked: Mapping[str, TenantSums]) -> list[dict[str, Any]]:
+    """By reason, the most first, with the tenant that most of them were of."""
+    by: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for name, one in asked.items():
+        for reason, count in one.refused.items():
+            by[reason][name] += count
+    return [
+        {
+            "reason": reason,
+            "reason_is": reason_in_words(reason),
+            "requests": counts.total(),
+            "most": counts.most_common(1)[0][0],
+        }
+        for reason, counts in sorted(by.items(), key=lambda item: -item[1].total())
+    ]
+
+
+def reason_in_words(reason: str) -> str:
+    return OF_REFUSAL[Refusal(reason)] if reason in OF_REFUSAL else reason.replace("_", " ")
+
+
+def ended_request(end: End, epoch_s: float, ahead: Mapping[str, int] | None = None, own: str = "") -> dict[str, Any]:
+    """How one request went. `ahead`: as `waited_in_words` has it."""
+    return {
+        "request_id": end.request_id,
+        "pool": end.pool,
+        "tenant": end.tenant,
+        "app": end.app,
+        "model": end.model,
+        "state": end.outcome,
+        "reason": end.reason,
+        "reason_is": reason_in_words(end.reason),
+        "backend": end.backend,
+        "arrived_at_s": round(epoch_s + end.dispatched_s - end.queue_s, 2),
+        "wait_s": round(end.queue_s, 4),
+        "waited": waited_in_words(end.waited_s, ahead or {}, own),
+        "first_token_s": None if end.first_token_s is None else round(end.first_token_s, 4),
+        "total_s": round(end.ended_s - end.dispatched_s + end.queue_s, 4),
+        "prompt_tokens": end.prompt_tokens,
+        "output_tokens": end.output_tokens,
+    }
+
+
+def limited_by(pool: PoolSnapshot) -> str:
+    """One sentence: what limits the pool just now?"""
+    queued = _queued(pool)
+    if not pool.is_healthy:
+        reasons = "; ".join(f"{one['backend']}: {one['reason']}" for one in pool.backends)
+        return f"No engine is in service ({reasons or 'none is known'}); {queued}."
+    if pool.obstacle is None:
+        if pool.queued_requests:
+            return f"{queued}: other gateways are asked about a limit."
+        if pool.dispatched_requests:
+            return (
+                f"Nothing limits the pool: {_requests(pool.dispatched_requests)} running, and each starts as it comes."
+            )
+        return "Nothing limits the pool: no request waits or runs."
+    in_service = [one for one in pool.backends if one["in_service"]]
+    level = {
+        Obstacle.SLOTS: f" ({sum(one['running_sequences'] for one in in_service)} sequences run,"
+        f" {sum(one['slots'] for one in in_service)} slots)",
+        Obstacle.KV: f" (expected at {max([one['kv_expected_ratio'] for one in in_service], default=0.0):.0%} of it)",
+        Obstacle.PREFILL: f" ({sum(one['starting_prompt_tokens'] for one in in_service)} prompt tokens)",
+    }.get(Obstacle(pool.obstacle), "")
+    return f"{queued}: {OF_OBSTACLE[Obstacle(pool.obstacle)]}{level}."
+
+
+def _queued(pool: PoolSnapshot) -> str:
+    """62 requests in the queue, 48 of batch"""
+    requests = _requests(pool.queued_requests)
+    if not pool.waiting:
+        return f"{requests} in the queue"
+    name, most = max(pool.waiting.items(), key=lambda item: (item[1].requests, item[0]))
+    if most.requests == pool.queued_requests:
+        return f"{requests} of {name} in the queue"
+    return f"{requests} in the queue, {most.requests} of {name}"
+
+
+def _requests(count: int) -> str:
+    return f"{count} request{'' if count == 1 else 's'}"

@@ -1,0 +1,67 @@
+"""What part of each pool does every group and tenant have if all of them ask for more than they get?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gateway.config.model import Config
+from gateway.config.section import filled
+from gateway.config.sections.groups import GroupConfig, Grouped
+from policies.limits.quotas import GROUP
+from policies.request import Flow, Request
+from policies.tree.pool_tree import PoolTree
+from policies.tree.terms import GroupSettings
+
+
+class PoolPart(NamedTuple):
+    """Of a group or tenant, as parts of a whole pool."""
+
+    part: float
+    """Where every tenant of the config waits, and nobody else."""
+    floor: float
+    """Its guaranteed share; 0: none."""
+    ceiling: float
+    """At most 1."""
+
+
+def parts_of(config: Config) -> dict[str, PoolPart]:
+    """By the names of tenants, and of groups as limits name them."""
+    tree = PoolTree(config.tree)
+    for tenant in config.tenants:
+        tree.arrived(Request("", Flow(tenant.name), tenant.weight, 1, 1, 0.0), tenant.weight)
+    whole = sum([tenant.weight for tenant in config.tenants])
+    found = dict.fromkeys([GROUP + group.name for group in config.groups], 0.0)
+    around = config.around
+    for tenant in config.tenants:
+        found[tenant.name] = tenant.weight / whole if tree.is_flat else tree.share(tenant.name)
+        for group in around[tenant.name]:
+            found[GROUP + group] += found[tenant.name]
+    sections: dict[str, Grouped] = {GROUP + group.name: group for group in config.groups}
+    sections |= {tenant.name: tenant for tenant in config.tenants}
+    terms = {name: filled(GroupSettings, section) for name, section in sections.items()}
+    return {
+        name: PoolPart(found[name], of.guaranteed_share or 0.0, min(1.0, of.share_max)) for name, of in terms.items()
+    }
+
+
+def shown(config: Config) -> Iterator[str]:
+    """The tree of groups and tenants, a line each: its part, and what limits it."""
+    parts = parts_of(config)
+    inside: dict[str, list[Grouped]] = {}
+    for section in (*config.groups, *config.tenants):
+        inside.setdefault(section.group or "", []).append(section)
+
+    def lines(group: str, depth: int) -> Iterator[str]:
+        for one in inside.get(group, ()):
+            is_group = isinstance(one, GroupConfig)
+            part = parts[GROUP + one.name if is_group else one.name]
+            words = [f"{part.part:7.1%}", f"weight {one.weight:g}"]
+            words += [f"at least {part.floor:.0%}"] if part.floor else []
+            words += [f"at most {part.ceiling:.0%}"] if part.ceiling < 1 else []
+            yield f"{'  ' * depth}{one.name}{'/' if is_group else ''}".ljust(40) + " " + "  ".join(words)
+            if is_group:
+                yield from lines(one.name, depth + 1)
+
+    yield "if all ask for more".ljust(40) + "    part"
+    yield from lines("", 0)

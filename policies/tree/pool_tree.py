@@ -1,0 +1,277 @@
+"""The tree of one pool: what part of it is each tenant entitled to now, and may its groups have more running?
+
+Groups stand in a tree, and tenants are its leaves. A leaf is present while a request of it waits or runs. What nobody
+uses goes to the siblings, at every level (`tree.node`).
+
+The part of a leaf is expressed as a weight: its part times the weights of the present children of the root. A tenant
+without groups and floors has the weight that is configured. The order charges service per weight, so every order that
+compares tenants follows the tree without knowing it. A request is charged by the weight that its leaf has when the
+request is dispatched.
+
+Theorem (floor). Let the floors be feasible: those of the children of a node are in sum at most the node's own, and 1 at
+the root. Let a leaf wait over an interval in which the pool serves S. Then the leaf receives at least g S - C, where g
+is its floor, and C is what is dispatched at once and the bound of the order (`orders.vtc`), for each leaf that is
+present in the interval. Proof sketch: let V be the least waiting counter. The parts of present leaves sum to 1. A leaf
+that is present receives at most its part of the growth of V, and once what it may be ahead by; so S is at most the
+growth of V and the sum of these leads. The waiting leaf has a part of at least g throughout, by induction along its
+path, and its counter keeps up with V. The same holds for a group with g the floor of the group, by summing over its
+leaves. A leaf that was not present is lifted to V, so absence banks no credit. Where floors are all of a node, its
+other children have a hundredth of it (`LEAST_PART`), and a floor is g / 1.01.
+
+How much of the pool work that can wait (class batch) gets beside other work is decided by the backlog
+(`queue.backlog`). Ceilings count what runs, of both classes together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf
+from typing import Final
+
+from policies.request import BATCH, Request, is_batch, payer
+from policies.tree.node import RESOURCES, SEQUENCES, TOKENS, ClassLine, Node
+from policies.tree.terms import ROOT, GroupSettings, Tree
+
+ROUNDING: Final = 1e-6
+"""Parts of a pool are no whole numbers."""
+PRESENT: Final = "\x1c"
+OF_RESOURCE: Final = ("\x1d", "\x1e")
+"""With these begin the names of what gateways report to each other. No tenant's name has them."""
+
+
+class PoolTree:
+    """The tree of one pool, with what is present and what runs."""
+
+    def __init__(self, terms: Tree | None = None) -> None:
+        self._capacity = (inf, inf)
+        self._sharers = 1
+        self._begin(terms if terms is not None else Tree())
+
+    def _begin(self, terms: Tree) -> None:
+        self.terms = terms
+        self.is_flat = not terms.groups and not terms.tenants
+        """Each tenant's weight is what is configured, so that no event needs to be known."""
+        self._root = Node(ROOT, None, GroupSettings(), 1.0)
+        self._groups: dict[str, Node] = {ROOT: self._root}
+        self._elsewhere: set[str] = set()
+        """Leaves that are present at other gateways."""
+        floors = terms.floors()
+        for name, place in terms.groups.items():
+            self._groups[name] = Node(f" {name}", self._groups[place.group], place.settings, floors[name])
+        own = [self._new(name) for name in terms.tenants]
+        self._tenants: dict[str, Node] = {node.name: node for node in own if node.is_limited}
+        """Those that have something present, and those that have limits."""
+        self._limited = {node.name: node for node in (*self._groups.values(), *own) if node.is_limited}
+        """Groups before tenants, and outer ones before inner ones. A group's name begins with a space, so that it is
+        no tenant's."""
+        self._size()
+
+    # --- questions ---
+
+    def weight(self, leaf: str, weight: float) -> float:
+        """What does this leaf weigh now? `weight`: as configured for its key or tenant."""
+        if self.is_flat:
+            return weight
+        line = self._line(leaf)
+        if not line.present:
+            line.weight = weight
+        root = self._root.batch if is_batch(leaf) else self._root.others
+        return line.share() * (root.weights or 1.0)
+
+    def configured_weight(self, leaf: str, weight: float) -> float:
+        """The weight of its key or tenant, which a request with this weight has."""
+        line = self._line(leaf)
+        return line.weight if line.present else weight
+
+    def share(self, leaf: str) -> float:
+        """The part of the pool that this leaf is entitled to, if it has requests."""
+        return self._line(leaf).share()
+
+    def full_for(self, request: Request) -> Node | None:
+        """Which node has as much running as it may, so that this request does not start? None: none. Where only what
+        is kept for others is free, it is the request's own tenant.
+        """
+        if not self._limited:
+            return None
+        tenant = self._node(payer(request.flow.tenant))
+        for resource, amount in ((SEQUENCES, request.sequences), (TOKENS, request.prompt_tokens)):
+            if amount <= tenant.available(resource) + ROUNDING:
+                continue
+            node: Node | None = tenant
+            while node is not None:
+                if node.used[resource] and amount > node.most[resource] - node.used[resource]:
+                    return node
+                node = node.parent
+            return tenant
+        return None
+
+    def makes_room(self, request: Request, node: str) -> bool:
+        """Does the end of this request make room at a full node: does it run below that node? Where only what is kept
+        for others is free, the end of any request does that has nothing kept for it.
+        """
+        at: Node | None = self._node(payer(request.flow.tenant))
+        full = self._limited.get(node)
+        if full is None or full.most[SEQUENCES] > full.used[SEQUENCES]:
+            return not any([each.kept_share for each in self._path(at)])
+        return full in self._path(at)
+
+    @staticmethod
+    def _path(node: Node | None) -> list[Node]:
+        found: list[Node] = []
+        while node is not None:
+            found.append(node)
+            node = node.parent
+        return found
+
+    def running(self, name: str) -> int:
+        """Sequences of this tenant, or of this group after a space, at all gateways."""
+        node = self._limited.get(name) or self._tenants.get(name)
+        return 0 if node is None else int(node.used[SEQUENCES])
+
+    def report(self, rows_max: int) -> list[tuple[str, int]]:
+        """What must other gateways know? What runs below each limit, and which leaves are present here."""
+        usage = [
+            (OF_RESOURCE[resource] + node.name, int(used))
+            for node in self._limited.values()
+            for resource in RESOURCES
+            if (used := node.used[resource] - self._reported_elsewhere(node, resource)) > 0
+        ]
+        lines = [(leaf, self._line(leaf)) for name in self._tenants for leaf in (name, f"{name}{BATCH}")]
+        present = [
+            (f"{PRESENT}{leaf}{PRESENT}{line.weight}", 1)
+            for leaf, line in lines
+            if line.present > (leaf in self._elsewhere)
+        ]
+        return usage[:rows_max] + present[:rows_max]
+
+    def _reported_elsewhere(self, node: Node, resource: int) -> float:
+        found = 0.0
+        for other in self._limited.values():
+            above: Node | None = other
+            while above is not None and above is not node:
+                above = above.parent
+            found += other.elsewhere[resource] if above is node else 0.0
+        return found
+
+    # --- events ---
+
+    def sized(self, slots: float, kv_tokens: float) -> None:
+        """The pool runs so many sequences, and holds so many KV tokens; inf: that is not known."""
+        if (slots, kv_tokens) != self._capacity:
+            self._capacity = slots, kv_tokens
+            self._size()
+
+    def _size(self) -> None:
+        for resource in RESOURCES:
+            for node in self._limited.values():
+                node.size(resource, self._capacity[resource], self._sharers)
+            self._root.kept[resource] = self._capacity[resource]
+
+    def arrived(self, request: Request, weight: float) -> None:
+        """A request waits."""
+        if not self.is_flat:
+            line = self._line(request.flow.tenant, is_kept=True)
+            if not line.present:
+                line.weight = weight
+            line.add()
+
+    def left(self, request: Request) -> None:
+        """A request that waited, or ran, is there no more."""
+        if not self.is_flat:
+            self._remove(request.flow.tenant)
+
+    def dispatched(self, request: Request, held_tokens: int) -> None:
+        """A request runs, and holds so many KV tokens."""
+        self.grew(request, held_tokens, request.sequences)
+
+    def ended(self, request: Request, held_tokens: int) -> None:
+        """A request that ran holds nothing any more."""
+        self.grew(request, -held_tokens, -request.sequences)
+
+    def grew(self, request: Request, tokens: int, sequences: int = 0) -> None:
+        """A request that runs holds so many more KV tokens."""
+        if self._limited:
+            node = self._tenants[payer(request.flow.tenant)]
+            node.use(TOKENS, tokens)
+            if sequences:
+                node.use(SEQUENCES, sequences)
+
+    def set_elsewhere(self, reported: Mapping[str, int], sharers: int = 1) -> None:
+        """Other gateways together report this (`report`). Where that is not known, `sharers` gateways keep to an equal
+        part of each limit.
+        """
+        if self.is_flat:
+            return
+        present = dict(name[1:].split(PRESENT) for name in reported if name[:1] == PRESENT)
+        for leaf in present.keys() - self._elsewhere:
+            line = self._line(leaf, is_kept=True)
+            if not line.present:
+                line.weight = float(present[leaf])
+            line.add()
+        before, self._elsewhere = self._elsewhere, set(present)
+        for leaf in before - present.keys():
+            self._remove(leaf)
+        for resource in RESOURCES:
+            # What runs below a node that is reported, too, counts there.
+            own = {node: float(reported.get(OF_RESOURCE[resource] + node.name, 0)) for node in self._limited.values()}
+            for node in own:
+                outer = node.parent
+                while outer is not None and outer not in own:
+                    outer = outer.parent
+                if outer is not None:
+                    own[outer] -= reported.get(OF_RESOURCE[resource] + node.name, 0)
+            for node, used in own.items():
+                node.use(resource, max(0.0, used) - node.elsewhere[resource])
+                node.elsewhere[resource] = max(0.0, used)
+        if sharers != self._sharers:
+            self._sharers = sharers
+            self._size()
+
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """These tenants have these weights from now on."""
+        for leaf, weight in weights.items():
+            node = self._tenants.get(payer(leaf))
+            if node is not None:
+                (node.batch if is_batch(leaf) else node.others).reweigh(weight)
+
+    def regroup(self, terms: Tree, waiting: Iterable[Request], running: Iterable[tuple[Request, int]]) -> None:
+        """From now on it has these terms. What is present is counted anew: what waits, and what runs with the KV tokens
+        that it holds. The weights of waiting requests follow.
+        """
+        present = [(each, self.configured_weight(each.flow.tenant, each.weight)) for each in waiting]
+        held = [(each, self.configured_weight(each.flow.tenant, each.weight), tokens) for each, tokens in running]
+        self._begin(terms)
+        for request, weight, tokens in held:
+            self.arrived(request, weight)
+            self.dispatched(request, tokens)
+        for request, weight in present:
+            self.arrived(request, weight)
+        for request, weight in present:
+            request.weight = self.weight(request.flow.tenant, weight)
+
+    # --- the nodes ---
+
+    def _node(self, tenant: str) -> Node:
+        node = self._tenants.get(tenant)
+        return node if node is not None else self._new(tenant)
+
+    def _new(self, tenant: str) -> Node:
+        place = self.terms.tenants.get(tenant)
+        if place is None:
+            return Node(tenant, self._root, GroupSettings(), 0.0)
+        return Node(tenant, self._groups[place.group], place.settings, place.settings.guaranteed_share or 0.0)
+
+    def _line(self, leaf: str, *, is_kept: bool = False) -> ClassLine:
+        """`is_kept`: from now on it is remembered."""
+        tenant = payer(leaf)
+        node = self._node(tenant)
+        if is_kept:
+            self._tenants[tenant] = node
+        return node.batch if is_batch(leaf) else node.others
+
+    def _remove(self, leaf: str) -> None:
+        tenant = payer(leaf)
+        node = self._tenants[tenant]
+        (node.batch if is_batch(leaf) else node.others).remove()
+        if not node.others.present and not node.batch.present and tenant not in self._limited:
+            del self._tenants[tenant]

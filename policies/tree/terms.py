@@ -1,0 +1,85 @@
+"""On what terms do groups and tenants share a pool? Weights, floors, ceilings and limits, and where each stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+from policies.settings import Contradiction, check_bounds, setting
+
+ROOT: Final = ""
+"""No group: the pool itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What is a group, or a tenant, entitled to among its siblings? Shares are parts of a whole pool."""
+
+    weight: float = setting(1.0, "Share relative to its siblings that have requests.", above=0, most=1000)
+    guaranteed_share: float | None = setting(
+        None, "Part of the pool that it has whenever it has requests, however many others there are.",
+        kind=float, above=0, most=1,
+    )  # fmt: skip
+    max_share: float | None = setting(
+        None, "Part of the pool that its running requests take at most, also where nobody else wants it.",
+        kind=float, above=0, most=1,
+    )  # fmt: skip
+    max_running: int | None = setting(
+        None, "Sequences of it that run at once in a pool, at most.", kind=int, least=1, most=1_000_000
+    )
+    lending_limit: float | None = setting(
+        None, "How much of guaranteed_share others may use while it has no requests for it. Default: all of it.",
+        kind=float, least=0, most=1,
+    )  # fmt: skip
+    borrowing_limit: float | None = setting(
+        None, "How much it may have beyond guaranteed_share. Default: whatever is free.", kind=float, least=0, most=1
+    )
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        for name in ("lending_limit", "borrowing_limit"):
+            if getattr(self, name) is not None and self.guaranteed_share is None:
+                raise Contradiction(name, f"{name} needs a guaranteed_share: it says what becomes of that")
+        if (self.lending_limit or 0.0) > (self.guaranteed_share or 0.0):
+            raise Contradiction("lending_limit", "more is lent than guaranteed_share has")
+        if (self.guaranteed_share or 0.0) > (self.max_share or 1.0):
+            raise Contradiction("max_share", "is less than guaranteed_share: the floor is above the ceiling")
+
+    @property
+    def share_max(self) -> float:
+        """The part of the pool that it may take; inf: all."""
+        borrowed = inf if self.borrowing_limit is None else (self.guaranteed_share or 0.0) + self.borrowing_limit
+        return min(inf if self.max_share is None else self.max_share, borrowed)
+
+    @property
+    def kept_share(self) -> float:
+        """The part of the pool that is kept for it."""
+        return 0.0 if self.lending_limit is None else (self.guaranteed_share or 0.0) - self.lending_limit
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Where does a group or tenant stand, and on what terms? `group`: the group it is in, or `ROOT`."""
+
+    group: str
+    settings: GroupSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Groups by name, each after the group that it is in, and the tenants that are in one or have terms."""
+
+    groups: Mapping[str, Placing] = field(default_factory=dict)
+    tenants: Mapping[str, Placing] = field(default_factory=dict)
+
+    def floors(self) -> dict[str, float]:
+        """The floor of each group: its own, or what those in it are guaranteed together."""
+        inside = dict.fromkeys(self.groups, 0.0) | {ROOT: 0.0}
+        for place in self.tenants.values():
+            inside[place.group] += place.settings.guaranteed_share or 0.0
+        for name, place in reversed([*self.groups.items()]):
+            inside[name] = max(inside[name], place.settings.guaranteed_share or 0.0)
+            inside[place.group] += inside[name]
+        return inside

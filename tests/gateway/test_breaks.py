@@ -1,0 +1,323 @@
+"""Answers that break stop an engine only where it is at fault; else they slow down who asks for them, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.sections.keys import hash_key
+from gateway.pool.breaks import BREAKS_MIN, PACE_S, RECENT, TENANTS_MAX, WINDOW_S, Breaks
+from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token, usage_event
+from tests.gateway.live import Live, Starter, chat, until
+from tests.gateway.test_batches import TENANTS, client, is_over, jsonl, line, made
+from tests.waiting import eventually
+
+PATH = "/v1/chat/completions"
+OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
+STREAM = STREAM_HEAD + chunk(token("a") + token("", "stop") + usage_event(1, 1) + DONE) + STREAM_END
+Break = Callable[[Peer], Awaitable[None]]
+
+
+async def cut(peer: Peer) -> None:
+    await peer.send(STREAM_HEAD + chunk(token("a")))
+    peer.writer.close()
+
+
+async def closes(peer: Peer) -> None:
+    peer.writer.close()
+
+
+async def no_json(peer: Peer) -> None:
+    await peer.send(answer(b'{"choices":['))
+
+
+async def garbage(peer: Peer) -> None:
+    await peer.send(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
+    peer.writer.close()
+
+
+BREAKS: dict[str, Break] = {"cut": cut, "closes": closes, "no JSON": no_json, "garbage": garbage}
+
+
+class Moody(Upstream):
+    """An engine on which the requests break that say so, or all."""
+
+    def __init__(self, how: Break) -> None:
+        super().__init__(self._answer)
+        self.how = how
+        self.breaks_all = False
+        self.broken: list[str] = []
+        """What was said in the requests that broke."""
+
+    async def _answer(self, seen: Seen, peer: Peer) -> None:
+        said = seen.json["messages"][0]["content"]
+        if self.breaks_all or said.startswith("break"):
+            self.broken.append(said)
+            await self.how(peer)
+        else:
+            await peer.send(STREAM if seen.json.get("stream") else OK)
+
+
+class Moodies(AsyncExitStack):
+    """Some of them, all alike."""
+
+    def __init__(self, how: Break, count: int) -> None:
+        super().__init__()
+        self.engines = [Moody(how) for _ in range(count)]
+
+    async def __aenter__(self) -> Moodies:
+        for engine in self.engines:
+            await self.enter_async_context(engine)
+        return self
+
+    @property
+    def urls(self) -> list[str]:
+        return [engine.url for engine in self.engines]
+
+    def broken(self) -> int:
+        return sum(len(engine.broken) for engine in self.engines)
+
+
+async def breaking(live: Live, key: str = "bob", **fields: Any) -> str:
+    """What comes of a request that breaks: the code of the error, in an answer or in a stream."""
+    got = await live.ask(PATH, chat("break", stream=True, **fields), key=key)
+    return str(json.loads(got.body[got.body.index(b'{"error"') :])["error"]["code"])
+
+
+def in_service(live: Live) -> list[bool]:
+    return [backend.in_service for backend in live.gateway.pools[0].backends.values()]
+
+
+# --- the judge ---
+
+
+def blames(breaks: Breaks, now: float) -> bool:
+    return breaks.is_engine_at_fault("e", now, is_shared=False)
+
+
+def told(breaks: Breaks, engine: str, tenant: str, answers: str, now: float = 0.0) -> None:
+    """Its answers there, in order: b: it broke; w: it was whole."""
+    for each in answers:
+        breaks.answered(engine, tenant, now, broke=each == "b")
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_at_fault"),
+    [
+        ({("e", "a"): "bbbb"}, False),
+        ({("e", "a"): "bbbbb"}, True),
+        ({("e", "a"): "wwwwbbbbb"}, True),
+        ({("e", "a"): "wwwwwwwwbbbb"}, False),
+        ({("e", tenant): "b" for tenant in "abcde"}, True),
+        ({("e", "a"): "b" * 50, ("e", "h"): "w"}, False),
+        ({("e", "a"): "bbb", ("e", "b"): "bbb", ("e", "h"): "w"}, True),
+        ({("e", "a"): "bbb", ("e", "b"): "bbb", ("e", "h"): "w", ("e", "i"): "w"}, False),
+        ({("e", "a"): "bbbbb", ("f", "a"): "wwww"}, True),
+        ({("e", "a"): "bbbbb", ("f", "a"): "b"}, False),
+        ({("e", "a"): "bw" * 50}, False),
+        ({("e", "a"): "bbbwwww", ("e", "b"): "bbbwwww"}, False),
+        ({("e", "a"): "bbbbb", ("f", "a"): "b", ("e", "b"): "bbbbb"}, True),
+    ],
+)
+def test_an_engine_is_at_fault_for_more_tenants_than_it_answers(
+    answers: dict[tuple[str, str], str], is_at_fault: bool
+) -> None:
+    breaks = Breaks()
+    for (engine, tenant), told_there in answers.items():
+        told(breaks, engine, tenant, told_there)
+    assert blames(breaks, 1.0) is is_at_fault
+    assert not breaks.is_engine_at_fault("g", 1.0, is_shared=False)
+    assert not blames(breaks, WINDOW_S + 1.0)
+
+
+def test_what_is_long_ago_says_nothing() -> None:
+    breaks = Breaks()
+    told(breaks, "e", "a", "bbbb", 0.0)
+    told(breaks, "e", "a", "b", WINDOW_S + 1.0)
+    assert not blames(breaks, WINDOW_S + 1.0)
+    told(breaks, "e", "a", "bbbb", 2 * WINDOW_S)
+    assert blames(breaks, 2 * WINDOW_S)
+
+
+def test_what_was_whole_before_does_not_speak_for_an_engine_that_breaks_for_several() -> None:
+    breaks = Breaks()
+    for tenant in "abcd":
+        told(breaks, "e", tenant, "wwww", 0.0)
+    told(breaks, "e", "a", "bbbbb", 1.0)
+    assert not blames(breaks, 1.0), "one of four"
+    told(breaks, "e", "b", "bbbbb", 2.0)
+    assert blames(breaks, 2.0)
+    told(breaks, "e", "c", "w", 3.0)
+    assert blames(breaks, 3.0)
+    told(breaks, "e", "d", "w", 3.0)
+    assert not blames(breaks, 3.0)
+
+
+def test_one_of_several_is_not_heard_while_others_have_long_answers() -> None:
+    breaks = Breaks()
+    told(breaks, "e", "a", "b" * BREAKS_MIN)
+    assert not breaks.is_engine_at_fault("e", 0.0, is_shared=True)
+    told(breaks, "e", "b", "b")
+    assert breaks.is_engine_at_fault("e", 0.0, is_shared=True)
+
+
+def test_a_tenant_at_fault_is_slow_until_an_answer_is_whole() -> None:
+    breaks = Breaks()
+    told(breaks, "e", "a", "b" * (BREAKS_MIN - 1))
+    assert breaks.waits_s("a", 0.0) == 0.0
+    told(breaks, "e", "a", "b")
+    assert breaks.waits_s("a", PACE_S / 2) == PACE_S / 2
+    assert breaks.waits_s("b", PACE_S / 2) == 0.0
+    assert [breaks.waits_s("a", PACE_S + now) for now in (0.0, 0.0, PACE_S / 4)] == [0.0, PACE_S, 0.75 * PACE_S]
+    told(breaks, "e", "a", "w", PACE_S)
+    assert "a" not in breaks.paced
+    told(breaks, "e", "a", "b", PACE_S)
+    assert "a" in breaks.paced
+    told(breaks, "f", "a", "w", PACE_S)
+    told(breaks, "e", "a", "b", PACE_S)
+    assert "a" not in breaks.paced, "it is answered elsewhere"
+
+
+def test_a_tenant_is_slow_no_longer_than_its_answers_say_something() -> None:
+    breaks = Breaks()
+    told(breaks, "e", "a", "b" * BREAKS_MIN)
+    assert [breaks.waits_s("a", WINDOW_S + 1.0) for _ in range(3)] == [0.0] * 3
+
+
+def test_an_engine_that_goes_takes_what_broke_there_with_it() -> None:
+    breaks = Breaks()
+    told(breaks, "e", "a", "b" * BREAKS_MIN)
+    breaks.forget("e")
+    assert "a" not in breaks.paced
+    told(breaks, "e", "a", "b" * (BREAKS_MIN - 1))
+    assert "a" not in breaks.paced
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    breaks = Breaks()
+    for number in range(2 * TENANTS_MAX):
+        told(breaks, "e", f"t{number}", "b" * (2 * RECENT), number / TENANTS_MAX)
+    assert len(breaks.latest["e"]) == TENANTS_MAX
+    assert len(breaks.paced) <= TENANTS_MAX
+    assert max(answers.bits for answers in breaks.latest["e"].values()) < 1 << RECENT
+
+
+# --- the gateway ---
+
+NAMES = ("alice", "bob", "carol", "dan")
+KEYS = [{"name": name, "keys": [hash_key(name)]} for name in NAMES]
+
+
+@pytest.fixture(autouse=True)
+def _probe_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 0.02)
+
+
+@pytest.mark.parametrize("how", BREAKS.values(), ids=BREAKS)
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("first", ["alice", "bob"])
+async def test_nobody_loses_anything_beside_one_whose_requests_break(
+    start: Starter, how: Break, count: int, first: str
+) -> None:
+    async with Moodies(how, count) as moody, start(*moody.urls, tenants=KEYS) as live:
+        over = asyncio.Event()
+
+        async def break_on() -> None:
+            while not over.is_set():
+                await breaking(live)
+
+        async def ask_on(stream: bool) -> set[int]:
+            return {(await live.ask(PATH, chat(stream=stream), key="alice")).status for _ in range(100)}
+
+        if first == "alice":
+            await asyncio.gather(*[live.ask(PATH, chat(), key="alice") for _ in range(8)])
+        tasks = [asyncio.ensure_future(break_on()) for _ in range(4)]
+        await until(lambda: moody.broken() >= BREAKS_MIN)
+        await until(lambda: all(in_service(live)))  # bob alone can take one of two out, once
+        assert await asyncio.gather(ask_on(False), ask_on(True)) == [{200}, {200}]
+        assert all(in_service(live))
+        over.set()
+        await asyncio.gather(*tasks)
+        lines = [each for each in await live.lines(200) if each["tenant"] == "alice"]
+        assert {each["tries"] for each in lines} == {1}
+        assert {held for each in lines for held in each.get("waited_ms", ())} <= {"turn", "slots", "prefill"}
+        await until(live.holds_nothing)
+
+
+@pytest.mark.parametrize("how", BREAKS.values(), ids=BREAKS)
+async def test_an_engine_whose_answers_break_for_all_is_out_of_service(
+    start: Starter, how: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 60.0)  # it does not come back meanwhile
+    async with Moodies(how, 2) as moody, start(*moody.urls, tenants=KEYS) as live:
+        sick, _ = moody.engines
+        for _ in range(4):
+            await asyncio.gather(*[live.ask(PATH, chat(), key=name) for name in NAMES])
+        sick.breaks_all = True
+        while all(in_service(live)):
+            await asyncio.gather(*[live.ask(PATH, chat(stream=True), key=name) for name in NAMES])
+        assert in_service(live) == [False, True]
+        assert len(sick.broken) < 3 * RECENT * len(NAMES)
+        assert {(await live.ask(PATH, chat(stream=True), key=name)).body for name in NAMES} == {
+            token("a") + token("", "stop") + DONE
+        }
+
+
+async def test_the_last_engine_stays_and_who_asks_for_what_breaks_is_slow(start: Starter) -> None:
+    async with Moodies(cut, 1) as moody, start(*moody.urls, tenants=KEYS) as live:
+        [engine] = moody.engines
+        assert [await breaking(live) for _ in range(BREAKS_MIN)] == ["backend_failed"] * BREAKS_MIN
+        got = await live.ask(PATH, chat("break"), key="bob")
+        assert (got.status, got.error["code"]) == (503, "answers_break")
+        assert 0 < int(got.headers["retry-after-ms"]) <= 1.1 * PACE_S * 1000
+        assert (len(engine.broken), in_service(live)) == (BREAKS_MIN, [True])
+        assert (await live.ask(PATH, chat(), key="alice")).status == 200
+        [line] = [each for each in await live.lines(BREAKS_MIN + 2) if each["reason"] == "answers_break"]
+        assert (line["tenant"], line["tries"], line["tokens_in"], line["tokens_out"]) == ("bob", 0, 0, 0)
+        assert live.holds_nothing()
+
+
+async def test_who_is_slow_takes_no_second_engine_with_its_requests(start: Starter) -> None:
+    async with Moodies(closes, 2) as moody, start(*moody.urls, tenants=KEYS) as live:
+        for _ in range(BREAKS_MIN):
+            await breaking(live)
+        broken = moody.broken()
+        pool = live.gateway.pools[0]
+        pool.breaks.paced["bob"] = 0.0  # its next one may go
+        got = await live.ask(PATH, chat("break"), key="bob")
+        assert (got.status, moody.broken() - broken) == (502, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", BREAKS.values(), ids=BREAKS)
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_line_of_a_batch_is_sent_to_two_engines_at_most_and_stops_none(
+    start: Starter, tmp_path: Path, how: Break, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.proxy.batches.batch_lane.AGAIN_S", 0.01)
+    usage = str(tmp_path / "usage.db")
+    lines = [line(n, messages=[{"role": "user", "content": f"break {n}"}]) for n in range(6)]
+    async with (
+        Moodies(how, count) as moody,
+        start(*moody.urls, tenants=TENANTS, usage=usage, batches={"running_max": 2}) as live,
+        client(live.url) as api,
+    ):
+        batch = await made(api, jsonl(*lines))
+
+        async def is_done() -> bool:
+            live.gateway.pools[0].breaks.paced.clear()  # nobody waits for seconds here
+            assert (await live.ask(PATH, chat(), key="b")).status == 200
+            return is_over(await api.batches.retrieve(batch.id))
+
+        await eventually(is_done)
+        assert all(in_service(live))
+        sent = Counter(said for engine in moody.engines for said in engine.broken)
+        assert len(sent) == len(lines)
+        assert max(sent.values()) <= 2

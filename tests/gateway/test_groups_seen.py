@@ -1,0 +1,96 @@
+"""What an operator sees of groups and budgets: `check --shares`, metrics, the log."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from gateway.config.model import Config
+from gateway.config.sections.keys import hash_key
+from gateway.pool.parts import parts_of
+from tests.commands import run
+from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.live import Starter, chat, until
+from tests.gateway.test_command_line import config_file
+
+CHAT = "/v1/chat/completions"
+OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
+GROUPS = [
+    {"name": "science", "weight": 2, "guaranteed_share": 0.5}, {"name": "physics", "group": "science"},
+    {"name": "law", "max_share": 0.6, "quota": {"tokens_per_day": 100}},
+]  # fmt: skip
+TENANTS: list[dict[str, Any]] = [
+    {"name": "quarks", "group": "physics", "keys": [{"hash": hash_key("q"), "label": "nightly"}]},
+    {"name": "leptons", "group": "physics", "weight": 2, "keys": [hash_key("l")]},
+    {"name": "civil", "group": "law", "keys": [hash_key("c")]},
+    {"name": "alone", "keys": [hash_key("a")], "quota": {"cost_per_month": 1}},
+]
+
+
+def config(**more: Any) -> Config:
+    pools = [{"name": "p", "backends": [{"url": "http://127.0.0.1:1"}]}]
+    return Config.model_validate({"pools": pools, "tenants": TENANTS, **more})
+
+
+def test_the_parts_of_siblings_add_up_to_that_of_their_group() -> None:
+    parts = {
+        name: (round(part.part, 4), part.floor, part.ceiling) for name, part in parts_of(config(groups=GROUPS)).items()
+    }
+    assert parts == {
+        " science": (0.5, 0.5, 1.0), " physics": (0.5, 0.0, 1.0), " law": (0.25, 0.0, 0.6),
+        "quarks": (0.1667, 0.0, 1.0), "leptons": (0.3333, 0.0, 1.0), "civil": (0.25, 0.0, 1.0),
+        "alone": (0.25, 0.0, 1.0),
+    }  # fmt: skip
+
+
+def test_without_groups_weights_are_the_parts() -> None:
+    flat = [{name: value for name, value in tenant.items() if name != "group"} for tenant in TENANTS]
+    assert {name: part.part for name, part in parts_of(config(tenants=flat)).items()} == {
+        "quarks": 0.2, "leptons": 0.4, "civil": 0.2, "alone": 0.2,
+    }  # fmt: skip
+
+
+async def test_check_prints_the_tree(tmp_path: Path) -> None:
+    path = config_file(tmp_path, "http://127.0.0.1:1", groups=GROUPS, tenants=TENANTS)
+    code, out, _ = await run("check", "--shares", str(path))
+    assert code == 0
+    lines = [re.sub(r" +", " ", line.rstrip()) for line in out.splitlines()]
+    assert " physics/ 50.0% weight 1" in lines
+    assert " leptons 33.3% weight 2" in lines
+    assert "law/ 25.0% weight 1 at most 60%" in lines
+    assert "alone 25.0% weight 1" in lines
+
+
+async def test_metrics_and_log_have_group_key_and_budget(start: Starter) -> None:
+    usage = {"url": str(start.directory / "u.db"), "prices": {"simulated": {"input": 1e5, "output": 5e4}}}
+    fields: dict[str, Any] = {"tenants": TENANTS, "groups": GROUPS, "usage": usage}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        for key in "qlca":
+            assert (await live.ask(CHAT, chat(), key=key)).status == 200
+        await until(live.holds_nothing)
+        page = (await live.get("/metrics", key=None, admin=True)).body.decode()
+        got = await live.ask(CHAT, chat(), key="a")
+        assert (got.status, got.error["message"].partition(";")[0]) == (
+            429, "you are at your limit of a cost of 1 in 30 days",
+        )  # fmt: skip
+    found = dict(re.findall(r"^(fairgate_(?:group|quota)_.+) (\S+)$", page, re.M))
+    assert float(found['fairgate_quota_used_ratio{holder="group law",limit="tokens_per_day"}']) == 0.09
+    assert float(found['fairgate_quota_used_ratio{holder="alone",limit="cost_per_month"}']) == 0.8
+    assert float(found['fairgate_group_share{group="science"}']) == 0.5
+    assert float(found['fairgate_group_floor{group="science"}']) == 0.5
+    assert float(found['fairgate_group_ceiling{group="law"}']) == 0.6
+    received = {
+        name: float(found[f'fairgate_group_service{{group="{name}",pool="pool"}}'])
+        for name in ("physics", "science", "law")
+    }
+    assert received["physics"] == received["science"] == 2 * received["law"] > 0
+    assert 'fairgate_group_service_due{group="law",pool="pool"}' in found
+    lines = [json.loads(line) for line in live.log.read_text().splitlines()]
+    assert [(line["group"], line["key"]) for line in lines[:4]] == [
+        ("physics", "nightly"),
+        ("physics", ""),
+        ("law", ""),
+        ("", ""),
+    ]

@@ -1,0 +1,176 @@
+"""A real llama.cpp: found without a setting, filled but not flooded, shared by weight, and lost and found again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import run
+from tests.gateway.live import Live, Starter, chat, simulated, until
+from tests.gateway.load import Load, tenants
+from tests.llama_server import LlamaServer, make_model
+
+PATH = "/v1/chat/completions"
+SLOTS, CONTEXT = 6, 2048
+"""The context of one slot."""
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "simulated.gguf"
+    make_model(path)
+    return path
+
+
+@asynccontextmanager
+async def llama(model: Path, slots: int = SLOTS, **options: Any) -> AsyncIterator[LlamaServer]:
+    async with LlamaServer(model, slots=slots, context=slots * CONTEXT, **options) as server:
+        yield server
+
+
+async def gauge(live: Live, server: LlamaServer, name: str) -> float:
+    """Return what llama.cpp itself says."""
+    async with live.http.get(f"{server.url}/metrics") as response:
+        page = await response.text()
+    return float(next(line.split()[1] for line in page.splitlines() if line.startswith(f"llamacpp:{name} ")))
+
+
+def engines(live: Live) -> dict[str, Any]:
+    return {name: ledger.slots for name, ledger in live.engine.backends.items()}
+
+
+@pytest.mark.parametrize("metrics", [True, False])
+async def test_slots_and_context_are_known_before_any_load(start: Starter, model: Path, metrics: bool) -> None:
+    async with llama(model, metrics=metrics) as server, start(server.url) as live:
+        [slots] = engines(live).values()
+        assert slots.known() == SLOTS
+        [engine] = (await live.get("/state", admin=True)).json["pools"][0]["backends"]
+        assert engine["engine"].startswith(f"llama.cpp: {SLOTS} slots of {CONTEXT:,} tokens; ")
+        assert "tenants share its prompt cache" in engine["engine"]
+        refused = await live.ask(PATH, chat("x" * 3 * CONTEXT, max_tokens=5))
+        assert (refused.status, refused.error["type"]) == (400, "exceed_context_size_error")
+        assert (await live.ask(PATH, chat(max_tokens=5))).status == 200
+
+
+async def test_a_flood_waits_here_and_not_inside_the_engine(start: Starter, model: Path) -> None:
+    async with llama(model) as server, start(server.url, tenants=tenants(flood=1, light=1)) as live:
+        load = Load(live)
+        load.flood("flood", 24, stream=True, output_tokens=100)
+        await until(lambda: load.answers >= 10)
+        [ledger] = live.engine.backends.values()
+        target = live.gateway.pools[0].config.capacity.waiting_target
+        for number in range(20):
+            answers = load.answers
+            body = chat(f"{number}?", max_tokens=3, ignore_eos=True, stream=True)
+            assert (await live.ask(PATH, body, key="key-of-light")).status == 200
+            assert ledger.sequences <= SLOTS + target
+            assert await gauge(live, server, "requests_deferred") <= 2 * target  # it frees a slot after the answer
+            # The flood's 24 would all be before it in the engine's own queue.
+            assert load.answers - answers <= 2 * SLOTS + target
+        await load.stop()
+        await until(live.holds_nothing)
+
+
+@pytest.mark.slow
+async def test_tenants_are_served_by_weight(start: Starter, model: Path) -> None:
+    async with llama(model) as server, start(server.url, tenants=tenants(one=1, four=4)) as live:
+        load = Load(live)
+        load.flood("one", 20, output_tokens=60)
+        load.flood("four", 20, output_tokens=60)
+        got = await load.service(800)
+        await load.stop()
+        assert got["four"] / got["one"] == pytest.approx(4.0, rel=0.05)
+
+
+@pytest.mark.slow
+async def test_tenants_are_served_by_weight_before_unlike_engines(start: Starter, model: Path) -> None:
+    async with llama(model, 2) as small, llama(model, 8) as large, simulated() as vllm:
+        pool = {
+            "name": "pool",
+            "models": ["simulated"],
+            "backends": [{"url": each.url} for each in (small, large, vllm)],
+        }
+        async with start(pools=[pool], tenants=tenants(one=1, four=4)) as live:
+            await until(lambda: all(ledger.healthy for ledger in live.engine.backends.values()))
+            known = {name: slots.known() for name, slots in engines(live).items()}
+            assert [known[url.removeprefix("http://")] for url in (small.url, large.url)] == [2, 8]
+            load = Load(live)
+            load.flood("one", 40, output_tokens=50)
+            load.flood("four", 40, output_tokens=50)
+            got = await load.service(4000)
+            await load.stop()
+            assert got["four"] / got["one"] == pytest.approx(4.0, rel=0.05)
+            kinds = {key[1:] for key in await live.metrics() if key[0] == "fairgate_backend_info"}
+            assert {kind for _, kind, _ in kinds} == {"llama.cpp", "vllm"}
+            assert len(kinds) == 3
+
+
+async def test_a_client_that_leaves_frees_its_slot(start: Starter, model: Path) -> None:
+    async with llama(model, 1) as server, start(server.url) as live:
+        body = chat(max_tokens=1500, ignore_eos=True, stream=True)
+        async with live.post(PATH, body) as response:
+            await response.content.readany()
+            [ledger] = live.engine.backends.values()
+            assert ledger.sequences == 1
+        await until(live.holds_nothing)
+        assert (await live.ask(PATH, chat(max_tokens=3))).status == 200
+        assert await gauge(live, server, "requests_processing") == 0
+
+
+async def test_a_crash_under_load_is_visible_and_the_engine_is_found_again(start: Starter, model: Path) -> None:
+    async with llama(model) as first:
+        async with start(first.url) as live:
+            [name] = live.engine.backends
+            body = chat(max_tokens=1500, ignore_eos=True, stream=True)
+            asked = [asyncio.ensure_future(live.ask(PATH, body)) for _ in range(SLOTS)]
+            await until(lambda: live.engine.backends[name].sequences == SLOTS)
+            await first.kill()
+            for answer in await asyncio.gather(*asked):
+                assert answer.status != 200 or b"[DONE]" not in answer.body
+            await until(lambda: not live.engine.backends[name].healthy)
+            async with llama(model, 2, port=first.port):
+                await until(lambda: live.engine.backends[name].healthy)
+                assert live.engine.backends[name].slots.known() == 2
+                assert (await live.ask(PATH, chat(max_tokens=3))).status == 200
+
+
+async def test_another_kind_of_engine_may_take_its_place(start: Starter, model: Path) -> None:
+    async with llama(model) as first:
+        async with start(first.url) as live:
+            [backend] = live.gateway.pools[0].backends.values()
+            await first.kill()
+            await until(lambda: not backend.health.healthy)
+            port = int(first.url.rpartition(":")[2])
+            async with simulated(port=port):
+                await until(lambda: backend.health.healthy)
+                assert backend.adapter.title == "vLLM"
+                await until(lambda: live.engine.backends[backend.name].kv.capacity_tokens is not None)
+
+
+async def test_nothing_is_sent_where_tenants_would_share_a_cache_and_may_not(start: Starter, model: Path) -> None:
+    async with llama(model) as server:
+        pool = {"name": "pool", "isolate_caches": "require", "backends": [{"url": server.url}]}
+        async with start(pools=[pool]) as live:
+            [backend] = live.gateway.pools[0].backends.values()
+            assert backend.health.healthy
+            assert (await live.ask(PATH, chat(max_tokens=3))).status == 503
+            [engine] = (await live.get("/state", admin=True)).json["pools"][0]["backends"]
+            assert engine["reason"] == "llama.cpp ignores cache_salt, and isolate_caches is `require`"
+
+
+async def test_check_says_what_an_engine_is_and_cannot_tell(model: Path, tmp_path: Path) -> None:
+    async with llama(model) as server:
+        file = tmp_path / "config.yaml"
+        file.write_text(f"pools: [{{name: a, backends: [{{url: '{server.url}', name: laptop}}]}}]\nopen_access: true\n")
+        code, out, _ = await run("check", str(file), "--probe")
+        assert code == 0
+        assert f"pool a: laptop: llama.cpp: {SLOTS} slots of {CONTEXT:,} tokens; counts the output" in out
+        assert "; serves simulated" in out
+    code, out, _ = await run("check", str(file), "--probe")
+    assert code == 1
+    assert "pool a: laptop: probe: " in out

@@ -1,0 +1,89 @@
+"""On a terminal the banner stays in sight: what goes on is one line at the bottom, and no log scrolls by."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from tests.commands import FAIRGATE
+from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.live import chat, until
+
+OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
+
+
+class Terminal:
+    """What a terminal was sent so far."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    def lines(self) -> list[str]:
+        """As somebody sees them: a line that was cleared is gone."""
+        return [line.rpartition("\r\x1b[2K")[2].strip("\r") for line in self.said.split("\n")]
+
+
+@asynccontextmanager
+async def _serving(*arguments: str) -> AsyncIterator[Terminal]:
+    """`fairgate serve`, on a terminal of its own."""
+    ours, theirs = pty.openpty()
+    loop, terminal = asyncio.get_running_loop(), Terminal()
+
+    def read() -> None:
+        try:
+            terminal.said += os.read(ours, 65536).decode()
+        except OSError:  # the other side is closed
+            loop.remove_reader(ours)
+
+    files = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    process = await asyncio.create_subprocess_exec(FAIRGATE, "serve", *arguments, **files)
+    os.close(theirs)
+    loop.add_reader(ours, read)
+    try:
+        yield terminal
+    finally:
+        process.terminate()
+        await process.wait()
+        loop.remove_reader(ours)
+        os.close(ours)
+
+
+async def _asked(terminal: Terminal, times: int) -> None:
+    await until(lambda: re.search(r"serving on (http://[^,]+),.*\n", terminal.said))
+    found = re.search(r"serving on (http://[^,]+),", terminal.said)
+    assert found is not None
+    async with aiohttp.ClientSession() as http:
+        for _ in range(times):
+            url, headers = f"{found[1]}/v1/chat/completions", {"authorization": "Bearer k"}
+            async with http.post(url, json=chat(), headers=headers) as response:
+                assert response.status == 200
+
+
+@pytest.mark.slow
+async def test_one_line_says_what_goes_on() -> None:
+    async with Upstream(replies(OK)) as upstream:
+        async with _serving("--backend", upstream.url, "--port", "0", "--admin-port", "0") as terminal:
+            await _asked(terminal, 30)
+            await until(lambda: "30 ended" in terminal.said)
+            lines = terminal.lines()
+    assert "  0 running, 0 waiting, 30 ended" in lines[-2:]
+    assert "one line for each request: off" in terminal.said
+    assert '"tenant"' not in terminal.said
+    assert len(lines) < 20
+
+
+@pytest.mark.slow
+async def test_lines_come_where_they_are_asked_for() -> None:
+    async with Upstream(replies(OK)) as upstream:
+        asked = ("--access-log", "stdout")
+        async with _serving("--backend", upstream.url, "--port", "0", "--admin-port", "0", *asked) as terminal:
+            await _asked(terminal, 2)
+            await until(lambda: terminal.said.count('"tenant"') == 2)
+    assert " ended" not in terminal.said

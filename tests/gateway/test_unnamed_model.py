@@ -1,0 +1,82 @@
+"""A request that names no model is one for the model that answers it: in limits, usage, prices, the log and metrics."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.config.sections.keys import hash_key
+from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.live import MODEL, Starter, chat, simulated, until
+
+OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
+CHAT = "/v1/chat/completions"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: chat(max_tokens=2),
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": chat(max_tokens=2),
+    "/v1/embeddings": {"input": "x"},
+    "/rerank": {"query": "x", "documents": ["y"]},
+}
+UNNAMED: dict[str, dict[str, Any]] = {"left out": {}, "null": {"model": None}, "empty": {"model": ""}}
+
+
+def without(body: dict[str, Any], how: str, size: int = 1) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "model"} | UNNAMED[how] | {"padding": "x" * size}
+
+
+@pytest.mark.parametrize("size", [1, 400_000])
+@pytest.mark.parametrize("how", UNNAMED)
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_model_that_answers_is_written_in(start: Starter, path: str, how: str, size: int) -> None:
+    body = without(BODIES[path], how, size)
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        assert (await live.ask(path, body)).status == 200
+        assert upstream.requests[0].json == body | {"model": MODEL}
+        assert [line["model"] for line in await live.lines(1)] == [MODEL]
+
+
+async def test_limits_of_a_model_and_its_price_hold_for_what_names_none(start: Starter) -> None:
+    usage = {"url": str(start.directory / "usage.db"), "prices": {MODEL: {"input": 1e6, "output": 0}}}
+    quota = {"per_model": {MODEL: {"requests_per_minute": len(UNNAMED)}}}
+    tenants = [{"name": "t", "keys": [hash_key("k")], "quota": quota}]
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=tenants, usage=usage) as live:
+        for how in UNNAMED:
+            assert (await live.ask(CHAT, without(chat(), how))).status == 200
+        for body in (*[without(chat(), how) for how in UNNAMED], chat()):
+            assert (await live.ask(CHAT, body)).error["code"] == "rate_limited"
+        counted = [row for row in await live.metrics() if row[0] == "fairgate_requests_total"]
+        assert counted
+        assert all(MODEL in row for row in counted)
+        assert live.gateway.usage is not None
+        await live.gateway.usage.flush()
+        [row] = (await live.get("/usage?since=1h&by=model", admin=True)).json["rows"]
+        assert (row["model"], row["cost"], row["unpriced_tokens"]) == (MODEL, 7.0 * len(UNNAMED), 0)
+
+
+async def test_the_model_is_the_engines_own_and_no_adapter(start: Starter) -> None:
+    async with simulated(models=("lora", "base"), adapters=("lora",)) as sim, start(sim.url) as live:
+        assert (await live.ask(CHAT, without(chat(max_tokens=2), "left out"))).json["model"] == "base"
+        pools = [{"name": "p", "models": ["base"], "backends": [{"url": sim.url}]}]
+        async with start(pools=pools) as other:
+            assert (await other.ask(CHAT, without(chat(max_tokens=2), "null"))).json["model"] == "base"
+            pool = other.gateway.pools[0]
+            pool.backends[next(iter(pool.backends))].models.clear()
+            assert (await other.ask(CHAT, without(chat(max_tokens=2), "empty"))).json["model"] == "base"
+        pool = live.gateway.pools[0]
+        pool.backends[next(iter(pool.backends))].models.clear()
+        got = await live.ask(CHAT, without(chat(), "left out"))
+        assert (got.status, got.error["code"]) == (503, "no_backend"), "nobody knows yet whose request it is"
+
+
+async def test_nothing_is_added_to_a_body_that_is_not_known(start: Starter) -> None:
+    routes = [{"path": "/api/speak", "treatment": "compute"}, {"path": "/api/chat", "treatment": "generate"}]
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, routes=routes) as live:
+        for path in ("/api/speak", "/api/chat"):
+            raw = json.dumps({"messages": "x"}).encode()
+            assert (await live.ask(path, raw)).status == 200
+        assert upstream.requests[1].unsalted == raw
+        await until(lambda: live.log.read_bytes().count(b"\n") == 2)
+        assert [line["model"] for line in await live.lines(2)] == [MODEL] * 2

@@ -1,0 +1,143 @@
+"""Ceilings and lending limits meet class batch, the working set, other orders, and engines of which little is known."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from policies.request import Claim, of_batch
+from policies.tree.terms import ROOT
+from tests.policies.meetings.world import World, quantile, tree
+
+TERMS = ({}, {"max_running": 8}, {"max_share": 0.5})
+
+
+@pytest.mark.parametrize("terms", TERMS, ids=str)
+@pytest.mark.parametrize("policy", ["vtc", "dlpm"])
+def test_at_a_ceiling_batch_of_the_group_gets_its_part_and_no_more(policy: str, terms: dict[str, float]) -> None:
+    world = World(policy, tree=tree({"g": (ROOT, terms)}, {"a": ("g", {}), "b": ("g", {})}))
+    world.closed("a", 40, 300, 100)
+    world.closed("b", 40, 300, 100, batch=True)
+    world.run(100)
+    assert world.part("b", batch=True) == pytest.approx(0.05, abs=0.01)
+
+
+def test_beside_another_group_batch_of_a_group_at_its_ceiling_gets_its_part_and_no_more() -> None:
+    world = World("vtc", tree=tree({"g": (ROOT, {"max_running": 8})}, {"a": ("g", {}), "b": ("g", {})}))
+    for tenant in ("a", "x"):
+        world.closed(tenant, 40, 300, 100)
+    world.closed("b", 40, 300, 100, batch=True)
+    world.run(100)
+    assert world.part("b", batch=True) == pytest.approx(0.05, abs=0.01)
+
+
+def calls_inside(*, ceiling: bool, starts: bool) -> tuple[int, float]:
+    """Calls of agents that are in the set, and the longest wait of one, beside starts of their group without room."""
+    groups = {"g": (ROOT, {"max_running": 2} if ceiling else {})}
+    terms = tree(groups, {"g1": ("g", {}), "g2": ("g", {}), "h": (ROOT, {})})
+    world = World("fairserve", {"e": (64, 100_000)}, tree=terms, prefill_per_s=5000.0)
+    world.agents("h", 12, context=9_000, calls=400, output=20)
+    world.agents("g2", 4, context=6_000, calls=400, pause_s=0.5, output=50, start_s=0.1)
+    for number in range(6 if starts else 0):
+        world.send("g1", 40_000, 50, 20.0 + number * 0.01, claim=Claim(f"big{number}", explicit=True))
+    world.run(60)
+    waits = [one.waited_s(60) for one in world.of("g2", 25.0) if one.request.progress.stage > 1]
+    return len(waits), max(waits)
+
+
+@pytest.mark.parametrize("ceiling", [False, True])
+def test_calls_inside_do_not_wait_for_starts_of_their_group_that_wait_for_the_set(ceiling: bool) -> None:
+    (alone, alone_s), (beside, beside_s) = (calls_inside(ceiling=ceiling, starts=each) for each in (False, True))
+    assert beside > 0.8 * alone
+    assert beside_s < alone_s + 5.0
+
+
+@pytest.mark.parametrize("weight", [0.01, 1.0, 1000.0])
+def test_batch_gets_its_part_whatever_tenants_weigh(weight: float) -> None:
+    world = World("vtc", tree=tree({}, {name: (ROOT, {"weight": weight}) for name in "ab"}))
+    world.closed("a", 40, 300, 100)
+    world.closed("b", 20, 300, 100, batch=True, start_s=5.0)
+    world.run(100)
+    assert world.part("b", batch=True) == pytest.approx(0.05, abs=0.01)
+    went = sorted(one.went_s for one in world.of("b", batch=True) if one.went_s is not None)
+    assert max(after - before for before, after in pairwise(went)) < 10.0
+
+
+@pytest.mark.parametrize("policy", ["vtc", "rr", "dlpm", "d2lpm"])
+def test_tenants_at_a_ceiling_leave_the_pool_to_others(policy: str) -> None:
+    members = {f"g{number}": ("g", {}) for number in range(10)}
+    world = World(policy, tree=tree({"g": (ROOT, {"max_running": 1})}, members))
+    for member in members:
+        world.closed(member, 4, 300, 200)
+    for flood in ("x", "y"):
+        world.closed(flood, 20, 300, 100)
+    world.run(100)
+    assert sum(world.busy_s.values()) / 100 > 15.0
+
+
+def test_a_start_of_a_group_at_its_ceiling_holds_up_no_other_group() -> None:
+    terms = tree({"g": (ROOT, {"max_running": 2})}, {"g1": ("g", {}), "g2": ("g", {})})
+    world = World("fairserve", {"e": (64, 100_000)}, tree=terms, prefill_per_s=5000.0)
+    world.closed("x", 6, 600, 100, think_s=0.2)
+    world.at(10.0, lambda: world.agents("h", 16, context=9_000, calls=14, output=20, until_s=30.0))
+    world.send("g1", 40_000, 50, 14.9, app="agent", claim=Claim("s", explicit=True))
+    for number in range(2):
+        world.send("g2", 500, 12_000, 15.0 + number)
+    world.run(150)
+    waits = world.waits("x", 70.0)
+    assert len(waits) > 190
+    assert max(waits) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("outer", "left"), [({}, 5), ({"lending_limit": 0.4}, 5), ({"lending_limit": 0.0}, 8)], ids=str
+)
+def test_what_an_inner_group_does_not_lend_is_kept_whatever_the_outer_one_lends(
+    outer: dict[str, float], left: int
+) -> None:
+    groups = {
+        "o": (ROOT, {"guaranteed_share": 0.5, **outer}),
+        "i": ("o", {"guaranteed_share": 0.3, "lending_limit": 0.0}),
+    }
+    world = World("vtc", tree=tree(groups, {"a": ("i", {}), "x": (ROOT, {})}))
+    world.closed("x", 40, 300, 1000)
+    world.run(10)
+    assert 16 - world.engine.backends["e"].sequences == left
+    world.closed("a", 10, 300, 1000, start_s=10.0)
+    world.run(11)
+    assert world.engine.backends["e"].sequences >= 16, "its owner has it at once"
+
+
+def test_a_share_of_engines_of_which_one_is_not_known_is_no_share_of_the_others() -> None:
+    world = World(
+        "vtc",
+        {"e0": (4, 600_000), "e1": (None, 600_000)},
+        tree=tree({"g": (ROOT, {"max_share": 0.5})}, {"a": ("g", {})}),
+    )
+    world.closed("a", 60, 300, 300)
+    world.run(30)
+    assert sum(ledger.sequences for ledger in world.engine.backends.values()) > 30
+
+
+def test_a_prompt_larger_than_the_cache_of_one_engine_goes_to_one_that_can_hold_it() -> None:
+    world = World("vtc", {"small": (4, 8_000), "large": (16, 24_000)})
+    world.closed("a", 60, 900, 200)
+    world.send("big", 16_000, 50, 10.0)
+    world.run(30)
+    [big] = world.of("big")
+    assert big.engine == "large"
+    assert big.waited_s(world.now) < 8.0
+
+
+def test_batch_is_no_tenant_for_whom_something_is_left_free() -> None:
+    world = World("fairserve", {"e": (8, 60_000)})
+    world.closed("a", 40, 300, 200)
+    world.closed("b", 1, 300, 50, batch=True, think_s=5.0)
+    absent = []
+    for look in range(100):
+        world.run(10 + look * 0.5)
+        absent.append(world.engine.requests.tenants.someone_is_absent())
+    assert not any(absent)
+    assert quantile(world.waits("b", batch=True), 0.5) < 10.0
+    assert of_batch("b") in {one.tenant for one in world.asked.values()}

@@ -1,0 +1,48 @@
+"""The working set meets class batch, large starts and single questions."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.queue.bounds import QueueLimits
+from policies.request import Claim, is_batch
+from tests.policies.meetings.world import World, quantile
+
+
+def finished(batch: str) -> tuple[int, float]:
+    """Calls of agents that fill the set, and the part of the set that batch beside them holds."""
+    world = World("fairserve", {"e": (64, 120_000)}, prefill_per_s=6000.0)
+    world.agents("ia", 24, context=8_000, grow=400, calls=12, output=60)
+    if batch == "agents":
+        world.agents("ib", 24, context=8_000, grow=400, calls=12, output=60, batch=True, start_s=1.0)
+    elif batch == "single":
+        world.closed("ib", 40, 8_000, 400, batch=True, start_s=1.0)
+    held = [0, 0]
+    for look in range(20, 200, 2):
+        world.run(look)
+        tenants = world.engine.working_set.tenants()
+        held[0] += sum(tokens for name, tokens in tenants.items() if is_batch(name))
+        held[1] += sum(tenants.values())
+    return len([one for one in world.of("ia", 20.0) if one.outcome]), held[0] / held[1]
+
+
+def test_batch_has_its_part_of_the_set_beside_agents_that_fill_it() -> None:
+    alone, _ = finished("")
+    for batch in ("agents", "single"):
+        beside, part = finished(batch)
+        assert beside > 0.9 * alone
+        assert part < 0.08
+
+
+@pytest.mark.parametrize("tokens", [45_000, 60_000])
+def test_a_start_beyond_the_part_of_its_tenant_enters_in_time_and_stops_no_question(tokens: int) -> None:
+    world = World("fairserve", {"e": (64, 120_000)}, prefill_per_s=6000.0, limits=QueueLimits())
+    world.agents("agents", 12, context=9_000, calls=150, output=40)
+    world.closed("chat", 4, 500, 100, think_s=0.5)
+    for number in range(2):
+        world.send("big", tokens, 50, 60.0 + 130.0 * number, claim=Claim(f"big{number}", explicit=True))
+    world.run(260)
+    assert quantile(world.waits("chat", 60.0), 0.95) < 1.0
+    assert set(world.outcomes("chat")) == {"completed", ""}
+    assert max(world.waits("big")) < 25.0, "K / R is 20 s"
+    assert world.outcomes("big") == {"completed": 2}

@@ -1,0 +1,80 @@
+"""Work that can wait makes room for other work: at ceilings, at queues of engines, and for large requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.tree.terms import ROOT
+from tests.policies.meetings.world import World, quantile, tree
+
+
+@pytest.mark.parametrize(("slots", "terms"), [(4, {}), (16, {"max_running": 4}), (16, {"max_share": 0.25})], ids=str)
+def test_a_ceiling_full_of_its_own_batch_lets_other_work_go(slots: int, terms: dict[str, float]) -> None:
+    world = World("fairserve", {"e": (slots, 120_000)}, tree=tree({}, {"a": (ROOT, terms)}))
+    for _ in range(20):
+        world.send("a", 300, 3000, 0.5, batch=True)
+    for visit in range(3):
+        world.send("a", 100, 20, 2.0 + 5 * visit)
+    world.run(30)
+    assert max(world.waits("a")) < 0.1
+
+
+def test_a_ceiling_full_of_batch_lets_other_work_go_beside_a_flood_of_others() -> None:
+    world = World("fairserve", {"e": (16, 120_000)}, tree=tree({"g": (ROOT, {"max_running": 4})}, {"a": ("g", {})}))
+    for _ in range(20):
+        world.send("a", 300, 3000, 0.5, batch=True)
+    world.closed("x", 40, 300, 100, start_s=1.0)
+    world.send("a", 100, 20, 5.0)
+    world.run(20)
+    assert max(world.waits("a")) < 3.0, "its turn comes, and the flood has no request that can wait"
+
+
+def test_what_is_kept_for_others_full_of_batch_lets_other_work_go() -> None:
+    terms = {"k": (ROOT, {"guaranteed_share": 0.5, "lending_limit": 0.0}), "b": (ROOT, {})}
+    world = World("fairserve", tree=tree({}, terms))
+    for _ in range(30):
+        world.send("b", 300, 3000, 0.5, batch=True)
+    for visit in range(3):
+        world.send("b", 100, 20, 2.0 + 5 * visit)
+    world.run(30)
+    assert max(world.waits("b")) < 0.1
+
+
+@pytest.mark.parametrize("placement", ["least_loaded", "deficits"])
+def test_batch_makes_room_at_each_engine(placement: str) -> None:
+    world = World("vtc", {f"e{number}": (4, 60_000) for number in range(3)}, placement=placement)
+    for number in range(60):
+        world.send("b", 300, 3000, 0.1 + number * 0.01, batch=True)
+    for visit in range(6):
+        for number in range(3):
+            world.send("a", 100, 20, 5.0 + 3 * visit + 0.001 * number)
+    world.run(30)
+    assert max(world.waits("a")) < 0.1
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_for_a_large_request_batch_is_stopped_where_that_is_room_enough_and_only_there(engines: int) -> None:
+    world = World("vtc", {f"e{number}": (32, 60_000) for number in range(engines)})
+    for number in range(5 if engines == 2 else 0):  # answers of 100 seconds, at one engine
+        world.send("long", 9_500, 5_000, 0.05 + number * 0.001)
+    world.run(0.2)
+    for number in range(60):
+        world.send("b", 2_300, 3_000, 0.5 + number * 0.01, batch=True)
+    world.send("big", 30_000, 50, 10.0)
+    world.send("huge", 50_000, 50, 15.0)
+    world.run(30)
+    [big] = world.of("big")
+    assert big.waited_s(world.now) < 1.0
+    given_back = [one for one in world.of("b", batch=True) if one.given_back]
+    assert given_back
+    assert world.engine.requests.giving_back.given_back < 30, "none is stopped for what would not fit all the same"
+
+
+def test_one_request_is_not_given_back_again_and_again() -> None:
+    world = World("vtc", {"e": (4, 120_000)})
+    for visit in range(60):
+        world.send("a", 300, 100, 2.0 * visit)
+    world.closed("b", 10, 2000, 800, batch=True)
+    world.run(120)
+    assert max(one.given_back for one in world.of("b", batch=True)) <= 2
+    assert quantile(world.waits("a"), 0.9) < 1.0

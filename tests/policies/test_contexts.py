@@ -1,0 +1,202 @@
+"""What does a context count with, and how much does the cache keep?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from policies.capacity.output_lengths import APPS_MAX
+from policies.capacity.working_set import WorkingSet
+from policies.contexts import SHARE_MAX, SHARE_MIN, AppCalls, KeptShare
+from policies.request import NO_CLAIM, Claim, Request, ServiceTokens
+from tests.policies.capacity.test_working_set import HOLD_S, K, Pool, call
+from tests.policies.making import dispatched, make_request
+
+
+def app(*, prompts: Iterable[int] = (), returns: float = 0.0, shared: int = 0) -> AppCalls:
+    found = AppCalls()
+    for prompt in prompts:
+        found.prompt_tokens.learn(prompt)
+    for number in range(50):
+        found.return_rate.learn(number < 50 * returns)
+        found.shared_tokens.learn(shared)
+    return found
+
+
+@pytest.mark.parametrize(("returns", "running", "idle"), [(0.0, 1000, 0), (0.5, 3000, 2500), (1.0, 5000, 5000)])
+def test_a_context_counts_with_what_the_next_calls_bring_as_far_as_they_come(
+    returns: float, running: int, idle: int
+) -> None:
+    young = app(prompts=[5000] * 9, returns=returns)
+    assert young.running_tokens(1000) == running
+    assert young.idle_tokens(1200) == idle
+    assert young.idle_tokens(8000) == 8000 * returns
+
+
+def test_what_prompts_have_in_common_is_in_the_cache_once() -> None:
+    alike = app(prompts=[4300] * 9, returns=1.0, shared=4000)
+    assert alike.running_tokens(4300) == 300
+    assert alike.running_tokens(3000) == 1300, "all in common, and it grows to a usual prompt"
+    assert alike.idle_tokens(4500) == 500
+
+
+@pytest.mark.parametrize("claim", [NO_CLAIM, Claim("other", begins=True)])
+def test_single_questions_and_raw_completions_count_while_they_run_and_no_longer(claim: Claim) -> None:
+    engine = Pool().engine
+    for number in range(20):
+        claim = claim if claim is NO_CLAIM else Claim(f"q{number}", begins=True)
+        one = make_request("z", id=f"q{number}", prompt=3000, claim=claim)
+        assert dispatched(engine.arrived(one, number)), "the ones before it left no room"
+        engine.progressed(one.id, 1, number)
+        assert engine.working_set.tokens == 3000
+        engine.finished(one.id, ServiceTokens(3000, 10), number + 0.1)
+        assert engine.working_set.tokens == 0
+
+
+@pytest.mark.parametrize("is_final", [True, False, None])
+def test_whether_calls_come_back_is_learned_whatever_their_answers_looked_like(is_final: bool | None) -> None:
+    """An agent that calls its tools in its text gives answers that look final."""
+    pool = Pool()
+    for serial in range(20):
+        one = make_request("z", id=f"z{serial}", prompt=1000 + serial, claim=Claim("agent", explicit=True))
+        assert pool.asks(one)
+        pool.engine.finished(one.id, ServiceTokens(one.prompt_tokens, 10), pool.now, is_final)
+        pool.now += 0.5
+    assert pool.set.tokens == pytest.approx(1029, rel=0.02)
+
+
+def test_an_app_whose_calls_come_too_late_holds_nothing() -> None:
+    pool = Pool()
+    for serial in range(60):
+        one = make_request("z", id=f"z{serial}", prompt=1000, claim=Claim("slow", explicit=True))
+        assert pool.asks(one)
+        pool.answers(one)
+        pool.now += 1.1 * HOLD_S
+        pool.scraped()
+    assert pool.set.apps.known(("z", "")).idle_tokens(1000) == 0
+
+
+def test_apps_are_forgotten_beyond_a_bound_the_longest_unused_first() -> None:
+    apps = WorkingSet(Pool().engine.requests.tenants).apps
+    first, second = apps.of(("t", "0")), apps.of(("t", "1"))
+    for number in range(2, APPS_MAX):
+        apps.of(("t", str(number)))
+    assert apps.of(("t", "0")) is first
+    apps.of(("t", "one more"))
+    assert apps.known(("t", "0")) is first
+    assert apps.known(("t", "1")) is not second
+
+
+def test_nothing_waits_where_no_call_ever_returns_however_full_the_cache_is() -> None:
+    pool = Pool()
+    for tenant, begins in (("y", True), ("a", False)):  # calls of `a` are known to return
+        one = make_request(tenant, id=f"{tenant}0", prompt=6000, claim=Claim(f"{tenant}0", begins=True))
+        assert dispatched(pool.engine.arrived(one, 0.0))
+        assert pool.set.has_room(make_request(tenant, id="next", prompt=6000)) is begins
+        pool.engine.cancelled(one.id, 0.0)
+
+
+# --- K ---
+
+
+def returns(kept: KeptShare, part: float, times: int, *, is_full: bool = True) -> float:
+    for _ in range(times):
+        kept.returned(1000, round(1000 * part), is_full=is_full)
+    return kept.share
+
+
+def test_where_calls_find_less_than_was_counted_the_cache_keeps_less_and_where_they_find_all_it_grows_back() -> None:
+    kept = KeptShare()
+    returns(kept, 1.0, 1)
+    lost = returns(kept, 0.5, 50)
+    assert 0.5 < lost < 0.8
+    assert returns(kept, 1.0, 50, is_full=False) == lost, "what fills half of it does not show that it could hold more"
+    assert returns(kept, 1.0, 300) >= 1.0
+
+
+@pytest.mark.parametrize(("part", "is_kept"), [(0.96, True), (0.99, False)])
+def test_only_where_next_to_nothing_is_lost_does_a_lower_tier_hold_more_than_the_engines(
+    part: float, is_kept: bool
+) -> None:
+    assert (returns(KeptShare(), part, 2000) < 1.01) is is_kept
+
+
+def test_a_lower_tier_is_found_and_what_is_lost_at_once_counts_more_than_what_is_found() -> None:
+    kept = KeptShare()
+    assert returns(kept, 1.0, 5000) > 5.0, "several times the KV cache, after an hour of a call a second"
+    assert returns(kept, 0.0, 120) < 1.0
+    assert returns(kept, 0.0, 10_000) == SHARE_MIN
+    assert returns(kept, 1.0, 100_000) == SHARE_MAX
+
+
+def test_an_engine_that_never_reports_cached_tokens_shows_nothing() -> None:
+    kept = KeptShare()
+    assert returns(kept, 0.0, 100) == 1.0
+    returns(kept, 1.0, 1)
+    assert returns(kept, 0.0, 1) < 1.0
+
+
+def loses(pool: Pool, cached: int | None, times: int, engine: str = "one") -> int:
+    """An agent's calls find so much of their context. Returns K."""
+    for serial in range(times):
+        one = call("a", "agent", 3000, serial=serial)
+        assert pool.asks(one)
+        pool.engine.finished(one.id, ServiceTokens(3000, 10, cached), pool.now)
+        pool.now += 1.0
+        pool.scraped()
+    return pool.set.capacity_tokens
+
+
+def test_k_follows_what_returning_calls_find() -> None:
+    pool = Pool()
+    assert loses(pool, None, 20) == K
+    assert loses(pool, 2990, 20) == K
+    assert loses(pool, 500, 20) < 0.8 * K
+
+
+def test_a_call_that_went_to_another_engine_says_nothing_of_the_cache() -> None:
+    for moves in (False, True):
+        pool = Pool()
+        loses(pool, 2990, 3)
+        if moves:
+            pool.engine.backend_changed("one", False, pool.now)
+            pool.engine.add_backend("two", max_num_seqs=64)
+        one = call("a", "agent", 3000, serial=9)
+        assert pool.asks(one)
+        pool.engine.finished(one.id, ServiceTokens(3000, 10, 0), pool.now)
+        assert (pool.set.kept.share == 1.0) is moves
+
+
+# --- a tenant that holds nothing ---
+
+
+def test_a_tenant_that_holds_nothing_gets_a_start_in_after_the_time_for_which_holding_pays_one_at_a_time() -> None:
+    """Meanwhile agents of two tenants, whose contexts take nine tenths of the cache, make a call each second."""
+    pool, asked, began = Pool(), dict[str, Request](), dict[str, float]()
+
+    def asks(request: Request) -> list[str]:
+        asked[request.id] = request
+        return pool.asks(request)
+
+    for serial in range(30):
+        started = []
+        for name in ("a0", "a1", "b0", "b1"):
+            started += asks(call(name[0], name, 2250, serial=serial))
+        if serial == 1:
+            for name in ("big0", "big1"):
+                assert asks(call(name, name, 4000)) == [], "more than its part"
+            assert asks(call("a", "other", 2250)) == [], "its tenant holds some"
+        while started:
+            id = started.pop()
+            began[id] = pool.now
+            started += pool.answers(asked[id], output=0)
+        pool.now += 1.0
+        for id in pool.scraped():
+            began[id] = pool.now
+            pool.engine.progressed(id, 1, pool.now)
+            pool.answers(asked[id], output=0)
+    first, second = sorted(began[name] for name in ("big0.0", "big1.0"))
+    assert first == pytest.approx(1.0 + HOLD_S, abs=1.0)
+    assert second == pytest.approx(first + HOLD_S, abs=1.0)
+    assert "other.0" not in began
