@@ -58,6 +58,8 @@ def run_options(given: argparse.Namespace) -> Options:
         raise GatewayError(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(MAKERS)}")
     if options.url and not options.engine_url:
         raise GatewayError("--url needs --engine-url: the truth comes from the engine's log")
+    if options.url and options.gateways == list(described()):
+        options.gateways = ["gateway"]
     if len(given.keys) != len(KEYS):
         raise GatewayError(f"--keys needs {len(KEYS)} keys, of {', '.join(KEYS)}; there are {len(given.keys)}")
     options.keys = dict(zip(KEYS, given.keys, strict=True))

@@ -17,10 +17,11 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from tenantbench import machine
+from tenantbench.__main__ import arguments, run_options
 from tenantbench.engine_model import Engine, Profile, Sequence
 from tenantbench.engine_server import MODEL, EngineServer
 from tenantbench.events import CHARACTERS_PER_TOKEN, read_events
-from tenantbench.gateway import FOLDER, KEYS, described, read, variables_of
+from tenantbench.gateway import FOLDER, KEYS, GatewayError, described, read, variables_of
 from tenantbench.llama import Tap
 from tenantbench.load import Driver, HttpTransport
 from tenantbench.metrics import METRICS, Run, measure, reasons_void
@@ -148,6 +149,15 @@ def test_void_numbers_stand_in_brackets_and_count_only_where_there_are_no_others
 def test_results_that_are_not_comparable_share_no_column() -> None:
     other = result(mine=[0.5]) | {"comparability": {"seed": 1}}
     assert set(rows_of([result(mine=[0.9]), other])[0].values) == {"mine", "mine (run 2)"}
+
+
+def test_a_gateway_by_its_url_needs_four_keys_and_the_engine_behind_it() -> None:
+    ours = ["run", "--url", "http://a", "--url", "http://b"]
+    options = run_options(arguments().parse_args([*ours, "--engine-url", "http://e", "--keys", "k1,k2,k3,k4"]))
+    assert (options.gateways, options.keys["t4"]) == (["gateway"], "k4")
+    for wrong in (ours, [*ours, "--engine-url", "http://e", "--keys", "k1"], ["run", "--workloads", "W11"]):
+        with pytest.raises(GatewayError, match=r"engine-url|4 keys|no workload W11"):
+            run_options(arguments().parse_args(wrong))
 
 
 def test_cpu_time_and_memory_of_a_process_tree() -> None:
