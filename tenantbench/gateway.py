@@ -76,7 +76,9 @@ def install(gateway: Gateway) -> None:
         subprocess.run([sys.executable, "-m", "venv", gateway.home], check=True)
         subprocess.run([gateway.home / "bin" / "pip", "install", "--quiet", *pypi], check=True)
     elif debian := packages.get("debian"):
-        print(f"apt-get install {' '.join(debian)}")
+        print(f"{gateway.name}: apt-get install {' '.join(debian)}")
+    else:
+        print(f"{gateway.name}: {gateway.description['url']}")
 
 
 def executable(gateway: Gateway, command: str) -> str:
