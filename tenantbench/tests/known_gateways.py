@@ -171,6 +171,15 @@ class Booking(Direct):
             yield piece
 
 
+class Slow(Direct):
+    """Holds each request back for a time, whether the engine is idle or not."""
+
+    async def ask(self, tenant: str, user: str, prompt: str, output: int, route: int) -> AsyncGenerator[str, None]:
+        await asyncio.sleep(0.15)
+        async for piece in super().ask(tenant, user, prompt, output, route):
+            yield piece
+
+
 class Spoiler(Direct):
     """Runs each request twice, drops the tokens `lost` and repeats the tokens `doubled` of each answer."""
 

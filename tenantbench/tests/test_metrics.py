@@ -11,7 +11,7 @@ import pytest
 from tenantbench.engine_model import Profile
 from tenantbench.engine_server import EngineRunner
 from tenantbench.metrics import jain, measure, share_error
-from tenantbench.tests.known_gateways import PROFILE, Booking, Direct, Limiter, Slots, Spoiler, measured, measures
+from tenantbench.tests.known_gateways import PROFILE, Booking, Direct, Limiter, Slots, Slow, Spoiler, measured, measures
 from tenantbench.workloads import Ask, Session, Workload, clients, open_loop, w1, w3, w4, w5, w7, w9, workload
 
 EQUAL = {"t1": 1.0, "t2": 1.0, "t3": 1.0}
@@ -40,6 +40,20 @@ def test_unfair_by_a_factor(factor: int) -> None:
         assert found["a_gap"] == pytest.approx(120 * rate * (factor - 1) / (factor + 1), rel=0.1)
     else:
         assert found["a_gap"] < 2 * PROFILE.slots * 3 * 64
+
+
+def test_service_is_a_token_of_a_prompt_and_two_of_an_output() -> None:
+    one = Session("t1", "s", 0.0, 10.0, (Ask(64, 16),) * 3, (0.0, 1.0, 2.0))
+    other = Session("t2", "s", 0.0, 10.0, (Ask(64, 1),) * 2, (0.0, 0.0))
+    run = measured(Workload("W2", "", 10.0, (one, other)), Direct)
+    served = {tenant: service.until(10.0) for tenant, service in run.service.items()}
+    assert served == {"t1": 3 * (64 + 2 * 16), "t2": 2 * (64 + 2)}
+
+
+def test_a_gateway_that_holds_requests_longer_than_their_way_leaves_the_engine_idle() -> None:
+    one = Session("t1", "s", 0.0, 20.0, (Ask(64, 4),) * 999)
+    run = measured(Workload("W2", "", 20.0, (one,)), Slow)
+    assert measure(run)["d_idle_s"] == pytest.approx(len(run.records) * (0.15 - 0.1), rel=0.05)
 
 
 def test_weights_that_a_gateway_ignores_are_a_share_error() -> None:
