@@ -108,6 +108,17 @@ def test_a_tenant_that_is_not_heard_for_a_time_starves_that_long() -> None:
     assert found["e_convergence_s"] < 3.0
 
 
+def test_a_tenant_that_never_gets_its_share_does_not_converge() -> None:
+    """0.425 of the service is 15 % below a half."""
+    run = measured(w5(Random(0), 120.0, PROFILE), lambda runner: Slots(runner, {"t1": 0.425, "t2": 0.575}))
+    assert measure(run)["e_convergence_s"] is None
+
+
+def test_a_tenant_whose_next_request_comes_at_once_has_not_stopped_waiting() -> None:
+    one = Session("t1", "s", 0.0, 2.0, (Ask(16, 1),) * 3, (0.0, 0.2, 0.75))
+    assert len(measured(Workload("W2", "", 2.0, (one,)), Slow).waits["t1"]) == 2
+
+
 @pytest.mark.parametrize(("liar", "honesty"), [(10_000, 1.0), (2, 2 / 3), (4, 4 / 5)])
 def test_told_waits_that_do_not_come_true(liar: int, honesty: float) -> None:
     """n requests are told n + n/liar waits, of which n come true: each third try is admitted."""
