@@ -14,7 +14,7 @@ CHARACTERS_PER_TOKEN = 4
 
 @dataclass(slots=True)
 class Event:
-    """One line of the engine's log.
+    """A line of the engine's log.
 
     Kinds: `arrive`, `start` (first admission), `preempt`, `stop` (`output`: all tokens made) of a request;
     `serve`: tokens that one step computed for a tenant; `state`: the engine after a step; `refuse`: a bad request.

@@ -36,7 +36,7 @@ class Transport(Protocol):
 
 @dataclass
 class Record:
-    """What a client saw of one request. Times count from the begin of the workload."""
+    """A request as its client saw it. Times count from the begin of the workload."""
 
     request: str
     tenant: str

@@ -37,7 +37,7 @@ def busy_cpu_s() -> float:
 
 
 class Watch:
-    """What others and a gateway spent since the watch began."""
+    """CPU time of a gateway and of others, and the gateway's memory, since the watch began."""
 
     def __init__(self, gateway: set[int]) -> None:
         self._gateway = gateway

@@ -52,7 +52,7 @@ METRICS = (
     Metric("c_beside_p99_s", "(c) TTFT beside, p99", "p99 of the light tenant's TTFT while another tenant floods", ("W1",), False, "s"),
     Metric("d_tokens_per_s", "(d) tokens/s", "(prompt + output tokens that the engine computed once) / T", ("W1", "W2", "W6", "W8"), True, "/s"),
     Metric("d_of_engine", "(d) work conservation", "tokens/s / tokens/s of the engine alone in the same round", ("W1", "W2", "W6", "W8"), True),
-    Metric("d_idle_s", "(d) idle while somebody waits", "integral of free slots / slots while KV is free and a request is held outside for 0.1 s", ("W1", "W2", "W6", "W8"), False, "s"),
+    Metric("d_idle_s", "(d) idle while requests wait", "integral of free slots / slots while KV is free and a request is held outside for 0.1 s", ("W1", "W2", "W6", "W8"), False, "s"),
     Metric("e_convergence_s", "(e) convergence", "after a join, until a window of 1/8 of the stay within 10 % of the fair share", ("W5",), False, "s"),
     Metric("e_starvation_s", "(e) longest starvation", "longest time in which a tenant waits and none of its tokens is computed", ("W1", "W5", "W6"), False, "s"),
     Metric("f_share_error", "(f) share error", "max |share_i / (w_i / sum w) - 1| while all wait", ("W3", "W9")),
@@ -68,11 +68,11 @@ METRICS = (
     Metric("k_cpu_ms", "(k) CPU per request", "CPU time of the gateway's processes / requests", ("W1", "W10"), False, "ms"),
     Metric("k_rss_mb", "(k) memory", "largest resident set of the gateway's processes", ("W1", "W10"), False, "MB"),
 )  # fmt: skip
-"""All that is printed, in this order. (c) and (d) stand side by side: limiters win (c) alone, FCFS wins (d) alone."""
+"""Rows of a report, in order. (c) and (d) stand side by side: limiters win (c) alone, FCFS wins (d) alone."""
 
 
 class Run:
-    """One workload's records and engine events, on one clock that begins with the workload."""
+    """Records and engine events of one workload, on a clock that begins with it."""
 
     def __init__(self, workload: Workload, records: list[Record], events: list[Event], profile: Profile) -> None:
         self.workload, self.profile = workload, profile
@@ -111,7 +111,7 @@ class Run:
 
 
 def service_gap(run: Run) -> dict[str, float | None]:
-    """(a)"""
+    """Return (a)."""
 
     def served(tenant: str, interval: Interval) -> float:
         return run.service[tenant].within(interval) / WEIGHTS[tenant]
@@ -136,7 +136,7 @@ def jain(values: list[float]) -> float:
 
 
 def jain_windows(run: Run) -> dict[str, float | None]:
-    """(b)"""
+    """Return (b)."""
     width = run.workload.seconds / WINDOWS
     found = []
     for begin, end in run.all_wait:
@@ -147,7 +147,7 @@ def jain_windows(run: Run) -> dict[str, float | None]:
 
 
 def isolation(run: Run) -> dict[str, float | None]:
-    """(c) A request without a first token counts with the time that it had; none of the last twentieth count."""
+    """Return (c). A request without a first token counts with the time that it had; none of the last twentieth count."""
     alone: list[float] = []
     beside: list[float] = []
     for record in run.records:
@@ -162,7 +162,7 @@ def isolation(run: Run) -> dict[str, float | None]:
 
 
 def work_conservation(run: Run) -> dict[str, float | None]:
-    """(d)"""
+    """Return (d)."""
     tokens = sum(event.prompt + event.output for event in run.events if event.kind == "serve")
     valid = [record for record in run.records if record.outcome != "bad"]
     held = [
@@ -179,7 +179,7 @@ def work_conservation(run: Run) -> dict[str, float | None]:
 
 
 def starvation(run: Run) -> dict[str, float | None]:
-    """(e)"""
+    """Return (e)."""
     longest = 0.0
     for tenant, service in run.service.items():
         for begin, end in run.waits[tenant]:
@@ -189,7 +189,7 @@ def starvation(run: Run) -> dict[str, float | None]:
 
 
 def convergence(run: Run) -> dict[str, float | None]:
-    """(e) None: it did not happen before the tenant left."""
+    """Return (e), or None where the shares did not converge before the tenant left."""
     join, leave = run.workload.join_s, run.workload.leave_s
     width = (leave - join) / 8
     fair = WEIGHTS[LIGHT] / sum(WEIGHTS[tenant] for tenant in run.service)
@@ -202,7 +202,7 @@ def convergence(run: Run) -> dict[str, float | None]:
 
 
 def share_error(run: Run) -> dict[str, float | None]:
-    """(f)"""
+    """Return (f)."""
     served = run.share_served()
     total, weights = sum(served.values()), sum(WEIGHTS[tenant] for tenant in served)
     if not total:
@@ -211,7 +211,7 @@ def share_error(run: Run) -> dict[str, float | None]:
 
 
 def agents(run: Run) -> dict[str, float | None]:
-    """(g)"""
+    """Return (g)."""
     calls = {session.name: len(session.asks) for session in run.workload.sessions if session.is_task}
     tasks: dict[tuple[str, int], list[Record]] = defaultdict(list)
     for record in run.records:
@@ -227,13 +227,13 @@ def agents(run: Run) -> dict[str, float | None]:
 
 
 def cheat_gain(run: Run) -> dict[str, float | None]:
-    """(h)"""
+    """Return (h)."""
     served = run.share_served()
     return {"h_cheat_gain": served[HEAVY] / served[LIGHT] if served[LIGHT] else None}
 
 
 def honesty(run: Run) -> dict[str, float | None]:
-    """(i) Of each told wait the next try counts, if there was one whose outcome is known."""
+    """Return (i). The next try after each told wait counts, if its outcome is known."""
     tried = came_true = 0
     for record in run.records:
         for i, (_, _, told_s) in enumerate(record.attempts):
@@ -247,7 +247,7 @@ def honesty(run: Run) -> dict[str, float | None]:
 
 
 def integrity(run: Run) -> dict[str, float | None]:
-    """(j)"""
+    """Return (j)."""
     runs: dict[str, list[int]] = defaultdict(list)
     for event in run.events:
         if event.kind == "stop":

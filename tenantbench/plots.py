@@ -1,4 +1,4 @@
-"""One page of bars: a panel for each metric, and in it each gateway. Needs the extra `plots`."""
+"""A page of bars: a panel for each metric, and in it each gateway. Needs the extra `plots`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN = (
     ("e_starvation_s", "W1"), ("f_share_error", "W9"), ("g_tasks", "W7"), ("h_cheat_gain", "W4"), ("i_honesty", "W6"),
     ("j_errors", "W8"), ("k_cpu_ms", "W10"),
 )  # fmt: skip
-"""One of each metric (a) to (k); (c) and (d) stand side by side."""
+"""A panel for each of (a) to (k); (c) and (d) stand side by side."""
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:

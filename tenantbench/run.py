@@ -33,7 +33,7 @@ ROUND_SEED = 1_000
 
 @dataclass(frozen=True)
 class EngineKind:
-    """How an engine is started, and its size."""
+    """An engine that `tenantbench engine` serves, and its size."""
 
     name: str
     profile: Profile

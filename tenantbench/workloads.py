@@ -18,14 +18,14 @@ LIGHT, HEAVY = "t1", "t2"
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: its lengths in tokens, and what its client does with it."""
+    """A request: its lengths in tokens, and how its client treats it."""
 
     prompt: int
     output: int
     abort_after: int | None = None
     """Tokens after which the client closes the connection."""
     is_bad: bool = False
-    """The engine refuses it: more tokens than its context has."""
+    """The engine refuses such a request: it has more tokens than the context."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def w7(random: Random, seconds: float, profile: Profile) -> Workload:
 
 
 def w8(random: Random, seconds: float, profile: Profile) -> Workload:
-    """One tenant closes most of its connections early or asks for what the engine refuses; the other one is honest."""
+    """A tenant closes half of its connections early and sends requests that the engine refuses; another tenant is honest."""
     bad = Ask(64, profile.context_tokens_max, is_bad=True)
     asks, names = (Ask(128, 128, abort_after=8), bad) * 4096, [f"abort-{i}" for i in range(profile.slots)]
     hostile = [Session(HEAVY, name, 0.0, seconds, asks, pause_s=0.1) for name in names]
