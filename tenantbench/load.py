@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from random import Random
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from tenantbench.workloads import Ask, Session, Workload
 RETRIES_MAX = 5
 UNTOLD_WAIT_S = 1.0
 REJECTED = (429, 503)
+BEAT_S, BEATS_PER_REPORT = 0.1, 10
 
 
 class Rejected(Exception):
@@ -45,7 +47,6 @@ class Record:
     due_s: float
     prompt: int
     output: int
-    is_open_loop: bool = False
     lag_s: float = 0.0
     sent_s: float = 0.0
     first_s: float | None = None
@@ -100,6 +101,8 @@ class Driver:
 
     def __init__(self, workload: Workload, transport: Transport, characters_per_token: int) -> None:
         self.records: list[Record] = []
+        self.lags_s: list[float] = []
+        """Delays of this process: of requests after their time, and of a timer that fires all the while."""
         self._workload = workload
         self._transport = transport
         self._characters = characters_per_token
@@ -115,9 +118,12 @@ class Driver:
         self._origin_s = asyncio.get_running_loop().time()
         tasks = [asyncio.create_task(self._session(session)) for session in self._workload.sessions]
         try:
-            while (left_s := self._workload.seconds - self.now_s) > 0:
-                await asyncio.sleep(min(left_s, 1.0))
-                progress(self.now_s, len(self.records))
+            for beat in range(1, ceil(self._workload.seconds / BEAT_S) + 1):
+                due_s = min(beat * BEAT_S, self._workload.seconds)
+                await self._until(due_s)
+                self.lags_s.append(self.now_s - due_s)
+                if beat % BEATS_PER_REPORT == 0:
+                    progress(self.now_s, len(self.records))
         finally:
             for task in tasks:
                 task.cancel()
@@ -158,8 +164,9 @@ class Driver:
         stream = f"{session.tenant} {session.name} {task if session.is_task else -self._numbers}"
         text = prompt_text(stream, ask.prompt * self._characters, mark)
         record = Record(mark[2:-2], session.tenant, session.name, task, due_s, ask.prompt, ask.output)
-        record.sent_s, record.is_open_loop = self.now_s, bool(session.arrivals_s)
+        record.sent_s = self.now_s
         record.lag_s = record.sent_s - due_s
+        self.lags_s.append(record.lag_s)
         self.records.append(record)
         for _ in range(RETRIES_MAX):
             try:

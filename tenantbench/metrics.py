@@ -275,9 +275,9 @@ def measure(run: Run, cpu_s: float | None = None, rss_bytes: float | None = None
     return {m.key: found.get(m.key) for m in METRICS if run.workload.name in m.workloads}
 
 
-def reasons_void(run: Run, busy_others: float) -> list[str]:
+def reasons_void(lags_s: list[float], busy_others: float) -> list[str]:
     """Return why these numbers must not be used: a client that lagged, or a machine that did other work."""
-    lag_s = percentile((record.lag_s for record in run.records if record.is_open_loop), 0.99) or 0.0
+    lag_s = percentile(lags_s, 0.99) or 0.0
     reasons = []
     if lag_s >= LAG_S_MAX:
         reasons.append(f"the client lagged: p99 {1000 * lag_s:.0f} ms")

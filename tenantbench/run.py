@@ -123,7 +123,7 @@ async def cell(options: Options, target: Target, name: str, round_number: int) -
         await transport.close()
     events = read_events(rows, origin_s)
     run = Run(work, driver.records, events, kind.profile)
-    void = reasons_void(run, others)
+    void = reasons_void(driver.lags_s, others)
     if not is_idle or not is_warm:
         void.append("before the load, the engine was not idle or the gateway did not answer")
     values = measure(run, cpu_s if target.pids else None, watch.rss_bytes if target.pids else None)

@@ -42,7 +42,7 @@ class Session:
     """Session that the gateway is told of, as OpenAI's `user`."""
     route: int = 0
     is_task: bool = False
-    """All of its asks are one task with one growing context; a new task follows."""
+    """The asks are one task with one growing context; a new task follows."""
     pause_s: float = 0.0
 
 
@@ -148,7 +148,7 @@ def w7(random: Random, seconds: float, profile: Profile) -> Workload:
 
 
 def w8(random: Random, seconds: float, profile: Profile) -> Workload:
-    """A tenant closes half of its connections early and sends requests that the engine refuses; another tenant is honest."""
+    """A tenant closes half of its connections early and sends bad requests; another tenant is honest."""
     bad = Ask(64, profile.context_tokens_max, is_bad=True)
     asks, names = (Ask(128, 128, abort_after=8), bad) * 4096, [f"abort-{i}" for i in range(profile.slots)]
     hostile = [Session(HEAVY, name, 0.0, seconds, asks, pause_s=0.1) for name in names]

@@ -37,6 +37,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual.now_s
 
+    def pass_time(self, seconds: float) -> None:
+        """Be busy, so that all timers that are due meanwhile are late."""
+        self._virtual.now_s += seconds
+
 
 def measured(workload: Workload, gateway: Callable[[EngineRunner], Transport], profile: Profile = PROFILE) -> Run:
     """Run a workload through a gateway in virtual time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from random import Random
 from typing import Any
@@ -10,8 +11,20 @@ import pytest
 
 from tenantbench.engine_model import Profile
 from tenantbench.engine_server import EngineRunner
+from tenantbench.load import Driver
 from tenantbench.metrics import jain, measure, share_error
-from tenantbench.tests.known_gateways import PROFILE, Booking, Direct, Limiter, Slots, Slow, Spoiler, measured, measures
+from tenantbench.tests.known_gateways import (
+    PROFILE,
+    Booking,
+    Direct,
+    Limiter,
+    Slots,
+    Slow,
+    Spoiler,
+    VirtualLoop,
+    measured,
+    measures,
+)
 from tenantbench.workloads import Ask, Session, Workload, clients, open_loop, w1, w3, w4, w5, w7, w9, workload
 
 EQUAL = {"t1": 1.0, "t2": 1.0, "t3": 1.0}
@@ -183,3 +196,18 @@ def test_overhead_is_nothing_where_there_is_no_gateway() -> None:
     assert found["j_errors"] == 0
     assert found["k_cpu_ms"] == pytest.approx(250 / len(run.records))
     assert found["k_rss_mb"] == 2
+
+
+def test_a_client_that_is_blocked_knows_its_lag() -> None:
+    """A callback that takes 0.3 s delays the beats that were due meanwhile."""
+
+    async def lags() -> list[float]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.call_later(0.45, loop.pass_time, 0.3)
+        driver = Driver(Workload("W10", "", 1.0, ()), Direct(EngineRunner(PROFILE)), 1)
+        await driver.run()
+        return driver.lags_s
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert sorted(runner.run(lags()))[-3:] == [pytest.approx(late) for late in (0.05, 0.15, 0.25)]
