@@ -138,8 +138,8 @@ def w6(random: Random, seconds: float, profile: Profile) -> Workload:
 
 def w7(random: Random, seconds: float, profile: Profile) -> Workload:
     """Agents whose contexts together have twice the KV, in tasks of five calls; a chat tenant beside them."""
-    agents = profile.slots
-    last = 2 * profile.kv_tokens // agents
+    last = min(2 * profile.kv_tokens // profile.slots, profile.context_tokens_max - 64)
+    agents = 2 * profile.kv_tokens // last
     calls = tuple(Ask(last * (i + 1) // 5, 32) for i in range(5))
     names = [f"agent-{i}" for i in range(agents)]
     tasks = [Session(HEAVY, name, 0.0, seconds, calls, user=name, is_task=True, pause_s=0.5) for name in names]
@@ -149,7 +149,7 @@ def w7(random: Random, seconds: float, profile: Profile) -> Workload:
 
 def w8(random: Random, seconds: float, profile: Profile) -> Workload:
     """A tenant closes half of its connections early and sends bad requests; another tenant is honest."""
-    bad = Ask(64, profile.context_tokens_max, is_bad=True)
+    bad = Ask(profile.context_tokens_max, 8, is_bad=True)
     asks, names = (Ask(128, 128, abort_after=8), bad) * 4096, [f"abort-{i}" for i in range(profile.slots)]
     hostile = [Session(HEAVY, name, 0.0, seconds, asks, pause_s=0.1) for name in names]
     honest = clients(LIGHT, 2 * profile.slots, (0.0, seconds), Ask(128, 64))

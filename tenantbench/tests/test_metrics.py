@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from tenantbench.engine_model import Profile
+from tenantbench.engine_model import Engine, Profile
 from tenantbench.engine_server import EngineRunner
 from tenantbench.load import Driver
 from tenantbench.metrics import jain, measure, share_error
+from tenantbench.run import ENGINES, EngineKind
 from tenantbench.tests.known_gateways import (
     PROFILE,
     Booking,
@@ -25,7 +26,7 @@ from tenantbench.tests.known_gateways import (
     measured,
     measures,
 )
-from tenantbench.workloads import Ask, Session, Workload, clients, open_loop, w1, w3, w4, w5, w7, w9, workload
+from tenantbench.workloads import MAKERS, Ask, Session, Workload, clients, open_loop, w1, w3, w4, w5, w7, w9, workload
 
 EQUAL = {"t1": 1.0, "t2": 1.0, "t3": 1.0}
 TOKENS_PER_S_MAX = PROFILE.slots / PROFILE.step_s
@@ -211,3 +212,13 @@ def test_a_client_that_is_blocked_knows_its_lag() -> None:
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         assert sorted(runner.run(lags()))[-3:] == [pytest.approx(late) for late in (0.05, 0.15, 0.25)]
+
+
+@pytest.mark.parametrize("kind", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("name", MAKERS)
+def test_each_engine_can_serve_each_request_that_is_not_bad(kind: EngineKind, name: str) -> None:
+    sessions = workload(name, 20.0, 0, kind.profile).sessions
+    engine = Engine(kind.profile)
+    asks = {ask for session in sessions for ask in session.asks}
+    assert asks
+    assert all((engine.is_refused(ask.prompt, ask.output) == "context") == ask.is_bad for ask in asks)

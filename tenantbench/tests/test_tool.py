@@ -31,7 +31,7 @@ from tenantbench.workloads import Ask, Session, Workload
 
 ROOT = Path(__file__).parents[1]
 QUICK = Profile(slots=4, step_s=0.001)
-BAD = Ask(64, QUICK.context_tokens_max, is_bad=True)
+BAD = Ask(QUICK.context_tokens_max, 8, is_bad=True)
 
 
 def test_it_imports_the_standard_library_and_what_its_project_names() -> None:
