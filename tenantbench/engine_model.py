@@ -27,6 +27,7 @@ class Profile:
     queue_max: int = 8_192
     step_s: float = 0.025
     prefill_s: float = 0.000_15
+    logs_waste: bool = True
 
 
 @dataclass(eq=False)

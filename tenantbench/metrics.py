@@ -222,7 +222,7 @@ def agents(run: Run) -> dict[str, float | None]:
         for (session, _), task in tasks.items()
         if sum(record.outcome == "done" for record in task) == calls[session]
     ]
-    wasted = sum(event.wasted for event in run.events if event.kind == "serve")
+    wasted = sum(event.wasted for event in run.events if event.kind == "serve") if run.profile.logs_waste else None
     return {"g_tasks": len(times), "g_task_p95_s": percentile(times, 0.95), "g_wasted": wasted}
 
 

@@ -43,7 +43,9 @@ class EngineKind:
 
 ENGINES = {
     "simulated": EngineKind("simulated", Profile(), CHARACTERS_PER_TOKEN, f"tenantbench {__version__}"),
-    "llama": EngineKind("llama", Profile(8, 16_384, 2_048, 512, step_s=0.01), 1, "xllamacpp, 8 layers of 256"),
+    "llama": EngineKind(
+        "llama", Profile(8, 16_384, 2_048, 512, step_s=0.01, logs_waste=False), 1, "xllamacpp, 8 layers of 256"
+    ),
 }
 
 

@@ -65,12 +65,16 @@ class Direct:
     async def ask(self, tenant: str, user: str, prompt: str, output: int, route: int) -> AsyncGenerator[str, None]:
         if reason := self.runner.engine.is_refused(tokens_of(prompt), output):
             raise Rejected(400 if reason == "context" else 503)
+        await self.before(tenant, prompt)
         answer = self.runner.generate(prompt, output)
         try:
             async for number in answer:
                 yield f"{number} "
         finally:
             await answer.aclose()
+
+    async def before(self, tenant: str, prompt: str) -> None:
+        """Hold a request back, or raise Rejected."""
 
 
 class Slots(Direct):
@@ -150,13 +154,11 @@ class Limiter(Direct):
         self.every_s = every_s
         self.due_s: dict[str, float] = defaultdict(float)
 
-    async def ask(self, tenant: str, user: str, prompt: str, output: int, route: int) -> AsyncGenerator[str, None]:
+    async def before(self, tenant: str, prompt: str) -> None:
         now = asyncio.get_running_loop().time()
         if now < self.due_s[tenant] - 1e-6:
             raise Rejected(429, self.due_s[tenant] - now)
         self.due_s[tenant] = now + self.every_s[tenant]
-        async for piece in super().ask(tenant, user, prompt, output, route):
-            yield piece
 
 
 class Booking(Direct):
@@ -166,22 +168,18 @@ class Booking(Direct):
         super().__init__(runner)
         self.liar, self.tries = liar, defaultdict[str, int](int)
 
-    async def ask(self, tenant: str, user: str, prompt: str, output: int, route: int) -> AsyncGenerator[str, None]:
+    async def before(self, tenant: str, prompt: str) -> None:
         self.tries[prompt] += 1
         is_lie = len(self.tries) % self.liar == 0 and self.tries[prompt] == 2
         if self.tries[prompt] == 1 or is_lie:
             raise Rejected(429, 0.5)
-        async for piece in super().ask(tenant, user, prompt, output, route):
-            yield piece
 
 
 class Slow(Direct):
     """Holds each request back for a time, whether the engine is idle or not."""
 
-    async def ask(self, tenant: str, user: str, prompt: str, output: int, route: int) -> AsyncGenerator[str, None]:
+    async def before(self, tenant: str, prompt: str) -> None:
         await asyncio.sleep(0.15)
-        async for piece in super().ask(tenant, user, prompt, output, route):
-            yield piece
 
 
 class Spoiler(Direct):
