@@ -100,6 +100,9 @@ def main() -> None:
             text = text_of([asyncio.run(run(run_options(given)))], given.subject)
             (given.out / "table.md").write_text(text)
             print(text)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        say("tenantbench: ended before its time; result.json has what was measured")
+        raise SystemExit(130) from None
     except GatewayError as error:
         say(f"tenantbench: {error}")
         raise SystemExit(2) from None

@@ -8,6 +8,7 @@ import contextlib
 import gzip
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -193,6 +194,9 @@ async def open_targets(options: Options, stack: contextlib.AsyncExitStack, left_
 
 async def run(options: Options) -> dict[str, Any]:
     """Run all cells and return the result, which is written after each. Raises GatewayError."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # ends gateways and engines too
     await check_idle(options)
     kind = ENGINES[options.engine]
     size = asdict(kind.profile)
