@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -171,3 +172,21 @@ def test_formulas_are_printed_for_all_metrics_a_to_k() -> None:
     text = text_of([result(mine=[Random(0).random()])])
     assert {metric.title[1] for metric in METRICS} == set("abcdefghijk")
     assert all(metric.formula in text for metric in METRICS)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_terminated_ends_its_engines(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tenantbench", "run", "--gateways", "direct", "--workloads", "W10"]
+    env = os.environ | {"PYTHONPATH": str(ROOT.parent)}
+    with subprocess.Popen(
+        [*command, "--seconds", "99", "--even-if-loaded", "--out", str(tmp_path)], stderr=subprocess.PIPE, env=env
+    ) as tool:
+        assert tool.stderr is not None
+        while b"direct is ready" not in tool.stderr.readline():
+            assert tool.poll() is None
+        tool.terminate()
+        assert b"ended before its time" in tool.stderr.read()
+    assert tool.returncode == 130
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            assert not os.readlink(folder / "cwd").startswith(str(tmp_path))
