@@ -15,7 +15,7 @@ ALONE := -q -x --last-failed --last-failed-no-failures none
 # What is compiled is kept, also where the environment says otherwise: each of hundreds of processes would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
 # Rooms of tests that start no server. They wait for nothing, so there are no more of them at once than cores.
-FAST := tests/policies tests/config tests/request tests/simulated/test_engine_model.py tests/tidy --ignore=tests/tidy/test_deploy.py
+FAST := tenantbench tests/policies tests/config tests/request tests/simulated/test_engine_model.py tests/tidy --ignore=tests/tidy/test_deploy.py
 # All that is in a distribution. Built from a copy: compiled modules beside the sources would be found before them.
 PACKAGED := pyproject.toml hatch_build.py README.md CHANGELOG.md LICENSE config.example.yaml policies gateway backends simulation
 # Finds the compiled modules before the sources, in every process that is started.

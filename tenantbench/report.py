@@ -1,0 +1,123 @@
+"""A table of several gateways, rows of a chosen subject's losses first. There is no score."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from tenantbench.metrics import METRICS, Metric
+
+DIRECT = "direct"
+SAME = 0.02
+"""Differences below this part, or below the spread over rounds, are no loss."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """The median over rounds that count. Where all rounds are void, over those, and the value is void."""
+
+    middle: float
+    spread: float
+    is_void: bool
+
+    def __str__(self) -> str:
+        digits = f"{self.middle:,.0f}" if abs(self.middle) >= 100 else f"{self.middle:.3g}"
+        text = digits + (f" ±{50 * self.spread:.0f} %" if self.spread else "")
+        return f"[{text}]" if self.is_void else text
+
+
+@dataclass(frozen=True)
+class Row:
+    workload: str
+    metric: Metric
+    values: dict[str, Value]
+
+    def beats(self, one: str, other: str) -> bool:
+        """Whether one gateway's value is better than the other's by more than their spread."""
+        first, second = self.values[one], self.values[other]
+        margin = max(SAME, first.spread / 2, second.spread / 2) * max(abs(first.middle), abs(second.middle))
+        difference = first.middle - second.middle
+        return (difference if self.metric.is_high_good else -difference) > margin
+
+
+def add_ratios(cells: list[dict[str, Any]]) -> None:
+    """Divide tokens/s by those of the engine alone, in the same round of the same run."""
+    alone = {(cell["workload"], cell["round"]): cell for cell in cells if cell["gateway"] == DIRECT}
+    for cell in cells:
+        engine, own = alone.get((cell["workload"], cell["round"])), cell["metrics"].get("d_tokens_per_s")
+        if engine and own is not None and engine["metrics"]["d_tokens_per_s"] and (cell["void"] or not engine["void"]):
+            cell["metrics"]["d_of_engine"] = own / engine["metrics"]["d_tokens_per_s"]
+
+
+def value_of(cells: list[dict[str, Any]], key: str) -> Value | None:
+    valid = [cell["metrics"][key] for cell in cells if not cell["void"] and cell["metrics"].get(key) is not None]
+    found = valid or [cell["metrics"][key] for cell in cells if cell["metrics"].get(key) is not None]
+    if not found:
+        return None
+    middle = median(found)
+    spread = (max(found) - min(found)) / abs(middle) if middle else 0.0
+    return Value(middle, spread, not valid)
+
+
+def rows_of(results: list[dict[str, Any]]) -> list[Row]:
+    """Return a row for each metric of each workload. Results that are not comparable keep columns of their own."""
+    by_cell: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    sets = [result["comparability"] for result in results]
+    for i, result in enumerate(results):
+        suffix = "" if sets[i] == sets[0] else f" (run {i + 1})"
+        add_ratios(result["cells"])
+        for cell in result["cells"]:
+            by_cell[cell["gateway"] + suffix, cell["workload"]].append(cell)
+    gateways = list(dict.fromkeys(gateway for gateway, _ in by_cell))
+    rows = []
+    for metric in METRICS:
+        for workload in metric.workloads:
+            values = {gateway: value_of(by_cell[gateway, workload], metric.key) for gateway in gateways}
+            known = {gateway: value for gateway, value in values.items() if value is not None}
+            if known:
+                rows.append(Row(workload, metric, known))
+    return rows
+
+
+def losses(rows: list[Row], subject: str) -> list[tuple[Row, str, str]]:
+    """Return each row in which a gateway of the subject is beaten by another's, and the best of those."""
+    found = []
+    for row in rows:
+        others = [name for name in row.values if not name.startswith(subject)]
+        for own in (name for name in row.values if name.startswith(subject)):
+            better = [other for other in others if row.beats(other, own)]
+            if better:
+                order = sorted(better, key=lambda name: row.values[name].middle, reverse=row.metric.is_high_good)
+                found.append((row, own, order[0]))
+    return found
+
+
+def text_of(results: list[dict[str, Any]], subject: str = "") -> str:
+    """Return Markdown: what was measured on, the subject's losses, and the table."""
+    rows = rows_of(results)
+    lines = ["# tenantbench", ""]
+    for i, result in enumerate(results):
+        same = ", ".join(f"{key} {value}" for key, value in result["comparability"].items())
+        lines.append(f"Run {i + 1}: {same}.")
+        lines += [f"Left out: {name}: {reason.splitlines()[0]}" for name, reason in result["left_out"].items()]
+    lost = losses(rows, subject) if subject else []
+    if subject:
+        lines += ["", f"## Rows that {subject} loses", ""]
+        for row, own, best in lost:
+            lines.append(f"- {row.workload} {row.metric.title}: {own} {row.values[own]}, {best} {row.values[best]}")
+    first = {id(row) for row, _, _ in lost}
+    gateways = list(dict.fromkeys(name for row in rows for name in row.values))
+    lines += ["", "## Metrics", "", f"| metric | workload | better | {' | '.join(gateways)} |"]
+    lines.append("| --- " * 3 + "| ---: " * len(gateways) + "|")
+    for row in sorted(rows, key=lambda row: id(row) not in first):
+        cells = [str(row.values.get(name, "-")) for name in gateways]
+        better = "more" if row.metric.is_high_good else "less"
+        unit = f", {row.metric.unit}" if row.metric.unit else ""
+        lines.append(f"| {row.metric.title}{unit} | {row.workload} | {better} | {' | '.join(cells)} |")
+    if voids := [cell for result in results for cell in result["cells"] if cell["void"]]:
+        lines += ["", "## Void", "", "Numbers in brackets must not be used.", ""]
+        lines += [f"- {c['gateway']} {c['workload']} round {c['round']}: {', '.join(c['void'])}" for c in voids]
+    lines += ["", "## Formulas", "", *(f"- {metric.title}: {metric.formula}" for metric in METRICS)]
+    return "\n".join(lines) + "\n"
