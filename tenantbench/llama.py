@@ -27,7 +27,7 @@ LAYERS, WIDTH, HEADS = 8, 256, 4
 
 def make_model(path: Path, context: int) -> None:
     """Write a Llama with a vocabulary of bytes: one character is one token."""
-    import gguf  # type: ignore[import-not-found,unused-ignore]
+    import gguf  # type: ignore[import-not-found,import-untyped,unused-ignore]
     import numpy as np
 
     feed = 2 * WIDTH
@@ -68,7 +68,7 @@ def make_model(path: Path, context: int) -> None:
 
 def serve(model: Path, profile: Profile, port: int) -> Any:
     """Start llama.cpp, whose threads serve while the result lives."""
-    import xllamacpp  # type: ignore[import-not-found,unused-ignore]
+    import xllamacpp  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     make_model(model, profile.context_tokens_max)
     terms = xllamacpp.CommonParams()
