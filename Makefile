@@ -45,7 +45,7 @@ servers:
 	    && command -v promtool && command -v chromium && ls /usr/lib/postgresql/*/bin/initdb; } >/dev/null 2>&1 \
 	    || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
 	        && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-	            redis-server openssl nginx-light haproxy prometheus postgresql chromium logrotate; } \
+	            redis-server openssl nginx-light haproxy prometheus postgresql chromium logrotate pgbouncer jq; } \
 	    || echo "redis-server, openssl, nginx, haproxy, promtool, PostgreSQL or chromium is missing and could not be installed: the" \
 	        "tests that need the first two will fail, those that need the others are skipped" >&2
 
