@@ -26,7 +26,7 @@ TENANTS_MAX: Final = 1000
 class _Latest:
     """The latest ones of one tenant at one engine."""
 
-    __slots__ = ("bits", "break_s", "count", "last_s", "whole_s")
+    __slots__ = ("bits", "break_s", "count", "incident_s", "last_s", "whole_s")
 
     def __init__(self, now: float) -> None:
         self.bits = 0
@@ -34,7 +34,8 @@ class _Latest:
         self.count = 0
         self.last_s = self.break_s = now
         """`break_s`: of the first break after the last one that was whole, which came at `whole_s`."""
-        self.whole_s = -inf
+        self.whole_s = self.incident_s = -inf
+        """`incident_s`: of the latest break that counts."""
 
     def broken(self) -> int:
         return self.bits.bit_count()
@@ -52,8 +53,11 @@ class Breaks:
         self.paced: dict[str, float] = {}
         """By tenant that is at fault, as of its last answer, when its next request may go."""
 
-    def answered(self, engine: str, tenant: str, now: float, *, broke: bool) -> None:
-        """An answer came whole, or broke."""
+    def answered(self, engine: str, tenant: str, now: float, *, broke: bool, began_s: float = inf) -> None:
+        """Note an answer that came whole, or broke, to a request that was dispatched at `began_s`.
+
+        Answers that were under way when one broke are part of that incident: an engine that crashes breaks all of them.
+        """
         known = self.latest.get(engine)
         if known is None:
             known = self.latest[engine] = OrderedDict()
@@ -62,10 +66,14 @@ class Breaks:
             answers = known[tenant] = _Latest(now)
             if len(known) > TENANTS_MAX:
                 known.popitem(last=False)
-        if not broke:
+        if broke:
+            if began_s <= answers.incident_s:
+                return
+            answers.incident_s = now
+            if not answers.bits & 1:
+                answers.break_s = now
+        else:
             answers.whole_s = now
-        elif not answers.bits & 1:
-            answers.break_s = now
         answers.bits = (answers.bits << 1 | broke) & ((1 << RECENT) - 1)
         answers.count = min(RECENT, answers.count + 1)
         answers.last_s = now

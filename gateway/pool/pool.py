@@ -381,7 +381,7 @@ class Pool:
             self.breaks.forget(backend.name)
         self.dispatcher.backend_changed(backend.name, backend.in_service)
 
-    def answered(self, backend: Backend, tenant: str, error: UpstreamError | None = None) -> None:
+    def answered(self, backend: Backend, tenant: str, error: UpstreamError | None = None, began_s: float = inf) -> None:
         """A request of this tenant was answered, or failed: passive health. An engine at fault goes out of service,
         unless it is the last one."""
         if isinstance(error, ConnectFailed):
@@ -390,7 +390,7 @@ class Pool:
         if self.backends.get(backend.name) is not backend:
             return
         now = self.dispatcher.clock()
-        self.breaks.answered(backend.name, tenant, now, broke=error is not None)
+        self.breaks.answered(backend.name, tenant, now, broke=error is not None, began_s=began_s)
         if error is None:
             backend.health.answered()
             return

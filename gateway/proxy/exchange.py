@@ -197,7 +197,7 @@ class Exchange:
     def failed(self, error: UpstreamError) -> None:
         backend, call = self._backend, self._call
         assert call is not None
-        self._pool.answered(backend, self.context.tenant, error)
+        self._pool.answered(backend, self.context.tenant, error, self.context.dispatched_s)
         timed_out = isinstance(error, ReadTimedOut)
         if error.before_first_byte and not timed_out and self._may_try_again(backend, call.sends):
             self._again(Failure.DROPPED if call.sends else Failure.UNREACHED)
@@ -230,7 +230,7 @@ class Exchange:
     def _cut(self, what: str) -> None:
         """The engine did this, as if its answer were whole."""
         error = ProtocolViolation(self._backend.name, what, before_first_byte=False)
-        self._pool.answered(self._backend, self.context.tenant, error)
+        self._pool.answered(self._backend, self.context.tenant, error, self.context.dispatched_s)
         self._break_off(Reason.BACKEND_FAILED, "the engine broke off its answer")
 
     # --- streams ---

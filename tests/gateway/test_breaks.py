@@ -220,6 +220,16 @@ def _probe_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 0.02)
 
 
+def test_a_crash_is_one_incident_and_slows_down_nobody() -> None:
+    breaks = Breaks()
+    for _ in range(100):
+        breaks.answered("one", "alice", 10.0, broke=True, began_s=9.0)
+    assert breaks.waits_s("alice", 10.0) == 0.0
+    for number in range(1, BREAKS_MIN):
+        breaks.answered("one", "alice", 10.0 + number, broke=True, began_s=9.5 + number)
+    assert breaks.waits_s("alice", 10.0 + number) > 0.0
+
+
 @pytest.mark.parametrize("how", BREAKS.values(), ids=BREAKS)
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("first", ["alice", "bob"])
