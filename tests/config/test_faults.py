@@ -130,7 +130,7 @@ def test_every_fault_of_a_file_is_reported_at_once(tmp_path: Path, monkeypatch: 
         (b"#" * (FILE_BYTES_MAX + 1), f": is larger than {FILE_BYTES_MAX} bytes"),
         (
             "open_access: true\npools:\n- {name: a, start_s_max: 600, backends: [{url: 'http://gpu:1'}]}\n",
-            ":3:25: pools[0].start_s_max: needs `models`: while no engine runs, nothing else says what is served",
+            ":3:26: pools[0].start_s_max: needs `models`: while no engine runs, nothing else says what is served",
         ),
     ],
 )

@@ -172,8 +172,9 @@ def test_pages_are_put_together_by_what_their_numbers_mean() -> None:
 async def test_each_gauge_has_a_rule_by_which_it_is_put_together(start: Starter, tmp_path: Path) -> None:
     quota = {"requests_per_minute": 100}
     async with run_directory() as (found, _), simulated() as sim:
+        pool = {"name": "pool", "models": ["simulated"], "start_s_max": 60, "backends": [{"url": sim.url}]}
         async with start(
-            sim.url, worker_slot=WorkerSlot(0, found), usage=str(tmp_path / "usage.db"), quota=quota
+            pools=[pool], worker_slot=WorkerSlot(0, found), usage=str(tmp_path / "usage.db"), quota=quota
         ) as live:
             gateway = live.gateway
             await until(lambda: gateway.exchanges[0].answered > 0)
