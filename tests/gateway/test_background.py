@@ -112,7 +112,7 @@ BREAKS = {
     "news sent": "gateway.storage.redis.redis_store.RedisStore.publish",
     "responses received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "responses sent": "gateway.storage.redis.redis_store.RedisStore.publish",
-    "shares": "gateway.operator.self_service.self_service.SelfService._shares",
+    "shares": "gateway.operator.self_service.self_service.SelfService._sum_up",
     "state_file": "gateway.pool.learned_file.LearnedFile.save",
     "steps": "backends.step_feed.StepFeed._listen",
     "store": "gateway.storage.redis.redis_store.RedisStore._join_all",
