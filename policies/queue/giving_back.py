@@ -10,7 +10,7 @@ where a node of the tree is full, only below that node.
 Two bounds. At least the guaranteed part of the running sequences stays. And all that is wasted is at most that part of
 what such work has received, and once the most of it that was expected to be computed at the same time.
 
-While the second bound leaves nothing, no more of such work begins at an engine than ran there after one was given back last.
+While the second bound leaves nothing, no more of such work begins at an engine than ran there after the last give-back.
 That room stays free for other work, whose next visit would else wait for a whole answer of class batch.
 """
 
