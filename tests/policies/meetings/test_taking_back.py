@@ -109,3 +109,23 @@ def test_one_request_is_not_given_back_again_and_again() -> None:
     world.run(120)
     assert max(one.given_back for one in world.of("b", batch=True)) <= 3
     assert quantile(world.waits("a"), 0.9) < 1.0
+
+
+def light_waits(prompt: int) -> list[float]:
+    """How long single questions wait beside a flood, and beside class batch with prompts of this size; 0: none."""
+    world = World("vtc", {"e": (32, 120_000)})
+    world.closed("a", 60, 3_000, 200)
+    for number in range(90):
+        world.send("light", 200, 40, 20.0 + 2 * number)
+    if prompt:
+        world.closed("b", 4, prompt, 200, batch=True, start_s=5.0)
+    world.run(200)
+    assert world.part("b", batch=True) == pytest.approx(0.05 if prompt else 0.0, abs=0.02)
+    return world.waits("light")
+
+
+@pytest.mark.slow
+def test_a_batch_prompt_of_half_of_the_cache_that_is_owed_delays_few_others_and_none_by_a_whole_answer() -> None:
+    waits = light_waits(60_000)
+    assert quantile(waits, 0.95) < 0.5
+    assert max(waits) - max(light_waits(0)) < 4.0, "the KV cache drains for it, and answers take four seconds"
