@@ -1,7 +1,7 @@
-"""One kind of engine: names of its gauges, its refusals, the facts that no gauge tells, and what it cannot tell.
+"""One kind of engine: its gauges, its refusals, facts that no gauge reports, and its limitations.
 
-`Adapter` itself knows what every server of the OpenAI API has in common. A kind of engine is a file of this folder with
-a subclass, and a row in `engines.kinds`. Nothing outside of this folder asks which kind an engine is.
+`Adapter` itself knows what every server of the OpenAI API has in common. A kind of engine is a subclass in this folder
+and a row in `engines.kinds`. Nothing outside this folder asks which kind an engine is.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from backends.promtext import Sample
 from policies.capacity.gauges import Gauges
 
 VALUE_MAX: Final = 1e15
-"""A gauge beyond this bound says nothing."""
+"""Gauges beyond this bound are ignored."""
 UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError)
-"""What reading an answer of another form than expected raises."""
+"""Errors raised by reading an answer of an unexpected form."""
 
 
 class Adapter:
-    """A kind of engine. An instance belongs to one engine, whose facts it keeps."""
+    """A kind of engine. An instance belongs to one engine and keeps that engine's facts."""
 
     name: ClassVar[str]
-    """The name in the configuration."""
+    """Name in the configuration."""
     title: ClassVar[str]
-    """The name in sentences."""
+    """Name in sentences."""
     metric_prefixes: ClassVar[tuple[str, ...]] = ()
-    """How the names of its metrics begin, and those of no other kind."""
+    """Prefixes that the names of its metrics have, and those of no other kind."""
     owners: ClassVar[tuple[str, ...]] = ()
     """`owned_by` in its list of models."""
     metrics_paths: ClassVar[tuple[str, ...]] = ()
     """Paths of gauges, cheapest first; an empty answer falls through to the next."""
     steps_path: ClassVar[str | None] = None
-    """Where the engine reports after each step what it holds."""
+    """Path of the engine's reports after each step."""
     facts_path: ClassVar[str | None] = None
-    """Where the engine tells what no gauge tells."""
+    """Path of facts that no gauge reports."""
     health_path: ClassVar[str] = "/v1/models"
-    """Answers 200 when the engine is well."""
+    """Path that answers 200 when the engine is well."""
     takes_cache_salt: ClassVar[bool] = False
     """Does the engine keep the cached blocks of requests with different `cache_salt` apart?"""
     gaps: ClassVar[tuple[str, ...]] = ()
-    """What this kind of engine cannot tell or do, each as a part of a sentence whose subject is the engine."""
+    """Limitations of this kind of engine, each a part of a sentence whose subject is the engine."""
 
     def __init__(self) -> None:
         self.slots: int | None = None
@@ -50,21 +50,20 @@ class Adapter:
         self.version = ""
 
     def snapshot(self, text: str, taken_s: float) -> Gauges | None:
-        """Read one page of gauges; None when it holds nothing that this adapter knows. Raises one of UNREADABLE."""
+        """Read one page of gauges. Return None for a page without a known gauge. Raise one of UNREADABLE for an invalid
+        page."""
         return None
 
     def read_facts(self, text: str) -> None:
-        """Keep the facts of an answer from `facts_path`. Raises one of UNREADABLE if the answer holds none."""
+        """Keep the facts of an answer from `facts_path`. Raise one of UNREADABLE for an answer without them."""
 
     def is_refusal(self, status: int, body: bytes) -> bool:
-        """Is this answer backpressure, after which the request returns to its queue, and no error of the request?
-
-        529 is the status by which Anthropic's API says that it is overloaded.
-        """
+        """Is this answer backpressure, so that the request returns to its queue? Anthropic's API says "overloaded" by
+        529."""
         return status in (429, 503, 529)
 
     def description(self) -> str:
-        """Return what was found, and what this engine cannot tell, as one line."""
+        """Return the engine's kind, version, slots and limitations as one line."""
         found = self.title if not self.version else f"{self.title} {self.version}"
         if self.slots is not None:
             of = "" if self.context_tokens is None else f" of {self.context_tokens:,} tokens"
@@ -73,7 +72,7 @@ class Adapter:
 
 
 def summed(page: Mapping[str, list[Sample]], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return gauges by field, as the sum of all samples of their metric. A DP rank has a sample of its own."""
+    """Return gauges by field, each summed over the samples of its metric (one sample per DP rank)."""
     found: dict[str, Any] = {}
     for field, name in names.items():
         values = [sample.value for sample in page.get(name, ()) if 0 <= sample.value <= VALUE_MAX]
@@ -89,7 +88,7 @@ def share(page: Mapping[str, list[Sample]], name: str) -> float | None:
 
 
 def count(value: object) -> int | None:
-    """Return a count of at least one, or None if the value is no such count."""
+    """Return a count of at least one, or None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if 1 <= value <= VALUE_MAX else None

@@ -1,4 +1,4 @@
-"""Which kind of engine is this? All kinds in one table, and how one is recognised."""
+"""All kinds of engine in one table, and the recognition of an unknown engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS: Final[tuple[type[Adapter], ...]] = (
     MaxAdapter, OpenAiAdapter,
 )  # fmt: skip
 KINDS: Final = {kind.name: kind for kind in _KINDS}
-"""By the name in the configuration."""
+"""Adapters by their name in the configuration."""
 RECOGNISED_PATH: Final = "/metrics"
 
 

@@ -1,7 +1,7 @@
 """llama.cpp's server: slots of a fixed context, and an unbounded queue.
 
-Pages were recorded from the server of October 2026. `/metrics` needs the flag --metrics; `/slots` is there without a
-flag, and tells no queue. The head of an answer comes with the first token, whose event has the content null.
+Pages were recorded from the server of October 2026. `/metrics` needs the flag --metrics. `/slots` needs no flag, and
+does not report the queue. The head of an answer comes with the first token, whose event has null as its content.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class LlamaCppAdapter(Adapter):
     )
 
     def snapshot(self, text: str, taken_s: float) -> Gauges | None:
-        """Read `/metrics`, or `/slots` where the server has no metrics. The KV of a slot is the slot's own: it is never
-        short."""
+        """Read `/metrics`, or `/slots` where the server has no metrics. A slot owns its KV, so KV never runs out."""
         if text.startswith("["):
             running = sum(1 for slot in json.loads(text) if slot["is_processing"])
             return Gauges(taken_s, running=running)
@@ -48,7 +47,7 @@ class LlamaCppAdapter(Adapter):
         return Gauges(taken_s, **summed(page, _SUMMED)) if page else None
 
     def read_facts(self, text: str) -> None:
-        """Read `/props`: the slots, and the context of each."""
+        """Read the number of slots and the context of each from `/props`."""
         facts = json.loads(text)
         self.slots = count(facts["total_slots"])
         self.context_tokens = count(facts["default_generation_settings"]["n_ctx"])

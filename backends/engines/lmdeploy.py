@@ -1,4 +1,4 @@
-"""LMDeploy, whose gauges are named as vLLM's were. Names are those of LMDeploy 0.10 to 0.18."""
+"""LMDeploy 0.10 to 0.18, whose gauges have the names that vLLM's once had."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ class LmDeployAdapter(Adapter):
     )
 
     def snapshot(self, text: str, taken_s: float) -> Gauges | None:
-        """Read `/metrics`; the ranks of data parallelism are summed."""
+        """Read `/metrics`, summed over the ranks of data parallelism."""
         page = samples(text, _LINES)
         return Gauges(taken_s, kv_usage=share(page, _USAGE), **summed(page, _SUMMED)) if page else None

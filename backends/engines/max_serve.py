@@ -1,4 +1,4 @@
-"""Modular's MAX, which refuses load by 429 at a bound. Its gauges are on a port of their own (8001)."""
+"""Modular's MAX, which refuses load with 429 at a bound. Its gauges have a port of their own (8001)."""
 
 from __future__ import annotations
 

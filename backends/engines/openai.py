@@ -1,4 +1,4 @@
-"""A server of the OpenAI API of which nothing else is known."""
+"""An unrecognised server of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from backends.engines.adapter import Adapter
 
 
 class OpenAiAdapter(Adapter):
-    """The adapter for an unknown server. Its capacity is learned from its answers."""
+    """The adapter for an unrecognised server, whose capacity is learned from its answers."""
 
     name = "openai"
     title = "a server of the OpenAI API"

@@ -1,6 +1,7 @@
-"""SGLang: its load by DP rank as JSON, or its metrics where --enable-metrics is set.
+"""SGLang: load per DP rank as JSON, or metrics with --enable-metrics.
 
-Fields of `/v1/loads` are those of SGLang 0.5.23. `num_total_tokens` there counts waiting requests too: it is no usage.
+Fields of `/v1/loads` are those of SGLang 0.5.23. `num_total_tokens` there includes waiting requests, so it is not the
+KV usage.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SglangAdapter(Adapter):
     gaps = ("tells what it had cached only with --enable-cache-report",)
 
     def snapshot(self, text: str, taken_s: float) -> Gauges | None:
-        """Read `/v1/loads` or `/metrics`; the ranks of data parallelism are summed."""
+        """Read `/v1/loads` or `/metrics`, summed over the ranks of data parallelism."""
         if text.startswith("{"):
             loads = json.loads(text)["loads"]
             used, capacity = _sum(loads, "num_used_tokens"), _sum(loads, "max_total_num_tokens")
@@ -60,7 +61,7 @@ class SglangAdapter(Adapter):
 
 
 def _sum(loads: Sequence[dict[str, Any]], field: str) -> int | None:
-    """Return the sum over all ranks; None where a rank does not tell the field."""
+    """Return the sum over all ranks, or None if a rank lacks the field."""
     values = [load.get(field) for load in loads]
     numbers = [value for value in values if isinstance(value, int | float)]
     return int(sum(numbers)) if numbers and len(numbers) == len(values) else None

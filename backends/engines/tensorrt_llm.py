@@ -1,4 +1,4 @@
-"""TensorRT-LLM's `trtllm-serve`, whose gauges are at /prometheus/metrics; `/metrics` answers with JSON."""
+"""TensorRT-LLM's `trtllm-serve`. Its gauges are at /prometheus/metrics; `/metrics` answers with JSON."""
 
 from __future__ import annotations
 

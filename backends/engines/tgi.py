@@ -1,6 +1,6 @@
-"""Text Generation Inference, which reserves `max_tokens` of each request when it takes the request in.
+"""Text Generation Inference, which reserves `max_tokens` of each request at its admission.
 
-Names are those of TGI 1.4 to 3.3. Its refusal is a 429 with `error_type` "overloaded".
+Names are those of TGI 1.4 to 3.3. A refusal is a 429 with the `error_type` "overloaded".
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TgiAdapter(Adapter):
     )
 
     def snapshot(self, text: str, taken_s: float) -> Gauges | None:
-        """Read `/metrics`. The usage is what running requests hold at their longest."""
+        """Read `/metrics`. KV usage is the final size of all running requests."""
         page = samples(text, _LINES)
         if not page:
             return None
