@@ -19,9 +19,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.checks import split_address
-from gateway.config.contradictions import path_of
+from gateway.config.contradictions import Loc, path_of
 from gateway.config.model import FAULTS_FOUND_MAX, Config
-from gateway.config.provenance import Loc, Provenance, Provenances
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 DEPTH_MAX = 20
@@ -137,10 +136,8 @@ def check_config(
 
 def _loaded(source: _Source, overrides: Overrides = NO_OVERRIDES) -> Config:
     data = source.read()
-    read = dict(data)
     overrides.over(data)
-    changed = {field for field, value in data.items() if value is not read.get(field)}
-    return _validated(data, source).that_came_from(source.provenances(changed))
+    return _validated(data, source)
 
 
 def config_for_backends(urls: list[str], overrides: Overrides = NO_OVERRIDES) -> Config:
@@ -193,19 +190,6 @@ class _Source:
         self.faults: list[Fault] = []
         self.keys: dict[Loc, yaml.Node] = {}
         self.values: dict[Loc, yaml.Node] = {}
-        self.variables: dict[Loc, str] = {}
-        """The first environment variable in a value."""
-
-    def provenances(self, overrides: set[str]) -> Provenances:
-        """Where the values come from. `given`: the fields that the command line gave."""
-        written = {
-            loc: Provenance(
-                "environment" if loc in self.variables else "file", _place(node)[0], self.variables.get(loc, "")
-            )
-            for loc, node in self.values.items()
-            if isinstance(node, yaml.ScalarNode)
-        }
-        return Provenances(self.file, written, overrides)
 
     def forget(self) -> None:
         """Node by node: to free a large tree at once would keep every thread waiting."""
@@ -315,7 +299,6 @@ class _Source:
                 self._fault(loc, "write a variable as ${NAME} or ${NAME:-default}, and a plain ${ as $${")
                 return ""
             name, has_default, default = variable.groups()
-            self.variables.setdefault(loc, name)
             value = os.environ.get(name)
             if has_default:
                 return value or default
@@ -360,7 +343,7 @@ def _validated(data: dict[str, Any], source: _Source) -> Config:
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
-        explained = [_explained(found, source) for found in error.errors(include_url=False)]
+        explained = [_explained(found, source) for found in error.errors(include_url=False)[:FAULTS_FOUND_MAX]]
         faults = faults + [fault for fault in explained if (fault.line, fault.column) not in faulty]
     if faults:
         raise ConfigError(_bounded(faults, source.file))

@@ -13,13 +13,11 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
     SecretStr,
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic_core import InitErrorDetails
 
 from gateway.config.checks import (
     Name,
@@ -35,10 +33,9 @@ from gateway.config.checks import (
     split_address,
     unique,
 )
-from gateway.config.contradictions import ADMIN, LISTEN, contradictions
+from gateway.config.contradictions import contradictions
 from gateway.config.machine import WORKERS_MAX, auto_by_default, no_text, or_auto, with_auto
 from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds, bounds_of
-from gateway.config.provenance import UNKNOWN, Provenances
 from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig, InteractionsConfig
 from gateway.config.sections.backends import BackendConfig, Isolation
@@ -55,6 +52,8 @@ from gateway.config.sections.usage import BatchesConfig, UsageConfig
 from policies.capacity.gauges import CapacitySettings
 from policies.tree.terms import GroupSettings, Tree
 
+LISTEN: Final = "127.0.0.1:8080"
+ADMIN: Final = "127.0.0.1:8190"
 FAULTS_FOUND_MAX: Final = 1000
 """Faults that are looked for in one config: an operator with that many faults mends some of them first."""
 Address = Annotated[str, AfterValidator(checked_address)]
@@ -195,18 +194,6 @@ class Config(Section):
     """From which level on messages about the gateway itself are written to standard error."""
     debug_headers: bool = False
     """Answer with x-fairgate-* headers that say how the request was scheduled."""
-    _provenance: Provenances = PrivateAttr(default=UNKNOWN)
-
-    @property
-    def provenance(self) -> Provenances:
-        """Where its values come from."""
-        return self._provenance
-
-    def that_came_from(self, provenance: Provenances) -> Self:
-        """The same, with where its values come from."""
-        copy = self.model_copy()
-        copy._provenance = provenance
-        return copy
 
     @property
     def tree(self) -> Tree:
@@ -261,27 +248,18 @@ class Config(Section):
             )
         return ()
 
-    @model_validator(mode="wrap")
+    @model_validator(mode="before")
     @classmethod
-    def _consistent(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Report what contradicts itself together with what is wrong by itself, not after it is mended."""
-        data = with_auto(data)
-        found = islice(contradictions(data), FAULTS_FOUND_MAX)
+    def _resolved(cls, data: Any) -> Any:
+        return with_auto(data)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        found = islice(contradictions(self), FAULTS_FOUND_MAX)
         faults = [InitErrorDetails(type=fault(text), loc=loc, input=None) for loc, text in found]
-        try:
-            config = handler(data)
-        except ValidationError as error:
-            faults += [
-                InitErrorDetails(type=_as_found(found), loc=found["loc"], input=found["input"])
-                for found in error.errors(include_url=False)[:FAULTS_FOUND_MAX]
-            ]
         if faults:
             raise ValidationError.from_exception_data("Config", faults, hide_input=True)
-        return config
-
-
-def _as_found(error: ErrorDetails) -> PydanticCustomError:
-    return PydanticCustomError(error["type"], "{message}", {**error.get("ctx", {}), "message": error["msg"]})
+        return self
 
 
 def json_schema() -> str:

@@ -24,8 +24,9 @@ class Grouped(Section):
     """The group that it is in. Default: none, so that it shares each pool with all others that are in none."""
     quota: ModelQuotasConfig | None = None
     if TYPE_CHECKING:
+        # Settings of `GroupSettings`, which `settings_from` adds to each subclass.
         weight: float = 1.0
-        """A setting of `GroupSettings`, as all others here."""
+        guaranteed_share: float | None = None
 
 
 @settings_from(GroupSettings)
