@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.config.checks import split_address
+from gateway.config.model import Config
 from gateway.config.sections.groups import DEPTH_MAX, Grouped
 from policies.orders.policy_entries import POLICIES
 from policies.orders.vtc import CounterOrder
 from policies.tree.terms import ROOT
-
-if TYPE_CHECKING:
-    from gateway.config.model import Config
 
 Loc = tuple[int | str, ...]
 """A place in the configuration: names of fields and numbers of items."""

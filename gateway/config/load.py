@@ -11,7 +11,8 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple, get_args
 
 import yaml
@@ -19,13 +20,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.checks import split_address
-from gateway.config.contradictions import Loc, path_of
-from gateway.config.model import FAULTS_FOUND_MAX, Config
+from gateway.config.contradictions import Loc, contradictions, path_of
+from gateway.config.model import Config
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 DEPTH_MAX = 20
 NODES_MAX = 500_000
 FAULTS_MAX = 100
+FAULTS_FOUND_MAX = 1000
+"""Faults that are located in one config; an operator with more of them fixes some first."""
 
 _NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?")
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")  # up to the first brace, so that none is searched twice
@@ -311,6 +314,16 @@ class _Source:
     def _fault(self, loc: Loc, message: str) -> None:
         self.faults.append(Fault(self.file, *_place(self.values[loc]), _path(loc), message))
 
+    def written(self, loc: Loc) -> Loc:
+        """Return the place that is written in the file: a bare string may stand for a section and its fields."""
+        while isinstance(self.values.get(loc[:-1]), yaml.ScalarNode) and loc[:-1]:
+            loc = loc[:-1]
+        return loc
+
+    def fault_at(self, loc: Loc, message: str, *, of_key: bool = False) -> Fault:
+        loc = self.written(loc)
+        return Fault(self.file, *self.place(loc, of_key=of_key), _path(loc), message)
+
     def place(self, loc: Loc, *, of_key: bool) -> tuple[int, int]:
         """Return line and column of a key or value, or of the nearest section around it."""
         if of_key and loc in self.keys:
@@ -344,19 +357,17 @@ def _validated(data: dict[str, Any], source: _Source) -> Config:
         config = Config.model_validate(data)
     except ValidationError as error:
         explained = [_explained(found, source) for found in error.errors(include_url=False)[:FAULTS_FOUND_MAX]]
-        faults = faults + [fault for fault in explained if (fault.line, fault.column) not in faulty]
+    else:
+        explained = [source.fault_at(*found) for found in islice(contradictions(config), FAULTS_FOUND_MAX)]
+    faults = faults + [fault for fault in explained if (fault.line, fault.column) not in faulty]
     if faults:
         raise ConfigError(_bounded(faults, source.file))
     return config
 
 
 def _explained(error: ErrorDetails, source: _Source) -> Fault:
-    loc, kind = error["loc"], error["type"]
-    # A bare string may stand for a section; faults inside then belong to the string.
-    while isinstance(source.values.get(loc[:-1]), yaml.ScalarNode) and loc[:-1]:
-        loc = loc[:-1]
-    place = source.place(loc, of_key=kind == "extra_forbidden")
-    return Fault(source.file, *place, _path(loc), _message(error, source.values.get(loc)))
+    fault = source.fault_at(error["loc"], "", of_key=error["type"] == "extra_forbidden")
+    return replace(fault, message=_message(error, source.values.get(source.written(error["loc"]))))
 
 
 def _message(error: ErrorDetails, node: yaml.Node | None) -> str:

@@ -6,18 +6,15 @@ Values are strict: text is never read as a number, nor a number as text. Times a
 from __future__ import annotations
 
 import json
-from itertools import islice
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
     SecretStr,
-    ValidationError,
     model_validator,
 )
-from pydantic_core import InitErrorDetails
 
 from gateway.config.checks import (
     Name,
@@ -27,13 +24,11 @@ from gateway.config.checks import (
     checked_api_key,
     checked_tokenizer,
     checked_zone,
-    fault,
     is_loopback,
     not_empty,
     split_address,
     unique,
 )
-from gateway.config.contradictions import contradictions
 from gateway.config.machine import WORKERS_MAX, auto_by_default, no_text, or_auto, with_auto
 from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds, bounds_of
 from gateway.config.section import Section, settings_from
@@ -54,8 +49,6 @@ from policies.tree.terms import GroupSettings, Tree
 
 LISTEN: Final = "127.0.0.1:8080"
 ADMIN: Final = "127.0.0.1:8190"
-FAULTS_FOUND_MAX: Final = 1000
-"""Faults listed for one config: an operator with more of them fixes some first."""
 Address = Annotated[str, AfterValidator(checked_address)]
 
 
@@ -252,14 +245,6 @@ class Config(Section):
     @classmethod
     def _resolved(cls, data: Any) -> Any:
         return with_auto(data)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        found = islice(contradictions(self), FAULTS_FOUND_MAX)
-        faults = [InitErrorDetails(type=fault(text), loc=loc, input=None) for loc, text in found]
-        if faults:
-            raise ValidationError.from_exception_data("Config", faults, hide_input=True)
-        return self
 
 
 def json_schema() -> str:

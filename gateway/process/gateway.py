@@ -83,11 +83,8 @@ class Gateway:
     ) -> None:
         """Create a gateway that does not listen yet.
 
-        Args:
-            listeners: sockets that listen already, in place of the configured addresses; so is `admin_listener`.
-            load: reads the config again (`Reloading`).
-            worker_slot: the place of this process among several workers.
-            resolver: looks up the addresses of backends with `each_address`.
+        `listeners` and `admin_listener` listen already, in place of the configured addresses. `load` reads the config
+        again. `resolver` looks up the addresses of backends with `each_address`.
         """
         self.config = config
         self._listeners = listeners

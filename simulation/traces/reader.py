@@ -23,8 +23,6 @@ from simulation.traces.lines import TraceError, read_lines, readable_bytes
 from simulation.traces.rows import ROWS, TracedRequest, TraceLine
 from simulation.traces.tables import csv_cells, csv_rows, place_of, required_columns
 
-FORMATS: Mapping[str, type[TraceLine]] = {row.format: row for row in ROWS}
-
 HELD_MAX = 1_000_000
 """Requests held until their turn, where lines are not in order of arrival."""
 POPULATIONS_MAX = 10_000
@@ -41,12 +39,17 @@ class _Place(NamedTuple):
     line: int
 
 
+def formats() -> dict[str, type[TraceLine]]:
+    """Return the known formats by name."""
+    return {row.format: row for row in ROWS}
+
+
 class Trace:
     """A trace that has been read through once. Raise TraceError with file, line and column for a fault.
 
     Attributes:
         paths: its files with content, in the order of their beginnings.
-        format: its name among `FORMATS`.
+        format: its name among `formats()`.
         requests: how many `arrivals` gives.
         skipped: lines of requests that never asked an engine for anything: refused before, or with an empty prompt.
         foreign: lines in a log that other writers wrote, or that are incomplete.
@@ -83,7 +86,7 @@ class Trace:
         self.requests = self.skipped = self.foreign = self.elsewhere = self.assumed = 0
         self._own_weights = weights or {}
         self._models = models
-        self._row = FORMATS[format] if format is not None else self._recognized(self.paths[0])
+        self._row = formats()[format] if format is not None else self._recognized(self.paths[0])
         self.format = self._row.format
         if len(self.paths) > 1:
             self.paths.sort(key=self._begins)

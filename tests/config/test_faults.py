@@ -9,8 +9,15 @@ from typing import get_args
 import pytest
 
 from gateway.config import load
-from gateway.config.load import FILE_BYTES_MAX, ConfigError, Fault, Overrides, config_for_backends, load_config
-from gateway.config.model import FAULTS_FOUND_MAX
+from gateway.config.load import (
+    FAULTS_FOUND_MAX,
+    FILE_BYTES_MAX,
+    ConfigError,
+    Fault,
+    Overrides,
+    config_for_backends,
+    load_config,
+)
 from gateway.config.sections.policy_choice import PolicyName
 from tests.config.faults import GOOD, faults
 
