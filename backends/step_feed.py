@@ -230,7 +230,7 @@ def _snapshot(message: _Message, made_s: float) -> Gauges:
         taken_s=made_s - message.age_s if is_recent else made_s,
         running=sum(rank.running for rank in ranks),
         waiting=sum(rank.waiting for rank in ranks),
-        kv_usage=1.0 - free / blocks if blocks else None,
+        kv_usage=max(1.0 - free / blocks, 0.0) if blocks else None,
         kv_capacity_tokens=sum(rank.kv_tokens for rank in ranks) or None,
         block_size=ranks[0].block_size or None,
         preemptions_total=sum(rank.preemptions_total for rank in ranks),
