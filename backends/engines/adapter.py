@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from backends.promtext import Sample
+from backends.promtext import Sample, lines_of, samples
 from policies.capacity.gauges import Gauges
 
 VALUE_MAX: Final = 1e15
 """Gauges beyond this bound are ignored."""
+Metrics = Mapping[str, tuple[str, ...]]
+"""Names of metrics by field of `Gauges`."""
 UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError)
 """Errors raised by reading an answer of an unexpected form."""
 
@@ -31,6 +33,12 @@ class Adapter:
     """`owned_by` in its list of models."""
     metrics_paths: ClassVar[tuple[str, ...]] = ()
     """Paths of gauges, cheapest first; an empty answer falls through to the next."""
+    sums: ClassVar[Metrics] = {}
+    """Metrics by field of `Gauges`: the field is the sum of all their samples."""
+    kv_usage: ClassVar[str] = ""
+    """Metric of the used part of the KV cache, from 0 to 1."""
+    kv_used_tokens: ClassVar[str] = ""
+    """Metric of the used KV tokens, where a field of `sums` is `kv_capacity_tokens`."""
     steps_path: ClassVar[str | None] = None
     """Path of the engine's reports after each step."""
     facts_path: ClassVar[str | None] = None
@@ -48,11 +56,26 @@ class Adapter:
         self.context_tokens: int | None = None
         """Longest context of one request."""
         self.version = ""
+        metrics = [*(name for names in self.sums.values() for name in names), self.kv_usage, self.kv_used_tokens]
+        self._lines = lines_of([name for name in metrics if name])
 
     def snapshot(self, text: str, taken_s: float) -> Gauges | None:
-        """Read one page of gauges. Return None for a page without a known gauge. Raise one of UNREADABLE for an invalid
-        page."""
-        return None
+        """Read one page of gauges. Return None for a page without a known gauge. Raise one of UNREADABLE for an
+        invalid page."""
+        page = samples(text, self._lines) if self.sums else {}
+        return Gauges(taken_s, **self.gauges(page)) if page else None
+
+    def gauges(self, page: Mapping[str, list[Sample]]) -> dict[str, Any]:
+        """Return the gauges on a page by field. A rank of data parallelism has a sample of its own."""
+        found: dict[str, Any] = {}
+        for field, names in self.sums.items():
+            if values := [value for name in names for value in _values(page, name)]:
+                found[field] = int(sum(values))
+        if shares := _values(page, self.kv_usage):
+            found["kv_usage"] = min(sum(shares) / len(shares), 1.0)
+        if used := _values(page, self.kv_used_tokens):
+            found["kv_usage"] = used_part(sum(used), found.get("kv_capacity_tokens"))
+        return found
 
     def read_facts(self, text: str) -> None:
         """Keep the facts of an answer from `facts_path`. Raise one of UNREADABLE for an answer without them."""
@@ -71,20 +94,13 @@ class Adapter:
         return "; ".join([found, *self.gaps])
 
 
-def summed(page: Mapping[str, list[Sample]], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return gauges by field, each summed over the samples of its metric (one sample per DP rank)."""
-    found: dict[str, Any] = {}
-    for field, name in names.items():
-        values = [sample.value for sample in page.get(name, ()) if 0 <= sample.value <= VALUE_MAX]
-        if values:
-            found[field] = int(sum(values))
-    return found
+def _values(page: Mapping[str, list[Sample]], name: str) -> list[float]:
+    return [sample.value for sample in page.get(name, ()) if 0 <= sample.value <= VALUE_MAX]
 
 
-def share(page: Mapping[str, list[Sample]], name: str) -> float | None:
-    """Return the mean of a gauge from 0 to 1 over all samples."""
-    values = [sample.value for sample in page.get(name, ()) if 0 <= sample.value <= VALUE_MAX]
-    return min(sum(values) / len(values), 1.0) if values else None
+def used_part(used: float | None, capacity: int | None) -> float | None:
+    """Return the used part of a capacity, or None if one of them is unknown."""
+    return None if used is None or not capacity else min(used / capacity, 1.0)
 
 
 def count(value: object) -> int | None:

@@ -6,13 +6,10 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from backends.engines.adapter import Adapter
+from backends.engines.by_metrics import LmDeployAdapter, MaxAdapter, OpenAiAdapter, TensorRtLlmAdapter
 from backends.engines.llama_cpp import LlamaCppAdapter
-from backends.engines.lmdeploy import LmDeployAdapter
-from backends.engines.max_serve import MaxAdapter
 from backends.engines.ollama import OllamaAdapter
-from backends.engines.openai import OpenAiAdapter
 from backends.engines.sglang import SglangAdapter
-from backends.engines.tensorrt_llm import TensorRtLlmAdapter
 from backends.engines.tgi import TgiAdapter
 from backends.engines.vllm import VllmAdapter
 

@@ -7,19 +7,10 @@ does not report the queue. The head of an answer comes with the first token, who
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import ClassVar
 
-from backends.engines.adapter import Adapter, count, summed
-from backends.promtext import lines_of, samples
+from backends.engines.adapter import Adapter, Metrics, count
 from policies.capacity.gauges import Gauges
-
-_SUMMED: Final = {
-    "running": "llamacpp_requests_processing",
-    "waiting": "llamacpp_requests_deferred",
-    "prompt_tokens_total": "llamacpp_prompt_tokens_total",
-    "output_tokens_total": "llamacpp_n_decode_total",  # steps: tokens are counted at the end of an answer
-}
-_LINES: Final = lines_of(_SUMMED.values())
 
 
 class LlamaCppAdapter(Adapter):
@@ -30,6 +21,12 @@ class LlamaCppAdapter(Adapter):
     metric_prefixes = ("llamacpp:", "llamacpp_")
     owners = ("llamacpp",)
     metrics_paths = ("/metrics", "/slots")
+    sums: ClassVar[Metrics] = {
+        "running": ("llamacpp_requests_processing",),
+        "waiting": ("llamacpp_requests_deferred",),
+        "prompt_tokens_total": ("llamacpp_prompt_tokens_total",),
+        "output_tokens_total": ("llamacpp_n_decode_total",),  # steps: tokens are counted at the end of an answer
+    }
     facts_path = "/props"
     health_path = "/health"
     gaps = (
@@ -43,8 +40,7 @@ class LlamaCppAdapter(Adapter):
         if text.startswith("["):
             running = sum(1 for slot in json.loads(text) if slot["is_processing"])
             return Gauges(taken_s, running=running)
-        page = samples(text, _LINES)
-        return Gauges(taken_s, **summed(page, _SUMMED)) if page else None
+        return super().snapshot(text, taken_s)
 
     def read_facts(self, text: str) -> None:
         """Read the number of slots and the context of each from `/props`."""

@@ -16,8 +16,8 @@ import aiohttp
 from backends.client.call import Receiver, UpstreamCall
 from backends.client.upstream import UpstreamPool
 from backends.engines.adapter import UNREADABLE, Adapter
+from backends.engines.by_metrics import OpenAiAdapter
 from backends.engines.kinds import KINDS, RECOGNISED_PATH, recognise
-from backends.engines.openai import OpenAiAdapter
 from backends.health import HealthState, ModelCard, Standstill, fetch_models, fetch_text, probe
 from backends.name_resolution import session_at
 from backends.step_feed import StepFeed
