@@ -197,15 +197,10 @@ class PoolRoom:
         """When may a blocked request have room through time alone? inf: never."""
         return min(self._opens.first_s(), self._tenants.expires_s(), self._working_set.expires_s())
 
-    def with_room(self, request: Request, *, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
-        found = self._with_room(request)
-        if but is None:
-            return found
-        if isinstance(found, Blocked):
-            return found.but(but)
-        return [ledger for ledger in found if ledger.name != but] or Blocked(request, self._full_beside)
+    def full_beside(self) -> dict[str, Obstacle]:
+        return self._full_beside
 
-    def _with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:
+    def with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:
         self.asked = request.id
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
             return Blocked(request, dict.fromkeys(self._backends, Obstacle.TURN))
