@@ -111,7 +111,9 @@ async def meet_faults(route: Route, ends: Counter[str]) -> None:
     for number, do in zip(itertools.count(), itertools.cycle(FAULTS)):
         fields: dict[str, Any] = {"model": MODEL, "user": f"u{number % 500}", "stream": do in ENDS, "max_tokens": 5}
         body = json.dumps(fields | {"messages": [{"role": "user", "content": f"{do} {number} {'word ' * 200}"}]})
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer {route.key('faults')}\r\nConnection: close\r\n"
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer {route.key('faults')}\r\nConnection: close\r\n"
+        )
         reply = await client.raw(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         ends[f"faults: {reply.status}"] += 1
         await asyncio.sleep(FAULT_EVERY_S)

@@ -64,6 +64,8 @@ class OwnPool(msgspec.Struct):
     pool: str
     waits_for: str
     """For what the next request in order waits; "": each starts as it comes."""
+    ceiling: str
+    """Which group or tenant has as much as it may, so that requests of this tenant wait; "": none."""
     recently: Mapping[str, float]
     """What it received and was due within `recently_s`, in the unit of the policy."""
     interactive: OwnClass
@@ -133,6 +135,7 @@ def _pool(seen: PoolSnapshot, recently: Recently, engine: AdmissionEngine, princ
     return OwnPool(
         seen.pool,
         OF_WAIT[Obstacle(seen.obstacle)] if seen.obstacle else "",
+        seen.ceilings.get(principal.tenant, ""),
         recently.shares.get(seen.pool, {}).get(principal.tenant) or NOTHING,
         own,
         batch,
