@@ -19,6 +19,7 @@ from gateway.config.sections.keys import KeyConfig, hash_key, new_key, open_name
 from gateway.config.sections.throttling import ModelQuotasConfig
 from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import MEMBERS_MAX, LeakyCounts
+from policies.limits.quotas import ANYONE
 
 logger = logging.getLogger("fairgate")
 
@@ -146,6 +147,8 @@ class Keyring:
         """The address from which a key was used last."""
         self._tenants: dict[str, TenantConfig] = {}
         self._groups: dict[str, GroupConfig] = {}
+        self._users: dict[str, dict[str, bool]] = {}
+        """By tenant and user: is the user blocked?"""
         self.tokens: Tokens | None = None
         """None: only keys are taken."""
         self._verified: OrderedDict[bytes, Principal] = OrderedDict()
@@ -183,6 +186,8 @@ class Keyring:
         self._tenants, self._groups, self._principals, self.minted = (
             read.tenants, read.groups, read.principals, read.minted,
         )  # fmt: skip
+        named = {one.name: {user.name: user.blocked for user in one.users} for one in read.tenants.values()}
+        self._users = {tenant: users for tenant, users in named.items() if users}
         self._verified.clear()
         self.revision += 1
 
@@ -237,6 +242,12 @@ class Keyring:
     def present(self, principal: Principal) -> Principal:
         """The same caller, with what its key may do now, as far as the key is known."""
         return self._principals.get(principal.digest) or self._issued.get(principal.digest) or principal
+
+    def check_user(self, tenant: str, user: str) -> None:
+        """Raise ApiError if this user of the tenant is blocked."""
+        users = self._users.get(tenant)
+        if users is not None and user and users.get(user, users.get(ANYONE, False)):
+            raise ApiError(Reason.USER_BLOCKED, "this user is blocked here; ask the operator of this gateway")
 
     def principal(self, key: bytes | None, address: str, unix_s: float) -> Principal:
         """The holder of the key that comes from this address at this time, or `ApiError` 401; 429 after too many wrong

@@ -10,7 +10,7 @@ from gateway.config.section import Section, filled, settings_from
 from gateway.config.sections.throttling import ModelQuotasConfig
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 
-_USUAL: Final = frozenset({"name", "weight", "keys", "quota"})
+_USUAL: Final = frozenset({"name", "weight", "keys", "quota", "users"})
 """What may be set of a tenant that stands in no group and has no other terms."""
 DEPTH_MAX: Final = 8
 """Groups within each other, and the tenant."""

@@ -104,7 +104,7 @@ def own_standing(
         found.place = _place(engine.requests.tree.terms, principal)
         if engine.quotas is not None:
             for model in ("", *filter(principal.may_ask, pool.models())):
-                names = engine.quotas.names(principal.tenant, principal.counts_as, model)
+                names = engine.quotas.names(principal.tenant, principal.counts_as, model, principal.user)
                 for limit in engine.quotas.standing(principal.tenant, now, names):
                     limits[limit.name] = OwnLimit(*limit[:3], round(limit.reset_s, 1))
         if pool.name in seen_pools:
