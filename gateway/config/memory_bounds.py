@@ -63,6 +63,7 @@ TABLES: Final = {
     "rates": Table("a tenant or an address that asks too fast", 790, 4),
 }
 """By what their bounds are called below."""
+NAME_BYTES: Final = ALLOCATED * sum([table.entry_bytes / table.part for table in TABLES.values()])
 BLOCK_BYTES: Final = 376
 """A block of a prompt that an engine has cached; the first of its prompt."""
 
@@ -111,12 +112,11 @@ def bounds_of(memory_max: int, pools: int) -> Bounds:
     """What follows from `memory_max` (bytes, at least `MEMORY_MAX_LEAST`) for a gateway with so many pools."""
     rest = memory_max - BASE_BYTES
     part = {name: int(rest * share) for name, share in PARTS.items()}
-    name_bytes = ALLOCATED * sum([table.entry_bytes / table.part for table in TABLES.values()])
     reading = int(part["bodies"] * READ_PART)
     bodies = part["bodies"] - reading
     largest = min(reading, bodies // 2)
     return Bounds(
-        names=int(part["names"] / name_bytes),
+        names=int(part["names"] / NAME_BYTES),
         pools=pools,
         blocks=part["prompts"] // int(ALLOCATED * BLOCK_BYTES) // pools,
         connections=part["connections"] // CONNECTION_BYTES,
@@ -133,3 +133,8 @@ def bounds_of(memory_max: int, pools: int) -> Bounds:
         reading_bytes=reading,
         answers_bytes=part["answers"] // 2,
     )
+
+
+def memory_max_for(table: str, entries: int) -> int:
+    """Return the least `memory_max` with which a table that no pool has of its own has room for so many entries."""
+    return BASE_BYTES + int((entries + 1) * TABLES[table].part * NAME_BYTES / PARTS["names"])

@@ -178,6 +178,11 @@ class Quotas:
         """Has nobody a limit?"""
         return not (self._default or any([any(each.values()) for each in (self._of_models, self._rules, self._issued)]))
 
+    def counted(self, tenants: Iterable[str]) -> int:
+        """Return how many members are counted where all of these tenants ask for all models that are limited."""
+        names = {*tenants}
+        return 0 if self.is_off else len(names | self._rules.keys()) + len(self._of_models) * len(names)
+
     @property
     def longest(self) -> SlidingCounts:
         """The longest window in which anybody has a limit; a day at least."""
