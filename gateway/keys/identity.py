@@ -65,6 +65,8 @@ class Principal:
     """The group that its tenant is in. Empty: none."""
     label: str = ""
     """Of its key."""
+    twin_digest: bytes = b""
+    """Of the other spelling of its token. Empty: there is none."""
 
     @classmethod
     def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
@@ -230,7 +232,7 @@ class Keyring:
     def takes(self, principal: Principal) -> bool:
         """Is the key by which a request came still its tenant's? It may expire while the request waits."""
         digest = principal.digest
-        if digest in self._revoked:
+        if digest in self._revoked or principal.twin_digest in self._revoked:
             return False
         if principal.issuer:
             if self.tokens is None or not self.tokens.knows(principal.issuer):
@@ -256,6 +258,8 @@ class Keyring:
         digest = sha256(key).digest() if key is not None else b""
         principal = self._principals.get(digest) or self._issued.get(digest) or self._verified.get(digest)
         is_revoked = digest in self._revoked
+        if principal is not None and principal.twin_digest:
+            is_revoked = is_revoked or principal.twin_digest in self._revoked
         if principal is not None and not is_revoked:
             if self._used_from.get(digest) != address:
                 self._moved(digest, address)
@@ -288,6 +292,8 @@ class Keyring:
             if error.code is Reason.INVALID_API_KEY:
                 _refuse_guesser(self._failed.take(address, time.monotonic()))
             raise
+        if found.twin_digest in self._revoked:
+            raise ApiError(Reason.INVALID_API_KEY, "this token is revoked; ask the operator")
         principal = self._verified[digest] = replace(found, digest=digest)
         if len(self._verified) > TOKENS_MAX:
             self._verified.popitem(last=False)
