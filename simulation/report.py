@@ -24,7 +24,7 @@ Course = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayReport:
     """A trace, its engines, the results of its runs (at least one), and remarks."""
 
     trace: Trace
@@ -108,7 +108,7 @@ def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> s
 # --- text ---
 
 
-def as_text(replayed: Replayed) -> str:
+def as_text(replayed: ReplayReport) -> str:
     """Return tables: the policies side by side, then each tenant under each policy."""
     warning = replayed.warning()
     parts = [f"Warning: {warning}", ""] if warning else []
@@ -127,7 +127,7 @@ POLICY_HEADS = (
 )  # fmt: skip
 
 
-def _policy_rows(replayed: Replayed) -> list[list[str]]:
+def _policy_rows(replayed: ReplayReport) -> list[list[str]]:
     return [list(POLICY_HEADS), *([replayed.label(each), *_policy_cells(each)] for each in replayed.results)]
 
 
@@ -139,14 +139,14 @@ def _policy_cells(each: ReplayResult) -> list[str]:
     ]  # fmt: skip
 
 
-def _refused_rows(replayed: Replayed) -> list[list[str]]:
+def _refused_rows(replayed: ReplayReport) -> list[list[str]]:
     rows = [["policy", "reason", "requests"]]
     for each in replayed.results:
         rows += [[replayed.label(each), reason, f"{count:,}"] for reason, count in each.refused.items()]
     return rows
 
 
-def _tenant_rows(replayed: Replayed) -> list[list[str]]:
+def _tenant_rows(replayed: ReplayReport) -> list[list[str]]:
     rows = [["tenant", "weight", "policy", "requests", "completed", "p50", "p95", "p99", "service"]]
     for number in replayed.listed:
         tenant = replayed.results[0].tenants[number]
@@ -162,7 +162,7 @@ def _tenant_rows(replayed: Replayed) -> list[list[str]]:
 # --- JSON ---
 
 
-def as_json(replayed: Replayed) -> str:
+def as_json(replayed: ReplayReport) -> str:
     """Return all measurements as JSON; times are in seconds."""
     trace = replayed.trace
     one, other = compared(replayed.results)
@@ -190,7 +190,7 @@ def as_json(replayed: Replayed) -> str:
 # --- page ---
 
 
-def as_html(replayed: Replayed) -> str:
+def as_html(replayed: ReplayReport) -> str:
     """Return one HTML file with its styles, plots and script. Empty sections are left out."""
     results = replayed.results
     most = max((rate for each in results for course in each.service.values() for _, rate in course), default=0.0)
@@ -255,7 +255,7 @@ def _figure(title: str, y_label: str, courses: Mapping[str, Course], *, x_to: fl
     return f'<figure>{svg}<script type="application/json">{points}</script></figure>\n'
 
 
-def _bars(replayed: Replayed) -> str:
+def _bars(replayed: ReplayReport) -> str:
     """Return bars of each tenant's time to first token under each policy: dark to the median, light to the p95."""
     results = replayed.results
     longest_s = max(
