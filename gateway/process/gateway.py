@@ -396,7 +396,7 @@ class Gateway:
         self.responses = StoredResponses(self.config.bounds.of("responses"), store)
         if store is None:
             return
-        from gateway.pool.replication.learned import Lessons
+        from gateway.pool.replication.learned import LearnedSync
         from gateway.pool.replication.news import NewsChannel
         from gateway.pool.replication.ticker import Exchanges
 
@@ -409,7 +409,7 @@ class Gateway:
                     store, shared.quotas, shared.interactions, dispatchers, refuses_alone=refuses_alone
                 )
             )
-        lessons = [Lessons(store, pool.name, pool.dispatcher.engine) for pool in self.pools]
+        lessons = [LearnedSync(store, pool.name, pool.dispatcher.engine) for pool in self.pools]
         self.news = [
             NewsChannel(store, pool.name, pool.dispatcher)
             for pool in self.pools
