@@ -144,9 +144,9 @@ def gateways_block() -> str:
 
 def written(page: str, block: str, text: str) -> str:
     """Return the page with the text of one block replaced."""
-    pattern = re.compile(rf"(<!-- {block} -->\n).*?(\n<!-- end -->)", re.DOTALL)
+    pattern = re.compile(rf"(<!-- {block} -->\n).*?(<!-- end -->)", re.DOTALL)
     assert pattern.search(page), f"docs/benchmarks.md has no block {block}"
-    return pattern.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", page)
+    return pattern.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
 
 
 def render(results: Results) -> str:

@@ -128,7 +128,7 @@ def test_losing_rows_come_first_and_a_spread_hides_none_but_its_own() -> None:
     rows = rows_of([result(direct=[0.9, 0.9], mine=[0.5, 0.6], theirs=[0.8, 0.8])])
     lost = losses(rows, "mine")
     assert [row.metric.key for row, _, _ in lost] == ["b_jain", "d_tokens_per_s", "d_of_engine"]
-    assert {(own, best) for _, own, best in lost} == {("mine", "direct")}
+    assert {(best, *own) for _, best, own in lost} == {("direct", "mine")}
     assert losses(rows_of([result(mine=[0.5, 0.9], theirs=[0.8, 0.8])]), "mine") == []
     text = text_of([result(direct=[0.9], mine=[0.5])], "mine")
     assert text.index("Rows that mine loses") < text.index("## Metrics")
