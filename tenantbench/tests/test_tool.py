@@ -22,13 +22,14 @@ from tenantbench.__main__ import arguments, run_options
 from tenantbench.engine_model import Engine, Profile, Sequence
 from tenantbench.engine_server import MODEL, EngineServer
 from tenantbench.events import CHARACTERS_PER_TOKEN, read_events
-from tenantbench.gateway import FOLDER, KEYS, GatewayError, described, read, variables_of
+from tenantbench.gateway import FOLDER, KEYS, GatewayError, described, process, read, variables_of
 from tenantbench.llama import Tap
 from tenantbench.load import Driver, HttpTransport
+from tenantbench.machine import CLIENT_CORES, GATEWAY_CORES
 from tenantbench.metrics import METRICS, Run, measure, reasons_void
 from tenantbench.report import losses, rows_of, text_of
-from tenantbench.run import drain
-from tenantbench.workloads import Ask, Session, Workload
+from tenantbench.run import DRAIN_S, drain
+from tenantbench.workloads import LENGTHS, Ask, Session, Workload
 
 ROOT = Path(__file__).parents[1]
 QUICK = Profile(slots=4, step_s=0.001)
@@ -115,6 +116,22 @@ def test_a_lagging_client_and_a_loaded_machine_make_numbers_void() -> None:
     assert "loaded" in reasons_void([0.0], busy_others=0.3)[0]
 
 
+def test_gateways_have_cores_of_their_own(tmp_path: Path) -> None:
+    code = "import os; print(sorted(os.sched_getaffinity(0)))"
+    for cores in (CLIENT_CORES, GATEWAY_CORES):
+        with process([sys.executable, "-c", code], tmp_path / "log", cores=cores) as child:
+            child.wait()
+        assert (tmp_path / "log").read_text().splitlines()[-1] == str(sorted(cores))
+    assert len(machine.CORES) == 1 or not CLIENT_CORES & GATEWAY_CORES
+
+
+def test_a_run_of_one_gateway_takes_twenty_minutes_at_most() -> None:
+    seconds = arguments().parse_args(["run"]).seconds
+    assert max(LENGTHS.values()) * seconds <= 120
+    assert sum(LENGTHS.values()) * seconds + len(LENGTHS) * 2 * DRAIN_S <= 20 * 60
+    assert sum(LENGTHS.values()) / len(LENGTHS) == pytest.approx(1.0)
+
+
 def result(**jain: list[float]) -> dict[str, Any]:
     cells = []
     for name, values in jain.items():
@@ -132,6 +149,10 @@ def test_losing_rows_come_first_and_a_spread_hides_none_but_its_own() -> None:
     assert losses(rows_of([result(mine=[0.5, 0.9], theirs=[0.8, 0.8])]), "mine") == []
     text = text_of([result(direct=[0.9], mine=[0.5])], "mine")
     assert text.index("Rows that mine loses") < text.index("## Metrics")
+    assert "One round: no spread is known." in text
+    assert "| (b) Jain, mean | W2 | more | **0.9** | 0.5 |" in text
+    assert "best is direct 0.9; mine 0.5" in text
+    assert "Medians of 2 rounds" in text_of([result(mine=[0.5, 0.9])])
 
 
 def test_void_numbers_stand_in_brackets_and_count_only_where_there_are_no_others() -> None:
