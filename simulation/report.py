@@ -1,4 +1,4 @@
-"""How is a replay shown? As tables in the terminal, as JSON, as a page that opens offline."""
+"""Reports of a replay: tables in the terminal, JSON, and a page that opens offline."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from simulation.verdict import compared, in_seconds, named, short, verdict
 
 NOTHING = "-"
 POINTS_MIN = 3
-"""Fewer are no course to be drawn."""
+"""Fewest points that make a chart."""
 Course = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A trace, the engines it met, what it saw in each run (at least one), and what else is to be said of them."""
+    """A trace, its engines, the results of its runs (at least one), and remarks."""
 
     trace: Trace
     profile: EngineProfile
@@ -34,18 +34,18 @@ class Replayed:
 
     @property
     def backends(self) -> list[int]:
-        """Before how many engines was it run?"""
+        """Numbers of engines of the runs."""
         return list(dict.fromkeys(each.backends for each in self.results))
 
     @property
     def listed(self) -> list[int]:
-        """The places of the tenants in the tables: those with most demand, and those who gain and pay most."""
+        """Indices of the tenants in the tables: those with most demand, and those who gain and pay most."""
         names = [one.name for one in self.results[0].tenants]
         shown = {*names[: TENANTS_LISTED + (len(names) == TENANTS_LISTED + 1)], *named(self.results)}
         return [place for place, name in enumerate(names) if name in shown]
 
     def heading(self) -> str:
-        """Which traffic, before which engines?"""
+        """Return a heading with the traffic and the engines."""
         trace, engines = self.trace, "engine" if self.backends[-1] == 1 else "engines"
         return (
             f"{trace.name}: {_count(trace.requests, 'request')} of {_count(len(trace.demand), 'tenant')} in "
@@ -54,11 +54,11 @@ class Replayed:
         )
 
     def label(self, result: ReplayResult) -> str:
-        """What is this run called among the others?"""
+        """Return the name of a run among the others."""
         return result.policy if len(self.backends) == 1 else f"{result.policy}, {_count(result.backends, 'engine')}"
 
     def warning(self) -> str:
-        """Why do these numbers say nothing? Empty: they do."""
+        """Return why these numbers mean nothing, or ""."""
         if any(each.queued for each in self.results):
             return ""
         return (
@@ -67,7 +67,7 @@ class Replayed:
         )
 
     def notes(self) -> list[str]:
-        """What to know before one reads the numbers."""
+        """Return remarks to read before the numbers."""
         trace, notes = self.trace, list(self.remarks)
         impossible = max((each.refused.get(IMPOSSIBLE, 0) for each in self.results), default=0)
         context = f"{self.profile.name} ({self.profile.max_model_len:,} tokens)"
@@ -92,7 +92,7 @@ class Replayed:
 
 
 def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
-    """Aligned columns, the first row above a rule; those in `left` begin at the left."""
+    """Return aligned columns with a rule below the first row; columns in `left` are left-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
 
     def line(cells: Sequence[str]) -> str:
@@ -109,7 +109,7 @@ def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> s
 
 
 def as_text(replayed: Replayed) -> str:
-    """What came of it, the policies side by side, then each tenant under each of them."""
+    """Return tables: the policies side by side, then each tenant under each policy."""
     warning = replayed.warning()
     parts = [f"Warning: {warning}", ""] if warning else []
     parts += [verdict(replayed.results), "", replayed.heading(), "", columns(_policy_rows(replayed)), ""]
@@ -163,7 +163,7 @@ def _tenant_rows(replayed: Replayed) -> list[list[str]]:
 
 
 def as_json(replayed: Replayed) -> str:
-    """Everything that was measured; times in seconds."""
+    """Return all measurements as JSON; times are in seconds."""
     trace = replayed.trace
     one, other = compared(replayed.results)
     document = {
@@ -191,7 +191,7 @@ def as_json(replayed: Replayed) -> str:
 
 
 def as_html(replayed: Replayed) -> str:
-    """One file with styles, plots and their script inside it. What there is nothing to show of has no section."""
+    """Return one HTML file with its styles, plots and script. Empty sections are left out."""
     results = replayed.results
     most = max((rate for each in results for course in each.service.values() for _, rate in course), default=0.0)
     last_s = max((course[-1][0] for each in results for course in each.service.values() if course), default=0.0)
@@ -223,7 +223,7 @@ def as_html(replayed: Replayed) -> str:
 
 
 def _section(title: str, text: str, body: str) -> str:
-    """Nothing if there is nothing in it."""
+    """Return a section, or "" for an empty body."""
     return f'\n<h2>{title}</h2>\n<p class="soft">{text}</p>\n{body}' if body else ""
 
 
@@ -242,7 +242,7 @@ def _table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> st
 
 
 def _figure(title: str, y_label: str, courses: Mapping[str, Course], *, x_to: float = 0.0, y_to: float = 0.0) -> str:
-    """A chart, and its points for the script that says what is under the pointer. Nothing if there is no course."""
+    """Return a chart with its points for the pointer script, or "" without a course."""
     drawn = [
         Series(short(name), [(round(time_s, 2), round(value, 1)) for time_s, value in course])
         for name, course in courses.items()
@@ -256,7 +256,7 @@ def _figure(title: str, y_label: str, courses: Mapping[str, Course], *, x_to: fl
 
 
 def _bars(replayed: Replayed) -> str:
-    """For each tenant, its time to first token under each policy as a bar: dark to the median, light to the p95."""
+    """Return bars of each tenant's time to first token under each policy: dark to the median, light to the p95."""
     results = replayed.results
     longest_s = max(
         (each.ttft_s.p95 for one in results for each in one.tenants if each.ttft_s is not None), default=0.0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -88,12 +89,14 @@ def replay(
     from simulation.replay import UnknownPolicyError, policy_names
     from simulation.report import Replayed, as_html, as_json, as_text
     from simulation.traces.lines import TraceError
-    from simulation.traces.reader import FORMATS, Trace
+    from simulation.traces.reader import Trace, formats
 
     if not 0 < speed < float("inf"):
         raise click.BadParameter("must be a number above 0", param_hint="--speed")
-    if format_name is not None and format_name not in FORMATS:
-        raise click.BadParameter(f"{format_name!r} is none of: {', '.join(FORMATS)}", param_hint="--format")
+    with suppress(ModuleNotFoundError):  # a clone of the repository reads public traces as well
+        import_module("lab.public_traces").register()
+    if format_name is not None and format_name not in formats():
+        raise click.BadParameter(f"{format_name!r} is none of: {', '.join(formats())}", param_hint="--format")
     if pool_name is not None and config_path is None:
         raise click.UsageError("--pool NAME needs -c FILE, which has the pools")
     outputs = [(file, write) for file, write in ((json_path, as_json), (html_path, as_html)) if file is not None]

@@ -145,7 +145,6 @@ def read_steps(data: bytes) -> None:
         said = heard.feed(piece, now)
         if said is None:
             continue
-        assert heard.made_s <= now
         assert said.taken_s <= now
         counts = (said.running, said.waiting, said.kv_capacity_tokens, said.preemptions_total, said.prompt_tokens_total)
         counts += (said.free_blocks, said.total_blocks, said.scheduled_tokens, said.max_num_seqs, said.block_size)

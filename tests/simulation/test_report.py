@@ -241,7 +241,7 @@ def test_columns_are_aligned() -> None:
         ),
         (
             (EXAMPLE, "--format", "xml"),
-            "'xml' is none of: fairgate, lmcache, agents, qwen, mooncake, azure, burstgpt, csv",
+            "'xml' is none of: fairgate, csv, lmcache, agents, qwen, mooncake, azure, burstgpt",
         ),
         ((EXAMPLE, "--speed", "0"), "must be a number above 0"),
         ((EXAMPLE, "--speed", "nan"), "must be a number above 0"),
