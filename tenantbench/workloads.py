@@ -182,7 +182,7 @@ MAKERS: dict[str, Callable[[Random, float, Profile], Workload]] = {
 
 
 LENGTHS = {
-    "W1": 1.5, "W2": 2.0, "W3": 0.6, "W4": 0.6, "W5": 1.5, "W6": 1.0, "W7": 1.2, "W8": 0.5, "W9": 0.6, "W10": 0.5,
+    "W1": 1.3, "W2": 2.0, "W3": 0.5, "W4": 0.5, "W5": 1.2, "W6": 0.8, "W7": 2.0, "W8": 0.5, "W9": 0.7, "W10": 0.5,
 }  # fmt: skip
 """Lengths over `--seconds`, their mean: what settles late runs for longer."""
 

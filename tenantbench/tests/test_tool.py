@@ -6,6 +6,7 @@ import ast
 import asyncio
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -118,10 +119,12 @@ def test_a_lagging_client_and_a_loaded_machine_make_numbers_void() -> None:
 
 def test_gateways_have_cores_of_their_own(tmp_path: Path) -> None:
     code = "import os; print(sorted(os.sched_getaffinity(0)))"
+    before = os.sched_getaffinity(0)
     for cores in (CLIENT_CORES, GATEWAY_CORES):
         with process([sys.executable, "-c", code], tmp_path / "log", cores=cores) as child:
             child.wait()
         assert (tmp_path / "log").read_text().splitlines()[-1] == str(sorted(cores))
+    assert os.sched_getaffinity(0) == before
     assert len(machine.CORES) == 1 or not CLIENT_CORES & GATEWAY_CORES
 
 
@@ -130,6 +133,9 @@ def test_a_run_of_one_gateway_takes_twenty_minutes_at_most() -> None:
     assert max(LENGTHS.values()) * seconds <= 120
     assert sum(LENGTHS.values()) * seconds + len(LENGTHS) * 2 * DRAIN_S <= 20 * 60
     assert sum(LENGTHS.values()) / len(LENGTHS) == pytest.approx(1.0)
+    table = (ROOT / "README.md").read_text()
+    for name, length in LENGTHS.items():
+        assert re.search(rf"^\| {name} \| .* \| {length:g} \|", table, re.MULTILINE), name
 
 
 def result(**jain: list[float]) -> dict[str, Any]:
