@@ -16,6 +16,8 @@ WEIGHTS = {"t1": 1.0, "t2": 1.0, "t3": 3.0, "t4": 1.0}
 LIGHT, HEAVY = "t1", "t2"
 LIGHT_PART = 0.05
 """Part of the engine's output tokens that a light tenant asks for."""
+BURST_S = 0.5
+"""Time in which a burst arrives: a client of one core can send its 256 requests in that time without a lag."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,9 @@ def w5(random: Random, seconds: float, profile: Profile) -> Workload:
 
 
 def w6(random: Random, seconds: float, profile: Profile) -> Workload:
-    """Four bursts of 16 times the slots, at once; a light tenant asks steadily."""
-    times = tuple(seconds * (1 + 2 * burst) / 10 for burst in range(4) for _ in range(16 * profile.slots))
+    """Four bursts of 16 times the slots; a light tenant asks steadily."""
+    number = 16 * profile.slots
+    times = tuple(seconds * (1 + 2 * burst) / 10 + BURST_S * i / number for burst in range(4) for i in range(number))
     burst = Session(HEAVY, "burst", 0.0, seconds, lengths(random, len(times), 128, 32), times)
     return Workload("W6", "bursts beyond the queue", seconds, (light(random, seconds, profile), burst))
 
