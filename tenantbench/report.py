@@ -128,10 +128,10 @@ def text_of(results: list[dict[str, Any]], subject: str = "") -> str:
     ]
     lines.append("| --- " * 3 + "| ---: " * len(gateways) + "|")
     for row in sorted(rows, key=lambda row: id(row) not in first):
-        best = row.values[row.best_of(row.values)].middle
-        are_equal = all(value.middle == best for value in row.values.values())
+        top = row.values[row.best_of(row.values)].middle
+        are_equal = all(value.middle == top for value in row.values.values())
         values = [(row.values.get(name), str(row.values.get(name, "-"))) for name in gateways]
-        cells = [f"**{text}**" if value and value.middle == best and not are_equal else text for value, text in values]
+        cells = [f"**{text}**" if value and value.middle == top and not are_equal else text for value, text in values]
         better = "more" if row.metric.is_high_good else "less"
         unit = f", {row.metric.unit}" if row.metric.unit else ""
         lines.append(f"| {row.metric.title}{unit} | {row.workload} | {better} | {' | '.join(cells)} |")
