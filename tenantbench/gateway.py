@@ -90,6 +90,16 @@ def executable(gateway: Gateway, command: str) -> str:
     raise GatewayError(f"{gateway.name}: {command} is not installed; run: tenantbench install {gateway.name}")
 
 
+def version_of(gateway: Gateway) -> str:
+    """Return the gateway's title, with what it says of its version where the title has none. Raises GatewayError."""
+    title, command = str(gateway.description["title"]), gateway.description.get("version")
+    if not command:
+        return title
+    ask = [executable(gateway, command[0]), *command[1:]]
+    said = subprocess.run(ask, capture_output=True, text=True, timeout=START_S, check=False)
+    return f"{title}: {(said.stdout or said.stderr).strip()}"
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

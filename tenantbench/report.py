@@ -107,7 +107,8 @@ def text_of(results: list[dict[str, Any]], subject: str = "") -> str:
     for i, result in enumerate(results):
         same = ", ".join(f"{key} {value}" for key, value in result["comparability"].items())
         lines.append(f"Run {i + 1}: {same}.")
-        lines += [f"Left out: {name}: {reason.splitlines()[0]}" for name, reason in result["left_out"].items()]
+        lines += ["", *(f"- {name}: {version}" for name, version in result["gateways"].items())]
+        lines += [f"- Left out: {name}: {reason.splitlines()[0]}" for name, reason in result["left_out"].items()]
     lost = losses(rows, subject) if subject else []
     if subject:
         lines += ["", f"## Rows that {subject} loses", ""]

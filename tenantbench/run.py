@@ -22,7 +22,7 @@ from tenantbench import __version__
 from tenantbench.engine_model import Profile
 from tenantbench.engine_server import MODEL
 from tenantbench.events import CHARACTERS_PER_TOKEN, Event, read_events
-from tenantbench.gateway import GatewayError, Target, free_port, process, read, started, wait_ready
+from tenantbench.gateway import GatewayError, Target, free_port, process, read, started, version_of, wait_ready
 from tenantbench.load import Driver, HttpTransport, Rejected
 from tenantbench.machine import CLIENT_CORES, Watch, comparability_set
 from tenantbench.metrics import OTHERS_MAX, Run, measure, reasons_void
@@ -170,8 +170,8 @@ async def check_idle(options: Options) -> None:
         say(f"{text}: the numbers will be void")
 
 
-async def open_targets(options: Options, stack: contextlib.AsyncExitStack, left_out: dict[str, str]) -> list[Target]:
-    """Start every gateway with an engine of its own, and note why others are left out."""
+async def open_targets(options: Options, stack: contextlib.AsyncExitStack, result: dict[str, Any]) -> list[Target]:
+    """Start every gateway with an engine of its own; note their versions, and why others are left out."""
     if options.url:
         return [Target(options.gateways[0], options.url, options.engine_url, options.keys, set())]
     os.sched_setaffinity(0, CLIENT_CORES)
@@ -181,15 +181,17 @@ async def open_targets(options: Options, stack: contextlib.AsyncExitStack, left_
         own = contextlib.AsyncExitStack()
         try:
             gateway = read(name)
+            version = version_of(gateway)
             url = await own.enter_async_context(engine(kind, folder / name))
             target = await own.enter_async_context(started(gateway, url, folder / name, kind.profile.slots))
         except (GatewayError, OSError) as error:
             await own.aclose()
-            left_out[name] = str(error)
+            result["left_out"][name] = str(error)
             say(f"{name} is left out: {error}")
             continue
         stack.push_async_callback(own.aclose)
         targets.append(target)
+        result["gateways"][name] = version
         say(f"{name} is ready")
     return targets
 
@@ -203,10 +205,11 @@ async def run(options: Options) -> dict[str, Any]:
     kind = ENGINES[options.engine]
     size = asdict(kind.profile)
     same = comparability_set(engine=kind.build, profile=size, seconds=options.seconds, seed=options.seed)
-    result: dict[str, Any] = {"tenantbench": __version__, "comparability": same, "left_out": {}, "cells": []}
+    result: dict[str, Any] = {"tenantbench": __version__, "comparability": same, "gateways": {}, "left_out": {}}
+    result["cells"] = []
     options.out.mkdir(parents=True, exist_ok=True)
     async with contextlib.AsyncExitStack() as stack:
-        targets = await open_targets(options, stack, result["left_out"])
+        targets = await open_targets(options, stack, result)
         turn = 0
         for round_number in range(options.rounds):
             for name in options.workloads:

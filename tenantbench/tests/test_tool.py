@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,7 +24,7 @@ from tenantbench.__main__ import arguments, run_options
 from tenantbench.engine_model import Engine, Profile, Sequence
 from tenantbench.engine_server import MODEL, EngineServer
 from tenantbench.events import CHARACTERS_PER_TOKEN, read_events
-from tenantbench.gateway import FOLDER, KEYS, GatewayError, described, process, read, variables_of
+from tenantbench.gateway import FOLDER, KEYS, Gateway, GatewayError, described, process, read, variables_of, version_of
 from tenantbench.llama import Tap
 from tenantbench.load import Driver, HttpTransport
 from tenantbench.machine import CLIENT_CORES, GATEWAY_CORES
@@ -56,6 +57,18 @@ def test_each_knob_of_a_gateway_has_a_source(name: str, tmp_path: Path) -> None:
         assert knob["source"].startswith("https://") or name.startswith("fairgate")
     assert set(variables_of(gateway, "http://127.0.0.1:1", tmp_path, 1)) > {"engine", "model"}
     assert set(gateway.keys) == set(KEYS)
+
+
+def test_a_version_is_the_pinned_one_or_what_the_gateway_says(tmp_path: Path) -> None:
+    gateway = Gateway("mine", tmp_path, {"title": "Mine 1.0"}, {})
+    assert version_of(gateway) == "Mine 1.0"
+    asking = {"title": "Mine", "version": [Path(sys.executable).name, "-c", "print('mine 2.0')"]}
+    assert version_of(replace(gateway, description=asking)) == "Mine: mine 2.0"
+    with pytest.raises(GatewayError, match="no-such-gateway is not installed"):
+        version_of(replace(gateway, description={"title": "Mine", "version": ["no-such-gateway"]}))
+    for name, known in described().items():
+        pinned = known.description.get("install", {}).get("pypi", [])
+        assert all(package.partition("==")[2] in known.description["title"] for package in pinned), name
 
 
 def test_every_gateway_of_the_folder_is_listed_once() -> None:
@@ -144,7 +157,7 @@ def result(**jain: list[float]) -> dict[str, Any]:
         for i, value in enumerate(values):
             metrics = {"b_jain": value, "d_tokens_per_s": 100 * value}
             cells.append({"gateway": name, "workload": "W2", "round": i + 1, "void": [], "metrics": metrics})
-    return {"comparability": {"seed": 0}, "left_out": {}, "cells": cells}
+    return {"comparability": {"seed": 0}, "gateways": {"direct": "The engine alone"}, "left_out": {}, "cells": cells}
 
 
 def test_losing_rows_come_first_and_a_spread_hides_none_but_its_own() -> None:
@@ -155,6 +168,7 @@ def test_losing_rows_come_first_and_a_spread_hides_none_but_its_own() -> None:
     assert losses(rows_of([result(mine=[0.5, 0.9], theirs=[0.8, 0.8])]), "mine") == []
     text = text_of([result(direct=[0.9], mine=[0.5])], "mine")
     assert text.index("Rows that mine loses") < text.index("## Metrics")
+    assert "- direct: The engine alone" in text
     assert "One round: no spread is known." in text
     assert "| (b) Jain, mean | W2 | more | **0.9** | 0.5 |" in text
     assert "best is direct 0.9; mine 0.5" in text
