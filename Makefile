@@ -34,7 +34,7 @@ run: $(RUNS)  ## the gateway with config.example.yaml: simulated engines, all st
 test: $(INSTALLED) servers  ## the tests that need no vLLM: on the compiled gateway if `make compiled` has made this one
 	$(WHERE_COMPILED) $(BIN)/pytest -q -n $(TESTS_AT_ONCE) --dist worksteal $(OF_COMPILED) \
 	    || $(WHERE_COMPILED) $(BIN)/pytest $(ALONE) $(OF_COMPILED)
-	$(if $(WHERE_COMPILED),$(BIN)/pytest -q -n $(TESTS_AT_ONCE) -m interpreted_only)
+	$(if $(WHERE_COMPILED),$(BIN)/pytest -q -n 2 -m interpreted_only $(shell grep -rl --include='test_*.py' interpreted_only tests))
 
 test-fast: $(INSTALLED)  ## at each save, below a minute: decisions, config, readers and tidiness, without servers and network
 	$(BIN)/pytest -q -n auto --maxprocesses $(TESTS_AT_ONCE) --dist worksteal -m "not slow" $(FAST)
