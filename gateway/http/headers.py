@@ -1,6 +1,10 @@
-"""Which header fields cross the gateway? Pure functions on lists of (lower-cased name, value).
+"""Which header fields cross the gateway, and is a head the one that its client sent before?
 
-Dropped are: what belongs to one connection (RFC 9110, 7.6.1), the tenant's identity, and what would steer the engine.
+Fields are lists of (lower-cased name, value). Dropped are: what belongs to one connection (RFC 9110, 7.6.1), the
+tenant's identity, and what would steer the engine.
+
+A client that keeps its connection sends equal heads, but for the length of the body. What follows from a head follows
+from its bytes, so it is found out once, and kept with the head.
 """
 
 from __future__ import annotations
@@ -45,6 +49,10 @@ _RESPONSE_DROPPED: Final = _HOP_BY_HOP | {
     b"x-request-id", b"x-runtime",
 }  # fmt: skip
 
+HEAD_BYTES_KEPT: Final = 4096
+"""A longer head is read anew each time: an idle connection holds no more than the bytes of a small body."""
+_LENGTH: Final = b"\r\ncontent-length:"
+_LENGTH_DIGITS_MAX: Final = 18
 _DROPPED_PREFIXES: Final = (b"proxy-", b"x-fairgate-", b"x-forwarded-")
 RETRY_AFTER_S_MAX: Final = 86_400.0
 _P: Final = 0x70
@@ -125,3 +133,75 @@ def _forwarded(headers: list[Header], dropped: frozenset[bytes]) -> list[Header]
 def is_text(kind: bytes) -> bool:
     """Is an answer of this content-type something that tokens were made into, rather than sound or pictures?"""
     return not kind or kind.startswith(b"text/") or b"json" in kind
+
+
+class Head:
+    """One request's head. Header names are lower-cased and in order, without `content-length`, which is the body's.
+
+    Attributes:
+        method, target, path, query: as sent. version: of HTTP, `1.0` or `1.1`.
+        client_id: what the client calls its request; empty if that is not well-formed.
+        digest: of its key, once the holder of the key is known.
+        named: the fields that fairgate reads, by name, once they were looked for.
+    """
+
+    __slots__ = (
+        "_after", "_before", "_forwarded", "_key", "client_id", "digest", "expects_continue", "headers", "keep_alive",
+        "method", "named", "path", "query", "target", "version",
+    )  # fmt: skip
+
+    def __init__(self, path: str, headers: list[Header]) -> None:
+        """The reader fills in the rest."""
+        self.method = ""
+        self.target = self.query = b""
+        self.path = path
+        self.version = "1.1"
+        self.headers = headers
+        self.client_id = ""
+        self.keep_alive = self.expects_continue = False
+        self.digest = b""
+        self.named: dict[bytes, bytes] | None = None
+        self._key: list[bytes | None] = []
+        self._forwarded = b""
+        self._before = self._after = b""
+
+    def key(self) -> bytes | None:
+        """Return the API key that the client presents."""
+        if not self._key:
+            self._key.append(bearer_key(self.headers))
+        return self._key[0]
+
+    def forwarded(self) -> bytes:
+        """Return the lines of it that go to an engine, whichever engine and request it is."""
+        if not self._forwarded:
+            self._forwarded = self.lines(forward_request_headers(self.headers))
+        return self._forwarded
+
+    def lines(self, fields: list[Header]) -> bytes:
+        """Return the first line, and these fields."""
+        parts = [self.method.encode(), b" ", self.target, b" HTTP/1.1\r\n"]
+        for name, value in fields:
+            parts += (name, b": ", value, b"\r\n")
+        return b"".join(parts)
+
+    def keep(self, head: bytes, length: bytes) -> bool:
+        """Be recognised by these bytes, of which only the digits of the length may differ. False: it is too long."""
+        if len(head) > HEAD_BYTES_KEPT:
+            return False
+        at = head.lower().index(_LENGTH) + len(_LENGTH)
+        at = head.index(length, at)
+        self._before, self._after = head[:at], head[at + len(length) :]
+        return True
+
+    def found(self, data: bytes, at: int) -> tuple[int, int]:
+        """Return where this head ends, if it begins at `at`, and how long the body is behind it; else (0, 0). A request
+        without a body is not recognised: some fields mean something only where there is one."""
+        if not data.startswith(self._before, at):
+            return 0, 0
+        begin = at + len(self._before)
+        end = data.find(b"\r", begin, begin + _LENGTH_DIGITS_MAX + 1)
+        if end < 0 or not data.startswith(self._after, end):
+            return 0, 0
+        digits = data[begin:end]
+        length = int(digits) if digits.isdigit() else 0
+        return (end + len(self._after), length) if length else (0, 0)
