@@ -1,10 +1,6 @@
-"""Which header fields cross the gateway, and is a head the one that its client sent before?
+"""What does a head say, and which header fields cross the gateway? Fields are lists of (lower-cased name, value).
 
-Fields are lists of (lower-cased name, value). Dropped are: what belongs to one connection (RFC 9110, 7.6.1), the
-tenant's identity, and what would steer the engine.
-
-A client that keeps its connection sends equal heads, but for the length of the body. What follows from a head follows
-from its bytes, so it is found out once, and kept with the head.
+Dropped are: what belongs to one connection (RFC 9110, 7.6.1), the tenant's identity, and what would steer the engine.
 """
 
 from __future__ import annotations
@@ -12,6 +8,8 @@ from __future__ import annotations
 import time
 from email.utils import parsedate_to_datetime
 from typing import Final
+
+from backends.client.recurring_head import RecurringHead
 
 Header = tuple[bytes, bytes]
 
@@ -49,10 +47,6 @@ _RESPONSE_DROPPED: Final = _HOP_BY_HOP | {
     b"x-request-id", b"x-runtime",
 }  # fmt: skip
 
-HEAD_BYTES_KEPT: Final = 4096
-"""A longer head is read anew each time: an idle connection holds no more than the bytes of a small body."""
-_LENGTH: Final = b"\r\ncontent-length:"
-_LENGTH_DIGITS_MAX: Final = 18
 _DROPPED_PREFIXES: Final = (b"proxy-", b"x-fairgate-", b"x-forwarded-")
 RETRY_AFTER_S_MAX: Final = 86_400.0
 _P: Final = 0x70
@@ -135,7 +129,7 @@ def is_text(kind: bytes) -> bool:
     return not kind or kind.startswith(b"text/") or b"json" in kind
 
 
-class Head:
+class Head(RecurringHead):
     """One request's head. Header names are lower-cased and in order, without `content-length`, which is the body's.
 
     Attributes:
@@ -146,12 +140,13 @@ class Head:
     """
 
     __slots__ = (
-        "_after", "_before", "_forwarded", "_key", "client_id", "digest", "expects_continue", "headers", "keep_alive",
+        "_forwarded", "_key", "client_id", "digest", "expects_continue", "headers", "keep_alive",
         "method", "named", "path", "query", "target", "version",
     )  # fmt: skip
 
     def __init__(self, path: str, headers: list[Header]) -> None:
         """The reader fills in the rest."""
+        super().__init__()
         self.method = ""
         self.target = self.query = b""
         self.path = path
@@ -163,7 +158,6 @@ class Head:
         self.named: dict[bytes, bytes] | None = None
         self._key: list[bytes | None] = []
         self._forwarded = b""
-        self._before = self._after = b""
 
     def key(self) -> bytes | None:
         """Return the API key that the client presents."""
@@ -183,25 +177,3 @@ class Head:
         for name, value in fields:
             parts += (name, b": ", value, b"\r\n")
         return b"".join(parts)
-
-    def keep(self, head: bytes, length: bytes) -> bool:
-        """Be recognised by these bytes, of which only the digits of the length may differ. False: it is too long."""
-        if len(head) > HEAD_BYTES_KEPT:
-            return False
-        at = head.lower().index(_LENGTH) + len(_LENGTH)
-        at = head.index(length, at)
-        self._before, self._after = head[:at], head[at + len(length) :]
-        return True
-
-    def found(self, data: bytes, at: int) -> tuple[int, int]:
-        """Return where this head ends, if it begins at `at`, and how long the body is behind it; else (0, 0). A request
-        without a body is not recognised: some fields mean something only where there is one."""
-        if not data.startswith(self._before, at):
-            return 0, 0
-        begin = at + len(self._before)
-        end = data.find(b"\r", begin, begin + _LENGTH_DIGITS_MAX + 1)
-        if end < 0 or not data.startswith(self._after, end):
-            return 0, 0
-        digits = data[begin:end]
-        length = int(digits) if digits.isdigit() else 0
-        return (end + len(self._after), length) if length else (0, 0)

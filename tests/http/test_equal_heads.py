@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from backends.client.recurring_head import HEAD_BYTES_KEPT
 from gateway.http.errors import ApiError
-from gateway.http.headers import HEAD_BYTES_KEPT
 from gateway.http.http_request import RequestReader
 from gateway.http.server_limits import ServerLimits
 from tests.http.corpus import ODD_BUT_LEGAL, REFUSED, P
