@@ -53,7 +53,7 @@ TABLES: Final = {
     "lengths": Table("the last 64 lengths of answers of one app", 2200, 16, True),
     "decisions": Table("one of the last decisions, for `explain`", 2200, 8, True),
     "interactions": Table("an open interaction, and what it is known by", 2300, 1),
-    "ends": Table("one of the last requests that ended, for the page and `top`; half as many of tenants' own", 1950, 4),
+    "ends": Table("one of the last requests that ended, for the page and `top`; half as many of tenants' own", 2050, 4),
     "quotas": Table("the counts of a tenant or a group for its quota, of a minute, a day and a month", 10_400, 4),
     "sums": Table("usage of one user in an hour, not yet written", 1260, 2),
     "users": Table("a tenant or a user of this hour, that is counted by itself in usage", 740, 1),
