@@ -309,7 +309,9 @@ class _Connection(asyncio.Protocol):
         parts = self._parts
         if was_head_done and len(parts) == 1 and not self._violation and not self._is_bodiless:
             self._bytes_without_payload = 0
-            self._tell(call, parts.pop(), is_head_new=False)
+            call.receiver.body_received(parts.pop())
+            if self._is_complete and not call.is_over:
+                self._finish(call)
             return
         payload = self._take_payload(len(data), was_head_done)
         if self._violation and not self._is_complete:

@@ -68,8 +68,8 @@ NO_TURN_KEYS: Final = TurnKeys([], b"", b"", [])
 def keys_of_question(content: bytes, instructions: bytes) -> TurnKeys:
     """Return the keys that `keys_of_turns` finds for one text of the user, behind these instructions of the app."""
     asked = text_of(content)
-    texts = [asked, text_of(instructions)] if instructions else [asked]
-    return TurnKeys([], name_of(asked), b"", _lines(texts))
+    lines = _lines([asked, text_of(instructions)]) if instructions else lines_of(asked)
+    return TurnKeys([], name_of(asked), b"", list(dict.fromkeys(lines)) if len(lines) > 1 else lines)
 
 
 def keys_of_turns(first: Sequence[Turn], last: Sequence[Turn]) -> TurnKeys:
