@@ -34,7 +34,8 @@ def _named(head: Head) -> dict[bytes, bytes]:
 
 def _asks(fields: Mapping[bytes, bytes], payload: Payload) -> bool:
     """Does the client itself say that the request can wait? Nothing it says makes the request less patient."""
-    return bytes(payload.fields.service_tier) == FLEX or fields.get(b"x-fairgate-class") == b"batch"
+    tier = payload.fields.service_tier
+    return bool(tier and bytes(tier) == FLEX) or fields.get(b"x-fairgate-class") == b"batch"
 
 
 def admission_request(context: RequestContext, pool: Pool) -> Request:
