@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.ports import free_port
 from gateway.config.load import load_config
 from gateway.operator.effective import effective
 from gateway.operator.snapshots import snapshot as snapshots
@@ -27,6 +26,7 @@ from tests.commands import FAIRGATE, run
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.test_command_line import config_file
 from tests.gateway.test_throttling import CHAT, full, question, tenants
+from tests.ports import free_port
 from tests.waiting import eventually
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
