@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from bench.ports import free_port
+from tests.ports import free_port
 from tests.waiting import WAIT_S
 
 SETTINGS = (

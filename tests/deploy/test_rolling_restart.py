@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 import yaml
-
 from bench.ports import free_port
+
 from tests.commands import Running, running
 from tests.deploy.nginx import NGINX, nginx_config
 from tests.deploy.requests import body, said_whole
