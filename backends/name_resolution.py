@@ -74,12 +74,12 @@ async def resolve(host: str) -> list[str]:
 
 def session_at(address: str) -> aiohttp.ClientSession:
     """Create a session that always connects to this address, while URL, Host header and certificate keep the name."""
-    resolver = cast("AbstractResolver", _Fixed(address))
+    resolver = cast("AbstractResolver", _FixedResolver(address))
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S, resolver=resolver)
     return aiohttp.ClientSession(connector=connector)
 
 
-class _Fixed:
+class _FixedResolver:
     """A resolver for aiohttp. It does not extend aiohttp's abstract class, since a compiled class may not."""
 
     def __init__(self, address: str) -> None:

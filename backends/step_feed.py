@@ -72,15 +72,15 @@ class _Message(msgspec.Struct):
 _decoder: Final = msgspec.json.Decoder(_Message)
 
 
-class _Missing(Exception):
+class _NoFeed(Exception):
     """The engine has no feed; the message is its answer."""
 
 
-class _Lost(Exception):
+class _FeedLost(Exception):
     """The feed has ended."""
 
 
-class _Wrong(Exception):
+class _InvalidMessage(Exception):
     """A message of the feed is invalid."""
 
 
@@ -134,15 +134,15 @@ class StepFeed:
         pause_s: float | None = None
         try:
             await self._listen()
-        except _Missing as error:
+        except _NoFeed as error:
             self._turn(f"it has no feed of its steps: {error}", is_news=True)
             pause_s = RETRY_S_MAX
-        except _Wrong as error:
+        except _InvalidMessage as error:
             self._turn(f"the feed of its steps cannot be right: {error}", is_news=True)
             pause_s = WRONG_S
         except TimeoutError:
             self._turn(f"the feed of its steps said nothing new for {SILENCE_S:g} s")
-        except (_Lost, aiohttp.ClientError, OSError, ValueError) as error:
+        except (_FeedLost, aiohttp.ClientError, OSError, ValueError) as error:
             self._turn(f"the feed of its steps has ended: {str(error) or type(error).__name__}")
         lasted = clock() - began_s >= LASTING_S
         self._retry_s = RETRY_S if lasted or not self._retry_s else min(2 * self._retry_s, RETRY_S_MAX)
@@ -159,7 +159,7 @@ class StepFeed:
         ) as response:
             if response.status != 200 or response.content_type != CONTENT_TYPE:
                 body = (await response.content.read(WHY_BYTES_MAX)).decode("utf-8", "replace").split("\n")[0]
-                raise _Missing(f"status {response.status}, {body}" if response.status != 200 else "another answer")
+                raise _NoFeed(f"status {response.status}, {body}" if response.status != 200 else "another answer")
             stream = _StepStream(_Clock(asked_s))
             async with asyncio.timeout(SILENCE_S) as silence:
                 while data := await response.content.readany():
@@ -168,7 +168,7 @@ class StepFeed:
                     if snapshot is not None:
                         silence.reschedule(now + SILENCE_S)
                         self._take(snapshot)
-        raise _Lost("the engine closed it")
+        raise _FeedLost("the engine closed it")
 
     def _take(self, snapshot: Gauges) -> None:
         if self.why:
@@ -194,24 +194,24 @@ class _StepStream:
         self._last: _Message | None = None
 
     def feed(self, data: bytes, now: float) -> Gauges | None:
-        """Return the newest message in the data as gauges, or None without a newer one. Raise _Wrong or _Lost."""
+        """Return the newest message as gauges, or None without a newer one. Raise _InvalidMessage or _FeedLost."""
         data = self._rest + data if self._rest else data
         end = data.rfind(b"\n")
         self._rest = data[end + 1 :]
         if len(self._rest) > LINE_BYTES_MAX:
-            raise _Wrong(f"a line is longer than {LINE_BYTES_MAX} bytes")
+            raise _InvalidMessage(f"a line is longer than {LINE_BYTES_MAX} bytes")
         if end < 0:
             return None
         try:
             message = _decoder.decode(data[data.rfind(b"\n", 0, end) + 1 : end])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _Wrong(str(error)) from error
+            raise _InvalidMessage(str(error)) from error
         if self._last is not None and message.start == self._last.start and message.seq <= self._last.seq:
             return None
         if message.v != VERSION:
-            raise _Wrong(f"version {message.v}, not {VERSION}")
+            raise _InvalidMessage(f"version {message.v}, not {VERSION}")
         if self._last is not None and message.start != self._last.start:
-            raise _Lost("another engine, or a restarted one, answers on the connection")
+            raise _FeedLost("another engine, or a restarted one, answers on the connection")
         made_s = self._clock.ours(message.now_s, now)
         if now - made_s > LATE_S:
             return None

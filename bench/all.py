@@ -131,22 +131,23 @@ def vllm_block(results: Results) -> str:
 
 def gateways_block() -> str:
     """Return each engine's table of all gateways, fairgate's losing rows first; draw its plots beside the page."""
-    parts = []
+    parts, formulas = [], ""
     for name, title in ENGINES.items():
         path = TENANTBENCH / name / "result.json"
         if path.exists():
             results = [json.loads(path.read_text())]
             draw(results, DOCS / f"tenantbench-{name}.svg")
-            text = text_of(results, "fairgate").replace("\n## ", "\n#### ").partition("\n\n")[2]
+            text, _, formulas = text_of(results, "fairgate").partition("\n\n")[2].partition("\n## Formulas\n")
+            text = text.replace("\n## ", "\n#### ")
             parts.append(f"### {title}\n\n![Metrics of each gateway](tenantbench-{name}.svg)\n\n{text}")
-    return "\n".join(parts).rstrip()
+    return "\n".join([*parts, f"### Formulas\n{formulas}"]).rstrip() if parts else ""
 
 
 def written(page: str, block: str, text: str) -> str:
     """Return the page with the text of one block replaced."""
-    pattern = re.compile(rf"(<!-- {block} -->\n).*?(\n<!-- end -->)", re.DOTALL)
+    pattern = re.compile(rf"(<!-- {block} -->\n).*?(<!-- end -->)", re.DOTALL)
     assert pattern.search(page), f"docs/benchmarks.md has no block {block}"
-    return pattern.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", page)
+    return pattern.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
 
 
 def render(results: Results) -> str:

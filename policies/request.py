@@ -147,7 +147,7 @@ class Interaction:
         """Its end was seen. It closes when none of its calls is under way."""
         self.began_s = self.seen_s = now
         self.look_s = 0.0
-        """When it is looked at for idleness."""
+        """When it is looked at for idleness; 0.0: not yet."""
         self.awaited = False
         """Its last answer asked for more, such as a tool's result: it may stay silent for longer."""
         self.key_hashes: list[int] | None = None

@@ -23,7 +23,7 @@ ROUNDED_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class EngineEstimate:
     """The profile of the engines; `backends` is the number that were busy at once, and `why` a sentence of reasons."""
 
     profile: EngineProfile
@@ -65,7 +65,7 @@ class _MeasuredRequest:
         return self.took_s / (self.steps * (profile.base_s + beside_s) + profile.per_prefill_token_s * self.prefilled)
 
 
-class _Log:
+class _LogTotals:
     """Peak load of all engines of a log, and its answers."""
 
     def __init__(self, entries: Iterable[TracedRequest]) -> None:
@@ -112,9 +112,9 @@ class _Log:
                 )
 
 
-def measured(entries: Iterable[TracedRequest]) -> Measured | None:
+def measured(entries: Iterable[TracedRequest]) -> EngineEstimate | None:
     """Detect the engines, or return None if the trace says too little."""
-    found = _Log(entries)
+    found = _LogTotals(entries)
     if len(found.answers) < ANSWERS_MIN:
         return None
     longest = sorted(found.answers, key=lambda answer: answer.steps)[len(found.answers) // 2 :]
@@ -126,10 +126,10 @@ def measured(entries: Iterable[TracedRequest]) -> Measured | None:
     if not 1 / ALIKE < slowness[profile] < ALIKE:
         profile = _slower(profile, slowness[profile])
         why += ", so each step does"
-    return Measured(_limited(profile, found), found.backends, f"{why}; at most {found.sequences} ran at once.")
+    return EngineEstimate(_limited(profile, found), found.backends, f"{why}; at most {found.sequences} ran at once.")
 
 
-def _holds(profile: EngineProfile, found: _Log) -> bool:
+def _holds(profile: EngineProfile, found: _LogTotals) -> bool:
     """Could the profile run the observed load?"""
     capacity_tokens = profile.usable_blocks * profile.block_size
     return (
@@ -145,7 +145,7 @@ def _slower(profile: EngineProfile, factor: float) -> EngineProfile:
     return replace(profile, name=f"{profile.name} at {1 / factor:.2g} of its speed", **costs)
 
 
-def _limited(profile: EngineProfile, found: _Log) -> EngineProfile:
+def _limited(profile: EngineProfile, found: _LogTotals) -> EngineProfile:
     """Return the profile with the observed slots and KV, where requests waited for them."""
     sequences, tokens = profile.max_num_seqs, profile.usable_blocks * profile.block_size
     if "slots" in found.waited_for or found.sequences > sequences:

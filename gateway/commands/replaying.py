@@ -85,9 +85,9 @@ def replay(
     """
     from backends.simulated.engine_profiles import UnknownProfileError, profile
     from gateway.config.load import ConfigError
-    from simulation.measured import Measured, measured
+    from simulation.measured import EngineEstimate, measured
     from simulation.replay import UnknownPolicyError, policy_names
-    from simulation.report import Replayed, as_html, as_json, as_text
+    from simulation.report import ReplayReport, as_html, as_json, as_text
     from simulation.traces.lines import TraceError
     from simulation.traces.reader import Trace, formats
 
@@ -106,7 +106,7 @@ def replay(
             if policies is None:
                 policies = setting.policies() if setting is not None else POLICIES
             names = policy_names(policies)
-            engine = Measured(profile(profile_name or PROFILE), 1, UNMEASURED)
+            engine = EngineEstimate(profile(profile_name or PROFILE), 1, UNMEASURED)
             weights, models = (setting.weights(), setting.models()) if setting is not None else ({}, ())
             files = [readable(path, stack) for path in paths]
             trace = Trace(*files, format=format_name, speed=speed, limit=limit, weights=weights, models=models)
@@ -118,7 +118,7 @@ def replay(
             results = [_run(name, count, trace, engine.profile, setting) for count in counts for name in names]
             remarks = [] if profile_name is not None else [engine.why]
             remarks += setting.remarks(trace) if setting is not None else []
-            replayed = Replayed(trace, engine.profile, results, remarks)
+            replayed = ReplayReport(trace, engine.profile, results, remarks)
             for file, write in outputs:
                 file.write_text(write(replayed), encoding="utf-8")
         except ConfigError as error:

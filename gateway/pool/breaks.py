@@ -24,7 +24,7 @@ TENANTS_MAX: Final = 1000
 """Tenants remembered per engine, those that asked last."""
 
 
-class _Latest:
+class _RecentAnswers:
     """The latest answers of one tenant at one engine."""
 
     __slots__ = ("bits", "break_s", "count", "incident_s", "last_s", "whole_s")
@@ -49,7 +49,7 @@ class Breaks:
     """The judge of one pool."""
 
     def __init__(self) -> None:
-        self.latest: dict[str, OrderedDict[str, _Latest]] = {}
+        self.latest: dict[str, OrderedDict[str, _RecentAnswers]] = {}
         """Latest answers by engine and tenant, in the order in which tenants asked last."""
         self.paced: dict[str, float] = {}
         """Time of the next request of each tenant at fault, as of its last answer."""
@@ -64,7 +64,7 @@ class Breaks:
             known = self.latest[engine] = OrderedDict()
         answers = known.get(tenant)
         if answers is None or now - answers.last_s > WINDOW_S:
-            answers = known[tenant] = _Latest(now)
+            answers = known[tenant] = _RecentAnswers(now)
             if len(known) > TENANTS_MAX:
                 known.popitem(last=False)
         if broke:
@@ -90,8 +90,8 @@ class Breaks:
     def is_engine_at_fault(self, engine: str, now: float, *, is_shared: bool) -> bool:
         """Is the engine at fault, rather than one of its tenants? `is_shared`: requests of several tenants run
         there."""
-        heard: list[_Latest] = []
-        well: list[_Latest] = []
+        heard: list[_RecentAnswers] = []
+        well: list[_RecentAnswers] = []
         for tenant, answers in self.latest.get(engine, {}).items():
             if now - answers.last_s > WINDOW_S:
                 continue
@@ -121,7 +121,7 @@ class Breaks:
             self.paced[tenant] = now + PACE_S
         return 0.0
 
-    def _of(self, tenant: str, now: float) -> list[_Latest]:
+    def _of(self, tenant: str, now: float) -> list[_RecentAnswers]:
         """Return a tenant's latest answers at all engines."""
         found = [known[tenant] for known in self.latest.values() if tenant in known]
         return [answers for answers in found if now - answers.last_s <= WINDOW_S]

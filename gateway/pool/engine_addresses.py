@@ -25,7 +25,7 @@ LOOKUP_S = 5.0
 _LISTED_MAX: Final = 10
 
 
-class _Name:
+class _FollowedName:
     """The state of one name."""
 
     def __init__(self, host: str) -> None:
@@ -46,14 +46,14 @@ class Addresses:
         """Set when addresses have changed since the last call of `engines`."""
         self._resolver = resolver
         self._limits = Limits()
-        self._names: dict[str, _Name] = {}
+        self._names: dict[str, _FollowedName] = {}
         self._background = Background(background)
 
     async def learn(self, config: Config) -> None:
         """Look up the new names of this configuration, within the time of one look-up."""
         for name in [name for name in self._names.values() if name.follower is None]:
             self._forget(self._names.pop(name.host))  # from a configuration that was not taken over
-        new = [_Name(host) for host in sorted(_hosts(config.pools) - self._names.keys())]
+        new = [_FollowedName(host) for host in sorted(_hosts(config.pools) - self._names.keys())]
         self._names |= {name.host: name for name in new}
         await asyncio.gather(*[self._look_up(name, config.limits) for name in new])
 
@@ -98,12 +98,12 @@ class Addresses:
         yield family("fairgate_name_lookup_success", success)
         yield family("fairgate_name_addresses", counts)
 
-    async def _follow(self, name: _Name) -> None:
+    async def _follow(self, name: _FollowedName) -> None:
         await asyncio.sleep(self._limits.upstream_addresses_s / 2)
         if await self._look_up(name, self._limits):
             self.changed.set()
 
-    async def _look_up(self, name: _Name, limits: Limits) -> bool:
+    async def _look_up(self, name: _FollowedName, limits: Limits) -> bool:
         """Return whether the known addresses changed. A failed look-up keeps them."""
         lookup = name.lookup = name.lookup or asyncio.ensure_future(self._resolver(name.host))
         await asyncio.wait({lookup}, timeout=LOOKUP_S)
@@ -136,7 +136,7 @@ class Addresses:
             )  # fmt: skip
         return is_changed
 
-    def _log_fault(self, name: _Name, fault: str) -> None:
+    def _log_fault(self, name: _FollowedName, fault: str) -> None:
         """Log a new fault once."""
         if fault and not name.fault:
             logger.warning(
@@ -146,7 +146,7 @@ class Addresses:
             logger.info("the name %s can be looked up again", name.host)
         name.fault = fault
 
-    def _forget(self, name: _Name) -> None:
+    def _forget(self, name: _FollowedName) -> None:
         for task in (name.follower, name.lookup):
             if task is not None:
                 task.cancel()

@@ -38,7 +38,7 @@ class CannotTakeOver(OperationalError):
     """A resource that the configuration names is not available; the message says which and why."""
 
 
-class Prepared:
+class PoolPlan:
     """The resources of one configured pool, not yet in use."""
 
     def __init__(self, config: PoolConfig, pool: Pool | None, estimator: TokenEstimator | None) -> None:
@@ -92,16 +92,16 @@ class Pools:
         """All pools that may have requests under way."""
         return [*self.all, *self.leaving]
 
-    async def prepare(self, config: Config) -> list[Prepared]:
+    async def prepare(self, config: Config) -> list[PoolPlan]:
         """Find or create the resources of this configuration. Raise CannotTakeOver without any change."""
         await self.addresses.learn(config)
         known = {pool.name: pool for pool in self.all}
-        prepared: list[Prepared] = []
+        prepared: list[PoolPlan] = []
         try:
             for each in config.pools:
                 pool = known.get(each.name)
                 alike = pool is not None and _counting(pool.config) == _counting(each)
-                one = Prepared(each, pool, None if alike else await asyncio.to_thread(estimator_of, each))
+                one = PoolPlan(each, pool, None if alike else await asyncio.to_thread(estimator_of, each))
                 prepared.append(one)
                 for backend in self.addresses.engines(each):
                     made = await self._backend(backend, each, config, {} if pool is None else pool.backends)
@@ -118,14 +118,14 @@ class Pools:
                 raise
         return prepared
 
-    async def let_go(self, prepared: Sequence[Prepared]) -> None:
+    async def let_go(self, prepared: Sequence[PoolPlan]) -> None:
         """Discard prepared pools; close their new backends."""
         for backend in [backend for one in prepared for backend in one.fresh()]:
             await backend.close()
             self._stop_embedded(backend)
 
     def commit(
-        self, config: Config, shared: Shared, prepared: Sequence[Prepared], weights: Mapping[str, float] = NO_OTHERS
+        self, config: Config, shared: Shared, prepared: Sequence[PoolPlan], weights: Mapping[str, float] = NO_OTHERS
     ) -> None:
         """Go on under this configuration. `weights` holds the changed weights of tenants."""
         before, self.all = self.all, []

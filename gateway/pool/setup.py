@@ -61,7 +61,7 @@ def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> Admis
     )
 
 
-class Terms(NamedTuple):
+class PolicyTerms(NamedTuple):
     """The settings that determine a policy: equal terms decide equally."""
 
     name: str
@@ -71,7 +71,7 @@ class Terms(NamedTuple):
     blocks_max: int
 
 
-def policy_terms(gateway: Config, pool: PoolConfig) -> Terms:
+def policy_terms(gateway: Config, pool: PoolConfig) -> PolicyTerms:
     """Return the terms of the configured policy, including those in other sections of the config."""
     settings, entry = gateway.policy.settings(), POLICIES[gateway.policy.name]
     known = {one.name for one in fields(entry.params)}
@@ -82,10 +82,10 @@ def policy_terms(gateway: Config, pool: PoolConfig) -> Terms:
     placement = gateway.policy.placement or entry.placement or USUAL_PLACEMENT
     queues = pool.engines_max(gateway.limits) if issubclass(PLACEMENTS[placement].placement, Assignment) else 1
     flows_max = max(1, gateway.bounds.of("flows") // queues)
-    return Terms(gateway.policy.name, placement, settings, flows_max, gateway.bounds.blocks)
+    return PolicyTerms(gateway.policy.name, placement, settings, flows_max, gateway.bounds.blocks)
 
 
-def policy_by(terms: Terms, prefixes: PrefixIndex | None = None) -> Policy:
+def policy_by(terms: PolicyTerms, prefixes: PrefixIndex | None = None) -> Policy:
     return named_policy(
         terms.name,
         placement=terms.placement,

@@ -31,7 +31,7 @@ CHANGES_LOGGED_MAX = 20
 CHANGES_LISTED_MAX = 1000
 
 
-class _Read(NamedTuple):
+class _LoadedConfig(NamedTuple):
     """A loaded file, its differences from the config in force, and those that need a restart."""
 
     config: Config
@@ -40,7 +40,7 @@ class _Read(NamedTuple):
     why_not: list[str]
 
 
-def _read(load: Callable[[], Config], before: Config, parts: list[object]) -> _Read:
+def _read(load: Callable[[], Config], before: Config, parts: list[object]) -> _LoadedConfig:
     """Load and compare in a thread, since many tenants take seconds."""
     config = load()
     for each in (before, config):
@@ -50,7 +50,9 @@ def _read(load: Callable[[], Config], before: Config, parts: list[object]) -> _R
     if len(found) > len(words):
         words.append(f"and {len(found) - len(words)} more")
     fixed = list(needs_restart(before, found, config).items())[:CHANGES_LISTED_MAX]
-    return _Read(config, config_hash(config), words, [f"{path} {why}: it needs a restart" for path, why in fixed])
+    return _LoadedConfig(
+        config, config_hash(config), words, [f"{path} {why}: it needs a restart" for path, why in fixed]
+    )
 
 
 def _free(parts: list[object]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.step_feed import LATE_S, _Clock, _Lost, _StepStream, _Wrong
+from backends.step_feed import LATE_S, _Clock, _FeedLost, _InvalidMessage, _StepStream
 from backends.vllm_plugin.steps import LISTENERS_MAX, Rank, Steps
 from policies.capacity.gauges import Gauges
 
@@ -149,14 +149,14 @@ def test_no_clock_makes_a_message_newer_than_its_coming() -> None:
     ids=lambda line: repr(line[:60]),
 )
 def test_nonsense_is_wrong(line: bytes) -> None:
-    with pytest.raises(_Wrong):
+    with pytest.raises(_InvalidMessage):
         connection().feed(line, 50.0)
 
 
 def test_another_start_amid_a_connection_ends_it() -> None:
     lines = connection()
     lines.feed(message(1), 50.0)
-    with pytest.raises(_Lost):
+    with pytest.raises(_FeedLost):
         lines.feed(message(2, start="b", ranks=rank(prompt_tokens_total=0)), 50.1)
 
 

@@ -24,6 +24,8 @@ def row(table: str, first: str) -> list[str]:
     ("readme", "page"),
     [
         ("tokens per second meanwhile", "tokens per second, N=64"),
+        ("tokens per second beside 200 heavy streams", "tokens per second, N=200"),
+        ("small answers in one piece per second", "small requests per second, not streamed"),
         ("small streamed answers per second", "small requests per second, streamed"),
     ],
 )

@@ -21,7 +21,7 @@ INTERVAL_S = 60.0
 BYTES_MAX = 16 * 1024 * 1024
 
 
-class Lessons:
+class LearnedSync:
     """A synchroniser of one engine with the store, one `turn` after another."""
 
     def __init__(self, store: Store, pool: str, engine: AdmissionEngine) -> None:

@@ -61,7 +61,7 @@ _IN_SCRIPT = re.compile(r" script: [0-9a-f]{40}, on @.*")
 Node = tuple[str, int]
 
 
-class _Bounded(_AsyncHiredisParser):
+class _BoundedParser(_AsyncHiredisParser):
     """A parser that holds at most `PUBLISHED_BYTES_MAX` of an answer, since published messages may have any size."""
 
     async def read_from_socket(self) -> bool:
@@ -156,7 +156,7 @@ class RedisConnection:
     async def subscribe(self, channel: str, received: Callable[[bytes], None]) -> None:
         """Receive a channel's messages on a separate connection until cancelled. Raise StoreError when the connection
         ends."""
-        connection = self._made(self._configured_node, parser_class=_Bounded)
+        connection = self._made(self._configured_node, parser_class=_BoundedParser)
         try:
             async with asyncio.timeout(CONNECT_S):
                 await connection.connect()  # type: ignore[no-untyped-call]
