@@ -130,7 +130,7 @@ async def window(route: Route, neighbour: Work | None, window_s: float, *, of_ba
     async with under_way(*works, *([neighbour(route)] if neighbour is not None else [])):
         before = await items(route)
         await asyncio.sleep(SETTLE_S)
-        while of_batch and await items(route) == before:  # its file is checked first
+        while of_batch and await items(route) == before:  # noqa: ASYNC110 (its file is checked first)
             await asyncio.sleep(0.1)
         before = await items(route)
         ends.clear()
