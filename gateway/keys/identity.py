@@ -251,11 +251,12 @@ class Keyring:
         if users is not None and user and users.get(user, users.get(ANYONE, False)):
             raise ApiError(Reason.USER_BLOCKED, "this user is blocked here; ask the operator of this gateway")
 
-    def principal(self, key: bytes | None, address: str, unix_s: float) -> Principal:
+    def principal(self, key: bytes | None, address: str, unix_s: float, digest: bytes = b"") -> Principal:
         """The holder of the key that comes from this address at this time, or `ApiError` 401; 429 after too many wrong
-        ones. The time is in seconds since the epoch."""
+        ones. The time is in seconds since the epoch. `digest`: of the key, where it is known."""
         # A lookup by hash tells a guesser nothing by its timing: equal prefixes of keys have unrelated hashes.
-        digest = sha256(key).digest() if key is not None else b""
+        if key is not None and not digest:
+            digest = sha256(key).digest()
         principal = self._principals.get(digest) or self._issued.get(digest) or self._verified.get(digest)
         is_revoked = digest in self._revoked
         if principal is not None and principal.twin_digest:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from backends.client.outbox import Outbox, Outlet
-from gateway.http.headers import Header
+from gateway.http.headers import Head, Header
 from gateway.http.responder import Responder
 from gateway.keys.identity import Principal
 from gateway.proxy.pipeline import JSON, Pipeline
@@ -62,8 +62,9 @@ class StoredRequest(asyncio.Transport):
         bytes_max: int,
     ) -> None:
         super().__init__()
-        context = self.context = RequestContext("", path, [JSON, *fields])
-        context.method, context.target = "POST", path.encode()
+        head = Head(path, [JSON, *fields])
+        head.method, head.target = "POST", path.encode()
+        context = self.context = RequestContext("", head)
         context.id, context.body, context.is_batch = request_id, body, True
         self._outlet = Outlet(Outbox(), self)
         # HTTP/1.0: what has no known length is not chunked, and ends with the connection.
