@@ -72,10 +72,6 @@ class Leg:
         return len(self.failures)
 
     @property
-    def refused(self) -> int:
-        return sum(failure.startswith("status 429") for failure in self.failures)
-
-    @property
     def requests_per_s(self) -> float:
         return self.requests / self.window_s
 
