@@ -158,6 +158,7 @@ class Interactions:
             self._add_key(interaction, claim.session, is_strong=False, alone=True)
         if claim.id and interaction.key[2] != claim.id:
             self._add_key(interaction, claim.id, is_strong=claim.begins is not True)
+        interaction.start_tokens = interaction.start_tokens or request.prompt_tokens
         interaction.calls += 1
         interaction.under_way += 1
         interaction.seen_s = now

@@ -95,7 +95,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         progress=progress,
         quota_names=()
         if pool.quotas is None
-        else pool.quotas.names(context.tenant, context.principal.counts_as, payload.model),
+        else pool.quotas.names(context.tenant, context.principal.counts_as, payload.model, flow.user),
         price=FREE if pool.quotas is None else pool.quotas.price(payload.model),
     )
 

@@ -250,6 +250,7 @@ class Pipeline:
             message += "or have the operator set `limits.background`"
             raise ApiError(Reason.INVALID_REQUEST, message, param="background")
         request = context.request = admission_request(context, pool)
+        self.keyring.check_user(context.tenant, request.flow.user)
         if payload.stream and not payload.asks_usage and route.reports_usage and isinstance(payload, JsonPayload):
             payload.ask_usage()
         return request

@@ -99,10 +99,16 @@ class StoredRequest(asyncio.Transport):
         self._room.change(self._tenant, size - self._held)
         self._held = size
 
+    def close(self) -> None:
+        """Give back its room, and let go of what refers back to it: old cycles are collected almost never."""
+        self.hold(0)
+        del self.context, self._responder, self._outlet
+
     def cut(self) -> None:
         """Wait no longer for the answer."""
-        self._responder.disconnected()
-        self._end(BROKEN)
+        if not self._done.done():
+            self._responder.disconnected()
+            self._end(BROKEN)
 
     def _end(self, instead: bytes = b"") -> None:
         if not self._done.done():
