@@ -84,9 +84,7 @@ class GivingBack:
 
     def may_waste(self, request: Request, share: float) -> bool:
         """Could this request, which waits, be given back as late as at its end? `share`: as for `choose`."""
-        tokens = _expected_tokens(request)
-        at_once_tokens = max(self.at_once_tokens, self._running_tokens + tokens)
-        return tokens <= share * self.received_tokens + at_once_tokens - self.wasted_tokens
+        return _expected_tokens(request) <= share * self.received_tokens + self.at_once_tokens - self.wasted_tokens
 
     def is_kept_free(self, request: Request, engine: str) -> bool:
         """Was the room given back there that this request would take?"""
