@@ -19,6 +19,8 @@ class Obstacle(StrEnum):
     """Its group or tenant has as much running as it may."""
     WORKING_SET = "working_set"
     """The contexts of the interactions under way fill the KV cache, and the request would begin another one."""
+    PREFILL_PART = "prefill_part"
+    """Its tenant has begun more prefill than its part, and answers of other tenants run."""
     SPREAD = "spread"
     """The engine has room, but starts are spread so that the KV cache stays evenly full."""
     PREFILL = "prefill"

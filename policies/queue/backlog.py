@@ -162,12 +162,12 @@ class Backlog:
         least = min([one.counter for one in self.starts if one.line is own.line], default=inf)
         return own.counter - min(least, own.line.least_counter_elsewhere()) > own.line.window
 
-    def sleep_at(self, request: Request, node: str) -> None:
+    def sleep_at(self, request: Request, node: str, *, is_absent: bool = True) -> None:
         """This node of the tree is full for the request: nothing of its tenant goes before the node has room."""
         tenant = self._by_flow[request.flow].tenant
         tenant.full = node
         self.full.setdefault(node, {})[tenant] = None
-        tenant.line.sleep(tenant, is_absent=True)
+        tenant.line.sleep(tenant, is_absent=is_absent)
 
     def wake_at(self, has_room: Callable[[Request], bool]) -> None:
         """Of each node that has room again, the tenant that has received least may go, of the line that goes first."""

@@ -156,7 +156,8 @@ class Counters(Generic[M]):
         elif elsewhere is not None:
             floor, is_preferred = elsewhere, self._is_preferred_elsewhere
         else:
-            floor, is_preferred = 0.0 if self.last_left is None else self.rank(self.last_left), False
+            left = 0.0 if self.last_left is None else self.rank(self.last_left)
+            floor, is_preferred = inf if self._asleep else left, False
         if is_preferred:
             floor = max(floor, self._floor)
         return min([floor, *[self.rank(member) for member in self._asleep]]) if self._asleep else floor
