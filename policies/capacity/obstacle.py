@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Final
 
 from policies.request import Request
 
@@ -41,6 +42,8 @@ class Obstacle(StrEnum):
     __hash__ = str.__hash__  # an enumeration's own is no machine code, and takes ten times as long
 
 
+ASLEEP: Final = (Obstacle.CEILING, Obstacle.WORKING_SET, Obstacle.PREFILL_PART)
+"""A request that waits for one of these wants no room at the engines."""
 _BY_NEARNESS = {obstacle: place for place, obstacle in enumerate(Obstacle)}
 
 
