@@ -29,8 +29,7 @@ from typing import Final
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.request import Request
-
-ROUNDING: Final = 1e-6
+from policies.tree.pool_tree import ROUNDING
 
 
 class _Lead:

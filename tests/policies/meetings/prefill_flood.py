@@ -105,9 +105,7 @@ def serve(
     return _found(run, until_s)
 
 
-def _engine(
-    profile: EngineProfile, engines: int, policy: str, tree: Tree | None, *, is_held: bool
-) -> AdmissionEngine:
+def _engine(profile: EngineProfile, engines: int, policy: str, tree: Tree | None, *, is_held: bool) -> AdmissionEngine:
     engine = AdmissionEngine(named_policy(policy), limits=QueueLimits(queue_wait_s_max=1e5), tree=tree)
     for number in range(engines):
         engine.add_backend(f"e{number}", max_num_seqs=profile.max_num_seqs)
