@@ -59,6 +59,10 @@ def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
         yield "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |"
 
 
+SHARED_MIN = 4
+"""Fields that two sections have in common from which on they are described once."""
+
+
 def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
@@ -77,7 +81,7 @@ def _config() -> Iterator[str]:
             code(one.path.rpartition(".")[2]),
             _in_markdown(one.meaning),
             _default_and_bounds(one),
-            "" if one.example.endswith(f": {one.default}") else code(one.example.partition(": ")[2]),
+            _example(one),
         ]
         sections.setdefault(code(one.section) or "The file itself", []).append(row)
     alike: dict[str, list[str]] = {}
@@ -90,8 +94,33 @@ def _config() -> Iterator[str]:
         yield from ("", f"## {', '.join(together)}")
         if whole:
             yield from ("", f"As in {whole}: {', '.join(row[0] for row in rows)}.")
-        else:
-            yield from table(["field", "what it says", "default, unit and bounds", "example"], rows)
+            continue
+        if common := _in_another(together, rows, sections):
+            where, shared = common
+            yield from ("", f"As in {where}: {', '.join(row[0] for row in shared)}.")
+            rows = [row for row in rows if row not in shared]
+        yield from table(["field", "what it says", "default, unit and bounds", "example"], rows)
+
+
+def _in_another(
+    together: list[str], rows: list[list[str]], sections: dict[str, list[list[str]]]
+) -> tuple[str, list[list[str]]] | None:
+    """Return another section that has SHARED_MIN of these fields with equal meaning, and those fields."""
+    for where, others in sections.items():
+        if together[0] < where or where in together or _says_all(rows, others):
+            continue
+        known = [row[:3] for row in others]
+        shared = [row for row in rows if row[:3] in known]
+        if len(shared) >= SHARED_MIN:
+            return where, shared
+    return None
+
+
+def _example(field: ConfigField) -> str:
+    """Return an example that shows more than a number or the default."""
+    example = field.example.partition(": ")[2]
+    is_plain = example in (field.default, "true", "false") or re.fullmatch(r"[0-9.]+", example)
+    return "" if is_plain else code(example)
 
 
 def _default_and_bounds(field: ConfigField) -> str:
@@ -252,7 +281,10 @@ def _headers() -> Iterator[str]:
         ["field", "what it is for"], [[code(name), text] for name, text in HEADERS["from clients"].items()]
     )
     yield from ("", "Answers have these, beside what the engine itself says:")
-    yield from table(["field", "what it says"], [[code(name), text] for name, text in HEADERS["to clients"].items()])
+    by_text: dict[str, list[str]] = {}
+    for name, text in HEADERS["to clients"].items():
+        by_text.setdefault(text, []).append(code(name))
+    yield from table(["field", "what it says"], [[", ".join(names), text] for text, names in by_text.items()])
     dropped = forward_names(headers.forward_request_headers)
     hidden = forward_names(headers.forward_response_headers)
     yield from (

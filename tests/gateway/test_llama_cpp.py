@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from bench.ports import free_port
 from docs.examples.tiny_gguf import make_model
 from tests.commands import run
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.load import Load, tenants
 from tests.llama_server import LlamaServer
+from tests.ports import free_port
 
 PATH = "/v1/chat/completions"
 SLOTS, CONTEXT = 6, 2048
@@ -104,7 +104,7 @@ async def test_tenants_are_served_by_weight_before_unlike_engines(start: Starter
             load = Load(live)
             load.flood("one", 40, output_tokens=50)
             load.flood("four", 40, output_tokens=50)
-            got = await load.service(4000)
+            got = await load.service(2000)
             await load.stop()
             assert got["four"] / got["one"] == pytest.approx(4.0, rel=0.05)
             kinds = {key[1:] for key in await live.metrics() if key[0] == "fairgate_backend_info"}

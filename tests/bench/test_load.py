@@ -1,0 +1,131 @@
+"""The load generator measures what it says: checked on real sockets against replies cut in every place."""
+
+import asyncio
+import json
+import random
+
+import pytest
+
+from bench import report
+from bench.load import Client, Reply, Request
+
+EVENTS = b'data: {"choices":[]}\n\ndata: {"usage":{"prompt_tokens": 31}}\n\ndata: [DONE]\n\n'
+SSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+
+
+def chunked(*pieces: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in [*pieces, b""])
+
+
+class Server:
+    """Answers every request on a loopback port with the next of the given byte strings; an empty one hangs up."""
+
+    def __init__(self, *answers: list[bytes]) -> None:
+        self.answers = list(answers)
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        while self.answers:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            for piece in self.answers.pop(0):
+                if not piece:
+                    writer.close()
+                    return
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+        writer.close()
+
+    async def ask(self, times: int) -> list[Reply]:
+        server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        client = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        replies = [await client.send(Request(words_in=3, tokens_out=2)) for _ in range(times)]
+        client.close()
+        server.close()
+        return replies
+
+
+@pytest.mark.parametrize("cut", range(1, len(EVENTS)))
+def test_events_are_counted_wherever_the_body_is_cut(cut: int) -> None:
+    reply = Reply(0.0)
+    reply.sse, reply.status = True, 200
+    reply.feed(EVENTS[:cut], 1.0)
+    reply.feed(EVENTS[cut:], 2.0)
+    assert (reply.events, reply.ok, reply.prompt_tokens) == (3, True, 31)
+    assert reply.first_s == (1.0 if cut >= len(b"data: ") else 2.0)
+
+
+def test_events_are_counted_byte_by_byte() -> None:
+    reply = Reply(0.0)
+    reply.sse, reply.status = True, 200
+    for n in range(len(EVENTS)):
+        reply.feed(EVENTS[n : n + 1], 1.0)
+    assert (reply.events, reply.ok) == (3, True)
+
+
+async def test_two_streams_share_one_connection_and_are_both_whole() -> None:
+    answer = SSE_HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(EVENTS[:9], EVENTS[9:])
+    server = Server([answer[:70], answer[70:]], [answer])
+    replies = await server.ask(2)
+    assert [(reply.events, reply.ok, reply.ttft_s > 0) for reply in replies] == [(3, True, True)] * 2
+    assert server.connections == 1
+
+
+async def test_a_comment_is_no_first_token() -> None:
+    answer = SSE_HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b": keep-alive\n\n")
+    (reply,) = await Server([answer]).ask(1)
+    assert (reply.events, reply.first_s, reply.ok) == (0, 0.0, False)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [b"HTTP/1.1 503 Busy\r\nContent-Length: 2\r\n\r\n{}"],
+        [SSE_HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(EVENTS[:30])],
+        [SSE_HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(EVENTS)[:-5], b""],
+        [SSE_HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b'data: {"error":{}}\n\n', EVENTS)],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}", b""],
+        [b"no HTTP at all\r\n\r\n"],
+        [b""],
+    ],
+    ids=["refused", "no DONE", "cut before the end", "error event", "short body", "garbage", "hung up"],
+)
+async def test_a_reply_that_is_not_whole_counts_as_failed(answer: list[bytes]) -> None:
+    (reply,) = await Server(answer).ask(1)
+    assert not reply.ok
+
+
+@pytest.mark.parametrize(("told", "waits_s"), [(b"2", 2), (b"3600", 5), (b"soon", 0.05)])
+async def test_a_refused_client_waits_as_it_is_told_to_but_not_for_long(told: bytes, waits_s: float) -> None:
+    answer = b"HTTP/1.1 429 Busy\r\nRetry-After: " + told + b"\r\nContent-Length: 2\r\n\r\n{}"
+    (reply,) = await Server([answer]).ask(1)
+    assert reply.again_after_s == waits_s
+
+
+async def test_nobody_listening_is_a_failed_reply() -> None:
+    server = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+    await server.wait_closed()
+    reply = await Client(url).send(Request(words_in=3, tokens_out=2))
+    assert reply.broken
+    assert not reply.ok
+
+
+def test_a_request_asks_for_the_lengths_it_names() -> None:
+    head, _, body = (
+        Request(words_in=30, tokens_out=20, key="k", user="u").encode("h", random.Random(1)).partition(b"\r\n\r\n")
+    )
+    fields = json.loads(body)
+    assert len(fields["messages"][0]["content"].split()) == 30
+    assert (fields["max_tokens"], fields["user"], fields["stream"]) == (20, "u", True)
+    assert b"Authorization: Bearer k\r\n" in head
+    assert f"Content-Length: {len(body)}".encode() in head
+
+
+def test_quantiles_are_nearest_rank() -> None:
+    values = list(range(1, 101))
+    assert (report.quantile(values, 0.95), report.median(values), report.median([3, 1, 2])) == (95, 50.5, 2)
