@@ -10,11 +10,11 @@ from typing import Final, Protocol
 
 from policies.admission.decisions import Decision
 from policies.admission.policy import Policy
-from policies.admission.prefill_parts import PrefillParts
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.working_set import WorkingSet
+from policies.placements.prefill_parts import PrefillParts
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.queue.backlog import Backlog
 from policies.queue.giving_back import GivingBack

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.admission.prefill_parts import PrefillParts
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
+from policies.placements.prefill_parts import PrefillParts
 from policies.request import Flow, Request
 from policies.tree.terms import ROOT
 from tests.policies.meetings.prefill_flood import H100, HONEST, MEDIUM, STREAMS, Clients, of_alone, serve
@@ -113,7 +113,7 @@ def test_gateways_together_hold_as_one_where_both_see_the_answers(at: Callable[[
     assert of_alone([FLOOD], gateways=2, at=at) >= least
 
 
-# --- the theorem of `policies.admission.prefill_parts` ---
+# --- the theorem of `policies.placements.prefill_parts` ---
 
 
 def _lease(leaf: str, number: int, prompt: int) -> Lease:
