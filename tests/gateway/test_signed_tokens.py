@@ -326,12 +326,14 @@ async def test_rsa_keys_that_can_be_broken_are_none(start: Starter) -> None:
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_the_other_spelling_of_an_ecdsa_signature_is_taken_back_with_the_token(is_known: bool) -> None:
+def test_the_other_spelling_of_an_ecdsa_signature_is_taken_back_with_the_token(
+    is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order = ec.SECP256R1().group_order
     ours = issuers.Issuer(IssuerConfig(issuer="http://issuer", audience="fairgate"))
-    ours._keys = {"second": jwt.PyJWK(jwk(EC_KEY, "second", alg="ES256"))}
+    monkeypatch.setattr(ours, "_keys", {"second": jwt.PyJWK(jwk(EC_KEY, "second", alg="ES256"))})
     tokens = issuers.Issuers([], cast("Any", None), cast("Any", None))
-    tokens._by_name["http://issuer"] = ours
+    monkeypatch.setattr(tokens, "_by_name", {"http://issuer": ours})
     keyring = Keyring([TenantConfig(name="physics")], open_access=False)
     keyring.tokens = tokens
     issuer = Issuer()
