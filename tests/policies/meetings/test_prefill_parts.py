@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.placements.prefill_parts import PrefillParts
+from policies.queue.counters import Counters, Member
 from policies.request import Flow, Request
 from policies.tree.terms import ROOT
 from tests.policies.meetings.prefill_flood import H100, HONEST, MEDIUM, STREAMS, Clients, of_alone, serve
@@ -184,5 +185,23 @@ def test_nothing_is_held_where_no_answer_runs_and_a_window_is_used_once() -> Non
     # 2,000 beyond the window, which half of the rate pays for: what was begun while nobody ran is no debt.
     assert held("flood") == pytest.approx(2_000 / (RATE / 2))
     assert held("other") is None
+    ledger.allowance = Grant(100, 100_000, sharers=2)
+    assert held("flood") == pytest.approx(2_000 / (RATE / 2 / 2)), "each of two gateways has half of the rate"
+    inside = _lease("flood", 1, 2_000).request
+    inside.progress.inside = True
+    assert parts.held_until_s(inside, ledger, 0.0) is None
     answer.request = Request("honest/0", Flow("honest"), 1.0, 100, 1, 0.0)
     assert held("flood") is None, "the answer makes no further token"
+
+
+def test_a_tenant_that_is_held_still_raises_those_who_begin_to_wait() -> None:
+    """Else a tenant whose answers run would save up service for as long as others are held because of it."""
+    counters: Counters[Member] = Counters()
+    held, honest = Member(("flood",)), Member(("honest",))
+    held.counter = 900.0
+    for member in (honest, held):
+        counters.queued(member)
+    counters.left(honest, is_served=True)
+    counters.sleep(held, is_floor=True)
+    counters.queued(honest)
+    assert honest.counter == 900.0
