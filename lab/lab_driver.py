@@ -128,7 +128,7 @@ class LabDriver(Driver):
     def stepped(self, name: str, step: Step, now: float) -> None:
         self.result.waiting_max = max(self.result.waiting_max, self.backends[name].gauges().waiting)
         if self.steps:
-            said = read_step(self.backends[name], step, now + step.duration_s)
+            said = read_step(self.backends[name], step, now)
             self.at(now + step.duration_s + self.network_s, partial(self.observed, name, said))
         super().stepped(name, step, now)
 

@@ -350,7 +350,7 @@ class BackendLedger:
             self.slots.reported(gauges.max_num_seqs)
         if gauges.is_step:
             self.prefill_rate.saw_step(gauges)
-            self.prefill_pace.saw_step(gauges)
+            self.prefill_pace.saw_step(gauges, now)
             self.prefill.reported(gauges.scheduled_tokens_max)
         else:
             self.prefill_pace.saw_page(self.leases, len(self.starting), now)

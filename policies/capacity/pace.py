@@ -208,12 +208,12 @@ class PrefillPace:
                 self._learn(self._started_tokens, now - at_s, sum(made) / len(made), has_prompts=has_prompts)
         self._before, self._started_tokens = (now, outputs, starting), 0
 
-    def saw_step(self, step: Gauges) -> None:
+    def saw_step(self, step: Gauges, now: float) -> None:
         """Learn from a step that says what it computed, right after another step."""
-        before, self._before = self._before, (step.taken_s, {}, step.running or 0)
+        before, self._before = self._before, (now, {}, step.running or 0)
         if step.scheduled_tokens is not None and self._reports_steps and before is not None and before[2]:
             tokens = max(0, step.scheduled_tokens - before[2])
-            self._learn(tokens, step.taken_s - before[0], 1.0, has_prompts=tokens > 0)
+            self._learn(tokens, now - before[0], 1.0, has_prompts=tokens > 0)
         self._reports_steps = step.scheduled_tokens is not None
 
     def _learn(self, tokens: int, seconds: float, steps: float, *, has_prompts: bool) -> None:
