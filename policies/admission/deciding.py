@@ -254,13 +254,14 @@ class Deciding:
             decisions += self.requests.give_back(blocked, self.room.takes_back_at(blocked), now)
         for order in self.policy.queues().values():
             for request, node in order.backlog.asleep_at() if order.backlog is not None else ():
-                if request is not popped.request:
+                if request is not popped.request and self.requests.tree.full_for(request) is not None:
                     blocked = Blocked(request, dict.fromkeys(self.backends, Obstacle.CEILING))
                     blocked.ceiling = node
                     decisions += self.requests.give_back(blocked, list(self.backends), now)
 
     def _dispatch(self, request: Request, backend: str, now: float) -> Dispatch:
         self.requests.dispatched(request, backend, now)
+        self.room.prefill_parts.began(self._leases[request.id], now)
         self.room.changed(backend)
         self.recent.note(dispatch := Dispatch(request.id, backend), request, now, CALM)
         return dispatch

@@ -40,6 +40,9 @@ class Engines(Protocol):
     def at_ceiling(self, request: Request) -> str | None:
         """Which ceiling is reached for this request? None: none."""
 
+    def has_part(self, request: Request, engine: str | None) -> bool:
+        """Has its tenant a part of the prefill left, at this engine or, with None, at any?"""
+
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         """What keeps this one engine from starting it now? None: nothing."""
 
@@ -94,7 +97,8 @@ class QueueRoom:
         return self.engines is None or self.engines.may_begin(request)
 
     def is_below(self, request: Request) -> bool:
-        return self.engines is None or self.engines.at_ceiling(request) is None
+        engines = self.engines
+        return engines is None or (engines.at_ceiling(request) is None and engines.has_part(request, self._only))
 
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         prefixes, homes = self._prefixes, self._homes

@@ -14,6 +14,7 @@ from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.working_set import WorkingSet
+from policies.placements.prefill_parts import PrefillParts
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.queue.backlog import Backlog
 from policies.queue.giving_back import GivingBack
@@ -128,6 +129,7 @@ class PoolRoom:
         self._backends: Final = backends
         self._tenants: Final = tenants
         self._working_set: Final = working_set
+        self.prefill_parts: Final = PrefillParts(backends)
         self._answers: dict[str, Answers] = {}
         """By request."""
         self._opens = DueTimes()
@@ -184,6 +186,7 @@ class PoolRoom:
         self._working_set.is_ahead = policy.is_ahead
         self._backlog = backlog = policy.order.backlog
         self._working_set.batch_share = backlog.batch_share if backlog is not None else 0.0
+        self.prefill_parts.window_tokens = backlog.tenants.window if backlog is not None else inf
 
     def at(self, now: float) -> None:
         """Set the time. What is forgotten by now no longer decides, and engines whose time has come have changed."""
@@ -367,6 +370,9 @@ class PoolRoom:
         if obstacle is not None:
             ledger.held_back(request, obstacle)
             self._opens.note(ledger.name, ledger.opens_s(request, obstacle, now))
+        elif (until_s := self.prefill_parts.held_until_s(request, ledger, now)) is not None:
+            obstacle = Obstacle.PREFILL_PART
+            self._opens.note(ledger.name, until_s)
         return obstacle
 
     def _cached_tokens(self, request: Request, engine: str) -> int:
@@ -382,6 +388,12 @@ class PoolRoom:
         ledger = self._backends[engine]
         known = ledger.slots.known()
         return known is not None and ledger.sequences_in_all() > known
+
+    def has_part(self, request: Request, engine: str | None) -> bool:
+        if engine is not None:
+            return self.obstacle_at(request, engine) is not Obstacle.PREFILL_PART
+        found = self.with_room(request)
+        return not isinstance(found, Blocked) or found.nearest() is not Obstacle.PREFILL_PART
 
     def at_ceiling(self, request: Request) -> str | None:
         full = self._tree.full_for(request)

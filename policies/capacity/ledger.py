@@ -21,7 +21,7 @@ from policies.capacity.gauges import CapacitySettings, EngineFacts, Gauges, Gran
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Obstacle
-from policies.capacity.pace import Pace, PrefillRate, PrefillWindow, UsualLoad
+from policies.capacity.pace import Pace, PrefillPace, PrefillRate, PrefillWindow, UsualLoad
 from policies.capacity.slots import Slots
 from policies.request import Request
 
@@ -49,6 +49,7 @@ class BackendLedger:
         self.usual = UsualLoad()
         self.prefill = PrefillWindow()
         self.prefill_rate = PrefillRate()
+        self.prefill_pace = PrefillPace()
         self.kv = KvCache(settings, self.leases, self.pace)
         self.slots = Slots(max_num_seqs, waiting_target=settings.waiting_target, most=settings.max_concurrency)
         self.sequences = 0
@@ -254,6 +255,7 @@ class BackendLedger:
         if lease.started_s is not None:
             return
         lease.started_s = now
+        self.prefill_pace.started(lease)
         self._starts_since_gauges += 1
         if self.starting.pop(lease.request.id, None) is not None:
             self.starting_tokens -= lease.request.prompt_tokens
@@ -348,7 +350,10 @@ class BackendLedger:
             self.slots.reported(gauges.max_num_seqs)
         if gauges.is_step:
             self.prefill_rate.saw_step(gauges)
+            self.prefill_pace.saw_step(gauges, now)
             self.prefill.reported(gauges.scheduled_tokens_max)
+        else:
+            self.prefill_pace.saw_page(self.leases, len(self.starting), now)
         if gauges.waiting is not None:
             self._infer_starts(gauges, now)
             self._adapt(gauges, before, now, is_sustained=now - arrived_s < SUSTAINED_S)

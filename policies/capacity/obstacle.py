@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Final
 
 from policies.request import Request
 
@@ -19,6 +20,8 @@ class Obstacle(StrEnum):
     """Its group or tenant has as much running as it may."""
     WORKING_SET = "working_set"
     """The contexts of the interactions under way fill the KV cache, and the request would begin another one."""
+    PREFILL_PART = "prefill_part"
+    """Its tenant has begun more prefill than its part, and answers of other tenants run."""
     SPREAD = "spread"
     """The engine has room, but starts are spread so that the KV cache stays evenly full."""
     PREFILL = "prefill"
@@ -39,6 +42,8 @@ class Obstacle(StrEnum):
     __hash__ = str.__hash__  # an enumeration's own is no machine code, and takes ten times as long
 
 
+ASLEEP: Final = (Obstacle.CEILING, Obstacle.WORKING_SET, Obstacle.PREFILL_PART)
+"""A request that waits for one of these wants no room at the engines."""
 _BY_NEARNESS = {obstacle: place for place, obstacle in enumerate(Obstacle)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 from policies.averages import QUICK, Mean
@@ -156,3 +157,68 @@ class PrefillRate:
         own_s.learn(seconds)
         rates = [own.value / took.value for own, took in self._sizes.values() if own.seen >= SEEN_MIN and took.value]
         self.tokens_per_s = max(rates, default=None)
+
+
+class PrefillPace:
+    """Prompt tokens by which the steps of an engine become a second longer.
+
+    Between two looks at an engine, running answers show how many steps it made. What these steps took beyond as many
+    steps without prompts, the prompts took. An engine that reports each of its steps is looked at after each.
+    """
+
+    __slots__ = ("_before", "_reports_steps", "_seconds", "_started_tokens", "_step_s", "_tokens")
+
+    def __init__(self) -> None:
+        self._reports_steps = False
+        self._before: tuple[float, dict[str, int], int] | None = None
+        """The last look: its time, output tokens of running answers, and starting prompts, or running sequences."""
+        self._step_s = Mean()
+        """Seconds of a step without prompts."""
+        self._tokens = Mean()
+        self._seconds = Mean()
+        """Of prompts between two looks."""
+        self._started_tokens = 0
+        """Of the prompts that have started since the last look."""
+
+    def tokens_per_s(self) -> float | None:
+        """Return the rate; None: too little was seen."""
+        seconds = self._seconds.value
+        return self._tokens.value / seconds if self._tokens.seen >= SEEN_MIN and seconds > 0.0 else None
+
+    def started(self, lease: Lease) -> None:
+        """Count the prompt of an answer that starts."""
+        self._started_tokens += lease.prefill_tokens
+
+    def saw_page(self, leases: Mapping[str, Lease], starting: int, now: float) -> None:
+        """Learn from the answers that ran since the last page. If none made a token, a step is still under way."""
+        if self._reports_steps:
+            return
+        outputs = {
+            id: lease.output_tokens
+            for id, lease in leases.items()
+            if lease.started_s is not None and lease.request.streamed
+        }
+        if self._before is not None:
+            at_s, outputs_before, starting_before = self._before
+            made = [outputs[id] - output for id, output in outputs_before.items() if id in outputs]
+            if made and not any(made):
+                return
+            if made:
+                has_prompts = self._started_tokens + starting + starting_before > 0
+                self._learn(self._started_tokens, now - at_s, sum(made) / len(made), has_prompts=has_prompts)
+        self._before, self._started_tokens = (now, outputs, starting), 0
+
+    def saw_step(self, step: Gauges, now: float) -> None:
+        """Learn from a step that says what it computed, right after another step."""
+        before, self._before = self._before, (now, {}, step.running or 0)
+        if step.scheduled_tokens is not None and self._reports_steps and before is not None and before[2]:
+            tokens = max(0, step.scheduled_tokens - before[2])
+            self._learn(tokens, now - before[0], 1.0, has_prompts=tokens > 0)
+        self._reports_steps = step.scheduled_tokens is not None
+
+    def _learn(self, tokens: int, seconds: float, steps: float, *, has_prompts: bool) -> None:
+        if not has_prompts:
+            self._step_s.learn(seconds / steps)
+        elif self._step_s.seen >= SEEN_MIN:
+            self._tokens.learn(tokens)
+            self._seconds.learn(seconds - steps * self._step_s.value)

@@ -120,6 +120,8 @@ class CounterOrder(Order):
             why = placed.nearest()
             if why is Obstacle.CEILING:
                 backlog.sleep_at(head, placed.ceiling)
+            elif why is Obstacle.PREFILL_PART:
+                backlog.sleep_at(head, f"prefill of {head.flow.tenant}", is_floor=True)
             elif why is Obstacle.WORKING_SET:
                 backlog.sleep_start(head)
                 if backlog.full:  # another tenant there may go now

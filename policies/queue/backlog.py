@@ -162,12 +162,14 @@ class Backlog:
         least = min([one.counter for one in self.starts if one.line is own.line], default=inf)
         return own.counter - min(least, own.line.least_counter_elsewhere()) > own.line.window
 
-    def sleep_at(self, request: Request, node: str) -> None:
-        """This node of the tree is full for the request: nothing of its tenant goes before the node has room."""
+    def sleep_at(self, request: Request, node: str, *, is_floor: bool = False) -> None:
+        """Let the tenant of this request sleep until this node of the tree has room. `is_floor`: its own prefill is
+        all that it waits for, so tenants that begin to wait are raised to it.
+        """
         tenant = self._by_flow[request.flow].tenant
         tenant.full = node
         self.full.setdefault(node, {})[tenant] = None
-        tenant.line.sleep(tenant, is_absent=True)
+        tenant.line.sleep(tenant, is_absent=not is_floor, is_floor=is_floor)
 
     def wake_at(self, has_room: Callable[[Request], bool]) -> None:
         """Of each node that has room again, the tenant that has received least may go, of the line that goes first."""

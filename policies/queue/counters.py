@@ -112,7 +112,8 @@ class Counters(Generic[M]):
         """The floor when the last member began to wait."""
         self._heap: list[Entry] = []
         self._idle: OrderedDict[tuple[str, ...], M] = OrderedDict()
-        self._asleep: dict[M, None] = {}
+        self._asleep: dict[M, bool] = {}
+        """Those by which others are measured. True: even where nobody else waits, as if awake."""
         self.last_left: M | None = None
         """The member whose queue emptied last."""
         self.times_left = 0
@@ -156,7 +157,8 @@ class Counters(Generic[M]):
         elif elsewhere is not None:
             floor, is_preferred = elsewhere, self._is_preferred_elsewhere
         else:
-            floor, is_preferred = 0.0 if self.last_left is None else self.rank(self.last_left), False
+            left = 0.0 if self.last_left is None else self.rank(self.last_left)
+            floor, is_preferred = inf if True in self._asleep.values() else left, False
         if is_preferred:
             floor = max(floor, self._floor)
         return min([floor, *[self.rank(member) for member in self._asleep]]) if self._asleep else floor
@@ -245,9 +247,10 @@ class Counters(Generic[M]):
         if not member.running:
             self._idle[member.name] = member
 
-    def sleep(self, member: M, *, is_absent: bool = False) -> None:
+    def sleep(self, member: M, *, is_absent: bool = False, is_floor: bool = False) -> None:
         """Nothing of this waiting member may go for now, so it is not next. It keeps its counter, and is not raised
-        when it wakes: it has waited all the time. `is_absent`: others are not measured by it meanwhile.
+        when it wakes: it has waited all the time. `is_absent`: others are not measured by it meanwhile. `is_floor`:
+        others are raised to it where nobody else waits.
         """
         if not member.is_asleep:
             member.is_asleep = True
@@ -257,7 +260,7 @@ class Counters(Generic[M]):
         if is_absent:
             self._asleep.pop(member, None)
         else:
-            self._asleep[member] = None
+            self._asleep[member] = is_floor
 
     def wake(self, member: M) -> None:
         """Something of it may go again."""

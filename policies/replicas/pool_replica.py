@@ -7,7 +7,7 @@ from typing import Final
 
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
-from policies.capacity.obstacle import Obstacle
+from policies.capacity.obstacle import ASLEEP, Obstacle
 from policies.replicas.grants import GrantedEngines
 from policies.replicas.messages import REPORTED_MAX, Charge, Left, ReplicaReport, ReplicaView, Standing
 from policies.replicas.schedule import INTERVAL_S, WAITS_S
@@ -65,8 +65,7 @@ class PoolReplica:
         engine, counters = self._engine, self._counters
         now = self._reported_s = engine.catch_up(now)
         blocked = engine.blocked
-        # A start without room in the working set wants none at the engines.
-        wants_room = blocked is not None and blocked.nearest() not in (Obstacle.WORKING_SET, Obstacle.CEILING)
+        wants_room = blocked is not None and blocked.nearest() not in ASLEEP
         head = blocked.request if blocked is not None and wants_room else None
         charges: list[Charge] = []
         lefts: list[Left] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import count
+from math import inf
 from random import Random
 
 import pytest
@@ -53,7 +54,9 @@ class Traffic:
         return NO_CLAIM
 
 
-def measured(traffic: Traffic, until_s: float, *, working_set: bool) -> tuple[float, float]:
+def measured(
+    traffic: Traffic, until_s: float, *, working_set: bool = True, parts_of_prefill: bool = True
+) -> tuple[float, float]:
     """Answers a second, and the 95th percentile of the first token."""
     random, serial = Random(1), count(1)
     policy = named_policy("fairserve", working_set=working_set)
@@ -61,6 +64,8 @@ def measured(traffic: Traffic, until_s: float, *, working_set: bool) -> tuple[fl
     models = {f"engine-{number}": EngineModel(traffic.engine) for number in range(traffic.engines)}
     for name in models:
         engine.add_backend(name, max_num_seqs=traffic.engine.max_num_seqs)
+    if not parts_of_prefill:
+        engine.room.prefill_parts.window_tokens = inf
 
     def ask(client: int, now: float) -> Arrival:
         number, tokens = next(serial), random.randint(traffic.own_tokens // 2, traffic.own_tokens * 3 // 2)
@@ -124,6 +129,25 @@ def test_a_short_rush_of_single_questions_is_answered_as_if_there_were_no_workin
 )
 def test_ordinary_traffic_is_served_as_if_there_were_no_working_set(traffic: Traffic) -> None:
     costs_nothing(traffic, 60.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "traffic",
+    [
+        Traffic("completions", 100, 300, 150),
+        Traffic("completions", 100, 2000, 50),
+        Traffic("chat", 100, 300, 150, 4000),
+        Traffic("documents", 160, 100, 50, 3000, 80, DOCUMENTS_ENGINE, engines=4),
+        Traffic("embeddings", 200, 500, 1),
+    ],
+    ids=lambda traffic: f"{traffic.kind}, {traffic.own_tokens} + {traffic.shared_tokens}, {traffic.engines}",
+)
+def test_ordinary_traffic_is_served_as_if_prefill_had_no_parts(traffic: Traffic) -> None:
+    rate, first_s = measured(traffic, 40.0)
+    rate_without, first_s_without = measured(traffic, 40.0, parts_of_prefill=False)
+    assert rate >= 0.97 * rate_without
+    assert first_s <= 1.05 * first_s_without
 
 
 @pytest.mark.slow

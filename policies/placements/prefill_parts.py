@@ -1,0 +1,130 @@
+"""Which tenant is ahead of its part of an engine's prefill, while answers of another tenant run there?
+
+Prefill is a resource of a rate. A step that computes prompts takes longer, so every answer that runs at the engine gets
+its next token later. No queue shows that: a tenant whose answers run, and that has nothing queued, is in none.
+
+The *lead* of a leaf at an engine is what it has begun there and has not paid for: prompt tokens. Leads fall together by
+R (1 - g) tokens a second, by weight, as in generalized processor sharing. R is the prefill rate of the engine
+(`capacity.pace`). g is the largest part, by weight among the leaves at the engine, of a leaf with running answers that
+is not ahead; 0: there is none. A leaf is ahead if its lead is above the window of the order. Then it begins nothing, as
+long as g is not 0, but for calls inside interactions.
+
+Theorem (pace). Let answers of a leaf run throughout T seconds, let the leaf be ahead at no time, and let its part be at
+least g. Let n leaves begin prefill, with prompts of at most P tokens and a window of L. Then they begin at most
+R (1 - g) T + n (L + P) tokens outside interactions. So the answers have the steps of g T - n (L + P) / R seconds
+without prompts. Proof sketch: a lead is at most L before a start, so at most L + P after it. All leads together fall by
+at most R (1 - g) a second, and rise by what is begun. Calls inside interactions are never held, and no lead counts for
+more than L at the next start.
+
+What a leaf does not begin goes to the others, up to R (1 - g). The rest of the engine's time is not idle: its running
+answers have it. Where no such answer runs, nothing is held, so prefill is work conserving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import Final
+
+from policies.capacity.lease import Lease
+from policies.capacity.ledger import BackendLedger
+from policies.request import Request
+from policies.tree.pool_tree import ROUNDING
+
+
+class _Lead:
+    """Prompt tokens that a leaf of this weight is ahead by."""
+
+    __slots__ = ("tokens", "weight")
+
+    def __init__(self) -> None:
+        self.tokens = 0.0
+        self.weight = 1.0
+
+
+class _EngineLeads:
+    """The leads at one engine as of a time, by leaf."""
+
+    __slots__ = ("at_s", "leads")
+
+    def __init__(self, now: float) -> None:
+        self.at_s = now
+        self.leads: dict[str, _Lead] = {}
+
+
+class PrefillParts:
+    """The leads of the leaves at the engines of one pool."""
+
+    def __init__(self, backends: Mapping[str, BackendLedger]) -> None:
+        self.window_tokens = inf
+        """Per weight. Infinite: no leaf is ahead."""
+        self._backends: Final = backends
+        self._engines: dict[str, _EngineLeads] = {}
+
+    def began(self, lease: Lease, now: float) -> None:
+        """Count the part of a dispatched prompt that its engine is expected to compute."""
+        ledger, request = self._backends[lease.backend], lease.request
+        if self.window_tokens == inf or ledger.prefill_pace.tokens_per_s() is None:
+            return
+        known = self._engines.get(ledger.name)
+        if known is None:
+            self._engines = {name: each for name, each in self._engines.items() if name in self._backends}
+            known = self._engines[ledger.name] = _EngineLeads(now)
+        lead = known.leads.get(request.flow.tenant)
+        if (lead is not None and self._is_ahead(lead)) or len(known.leads) > 2 * len(ledger.leases) + 64:
+            self._pay(known, ledger, now)
+        lead = known.leads.setdefault(request.flow.tenant, _Lead())
+        lead.weight = request.weight
+        lead.tokens = min(lead.tokens, self.window_tokens * lead.weight) + lease.prefill_tokens
+
+    def held_until_s(self, request: Request, ledger: BackendLedger, now: float) -> float | None:
+        """Return when this start may begin at this engine, if nothing else happens there; None: now."""
+        known = self._engines.get(ledger.name)
+        lead = known.leads.get(request.flow.tenant) if known is not None else None
+        if known is None or lead is None or request.progress.inside or not self._is_ahead(lead):
+            return None
+        self._pay(known, ledger, now)
+        kept, weights = self._kept(known, ledger), sum([each.weight for each in known.leads.values()])
+        rate = self._rate(ledger) * (1.0 - kept)
+        if not kept or not rate or not self._is_ahead(lead):
+            return None
+        return now + (lead.tokens / lead.weight - self.window_tokens) * weights / rate
+
+    def _is_ahead(self, lead: _Lead) -> bool:
+        return lead.tokens > self.window_tokens * lead.weight + ROUNDING
+
+    @staticmethod
+    def _rate(ledger: BackendLedger) -> float:
+        """Return this gateway's part of the prefill rate; 0.0 while the rate is not known."""
+        sharers = 1 if ledger.allowance is None else ledger.allowance.sharers
+        return (ledger.prefill_pace.tokens_per_s() or 0.0) / sharers
+
+    def _pay(self, known: _EngineLeads, ledger: BackendLedger, now: float) -> None:
+        """Let the leads fall by what the engine has computed since, by weight: what one does not need, others get."""
+        tokens, known.at_s = self._rate(ledger) * (1.0 - self._kept(known, ledger)) * (now - known.at_s), now
+        while known.leads and tokens > 0.0:
+            level = tokens / sum([each.weight for each in known.leads.values()])
+            paid = [leaf for leaf, each in known.leads.items() if each.tokens <= level * each.weight]
+            for leaf in paid:
+                lead = known.leads.pop(leaf)
+                tokens -= lead.tokens
+                lead.tokens = 0.0
+            if not paid:
+                for each in known.leads.values():
+                    each.tokens -= level * each.weight
+                return
+
+    def _kept(self, known: _EngineLeads, ledger: BackendLedger) -> float:
+        """Return the part that is kept for running answers (g)."""
+        weights = {leaf: lead.weight for leaf, lead in known.leads.items()}
+        kept = 0.0
+        for lease in ledger.leases.values():
+            request = lease.request
+            leaf = request.flow.tenant
+            weights[leaf] = request.weight
+            if lease.started_s is None or request.can_wait or request.output_tokens_max <= max(1, lease.output_tokens):
+                continue  # it makes no further token, or can wait
+            lead = known.leads.get(leaf)
+            if request.weight > kept and (lead is None or not self._is_ahead(lead)):
+                kept = request.weight
+        return kept / sum(weights.values()) if kept else 0.0

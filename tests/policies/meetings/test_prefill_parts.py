@@ -1,0 +1,207 @@
+"""Answers that run, beside prompts of others that would go into the slots left free, and what else the rule meets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.capacity.gauges import CapacitySettings, Gauges, Grant
+from policies.capacity.lease import Lease
+from policies.capacity.ledger import BackendLedger
+from policies.placements.prefill_parts import PrefillParts
+from policies.queue.counters import Counters, Member
+from policies.request import Flow, Request
+from policies.tree.terms import ROOT
+from tests.policies.meetings.prefill_flood import H100, HONEST, MEDIUM, STREAMS, Clients, of_alone, serve
+from tests.policies.meetings.world import tree
+
+FLOOD = Clients("flood", 60)
+WANTED = 0.45
+"""Of its output alone. Its part is 0.5; a window that is used once is in it."""
+RATE = 10_000.0
+
+
+@pytest.mark.parametrize("steps", [True, False], ids=["steps", "pages"])
+def test_running_answers_have_their_part_beside_a_prefill_flood(steps: bool) -> None:
+    alone, beside = serve(STREAMS, steps=steps), serve(STREAMS, FLOOD, steps=steps)
+    pace = beside.output[HONEST] / alone.output[HONEST]
+    assert WANTED <= pace < 0.55, "the rest is for prompts"
+    prefill = beside.prompt["flood"] * MEDIUM.per_prefill_token_s
+    assert pace + prefill > 0.97, "the engine is not idle"
+
+
+@pytest.mark.slow
+def test_without_the_rule_a_prefill_flood_takes_nearly_all() -> None:
+    assert of_alone([FLOOD], is_held=False) < 0.37
+    assert of_alone([FLOOD], is_held=False, engine=H100) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [True, False], ids=["steps", "pages"])
+@pytest.mark.parametrize(("engine", "engines"), [(H100, 1), (MEDIUM, 2)], ids=["H100", "two engines"])
+def test_running_answers_have_their_part_at_larger_engines(engine: Any, engines: int, steps: bool) -> None:
+    assert of_alone([Clients("flood", 100)], engine=engine, engines=engines, steps=steps) >= WANTED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["vtc", "dlpm", "d2lpm", "rr"])
+def test_running_answers_have_their_part_under_each_order_that_counts_service(policy: str) -> None:
+    assert of_alone([FLOOD], policy=policy) >= WANTED
+
+
+@pytest.mark.slow
+def test_the_part_follows_weights() -> None:
+    assert of_alone([FLOOD], weights={HONEST: 3.0}) >= 0.7
+
+
+@pytest.mark.slow
+def test_the_part_follows_floors() -> None:
+    terms = tree({}, {HONEST: (ROOT, {"guaranteed_share": 0.75}), "flood": (ROOT, {})})
+    assert of_alone([FLOOD], tree=terms) >= 0.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tenant", ["flood", HONEST])
+def test_prompts_of_class_batch_are_held_too(tenant: str) -> None:
+    assert of_alone([Clients(tenant, 60, batch=True)]) >= WANTED
+
+
+@pytest.mark.slow
+def test_answers_of_class_batch_hold_nobody() -> None:
+    batch = Clients(HONEST, 12, 100, 400, 0.0, batch=True)
+    held, free = (serve(batch, FLOOD, is_held=is_held) for is_held in (True, False))
+    assert held.prompt["flood"] >= 0.99 * free.prompt["flood"]
+
+
+@pytest.mark.slow
+def test_a_tenant_at_its_ceiling_is_held_too() -> None:
+    terms = tree({}, {"flood": (ROOT, {"max_running": 2}), HONEST: (ROOT, {})})
+    assert of_alone([FLOOD], tree=terms) >= WANTED
+
+
+@pytest.mark.slow
+def test_calls_inside_interactions_are_never_held() -> None:
+    agents = Clients("agents", 60, is_agent=True)
+    held, free = (serve(STREAMS, agents, is_held=is_held) for is_held in (True, False))
+    assert held.prompt["agents"] >= 0.99 * free.prompt["agents"]
+
+
+def test_an_engine_that_shows_nothing_is_used_as_without_the_rule() -> None:
+    """Such an engine is not looked at, so the pace of its prefill is not known."""
+    ledger = BackendLedger("e", CapacitySettings())
+    parts = PrefillParts({"e": ledger})
+    parts.window_tokens = 0.0
+    lease = _lease("flood", 0, 2_000)
+    ledger.add(lease)
+    parts.began(lease, 0.0)
+    assert parts.held_until_s(lease.request, ledger, 0.0) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("at", "least"),
+    [
+        (lambda id: int(id.split("/")[0]) % 2, WANTED),  # both tenants at both gateways
+        (lambda id: int(int(id.split("/")[0]) >= STREAMS.clients), 0.4),  # each at a gateway of its own
+    ],
+    ids=["both", "apart"],
+)
+def test_gateways_together_hold_as_one_where_both_see_the_answers(at: Callable[[str], int], least: float) -> None:
+    assert of_alone([FLOOD], gateways=2, at=at) >= least
+
+
+# --- the theorem of `policies.placements.prefill_parts` ---
+
+
+def _lease(leaf: str, number: int, prompt: int) -> Lease:
+    lease = Lease(Request(f"{leaf}/{number}", Flow(leaf), 1.0, prompt, 10_000, 0.0), "e", 0.0)
+    lease.prefill_tokens = prompt
+    return lease
+
+
+def _learn(ledger: BackendLedger) -> None:
+    """Let the ledger see steps of 10 ms, and of as much more as their prompts take at `RATE`."""
+    now = 0.0
+    for number in range(100):
+        tokens = 1_000 * (number % 2)
+        now += 0.01 + tokens / RATE
+        ledger.observe(Gauges(now, running=1, waiting=0, is_step=True, scheduled_tokens=1 + tokens), now)
+    assert ledger.prefill_pace.tokens_per_s() == pytest.approx(RATE)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4_000), st.floats(0.0, 1.0)), max_size=60),
+    st.floats(0.0, 20_000.0),
+)
+def test_others_begin_what_the_theorem_says_at_most(starts: list[tuple[int, int, float]], window: float) -> None:
+    """One leaf has a running answer throughout. Three others begin whatever they are let."""
+    ledger = BackendLedger("e", CapacitySettings())
+    _learn(ledger)
+    parts = PrefillParts({"e": ledger})
+    parts.window_tokens = window
+    answer = _lease("honest", 0, 100)
+    answer.started_s = 0.0
+    ledger.add(answer)
+    now = begun = longest = 0.0
+    leaves: set[str] = set()
+    for number, (tenant, prompt, pause_s) in enumerate(starts):
+        lease = _lease(f"flood-{tenant}", number, prompt)
+        now += pause_s
+        until_s = parts.held_until_s(lease.request, ledger, now)
+        if until_s is not None:
+            assert until_s > now
+            now = until_s
+            assert parts.held_until_s(lease.request, ledger, now + 1e-6) is None, "held no longer than it was told"
+        ledger.add(lease)
+        parts.began(lease, now)
+        ledger.remove(lease, now)
+        begun, longest = begun + prompt, max(longest, prompt)
+        leaves.add(lease.request.flow.tenant)
+        g = 1 / 4  # with fewer leaves it is larger
+        assert begun <= RATE * (1 - g) * now + len(leaves) * (window + longest) + 1.0
+
+
+def test_nothing_is_held_where_no_answer_runs_and_a_window_is_used_once() -> None:
+    ledger = BackendLedger("e", CapacitySettings())
+    _learn(ledger)
+    parts = PrefillParts({"e": ledger})
+    parts.window_tokens = 5_000.0
+
+    def held(leaf: str) -> float | None:
+        return parts.held_until_s(_lease(leaf, 0, 2_000).request, ledger, 0.0)
+
+    for number in range(10):
+        assert held("flood") is None
+        parts.began(_lease("flood", number, 2_000), 0.0)
+    answer = _lease("honest", 0, 100)
+    ledger.add(answer)
+    assert held("flood") is None, "no answer runs yet"
+    answer.started_s = 0.0
+    # 2,000 beyond the window, which half of the rate pays for: what was begun while nobody ran is no debt.
+    assert held("flood") == pytest.approx(2_000 / (RATE / 2))
+    assert held("other") is None
+    ledger.allowance = Grant(100, 100_000, sharers=2)
+    assert held("flood") == pytest.approx(2_000 / (RATE / 2 / 2)), "each of two gateways has half of the rate"
+    inside = _lease("flood", 1, 2_000).request
+    inside.progress.inside = True
+    assert parts.held_until_s(inside, ledger, 0.0) is None
+    answer.request = Request("honest/0", Flow("honest"), 1.0, 100, 1, 0.0)
+    assert held("flood") is None, "the answer makes no further token"
+
+
+def test_a_tenant_that_is_held_still_raises_those_who_begin_to_wait() -> None:
+    """Else a tenant whose answers run would save up service for as long as others are held because of it."""
+    counters: Counters[Member] = Counters()
+    held, honest = Member(("flood",)), Member(("honest",))
+    held.counter = 900.0
+    for member in (honest, held):
+        counters.queued(member)
+    counters.left(honest, is_served=True)
+    counters.sleep(held, is_floor=True)
+    counters.queued(honest)
+    assert honest.counter == 900.0
