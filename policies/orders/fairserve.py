@@ -69,10 +69,8 @@ class FairServe(Wsc):
         beyond = False
         if self.throttle is not None:
             beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)
-        # A call beyond a limit is not cut inside its interaction, and does not go first. A start that the set has made
-        # wait elsewhere does.
-        goes_first = (is_inside and not beyond) or progress.came_back
-        self._queue(request, front=front, is_inside=is_inside, goes_first=goes_first)
+        # A call beyond a limit is not cut inside its interaction, and does not go first.
+        self._queue(request, front=front, is_inside=is_inside, goes_first=is_inside and not beyond)
 
     def _end(self, request: Request, service: ServiceTokens, now: float) -> None:
         super()._end(request, service, now)

@@ -1,10 +1,12 @@
-"""Whose place in the line is kept, of the clients that were refused with a time to come back?
+"""Which places in the line are kept, for clients that were refused with a time to come back?
 
-A place that nobody comes back to is kept for a quarter of its wait longer.
+A client is known when it comes back by its flow and the tokens of its prompt. A place to which nobody comes back is
+kept for a quarter of its wait longer.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -14,11 +16,6 @@ KEPT_LONGER: Final = 0.25
 """Part of the wait. `retry-after` is in whole seconds and spread over a tenth more, and clients are late."""
 
 Place = tuple[Flow, int]
-"""By what a request is known when it comes back: its flow, and the tokens of its prompt."""
-
-
-def place_of(request: Request) -> Place:
-    return request.flow, request.prompt_tokens
 
 
 class Places:
@@ -26,26 +23,47 @@ class Places:
 
     def __init__(self) -> None:
         self.due_s: dict[Place, float] = {}
+        self._kept: Counter[str] = Counter()
+        """By tenant."""
         self._ends: list[tuple[float, float, Place]] = []
         """A heap: until when a place is kept, and for when it was given. Some of these places were given up since."""
 
-    def entries(self) -> int:
-        """In memory, for places that are kept and that were given up."""
-        return len(self._ends)
+    def kept(self, tenant: str) -> int:
+        """Return how many places of this tenant are kept."""
+        return self._kept[tenant]
 
-    def keep(self, place: Place, wait_s: float, now: float) -> None:
+    def left_s(self, request: Request, now: float) -> float | None:
+        """Return the seconds until the request is due to come back; None: no place is kept for it."""
+        due_s = self.due_s.get((request.flow, request.prompt_tokens))
+        return None if due_s is None else due_s - now
+
+    def keep(self, request: Request, wait_s: float, now: float) -> None:
+        place = request.flow, request.prompt_tokens
         self.due_s[place] = now + wait_s
+        self._kept[request.flow.tenant] += 1
         heappush(self._ends, (now + wait_s * (1.0 + KEPT_LONGER), now + wait_s, place))
         if len(self._ends) > 2 * len(self.due_s) + 64:
             self._ends = [end for end in self._ends if self.due_s.get(end[2]) == end[1]]
             heapify(self._ends)
 
-    def expired(self, now: float) -> list[Place]:
-        """Places that nobody has come back to. They are no longer kept."""
-        found: list[Place] = []
+    def take(self, request: Request) -> bool:
+        """Give up the place of a request that has come back. Return whether one was kept."""
+        place = request.flow, request.prompt_tokens
+        if place not in self.due_s:
+            return False
+        self._give_up(place)
+        return True
+
+    def expire(self, now: float) -> None:
+        """Give up the places to which nobody has come back."""
         while self._ends and self._ends[0][0] <= now:
             _, due_s, place = heappop(self._ends)
             if self.due_s.get(place) == due_s:
-                del self.due_s[place]
-                found.append(place)
-        return found
+                self._give_up(place)
+
+    def _give_up(self, place: Place) -> None:
+        del self.due_s[place]
+        tenant = place[0].tenant
+        self._kept[tenant] -= 1
+        if not self._kept[tenant]:
+            del self._kept[tenant]
