@@ -110,7 +110,9 @@ class RequestLedger:
         )
         if waits:
             return place if self.working_set.has_room(request) else starts
-        return starts if request.progress.context is None and starts.is_behind_a_start else place
+        told = request.progress.wait.expected if request.progress.wait is not None else None
+        has_waited = told is not None and told.gate == starts.gate
+        return starts if request.progress.context is None and (has_waited or starts.is_behind_a_start) else place
 
     def numbers(self, request: Request | None, now: float) -> dict[str, float]:
         """What decides about this request beside its order, by name. None: about requests that do not wait."""

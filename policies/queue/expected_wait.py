@@ -115,14 +115,16 @@ class Place(NamedTuple):
 class _Pace:
     """How fast do requests go through one gate while something waits there?"""
 
-    __slots__ = ("_answers_s", "_seconds", "_turns", "gone", "passed", "since_s")
+    __slots__ = ("_answers_s", "_seconds", "_turns", "gone", "is_waited_for", "last_s", "passed")
 
     def __init__(self, passed: float) -> None:
         self.passed = passed
         self.gone = 0
         """Requests that went through the gate while others waited, or that had waited."""
-        self.since_s = inf
-        """When the last one went, if it left others waiting; inf: it left none."""
+        self.last_s = -inf
+        """When the last one went that had waited."""
+        self.is_waited_for = False
+        """It left others waiting."""
         self._turns = self._seconds = self._answers_s = 0.0
         """While something waited: requests that went, seconds, and the sum of their tenants' `answer_s`."""
 
@@ -140,7 +142,7 @@ class _Pace:
 
     def went(self, elapsed_s: float, answer_s: float) -> None:
         """A request of a tenant with such answers went, so long after the one before it or after it began to wait."""
-        kept = exp(-elapsed_s / WINDOW_S)
+        kept = max(exp(-elapsed_s / WINDOW_S), 1.0 - STEADY)
         self.gone += 1
         self._turns = self._turns * kept + 1.0
         self._seconds = self._seconds * kept + elapsed_s
@@ -228,9 +230,9 @@ class ExpectedWaits:
         """Count a request that left its queue for an engine. `oldest_s`: since when anything has waited in the pool."""
         wait, is_left = request.progress.wait, not place.is_empty(request.flow.tenant)
         pace = self._paces.get(place.gate)
-        if wait is None and (pace is None or not is_left):
+        if wait is None and not is_left:
             if pace is not None:
-                pace.since_s = inf
+                pace.is_waited_for = False
             return
         if pace is None:
             pace = self._paces[place.gate] = _new_pace(place)
@@ -239,9 +241,9 @@ class ExpectedWaits:
         self._paces.move_to_end(place.gate)
         elapsed_s = 0.0
         if wait is not None:
-            began_s = pace.since_s if pace.since_s < inf else wait.since_s
-            elapsed_s = max(0.0, now - max(began_s, oldest_s, self._resumed_s))
-            pace.since_s = now if is_left else inf
+            began_s = oldest_s if pace.is_waited_for else wait.since_s
+            elapsed_s = max(0.0, now - max(began_s, pace.last_s, self._resumed_s))
+            pace.last_s, pace.is_waited_for = now, is_left
         tenant = place.backlog.tenant(request.flow.tenant) if place.backlog is not None else None
         pace.went(elapsed_s, (tenant.answer_s if tenant is not None else 0.0) or self._usual.answer_s)
         if wait is not None and wait.expected is not None:
