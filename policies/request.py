@@ -245,7 +245,7 @@ class Progress:
         interaction: its open interaction; None: it belongs to none, or is a start that is not admitted yet.
         stage: its place among the calls of its interaction, from 1.
         inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
-        came_back: it was refused, and came back when it might (`queue.places`), so it goes first.
+        came_back: why it was refused before it came back when it might (`queue.places`); None: it was not.
         wasted_tokens: what its interaction had taken for nothing, since this call of it was rejected.
         wait: what held it back; None: nothing did.
         context: what it counts as in the working set of its pool; None: it does not count yet. `admission.working_set`
@@ -268,7 +268,7 @@ class Progress:
         self.refusals = 0
         self.closed: dict[str, float] | None = None
         self.rests = False
-        self.came_back = False
+        self.came_back: Refusal | None = None
         self.output_tokens_expected = output_tokens_expected
         self.output_tokens_reserved = output_tokens_reserved
         self.charged = 0.0

@@ -200,7 +200,8 @@ class Deciding:
         pressure = self._observe(now)
         again_s = 0.0
         if is_held:
-            again_s = self._waiting.comes_back_in(request, self.requests.expected(request, now, comes=True).wait_s, now)
+            wait_s = self.requests.expected(request, now, comes=True).wait_s
+            again_s = self._waiting.comes_back_in(request, Refusal.WORKING_SET, wait_s, now)
         why = Refusal.QUEUE_TIMEOUT if self.is_served else Refusal.NO_BACKEND
         return self._reject(request, Refused(why, again_s), now, pressure)
 
@@ -212,8 +213,7 @@ class Deciding:
                 for engine in requests.charge_progress(now):
                     self.room.changed(engine)
             self.room.at(now)
-            if self._waiting.places.due_s:
-                self._waiting.places.expire(now)
+            self._waiting.places.expire(now)
         except Exception as error:
             self._noted(error, "")
         while True:
@@ -275,7 +275,7 @@ class Deciding:
         if self._waiting.requests and (refused.limit is not None or not refused.retry_after_s):
             again_s = max(again_s, self.requests.expected(request, now, comes=True).wait_s)
         if refused.reason is Refusal.QUEUE_FULL:
-            again_s = self._waiting.comes_back_in(request, again_s, now)
+            again_s = self._waiting.comes_back_in(request, refused.reason, again_s, now)
         rejected = Reject(request.id, refused.reason, min(WAIT_S_MAX, again_s), refused.limit)
         self.recent.note(rejected, request, now, pressure)
         return rejected

@@ -82,12 +82,13 @@ class RequestLedger:
         if (refused := self.policy.order.refusal(request, now, pressure)) is not None:
             return refused
         most_s, place = self.waiting.limits.wait_s(request), self._place(request)
-        if most_s == request.wait_s_max or not place.is_behind_a_start:
+        if request.progress.inside or most_s == request.wait_s_max or not place.is_behind_a_start:
             return None  # the first in line always may
         wait_s = self.waiting.places.left_s(request, now)
         if wait_s is None:
             wait_s = self.expected(request, now, comes=True).wait_s
-        return Refused(Refusal.WORKING_SET, self.waiting.comes_back_in(request, wait_s, now)) if wait_s > most_s else None
+        why = Refusal.WORKING_SET
+        return Refused(why, self.waiting.comes_back_in(request, why, wait_s, now)) if wait_s > most_s else None
 
     def expected(self, request: Request, now: float, *, comes: bool) -> Expected:
         """Return the expected wait of a request. `comes`: it does not wait, and would come now."""

@@ -61,8 +61,8 @@ class Backlog:
         self._by_flow: dict[Flow, FlowMember] = {}
         self.queued = 0
         self.starts: dict[TenantMember, list[tuple[bool, float, str, Request]]] = {}
-        """Starts that sleep until the working set has room for them, by tenant, in order: calls of parked interactions,
-        and starts that came back when they might, before others, and then as they came.
+        """Starts that sleep until the working set has room for them, by tenant, in order: calls of parked interactions
+        before others, and then as they came.
         """
         self.full: dict[str, dict[TenantMember, None]] = {}
         """Tenants that sleep until a node of the tree has room, by the name of the node."""

@@ -16,7 +16,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from policies.queue.places import Places
-from policies.request import WAIT_S_MAX, Request
+from policies.request import WAIT_S_MAX, Refusal, Request
 from policies.settings import setting
 
 LOOKED_AT: Final = 64
@@ -196,7 +196,7 @@ class BoundedQueue:
         """A request whose time is up, or None."""
         return self.requests[self._deadlines[0][1]] if self.earliest_deadline_s() <= now else None
 
-    def comes_back_in(self, request: Request, wait_s: float, now: float) -> float:
+    def comes_back_in(self, request: Request, why: Refusal, wait_s: float, now: float) -> float:
         """Return in how many seconds a refused request is to come back that would wait for so long if it were let in,
         and keep its place until then. Others of its tenant are to come back before it.
         """
@@ -204,9 +204,9 @@ class BoundedQueue:
             return max(1.0, left_s)
         own = self._tenants.get(request.flow.tenant)
         queued = own.size(by_bytes=False) if own is not None else 0
-        wait_s = min(WAIT_S_MAX, wait_s * (1.0 + self.places.kept(request.flow.tenant) / max(1, queued)))
-        if len(self.places.due_s) < PLACES_MAX:
-            self.places.keep(request, wait_s, now)
+        wait_s = min(WAIT_S_MAX, wait_s * (1.0 + self.places.kept(request.flow.tenant) / (queued + 1)))
+        if len(self.places) < PLACES_MAX:
+            self.places.keep(request, why, wait_s, now)
         return wait_s
 
     def giving_way(self, request: Request, now: float) -> list[Request] | None:
@@ -222,8 +222,8 @@ class BoundedQueue:
         O(tenants waiting), and only when the queue is full. A tenth of it is for requests that were refused, and are
         due to come back.
         """
-        most = self.limits.queue_requests_max
-        if self.places.due_s and (self.places.left_s(request, now) or inf) > 0.0:
+        most, left_s = self.limits.queue_requests_max, self.places.left_s(request, now)
+        if len(self.places) and (left_s is None or left_s > 0.0):
             most = max(1, round(most * (1.0 - KEPT_FREE)))
         missing = self.bytes + request.body_bytes - self.limits.queue_bytes_max
         if missing > 0:
@@ -251,4 +251,4 @@ class BoundedQueue:
 
 
 def _has_come_back(request: Request) -> bool:
-    return request.progress.came_back
+    return request.progress.came_back is not None

@@ -113,4 +113,4 @@ class TenantMember(Member):
 
 def sleeps_as(start: Request) -> Any:
     """Return the place of a start among the starts of its tenant that sleep."""
-    return not (start.progress.parked or start.progress.came_back), start.arrived_s, start.id
+    return not start.progress.parked, start.arrived_s, start.id
