@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
-from math import inf
 from typing import Final, NamedTuple
 
 from policies.queue.places import Places

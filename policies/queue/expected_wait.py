@@ -206,7 +206,9 @@ class ExpectedWaits:
         if request.can_wait:  # what waits that cannot goes first
             gate = Gate(False, place.gate.node)
             others_pace = self._paces.get(gate) or _new_pace(place)
-            wait_s += _line_at(backlog, gate).queued() * others_pace.turn_s(place.running, answer_s)
+            wait_s += (
+                _line_at(backlog, gate).queued() * others_pace.turn_s(place.running, answer_s) * others_pace.passed
+            )
         return turns, wait_s
 
     def counts(self) -> dict[str, int]:

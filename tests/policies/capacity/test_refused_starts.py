@@ -10,7 +10,6 @@ from policies.request import Refusal, Request
 from tests.policies.capacity.test_working_set import HOLD_S, Pool, call, full
 from tests.policies.making import make_request
 
-
 TURN_S = (0.98 * 10.0 + 10.0 + HOLD_S) / (0.98 + 2)
 """Two turns of ten seconds were seen. Before that, one was expected to take as long as a context counts."""
 

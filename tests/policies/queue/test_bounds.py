@@ -161,8 +161,12 @@ def test_who_was_refused_finds_room_when_it_comes_back_and_nobody_takes_it() -> 
     assert enter(room, early) is None
     wait_s = room.comes_back_in(early, Refusal.QUEUE_FULL, 10.0, 0.0)
     assert wait_s == 10.0
-    assert room.comes_back_in(late, Refusal.QUEUE_FULL, 10.0, 0.0) == pytest.approx(10.0 * 22 / 21), "one more goes before it"
-    assert room.comes_back_in(early, Refusal.QUEUE_FULL, 99.0, 4.0) == 6.0, "it came too early, and is still to come then"
+    assert room.comes_back_in(late, Refusal.QUEUE_FULL, 10.0, 0.0) == pytest.approx(10.0 * 22 / 21), (
+        "one more goes before it"
+    )
+    assert room.comes_back_in(early, Refusal.QUEUE_FULL, 99.0, 4.0) == 6.0, (
+        "it came too early, and is still to come then"
+    )
     for request in list(room.requests.values())[:2]:
         room.remove(request)
     assert room.giving_way(make_request("a"), 9.0) is None, "18 of 20 wait, and a tenth is kept free"
