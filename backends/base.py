@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, init=False)
 class Usage:
-    """What did one request really cost? As the engine reports it, in tokens. None: it did not say, or said nothing that
-    can be a count."""
+    """Tokens of one request by the engine's own count. None where the engine reports no valid count."""
 
     prompt_tokens: int | None
     output_tokens: int | None

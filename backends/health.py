@@ -1,4 +1,4 @@
-"""May a backend be given work? Judged from probes and from what requests met, with hysteresis."""
+"""Health of a backend, judged from probes and requests with hysteresis, and the HTTP questions that probes ask."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from policies.capacity.gauges import Gauges
 
 _BODY_BYTES_MAX = 4 * 1024 * 1024
 _MODEL_LEN_MAX = 1 << 40
-"""A length beyond that says nothing."""
+"""Longer contexts are ignored."""
 
 
 @dataclass(eq=False, kw_only=True)
 class HealthState:
-    """Is one backend healthy, since when, and why not? Pure: times are monotonic seconds given by the caller.
+    """Health of one backend: is it healthy, since when, and why not? Times are the caller's monotonic seconds.
 
-    `failures_max` failures in a row (failed probes, failed connects) make it unhealthy, and so does who judges its
-    answers (`give_up`); `successes_min` good probes in a row make it healthy again. Before the first probe it is not
-    healthy, and one good probe is enough.
+    `failures_max` failed probes or connects in a row make the backend unhealthy; so does `give_up`, called by the judge
+    of its answers. `successes_min` good probes in a row make the backend healthy again. A new backend is unhealthy
+    until one good probe.
     """
 
     failures_max: int = 3
@@ -38,11 +38,11 @@ class HealthState:
 
     @property
     def probes_missing(self) -> int:
-        """How many good probes in a row make it healthy at the earliest? 0: it is."""
+        """Return the good probes in a row until the backend can be healthy; 0 for a healthy backend."""
         return 0 if self.healthy else self.successes_min - self._successes
 
     def probed(self, problem: str | None, now_s: float) -> None:
-        """A probe ended: None is well, otherwise what was wrong."""
+        """Record a probe's end: a problem, or None for a good probe."""
         if problem is not None:
             self._failed(f"probe: {problem}", now_s)
             return
@@ -52,17 +52,17 @@ class HealthState:
             self._turn(True, "", now_s)
 
     def connect_failed(self, problem: str, now_s: float) -> None:
-        """A request found no connection: as telling as a failed probe."""
+        """Record a request without a connection, which counts like a failed probe."""
         self._failed(f"connect: {problem}", now_s)
 
     def give_up(self, reason: str, now_s: float) -> None:
-        """It is well by its probes, and its answers are not."""
+        """Mark a backend unhealthy whose answers are bad although its probes are good."""
         if self.healthy:
             self._successes = 0
             self._turn(False, reason, now_s)
 
     def answered(self) -> None:
-        """A request was answered in full: failures before it were not in a row."""
+        """Record a completed answer: earlier failures were not in a row."""
         self._failures = 0
 
     def _failed(self, reason: str, now_s: float) -> None:
@@ -79,21 +79,21 @@ class HealthState:
 
 
 class Standstill:
-    """Does an engine do nothing, though it has requests and says that it is well? Judged from its pages of metrics.
+    """Detector of an engine that makes no step although it has requests and passes its probes.
 
-    A step makes tokens, or computes a part of a prompt, which takes blocks of the KV cache. So it changes one of
-    `_signs`; requests that come and wait do not.
+    A step makes tokens, or computes a part of a prompt and so takes KV blocks. Either changes one of `_signs`. Requests
+    that arrive and wait change none.
     """
 
     def __init__(self, limit_s: float) -> None:
-        """`limit_s`: no step takes so long."""
+        """Create a detector; `limit_s` is longer than any step."""
         self.limit_s = limit_s
         self._page: Gauges | None = None
         self._signs: tuple[float | None, ...] = ()
         self._since_s = 0.0
 
     def read(self, page: Gauges) -> None:
-        """The next page."""
+        """Take the next page of metrics."""
         totals = (page.prompt_tokens_total, page.output_tokens_total, page.preemptions_total)
         signs = (page.running, page.kv_usage, *totals)
         if signs != self._signs:
@@ -101,9 +101,10 @@ class Standstill:
         self._page = page
 
     def fault(self, oldest_s: float) -> str | None:
-        """What is wrong, if it is sure to have had a request since `oldest_s`? None: nothing."""
+        """Return the fault of an engine that surely has had a request since `oldest_s`, or None for a working
+        engine."""
         page = self._page
-        # Without a count that each step changes, one long answer looks like a standstill.
+        # Without a counter that each step changes, one long answer would look like a standstill.
         if page is None or page.output_tokens_total is None or not (page.running or page.waiting):
             return None
         still_s = page.taken_s - max(self._since_s, oldest_s)
@@ -111,14 +112,14 @@ class Standstill:
 
 
 class ModelCard(msgspec.Struct):
-    """One model that a backend says it serves; LoRA cards and other engines state no length."""
+    """One model in a backend's list. LoRA cards and some engines state no length."""
 
     id: str
     max_model_len: int | None = None
     parent: object = None
-    """Whose LoRA adapter it is."""
+    """The base model of a LoRA adapter."""
     owned_by: str = ""
-    """Each kind of engine has its own word here."""
+    """A word by which each kind of engine is recognised."""
 
 
 class _Cards(msgspec.Struct):
@@ -133,7 +134,7 @@ async def probe(
     timeout_s: float = 2.0,
     tls: ssl.SSLContext | None = None,
 ) -> str | None:
-    """GET `url` (the adapter's health path on the backend): None if it answers 200, otherwise what is wrong."""
+    """GET the adapter's health path. Return what is wrong, or None for an answer of 200."""
     try:
         await _get(session, url, api_key, timeout_s, tls)
     except UpstreamError as error:
@@ -149,14 +150,14 @@ async def fetch_models(
     timeout_s: float = 5.0,
     tls: ssl.SSLContext | None = None,
 ) -> list[ModelCard]:
-    """GET /v1/models of the backend at `url`. Raises ConnectFailed, or ProtocolViolation for any other answer."""
+    """GET /v1/models of the backend at `url`. Raise ConnectFailed, or ProtocolViolation for an invalid answer."""
     return read_models(url, await _get(session, url.rstrip("/") + "/v1/models", api_key, timeout_s, tls))
 
 
 async def fetch_text(
     session: aiohttp.ClientSession, url: str, *, api_key: str | None, tls: ssl.SSLContext | None, timeout_s: float = 2.0
 ) -> str:
-    """Return the text of an answer with status 200, and "" for any other one."""
+    """Return the text of an answer with status 200, and "" for any other answer."""
     try:
         return (await _get(session, url, api_key, timeout_s, tls)).decode("latin-1")
     except UpstreamError:
@@ -164,7 +165,7 @@ async def fetch_text(
 
 
 def read_models(url: str, body: bytes) -> list[ModelCard]:
-    """What an answer to /v1/models says; ProtocolViolation if it is none."""
+    """Parse an answer to /v1/models. Raise ProtocolViolation for an invalid answer."""
     try:
         cards = msgspec.json.decode(body, type=_Cards).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -182,7 +183,7 @@ async def _get(
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     body = bytearray()
     try:
-        # Redirects are not followed: requests would not be, and the key is for this backend alone.
+        # Redirects are not followed: requests would not follow them, and the key is for this backend alone.
         async with session.get(
             url, headers=headers, timeout=timeout, allow_redirects=False, ssl=tls or True
         ) as response:

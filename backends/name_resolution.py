@@ -1,4 +1,4 @@
-"""Which addresses stand behind a name, and how is one of them spoken to by that name?"""
+"""The addresses behind a name, and connections to one address under that name."""
 
 from __future__ import annotations
 
@@ -14,35 +14,34 @@ if TYPE_CHECKING:
     from aiohttp.abc import AbstractResolver
 
 Resolver = Callable[[str], Awaitable[Sequence[str]]]
-"""The addresses behind a name, now. OSError or UnicodeError: that cannot be said."""
+"""Look up the addresses of a name now. Raises OSError or UnicodeError if the lookup fails."""
 
 _KEEPALIVE_S: Final = 3.0
 
 
 class KnownAddresses:
-    """Behind which addresses of one name is an engine? Pure: times are monotonic seconds given by the caller.
+    """The addresses of one name that are in use. Times are the caller's monotonic seconds.
 
-    One that appears counts at once, one that answers leave out counts for a time to live. So answers that name only
-    some of the addresses each time, and addresses that come and go, change nothing. Only addresses of one family count:
-    an engine that has one of both would be two. It is IPv4 where a name has both at first, and another one once none of
-    the known is left.
+    A new address counts at once. An address that answers omit stays for a time to live, so partial and rotating answers
+    change nothing. Only one address family counts, since an engine with both would count as two: IPv4 where the first
+    answer has both, until none of the known addresses is left.
     """
 
     def __init__(self) -> None:
         self.left_out = 0
-        """So many addresses of the last answer are beyond the bound."""
+        """Number of addresses of the last answer that are beyond the bound."""
         self._missed_s: dict[str, float | None] = {}
-        """Since when answers leave it out; None: the last one had it."""
+        """Start of the omission by answers, per address; None if the last answer had the address."""
 
     def __iter__(self) -> Iterator[str]:
-        """In the order in which they came."""
+        """Iterate in order of arrival."""
         return iter(self._missed_s)
 
     def __len__(self) -> int:
         return len(self._missed_s)
 
     def resolved(self, addresses: Sequence[str], now_s: float, *, ttl_s: float, addresses_max: int) -> bool:
-        """A lookup had this answer. Are others known now?"""
+        """Take a lookup's answer. Return whether the known addresses changed."""
         known = self._missed_s
         before = list(known)
         is_six = _is_six(before[0]) if before else all(map(_is_six, addresses))
@@ -68,20 +67,20 @@ def _is_six(address: str) -> bool:
 
 
 async def resolve(host: str) -> list[str]:
-    """By what the system is configured to ask."""
+    """Resolve a name as the system is configured to."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return [str(each[4][0]) for each in found]
 
 
 def session_at(address: str) -> aiohttp.ClientSession:
-    """Reaches this address by whatever name: a url, a Host header and a certificate keep theirs."""
-    resolver = cast("AbstractResolver", _Fixed(address))
+    """Create a session that always connects to this address, while URL, Host header and certificate keep the name."""
+    resolver = cast("AbstractResolver", _FixedResolver(address))
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S, resolver=resolver)
     return aiohttp.ClientSession(connector=connector)
 
 
-class _Fixed:
-    """What aiohttp asks of a resolver. Not its own class: a compiled one cannot follow an abstract one for certain."""
+class _FixedResolver:
+    """A resolver for aiohttp. It does not extend aiohttp's abstract class, since a compiled class may not."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -1,4 +1,4 @@
-"""Which samples does a Prometheus text page hold under a few names? Classic text, tolerant of OpenMetrics."""
+"""Parser for chosen samples of a Prometheus text page: the classic format, tolerant of OpenMetrics."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from dataclasses import dataclass
 from typing import Final
 
 LINE_LENGTH_MAX: Final = 16_384
-"""Longer lines are passed over."""
+"""Longer lines are skipped."""
 SAMPLES_MAX: Final = 1000
-"""Of one page; those behind are passed over."""
+"""Samples read from one page; later ones are skipped."""
 _REST: Final = re.compile(r'(?:\{((?:[^"}]++|"(?:[^"\\]|\\.)*+")*+)\})?[ \t]+(\S+)')
 _LABEL: Final = re.compile(r'(?<![a-zA-Z0-9_])([a-zA-Z_][a-zA-Z0-9_]*+)\s*+=\s*+"((?:[^"\\]|\\.)*+)"')
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line of the page; label values as written, without unescaping."""
+    """One line of the page, with label values as written, without unescaping."""
 
     labels: dict[str, str]
     value: float
 
 
 def lines_of(names: Collection[str]) -> re.Pattern[str]:
-    """Finds the lines of these names, in which each '_' may be a ':' on the page."""
+    """Return a pattern for the lines of these names, in which each '_' may be a ':' on the page."""
     alternatives = "|".join(sorted(name.replace("_", "[:_]") for name in names))
     return re.compile(rf"^({alternatives})(?=[{{ \t])([^\n]{{0,{LINE_LENGTH_MAX}}}+)$", re.MULTILINE)
 
 
 def samples(text: str, lines: re.Pattern[str]) -> dict[str, list[Sample]]:
-    """The samples on these lines, by name, with '_'. Lines that are broken or NaN are passed over."""
+    """Return the samples on these lines by name, with '_'. Broken lines and NaN are skipped."""
     found: dict[str, list[Sample]] = {}
     left = SAMPLES_MAX
     for line in lines.finditer(text):

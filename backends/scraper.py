@@ -1,4 +1,4 @@
-"""What do a backend's gauges say now? One scrape at a time, as cheaply as the backend allows."""
+"""A scraper of a backend's gauges: one scrape at a time, as cheaply as the backend allows."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from policies.capacity.gauges import Gauges
 
 _PAGE_BYTES_MAX = 8 * 1024 * 1024
 CHECK_INTERVAL_S = 0.8
-"""Between two pages of an engine whose steps are received."""
+"""Interval of scrapes while the engine's steps are received."""
 
 
 @dataclass(eq=False)
 class Scraper:
-    """Scrapes one engine, one `turn` after another, every `interval_s` after the last one ended. While the engine's
-    steps are received it scrapes rarely, only to compare the steps with a page.
+    """A scraper of one engine. Each `turn` scrapes once, then waits `interval_s`, or longer while steps are received.
 
-    The filtered path is tried first; one that answers nothing of use is left for the full page until a scrape fails,
-    since then the engine may be another one when it is back.
+    The cheapest path is tried first. A path without a known gauge is left for the next one until a scrape fails, since
+    another engine may have taken the place.
     """
 
     adapter: Adapter
@@ -42,12 +41,12 @@ class Scraper:
     _path: int = field(default=0, init=False)
 
     async def turn(self) -> None:
-        """One scrape, and the time until the next."""
+        """Scrape once and wait until the next scrape is due."""
         await self._scrape()
         await self._pause()
 
     async def _pause(self) -> None:
-        """Until the next page. If a feed is lost meanwhile, that is now."""
+        """Wait until the next scrape is due, which is at once if the feed is lost."""
         if self.feed is None or self.feed.silent.is_set():
             await asyncio.sleep(self.interval_s)
             return
@@ -58,11 +57,9 @@ class Scraper:
             pass
 
     async def _scrape(self) -> None:
-        """One snapshot or one failure is reported, whatever the backend does."""
+        """Report one snapshot or one failure, whatever the backend answers."""
         why = ""
         for path in range(self._path, len(self.adapter.metrics_paths)):
-            if self.feed is not None:
-                self.feed.asking()
             taken_s = asyncio.get_running_loop().time()
             url = self.url.rstrip("/") + self.adapter.metrics_paths[path]
             try:
@@ -81,7 +78,7 @@ class Scraper:
             if snapshot is not None:
                 self._path = path
                 self.standstill.read(snapshot)
-                if self.feed is None or not self.feed.read(snapshot):
+                if self.feed is None or self.feed.silent.is_set():
                     self.on_snapshot(snapshot)
                 return
             why = f"{url} holds no gauge of {self.adapter.title}"
@@ -89,7 +86,7 @@ class Scraper:
         self.on_failure(why)
 
     async def _page(self, url: str) -> str:
-        # Asked for OpenMetrics, vLLM would rename its metrics.
+        # An Accept for OpenMetrics would make vLLM rename its metrics.
         headers, timeout = {"Accept": "text/plain"}, aiohttp.ClientTimeout(total=self.timeout_s)
         async with self.session.get(
             url, headers=headers, timeout=timeout, allow_redirects=False, ssl=self.tls or True
@@ -101,4 +98,4 @@ class Scraper:
                 page += piece
                 if len(page) > _PAGE_BYTES_MAX:
                     raise ValueError(f"the page is longer than {_PAGE_BYTES_MAX} bytes")
-            return page.decode("latin-1")  # what is looked for is ASCII, and of others a letter may take four bytes
+            return page.decode("latin-1")  # all known names are ASCII, and other text may take four bytes a letter

@@ -1,4 +1,4 @@
-"""How is TLS spoken, to an engine and to a client: who is trusted, what is shown, and what is wrong with the files?"""
+"""TLS contexts for connections to engines and from clients, with errors that name the faulty file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import ssl
 def client_context(
     *, ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None, verify: bool = True
 ) -> ssl.SSLContext:
-    """Towards an engine. ValueError, saying which file is wrong and how, if one is.
+    """Return the context for an engine. ValueError names a faulty file and its fault.
 
-    `ca_file`: the authorities that are trusted, instead of the system's. `cert_file` and `key_file`: what is shown to a
-    server that asks who we are; the key may be in the same file. Without `verify` nobody is asked who they are.
+    Args:
+        ca_file: trusted authorities, in place of the system's.
+        cert_file: shown to a server that asks for a client certificate, with the key in `key_file` or in this file.
+        verify: False accepts any server certificate.
     """
     context = _context(ssl.Purpose.SERVER_AUTH, ca_file)
     if cert_file is not None:
@@ -23,9 +25,10 @@ def client_context(
 
 
 def server_context(cert_file: str, *, key_file: str | None = None, client_ca_file: str | None = None) -> ssl.SSLContext:
-    """Towards clients. ValueError, saying which file is wrong and how, if one is.
+    """Return the context for clients. ValueError names a faulty file and its fault.
 
-    `client_ca_file`: clients have to show a certificate of these authorities.
+    Args:
+        client_ca_file: authorities of the certificates that clients must show.
     """
     context = _context(ssl.Purpose.CLIENT_AUTH, client_ca_file)
     _load_certificate(context, cert_file, key_file)
@@ -36,7 +39,7 @@ def server_context(cert_file: str, *, key_file: str | None = None, client_ca_fil
 
 
 def _context(purpose: ssl.Purpose, ca_file: str | None) -> ssl.SSLContext:
-    """TLS 1.2 or later, for HTTP/1.1."""
+    """Return a context for TLS 1.2 or later and HTTP/1.1."""
     try:
         context = ssl.create_default_context(purpose, cafile=ca_file)
     except OSError as error:
@@ -50,7 +53,7 @@ def _load_certificate(context: ssl.SSLContext, cert_file: str, key_file: str | N
     for what, file in (("certificate", cert_file), ("key", key_file)):
         try:
             if file is not None:
-                open(file, "rb").close()  # OpenSSL does not say which of them it could not read
+                open(file, "rb").close()  # OpenSSL does not say which of the two it could not read
         except OSError as error:
             raise ValueError(f"the {what} {file} cannot be read: {_text_of(error)}") from None
     try:
@@ -61,7 +64,7 @@ def _load_certificate(context: ssl.SSLContext, cert_file: str, key_file: str | N
 
 
 def what_failed(error: BaseException) -> str:
-    """What a connection failed of, and what to do about it where that can be known."""
+    """Return why a connection failed, with advice where the cause is known."""
     if isinstance(error, ssl.SSLCertVerificationError):
         advice = (
             "name who signed it by tls.ca_file" if "match" not in error.verify_message else "the url needs its name"
@@ -86,6 +89,6 @@ def _text_of(error: OSError) -> str:
 
 
 def _reason(error: BaseException) -> str | None:
-    """What OpenSSL calls it, in words. Typeshed says that there always is a reason; OpenSSL does not."""
+    """Return OpenSSL's reason in words. Typeshed claims that a reason always exists; OpenSSL disagrees."""
     reason: object = getattr(error, "reason", None)
     return reason.replace("_", " ").lower() if isinstance(error, ssl.SSLError) and isinstance(reason, str) else None

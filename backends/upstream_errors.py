@@ -1,13 +1,13 @@
-"""What went wrong between the gateway and a backend? One tree of typed errors.
+"""Typed errors between the gateway and a backend.
 
-`before_first_byte` says whether the request may be sent to another backend: nothing of an answer was seen.
+`before_first_byte` says whether the request may go to another backend: no byte of an answer arrived.
 """
 
 from __future__ import annotations
 
 
 class UpstreamError(Exception):
-    """Base of the tree; never raised itself."""
+    """Base of all errors of a backend; never raised itself."""
 
     def __init__(self, backend: str, what: str, *, before_first_byte: bool) -> None:
         super().__init__(f"backend {backend}: {what}")
@@ -16,14 +16,14 @@ class UpstreamError(Exception):
 
 
 class ConnectFailed(UpstreamError):
-    """No connection could be made (refused, unreachable, TLS, or not in time)."""
+    """No connection could be opened: refused, unreachable, TLS failed, or too slow."""
 
     def __init__(self, backend: str, what: str) -> None:
         super().__init__(backend, what, before_first_byte=True)
 
 
 class ConnectionLost(UpstreamError):
-    """The connection ended before the answer did."""
+    """The connection ended before the answer."""
 
 
 class ReadTimedOut(UpstreamError):
@@ -31,4 +31,4 @@ class ReadTimedOut(UpstreamError):
 
 
 class ProtocolViolation(UpstreamError):
-    """What came back is not HTTP/1.1, or breaks its framing."""
+    """The answer is not HTTP/1.1, or its framing is broken."""

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench import report
-from bench.load import Reply, Request, RoundRobin
+from bench.load import Client, Reply, Request
 from bench.stack import (
     KV_USAGE,
     OUTPUT,
@@ -86,7 +86,7 @@ class Leg:
 class Clients:
     """Closed-loop clients: each sends its next request as soon as the last is answered."""
 
-    def __init__(self, client: RoundRobin, requests: list[Request]) -> None:
+    def __init__(self, client: Client, requests: list[Request]) -> None:
         self.client = client
         self.completed = 0
         self.failures: list[str] = []
@@ -112,9 +112,7 @@ class Clients:
             await asyncio.wait(late)
 
 
-async def send_on_time(
-    client: RoundRobin, request: Request, every_s: float, window_s: float
-) -> list[asyncio.Task[Reply]]:
+async def send_on_time(client: Client, request: Request, every_s: float, window_s: float) -> list[asyncio.Task[Reply]]:
     """Sends one request every `every_s` for `window_s`, never waiting for replies."""
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
@@ -152,7 +150,7 @@ async def run_leg(
     counters = (PROMPT, OUTPUT, PREEMPTIONS)
     await target.wait_idle()
     rest = await target.gauges(*counters)
-    flood, visitor = RoundRobin(route.urls), RoundRobin(route.urls)
+    flood, visitor = Client(route.url), Client(route.url)
     clients = Clients(flood, requests)
     late: set[asyncio.Task[Reply]] = set()
     replies: list[asyncio.Task[Reply]] = []

@@ -21,7 +21,7 @@ from itertools import count
 from typing import Any
 
 from bench import report
-from bench.load import VOCABULARY, Client, Reply, RoundRobin
+from bench.load import VOCABULARY, Client, Reply
 from bench.sessions import Conversation, chat
 from bench.stack import PREEMPTIONS, Engine, Engines, Route, engines, fairgate, nginx_proxy, run_bench
 
@@ -60,7 +60,7 @@ class Load:
     """The agents and the light client on one route, until they are ended."""
 
     def __init__(self, route: Route, leg: Leg, agents: int, seed: int) -> None:
-        self._client = RoundRobin(route.urls)
+        self._client = Client(route.url)
         self._light = Client(route.url)
         self._route = route
         self._leg = leg
@@ -100,8 +100,7 @@ class Load:
 
     async def _until_answered(self, asked: bytes) -> Reply:
         """A refused call is made again when it was told to come."""
-        client = self._client.clients[random.randrange(len(self._client.clients))]
-        while not (reply := await client.raw(asked)).ok:
+        while not (reply := await self._client.raw(asked)).ok:
             self._leg.failed += self.is_counted
             await asyncio.sleep(reply.again_after_s)
         return reply

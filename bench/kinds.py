@@ -13,8 +13,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from bench.upstream import MODEL, completion, events
-
+MODEL: Final = "bench"
+ANSWER_ID: Final = "chatcmpl-0123456789abcdef0123456789abcdef"
+CREATED: Final = 1_790_000_000
+TAIL_EVENTS: Final = 4
+"""Role, finish, usage and `[DONE]` of a stream."""
 CHUNKS: Final = 100
 TURNS: Final = 20
 WORDS: Final = "the quick answer to every question is a good deal longer than the question itself was "
@@ -100,6 +103,35 @@ class Client(asyncio.Protocol):
             self.on_piece()
         elif self._ended is not None:
             self._ended.set_result(self._got)
+
+
+def events(count: int) -> list[str]:
+    """Return a stream as vLLM sends it, `count` events of about 250 bytes."""
+
+    def chunk(**fields: Any) -> str:
+        head = {"id": ANSWER_ID, "object": "chat.completion.chunk", "created": CREATED, "model": MODEL}
+        return f"data: {json.dumps(head | {'choices': [], 'usage': None} | fields, separators=(',', ':'))}\n\n"
+
+    def choice(delta: dict[str, str], finish: str | None = None) -> list[dict[str, Any]]:
+        ends = {"logprobs": None, "finish_reason": finish, "stop_reason": None, "token_ids": None}
+        return [{"index": 0, "delta": delta, **ends}]
+
+    words = count - TAIL_EVENTS
+    content = [chunk(choices=choice({"content": f" word{n:02d}"})) for n in range(words)]
+    used = {"prompt_tokens": 170, "total_tokens": 170 + words, "completion_tokens": words}
+    first = chunk(choices=choice({"role": "assistant", "content": ""}))
+    last = chunk(choices=choice({"content": ""}, "length"))
+    return [first, *content, last, chunk(usage=used), "data: [DONE]\n\n"]
+
+
+def completion() -> str:
+    """Return an answer of about 600 bytes that is not streamed."""
+    content = "a word and another " * 12
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "tool_calls": []}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    used = {"prompt_tokens": 170, "total_tokens": 230, "completion_tokens": 60, "prompt_tokens_details": None}
+    head = {"id": ANSWER_ID, "object": "chat.completion", "created": CREATED, "model": MODEL}
+    return json.dumps(head | {"choices": [choice], "usage": used})
 
 
 def _streamed() -> list[bytes]:

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -52,8 +51,6 @@ class Request:
     user: str = ""
     usage: bool = False
     model: str = MODEL
-    interaction: str = ""
-    """The id of the interaction that it says it is part of."""
 
     def body(self, rng: random.Random) -> bytes:
         """The JSON body, with a prompt nobody has sent before, so that no prefix cache shortens the work."""
@@ -66,8 +63,6 @@ class Request:
         }
         if self.user:
             fields["user"] = self.user
-        if self.interaction:
-            fields["metadata"] = {"fairgate_interaction": self.interaction}
         if self.usage and self.stream:
             fields["stream_options"] = {"include_usage": True}
         return json.dumps(fields).encode()
@@ -92,7 +87,6 @@ class Reply:
         "error",
         "events",
         "first_s",
-        "request_id",
         "retry_after",
         "sent_s",
         "sse",
@@ -105,7 +99,6 @@ class Reply:
         self.first_s = 0.0
         self.status = 0
         self.retry_after = ""
-        self.request_id = ""
         self.events = 0
         self.sse = False
         self.error = False
@@ -225,8 +218,6 @@ class Connection(asyncio.Protocol):
             self.reply.sse = value.startswith(b"text/event-stream")
         elif name.lower() == b"retry-after":
             self.reply.retry_after = value.decode("latin-1")
-        elif name.lower() == b"x-request-id":
-            self.reply.request_id = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self.reply.status = self.parser.get_status_code()
@@ -299,25 +290,3 @@ class Client:
         """Drops every connection, whatever is on it."""
         self.abandon(started=True)
         self._drop_idle()
-
-
-class RoundRobin:
-    """Clients of several addresses of one way, used in turns."""
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self.clients = [Client(url) for url in urls]
-        self._turn = 0
-
-    async def send(self, request: Request, sent_s: float | None = None) -> Reply:
-        """Sends one request to the address whose turn it is."""
-        self._turn += 1
-        return await self.clients[self._turn % len(self.clients)].send(request, sent_s)
-
-    def abandon(self, started: bool) -> int:
-        """Closes what is under way: all of it with `started`, else only replies without a first event."""
-        return sum(client.abandon(started) for client in self.clients)
-
-    def close(self) -> None:
-        """Drops every connection, whatever is on it."""
-        for client in self.clients:
-            client.close()

@@ -22,8 +22,8 @@ import uvloop
 import yaml
 
 from bench.load import MODEL, Client
-from bench.ports import free_port
 from gateway.config.sections.keys import hash_key
+from tests.ports import free_port
 
 Result = TypeVar("Result")
 
@@ -69,11 +69,10 @@ def run_bench(name: str, main: Coroutine[Any, Any, Result]) -> Result:
 
 
 @contextlib.contextmanager
-def process(command: list[str], log: Path, cpu: int | str | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a command while the block runs, pinned to one core if asked; SIGTERM at the end, then SIGKILL."""
-    pinned = ["taskset", "-c", str(cpu), *command] if cpu is not None else command
+def process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command while the block runs; SIGTERM at the end, then SIGKILL."""
     with log.open("ab") as out:
-        child = subprocess.Popen(pinned, stdout=out, stderr=out, cwd=ROOT, process_group=0)
+        child = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, process_group=0)
         try:
             yield child
         finally:
@@ -122,11 +121,6 @@ def memory_bytes(pid: int) -> int:
     """Memory of a process and its living descendants; what they share is counted once (PSS)."""
     pages = [Path(f"/proc/{member}/smaps_rollup").read_text() for member in tree(pid)]
     return sum(int(line.split()[1]) * 1024 for page in pages for line in page.splitlines() if line.startswith("Pss:"))
-
-
-def open_files(pid: int) -> int:
-    """Files, sockets among them, that a process and its living descendants have open."""
-    return sum(len(os.listdir(f"/proc/{member}/fd")) for member in tree(pid))
 
 
 class Engine:
@@ -185,24 +179,14 @@ class Engines:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One way to the engine. `keys` names the key each tenant uses on it; `pid` is the proxy's, 0 for none.
-
-    `headers`: fields that every request on it needs besides. `access_log`: where fairgate writes it; None without one.
-    `others`: further addresses of the same way, between which clients go round. `admin`: where operators ask fairgate.
-    """
+    """A way to the engine: the proxy's process (0 without a proxy), each tenant's key, fairgate's log and admin URL."""
 
     name: str
     url: str
     pid: int = 0
     keys: tuple[tuple[str, str], ...] = ()
-    headers: tuple[tuple[str, str], ...] = ()
     access_log: Path | None = None
-    others: tuple[str, ...] = ()
     admin: str = ""
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        return self.url, *self.others
 
     def key(self, tenant: str) -> str:
         return dict(self.keys).get(tenant, "")
@@ -219,8 +203,8 @@ async def engine(url: str | None, flags: Sequence[str] = ()) -> AsyncIterator[En
 
 
 @contextlib.asynccontextmanager
-async def engines(flags: Sequence[Sequence[str]], cpu: int | None = None) -> AsyncIterator[list[Engine]]:
-    """One engine of our own for each list of further `vllm serve` flags, all started at once, on one core if asked.
+async def engines(flags: Sequence[Sequence[str]]) -> AsyncIterator[list[Engine]]:
+    """One engine of our own for each list of further `vllm serve` flags, all started at once.
 
     They have fairgate's plug-in if fairgate is compiled, which is when there is a folder with a distribution of it.
     """
@@ -229,22 +213,11 @@ async def engines(flags: Sequence[Sequence[str]], cpu: int | None = None) -> Asy
         for own in flags:
             port = free_port()
             log = Path(folder, f"engine-{port}.log")
-            child = stack.enter_context(process([*PLUG_IN, str(SERVE), str(port), *own], log, cpu))
+            child = stack.enter_context(process([*PLUG_IN, str(SERVE), str(port), *own], log))
             starting.append((f"http://127.0.0.1:{port}", child, log))
         for url, child, log in starting:
             await wait_ready(url, "/health", child, log, ENGINE_START_S)
         yield [Engine(url) for url, _, _ in starting]
-
-
-@contextlib.contextmanager
-def certificate() -> Iterator[dict[str, str]]:
-    """A certificate that nobody trusts and its key (P-256), as fairgate's config writes them."""
-    with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
-        files = {"cert_file": f"{folder}/cert.pem", "key_file": f"{folder}/key.pem"}
-        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-        command += ["-subj", "/CN=bench", "-out", files["cert_file"], "-keyout", files["key_file"]]
-        subprocess.run(command, check=True, capture_output=True)
-        yield files
 
 
 NGINX_CONF = """
@@ -252,7 +225,6 @@ worker_processes 1;
 daemon off;
 pid {folder}/nginx.pid;
 error_log {folder}/nginx.log;
-{modules}
 events {{ worker_connections 24000; }}
 http {{
     access_log off;
@@ -268,10 +240,9 @@ http {{
 """
 
 PLAIN_PROXY = """
-    upstream engine {{ {balance} {servers} keepalive 512; keepalive_requests 10000000; keepalive_timeout 4s; }}
+    upstream engine {{ {servers} keepalive 512; keepalive_requests 10000000; keepalive_timeout 4s; }}
     server {{
-        listen 127.0.0.1:{port} backlog=4096{tls};
-        listen 127.0.0.1:{ready_port};
+        listen 127.0.0.1:{port} backlog=4096;
         location / {{
             proxy_pass http://engine;
             proxy_http_version 1.1;
@@ -284,42 +255,25 @@ PLAIN_PROXY = """
 
 
 @contextlib.asynccontextmanager
-async def nginx(http: str, port: int, ready: str, modules: str = "", cpu: int | None = None) -> AsyncIterator[int]:
+async def nginx(http: str, port: int, ready: str) -> AsyncIterator[int]:
     """Runs nginx with the given servers in its http block; yields its pid once `ready` answers on `port`."""
     binary = shutil.which("nginx") or "/usr/sbin/nginx"
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
         conf = Path(folder, "nginx.conf")
-        conf.write_text(NGINX_CONF.format(folder=folder, http=http, modules=modules))
+        conf.write_text(NGINX_CONF.format(folder=folder, http=http))
         log = Path(folder, "out.log")
-        with process([binary, "-c", str(conf), "-e", str(log)], log, cpu) as child:
+        with process([binary, "-c", str(conf), "-e", str(log)], log) as child:
             await wait_ready(f"http://127.0.0.1:{port}", ready, child, log, PROXY_START_S)
             yield child.pid
 
 
 @contextlib.asynccontextmanager
-async def nginx_proxy(
-    *upstream_urls: str,
-    ready: str = "/health",
-    cpu: int | None = None,
-    balance: str = "",
-    tls: dict[str, str] | None = None,
-) -> AsyncIterator[Route]:
-    """nginx as a plain proxy, one worker, nothing buffered, connections to the upstreams kept.
-
-    `balance`: the directive that says how it chooses between several. `tls`: its two files.
-    """
-    port, ready_port = free_port(), free_port()
-    speaks = " ssl; ssl_protocols TLSv1.2 TLSv1.3; ssl_certificate {cert_file}; ssl_certificate_key {key_file}"
+async def nginx_proxy(*upstream_urls: str) -> AsyncIterator[Route]:
+    """Run nginx as a plain proxy: one worker, nothing buffered, connections to the upstreams kept."""
+    port = free_port()
     servers = " ".join(f"server {url.removeprefix('http://')};" for url in upstream_urls)
-    http = PLAIN_PROXY.format(
-        servers=servers,
-        balance=balance,
-        port=port,
-        ready_port=ready_port,
-        tls=speaks.format(**tls) if tls else "",
-    )
-    async with nginx(http, ready_port, ready, cpu=cpu) as pid:
-        yield Route("nginx", f"{'https' if tls else 'http'}://127.0.0.1:{port}", pid)
+    async with nginx(PLAIN_PROXY.format(servers=servers, port=port), port, "/health") as pid:
+        yield Route("nginx", f"http://127.0.0.1:{port}", pid)
 
 
 @contextlib.asynccontextmanager
@@ -328,7 +282,6 @@ async def fairgate(
     tenants: dict[str, float],
     engine_type: str = "vllm",
     model: str = MODEL,
-    cpu: int | str | None = None,
     policy: str | dict[str, object] | None = None,
     concurrency: int | None = None,
     **fields: object,
@@ -364,10 +317,9 @@ async def fairgate(
         config = Path(folder, "fairgate.yaml")
         config.write_text(yaml.safe_dump(settings))
         log = Path(folder, "fairgate.log")
-        with process([sys.executable, "-m", "gateway.commands.main", "serve", "-c", str(config)], log, cpu) as child:
+        with process([sys.executable, "-m", "gateway.commands.main", "serve", "-c", str(config)], log) as child:
             await wait_ready(f"http://127.0.0.1:{admin_port}", "/ready", child, log, PROXY_START_S)
-            url = f"{'https' if settings.get('tls') else 'http'}://127.0.0.1:{port}"
-            admin = f"http://127.0.0.1:{admin_port}"
+            url, admin = (f"http://127.0.0.1:{number}" for number in (port, admin_port))
             yield Route("fairgate", url, child.pid, tuple(keys.items()), access_log=access_log, admin=admin)
         if "Traceback" in (said := log.read_text()):
             print(f"fairgate had a fault:\n{said[-3000:]}", flush=True)

@@ -34,23 +34,18 @@ The policies are those of the gateway. For VTC's own setting they pick at every 
 (`lab/vtc/in_engine.py`: S-LoRA's, with the step times published for an A10G and Llama-2-7b). All other experiments put
 the production `AdmissionEngine` before a [model of vLLM](simulated-engine.md). Time is virtual, so each run gives the
 same numbers. Traces: `--traces`; without a trace its experiments are skipped. With names only those are run, and the
-page keeps what it says of the others. Numbers of which nothing is required are in files beside this page. Experiments
-are in `lab/`, which only a clone has. The longest take 2.5 to 7.5 minutes of CPU.
+page keeps what it says of the others. Numbers of which nothing is required are in files beside this page. The longest
+experiments take 2.5 to 7.5 minutes of CPU.
 
-Not run: figures 11 to 14 and 18 of VTC, which plot the runs of table 2; figure 15, since no step times are published
-for Llama-2-13b on an A100. Of DLPM figures 8 and 12, which need the texts of Chatbot Arena's conversations (the traces
-have lengths only), and figure 9, which shows one run of the trees of figure 7 over time.
+Not run: figures 11 to 14 and 18 of VTC, which plot the runs of table 2; figure 15, without published step times;
+figures 8, 9 and 12 of DLPM, which need texts of conversations or show one run over time.
 
 Different from VTC's own code: there, on a step in which some request ends, every request of the batch is charged twice,
 and nobody is lifted when no other client waits; here counters follow the paper's algorithm 2.
 
-Runs of tables 5 and 6 have their own phases of arrival and step times (within 3.5 %): with evenly spaced requests of
-one size, plain VTC's average hangs on where in a batch they happen to arrive, so no value of that cell is a target.
-
-Different from DLPM's paper: the gateway schedules before engines that are first come, first served, from an estimate of
-their caches, where the paper's schedulers sit inside and see the radix tree. GPUs are models. The published Jain index
-is over what clients see (all input counts). DLPM equalises what is computed (extend tokens and output), so a client
-whose requests share more gets more for it.
+Different from DLPM's paper: the gateway schedules from an estimate of the engines' caches, where the paper's
+schedulers sit inside and see the radix tree. GPUs are models. The published Jain index is over what clients see (all
+input counts); DLPM equalises what is computed (extend tokens and output).
 
 """
 

@@ -1,9 +1,8 @@
-"""What happens to this traffic? The production `AdmissionEngine` in front of engine models, in virtual time.
+"""A driver of the production `AdmissionEngine` in front of engine models, in virtual time.
 
-The driver is to the simulation what the dispatcher is to the gateway: it carries decisions out and reports what came of
-them. All events lie on one heap, ordered by time and then by the order in which they were scheduled, so that the same
-input always gives the same run. `lab.lab_driver` adds what may go wrong; `lab.several_gateways` adds what gateways in
-front of the same engines do together.
+Its role is that of the gateway's dispatcher: it carries out decisions and reports their effects. All events are on one
+heap, ordered by time and then by scheduling, so equal input gives equal runs. `lab.lab_driver` adds faults;
+`lab.several_gateways` adds gateways that share engines.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from policies.request import ServiceTokens
 from simulation.run import IMPOSSIBLE, Arrival, EngineEvent, Record, Run
 
 TIMER_RESOLUTION_S = 1e-6
-"""A timer never fires at the very instant that set it."""
+"""Least delay of a timer, which never fires at the instant that set it."""
 
 
 def read_gauges(model: EngineModel, now: float) -> Gauges:
-    """What does a simulated engine say of itself at this time, on its page of metrics?"""
+    """Return a simulated engine's gauges at this time, as on its page of metrics."""
     gauges, profile = model.gauges(now), model.profile
     return Gauges(
         now,
@@ -51,16 +50,16 @@ class SimulatedGateway:
 
 @dataclass(eq=False)
 class Driver:
-    """The heap and what is on it."""
+    """The event heap and its handlers."""
 
     gateways: Sequence[SimulatedGateway]
     backends: dict[str, EngineModel]
     ended: Callable[[Record], None] | None = None
-    """Called for every request that has ended. The run then keeps no records, events and decisions, which of a long one
-    would not fit in memory."""
+    """Called for every ended request. The run then keeps no records, events and decisions, which would exceed the
+    memory in a long run."""
     scrape_interval_s: float = 0.1
     network_s: float = 0.001
-    """One way between gateway and backend."""
+    """Latency of one way between gateway and backend."""
     result: Run = field(init=False, default_factory=Run)
     open_requests: int = field(init=False, default=0)
     _heap: list[tuple[float, int, Callable[[float], None]]] = field(init=False, default_factory=list)
@@ -68,7 +67,7 @@ class Driver:
     _stepping: set[str] = field(init=False, default_factory=set)
 
     def run(self, arrivals: Iterable[Arrival], until_s: float = inf) -> Run:
-        """Until every request has ended, or until this time. `arrivals`: in order of time."""
+        """Run until every request has ended, or until this time. `arrivals` are in order of time."""
         self.begin(arrivals)
         while self._heap and self._heap[0][0] <= until_s:
             now, _, happen = heappop(self._heap)
@@ -89,7 +88,7 @@ class Driver:
     # --- the gateway's side ---
 
     def call(self, gateway: SimulatedGateway, method: str, now: float, *args: object) -> None:
-        """One event into an engine, and its decisions carried out."""
+        """Pass an event to an engine, and carry out its decisions."""
         if self.ended is None:
             self.result.events.append(EngineEvent(now, method, args))
         words = [arg.request() if isinstance(arg, Arrival) else arg for arg in args]
@@ -112,7 +111,7 @@ class Driver:
                 self.end(record, decision.reason.value, now)
 
     def _given_back(self, record: Record, now: float) -> None:
-        """The gateway stops it, unless its client has seen something. Backends learn that a network's way later."""
+        """Preempt a request unless its client has seen a token. The backend learns it one latency later."""
         id = record.arrival.id
         if record.arrival.streamed and record.token_s:
             return
@@ -178,13 +177,13 @@ class Driver:
             self.at(now + self.scrape_interval_s, partial(self._scraped, name))
 
     def scraped(self, name: str, now: float) -> Gauges:
-        """What does a scrape say?"""
+        """Return the gauges that a scrape sees."""
         return read_gauges(self.backends[name], now)
 
     # --- the backend's side ---
 
     def reached(self, dispatch: Dispatch, now: float) -> None:
-        """A dispatched request is at its backend."""
+        """Deliver a dispatched request to its backend."""
         arrival = self.result.records[dispatch.id].arrival
         tokens, prefix = min(arrival.output_tokens, arrival.output_tokens_max), arrival.context or arrival.prefix
         self.backends[dispatch.backend].submit(EngineRequest(arrival.id, arrival.prompt_tokens, tokens, prefix), now)
@@ -192,7 +191,7 @@ class Driver:
             self._step(dispatch.backend, now)
 
     def _step(self, name: str, now: float) -> None:
-        """The backend begins a batch, if there is anything to do."""
+        """Begin a batch at a backend with work."""
         model = self.backends[name]
         if not model.has_work:
             self._stepping.discard(name)
@@ -205,18 +204,18 @@ class Driver:
         self.at(now + step.duration_s, partial(self._step, name))
 
     def stepped(self, name: str, step: Step, now: float) -> None:
-        """A batch has begun; what it makes is at the gateway when it has ended, and a network's way later."""
+        """Schedule the delivery of a batch's tokens: at its end, plus one latency."""
         self.at(now + step.duration_s + self.network_s, partial(self.answered, name, step))
 
     def answered(self, backend: str, step: Step, now: float) -> None:
-        """What a batch produced is at the gateway."""
+        """Deliver the tokens of a batch to the gateway."""
         for request_id, tokens in step.cached_tokens.items():
             self.result.records[request_id].cached_tokens = tokens
         records, gateways = self.result.records, self.gateways
-        for request_id, tokens in step.tokens:  # the hottest loop of all: once for every token
+        for request_id, tokens in step.tokens:  # the hottest loop: once per token
             record = records[request_id]
             if record.outcome or record.dispatched_s is None:
-                continue  # on its way when the client hung up, or when it was given back
+                continue  # the client hung up, or the request was preempted
             if tokens == 1:
                 record.token_s.append(now)
             else:
@@ -236,6 +235,6 @@ class Driver:
             self.call(gateways[record.gateway], "finished", now, request_id, service)
 
     def observed(self, name: str, gauges: Gauges, now: float) -> None:
-        """What a backend says of itself is at the gateways."""
+        """Report a backend's gauges to the gateways."""
         for gateway in self.gateways:
             self.call(gateway, "backend_changed", now, name, gauges)

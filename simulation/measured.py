@@ -1,4 +1,4 @@
-"""Which engines served this traffic, by its log? The nearest profile, at the speed that was measured."""
+"""Detection of the engines behind an access log: the nearest profile, at the measured speed."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from backends.simulated.engine_profiles import PROFILES, EngineProfile
 from simulation.traces.rows import EngineStay, TracedRequest
 
 REQUESTS_MAX = 100_000
-"""More requests say no more about the speed."""
+"""Requests used; more would not change the speed."""
 ANSWERS_MIN = 10
 ALIKE = 1.25
-"""Within this factor a profile is as fast as what was measured."""
+"""Factor within which a profile is as fast as the measurement."""
 SLOTS_FACTOR, KV_FACTOR = 1.1, 2.0
-"""A log says about when a request began and what it held; an engine also has what it threw out of its cache."""
+"""Tolerated excess over a profile: a log tells beginnings and sizes roughly, and an engine also holds cached blocks."""
 ROUNDED_S = 0.002
-"""Times of the log are rounded: a request that followed another one by less did not run beside it."""
+"""Rounding of times in the log: two requests that overlap by less did not run together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """`backends`: engines that were busy at once. `why`: in a sentence, why this profile."""
+class EngineEstimate:
+    """The profile of the engines; `backends` is the number that were busy at once, and `why` a sentence of reasons."""
 
     profile: EngineProfile
     backends: int
@@ -33,7 +33,7 @@ class Measured:
 
 @dataclass(slots=True)
 class _Engine:
-    """What one engine has run so far: sequences, their tokens, and both summed up over time."""
+    """Totals of one engine so far: sequences and their tokens, and both integrated over time."""
 
     now_s: float = 0.0
     sequences: int = 0
@@ -51,7 +51,7 @@ class _Engine:
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredRequest:
-    """How long an engine had a request, and what it ran meanwhile: steps, and on average beside it, this included."""
+    """One request at an engine: its duration, its steps, and the average load beside and including it."""
 
     took_s: float
     steps: int
@@ -60,13 +60,13 @@ class _MeasuredRequest:
     prefilled: float
 
     def slowness(self, profile: EngineProfile) -> float:
-        """Of the engine, by what the profile would have taken."""
+        """Return the engine's time in relation to the profile's."""
         beside_s = profile.per_seq_s * self.sequences + profile.per_context_token_s * self.tokens
         return self.took_s / (self.steps * (profile.base_s + beside_s) + profile.per_prefill_token_s * self.prefilled)
 
 
-class _Log:
-    """What all engines of a log ran at once at most, and its answers."""
+class _LogTotals:
+    """Peak load of all engines of a log, and its answers."""
 
     def __init__(self, entries: Iterable[TracedRequest]) -> None:
         self.answers: list[_MeasuredRequest] = []
@@ -112,9 +112,9 @@ class _Log:
                 )
 
 
-def measured(entries: Iterable[TracedRequest]) -> Measured | None:
-    """None: the trace says too little of the engines."""
-    found = _Log(entries)
+def measured(entries: Iterable[TracedRequest]) -> EngineEstimate | None:
+    """Detect the engines, or return None if the trace says too little."""
+    found = _LogTotals(entries)
     if len(found.answers) < ANSWERS_MIN:
         return None
     longest = sorted(found.answers, key=lambda answer: answer.steps)[len(found.answers) // 2 :]
@@ -126,11 +126,11 @@ def measured(entries: Iterable[TracedRequest]) -> Measured | None:
     if not 1 / ALIKE < slowness[profile] < ALIKE:
         profile = _slower(profile, slowness[profile])
         why += ", so each step does"
-    return Measured(_limited(profile, found), found.backends, f"{why}; at most {found.sequences} ran at once.")
+    return EngineEstimate(_limited(profile, found), found.backends, f"{why}; at most {found.sequences} ran at once.")
 
 
-def _holds(profile: EngineProfile, found: _Log) -> bool:
-    """Could it have run what was seen?"""
+def _holds(profile: EngineProfile, found: _LogTotals) -> bool:
+    """Could the profile run the observed load?"""
     capacity_tokens = profile.usable_blocks * profile.block_size
     return (
         profile.max_num_seqs * SLOTS_FACTOR >= found.sequences
@@ -145,8 +145,8 @@ def _slower(profile: EngineProfile, factor: float) -> EngineProfile:
     return replace(profile, name=f"{profile.name} at {1 / factor:.2g} of its speed", **costs)
 
 
-def _limited(profile: EngineProfile, found: _Log) -> EngineProfile:
-    """With as many slots and as much KV as it had, where requests waited for them."""
+def _limited(profile: EngineProfile, found: _LogTotals) -> EngineProfile:
+    """Return the profile with the observed slots and KV, where requests waited for them."""
     sequences, tokens = profile.max_num_seqs, profile.usable_blocks * profile.block_size
     if "slots" in found.waited_for or found.sequences > sequences:
         sequences = found.sequences

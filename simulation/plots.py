@@ -1,4 +1,4 @@
-"""What does a course of numbers look like? Line charts as SVG text, without a library and without a script."""
+"""Line charts as SVG text, without a library or script."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from math import floor, isfinite, log10
 from typing import NamedTuple
 
 COLOURS = ("#2f6f9f", "#d08c4a", "#5a9367", "#a8476b", "#7a68a6", "#8a7a4d", "#3b9ca3", "#9a9a9a")
-"""Taken in turn; from the second round on, lines are dashed."""
+"""Colours in order; from the second round on, lines are dashed."""
 
 INK = "#6e7781"
-"""Text and grid: read on light and on dark ground, since nothing is behind them."""
+"""Colour of text and grid, readable on light and dark ground."""
 
 WIDTH, HEIGHT = 640, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 150, 32, 44
@@ -21,7 +21,7 @@ NAMES_MAX = 14
 
 
 class Series(NamedTuple):
-    """One line: its name and its points, in order of x. `dots` marks each point."""
+    """One line: its name, and its points in order of x. `dots` marks each point."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -32,7 +32,7 @@ def chart(
     series: Sequence[Series], title: str, x_label: str, y_label: str, *, x_from: float = 0.0, x_to: float = 0.0,
     y_to: float = 0.0, width: int = WIDTH,
 ) -> str:  # fmt: skip
-    """An SVG document with one line for each series. The y axis begins at 0; points that are not finite are left out.
+    """Return an SVG document with one line for each series. The y axis begins at 0; infinite points are left out.
 
     Axes end where the data do. The x axis begins at `x_from` or below; the axes reach `x_to` and `y_to` or further, so
     that charts can be compared.
@@ -58,7 +58,7 @@ def chart(
 
 
 class _Axis:
-    """Values to pixels, and where the ticks are."""
+    """A map from values to pixels, and its ticks."""
 
     def __init__(self, low: float, high: float, begin_px: float, end_px: float) -> None:
         step = _step((high - low) / TICKS_MAX or 1.0)
@@ -73,7 +73,7 @@ class _Axis:
 
 
 def _step(about: float) -> float:
-    """The next of 1, 2, 5 times a power of ten."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** floor(log10(about))
     return float(next(times * power for times in (1, 2, 5, 10) if times * power >= about * (1 - 1e-9)))
 

@@ -1,7 +1,7 @@
-"""What would this traffic have seen under another policy? The production engine and policies, in virtual time.
+"""Replay of a trace under other policies, by the production engine in virtual time.
 
-The trace decides when requests arrive and how long their answers are. That is an open loop: a client that would have
-waited for an answer before it asked again does not do so here.
+The trace fixes arrivals and answer lengths. This is an open loop: a client that would wait for an answer before its
+next request does not wait here.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from simulation.traces.reader import Trace
 
 OTHERS = "(others)"
 TENANTS_KNOWN = 1000
-"""Tenants with most demand that are known by themselves."""
+"""Tenants of most demand that are reported separately."""
 TENANTS_LISTED = 8
 TENANTS_COMPARED = 50
-"""Tenants with most demand whose shares are compared with each other."""
+"""Tenants of most demand whose shares are compared."""
 TICKS = 240
 TICK_S_MIN = 0.25
 WINDOW_S_MAX = 60.0
@@ -40,7 +40,7 @@ class UnknownPolicyError(ValueError):
 
 
 def policy_names(text: str) -> list[str]:
-    """Names with commas between them, each once. Raises UnknownPolicyError."""
+    """Return comma-separated policy names, each once. Raise UnknownPolicyError."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in POLICIES:
@@ -56,14 +56,15 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Percentiles | None:
-        """None of nothing."""
+        """Return the percentiles, or None for no values."""
         ordered = sorted(values)
         return cls(*(percentile(ordered, share) for share in (0.5, 0.95, 0.99))) if ordered else None
 
 
 @dataclass(slots=True)
 class TenantResult:
-    """What one tenant saw. `service` is prompt tokens and twice the output tokens; times to first token in seconds."""
+    """Results of one tenant. `service` is prompt tokens plus twice the output tokens; times to first token are in
+    seconds."""
 
     name: str
     weight: float
@@ -75,18 +76,18 @@ class TenantResult:
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What the traffic saw under one policy.
+    """Results of all traffic under one policy.
 
     Attributes:
-        backends: before how many engines?
-        refused: how many requests, by reason.
+        backends: number of engines.
+        refused: number of requests, by reason.
         ttft_s: from arrival to first token, over all requests that had one.
-        tokens_per_s: prompt and output tokens of the requests that were served, until the last one ended.
-        jain: of the service per weight of the tenants that waited, mean over windows in which several did; None:
-            there was none.
-        gap_max: largest difference of service per weight that two tenants came to while both waited.
-        preemptions: requests that an engine threw out to compute again.
-        wasted_tokens: spent in interactions that were then cut, as the gateway counts them.
+        tokens_per_s: prompt and output tokens of served requests, until the last one ended.
+        jain: index of the waiting tenants' service per weight, mean over windows in which several waited; None without
+            one.
+        gap_max: largest difference of service per weight that two tenants reached while both waited.
+        preemptions: requests that an engine preempted for recomputation.
+        wasted_tokens: spent in interactions that were then aborted, as the gateway counts them.
         service: of the tenants with most demand, and of the others: (s, service per second around then).
         gap: (s, difference of service per weight).
         queued: requests that could not be dispatched at once.
@@ -118,10 +119,11 @@ def replay_under(
     engine: AdmissionEngine | None = None,
     ended: Callable[[], None] = lambda: None,
 ) -> ReplayResult:
-    """Run the trace under one of `POLICIES`, in front of an engine of each profile. Raises TraceError.
+    """Run the trace under one of `POLICIES`, in front of an engine of each profile. Raise TraceError.
 
-    `engine`: an admission engine of that policy that has no backend yet; None: one with the defaults. `ended` is called
-    at the end of every request, be it served or refused.
+    Args:
+        engine: an admission engine of that policy without backends; None creates one with the defaults.
+        ended: called at the end of every request, served or refused.
     """
     if engine is None:
         engine = AdmissionEngine(named_policy(policy))
@@ -142,7 +144,7 @@ def replay_under(
 
 
 def _possible(trace: Trace, profile: EngineProfile, finished: Callable[[Record], None]) -> Iterator[Arrival]:
-    """Requests that fit the model's context; the others end at once, as the gateway refuses them."""
+    """Yield requests that fit the model's context. Others end at once, as the gateway refuses them."""
     for arrival in trace.arrivals(profile.block_size):
         room = profile.max_model_len - arrival.prompt_tokens
         if arrival.output_tokens > room or room < 1:
@@ -152,7 +154,7 @@ def _possible(trace: Trace, profile: EngineProfile, finished: Callable[[Record],
 
 
 class _Tally:
-    """Adds requests up as they end."""
+    """Totals over ended requests."""
 
     def __init__(self, trace: Trace, result: ReplayResult) -> None:
         by_demand = sorted(trace.demand, key=lambda tenant: (-trace.demand[tenant], tenant))
@@ -192,7 +194,7 @@ class _Tally:
         result.ended_s = max(result.ended_s, record.finished_s or 0.0)
 
     def summed_up(self, trace: Trace) -> ReplayResult:
-        """All requests have ended."""
+        """Return the results after the end of all requests."""
         result, window_s = self._result, min(WINDOW_S_MAX, trace.span_s / WINDOWS)
         result.gap = self._timeline.gaps({tenant: self._weights[tenant] for tenant in self._compared})
         result.gap_max = max((value for _, value in result.gap), default=0.0)

@@ -1,9 +1,8 @@
-"""How is a replay shown? As tables in the terminal, as JSON, as a page that opens offline."""
+"""Reports of a replay: tables in the terminal, JSON, and a page that opens offline."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -11,21 +10,21 @@ from importlib.resources import files
 from string import Template
 
 from backends.simulated.engine_profiles import EngineProfile
-from simulation.plots import COLOURS, Series, chart
-from simulation.replay import TENANTS_LISTED, Percentiles, ReplayResult, TenantResult
+from simulation.plots import Series, chart
+from simulation.replay import TENANTS_LISTED, Percentiles, ReplayResult
 from simulation.run import IMPOSSIBLE
 from simulation.traces.reader import Trace
 from simulation.verdict import compared, in_seconds, named, short, verdict
 
 NOTHING = "-"
 POINTS_MIN = 3
-"""Fewer are no course to be drawn."""
+"""Fewest points that make a chart."""
 Course = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
-    """A trace, the engines it met, what it saw in each run (at least one), and what else is to be said of them."""
+class ReplayReport:
+    """A trace, its engines, the results of its runs (at least one), and remarks."""
 
     trace: Trace
     profile: EngineProfile
@@ -34,18 +33,18 @@ class Replayed:
 
     @property
     def backends(self) -> list[int]:
-        """Before how many engines was it run?"""
+        """Numbers of engines of the runs."""
         return list(dict.fromkeys(each.backends for each in self.results))
 
     @property
     def listed(self) -> list[int]:
-        """The places of the tenants in the tables: those with most demand, and those who gain and pay most."""
+        """Indices of the tenants in the tables: those with most demand, and those who gain and pay most."""
         names = [one.name for one in self.results[0].tenants]
         shown = {*names[: TENANTS_LISTED + (len(names) == TENANTS_LISTED + 1)], *named(self.results)}
         return [place for place, name in enumerate(names) if name in shown]
 
     def heading(self) -> str:
-        """Which traffic, before which engines?"""
+        """Return a heading with the traffic and the engines."""
         trace, engines = self.trace, "engine" if self.backends[-1] == 1 else "engines"
         return (
             f"{trace.name}: {_count(trace.requests, 'request')} of {_count(len(trace.demand), 'tenant')} in "
@@ -54,11 +53,11 @@ class Replayed:
         )
 
     def label(self, result: ReplayResult) -> str:
-        """What is this run called among the others?"""
+        """Return the name of a run among the others."""
         return result.policy if len(self.backends) == 1 else f"{result.policy}, {_count(result.backends, 'engine')}"
 
     def warning(self) -> str:
-        """Why do these numbers say nothing? Empty: they do."""
+        """Return why these numbers mean nothing, or ""."""
         if any(each.queued for each in self.results):
             return ""
         return (
@@ -67,7 +66,7 @@ class Replayed:
         )
 
     def notes(self) -> list[str]:
-        """What to know before one reads the numbers."""
+        """Return remarks to read before the numbers."""
         trace, notes = self.trace, list(self.remarks)
         impossible = max((each.refused.get(IMPOSSIBLE, 0) for each in self.results), default=0)
         context = f"{self.profile.name} ({self.profile.max_model_len:,} tokens)"
@@ -92,7 +91,7 @@ class Replayed:
 
 
 def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
-    """Aligned columns, the first row above a rule; those in `left` begin at the left."""
+    """Return aligned columns with a rule below the first row; columns in `left` are left-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
 
     def line(cells: Sequence[str]) -> str:
@@ -108,8 +107,8 @@ def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> s
 # --- text ---
 
 
-def as_text(replayed: Replayed) -> str:
-    """What came of it, the policies side by side, then each tenant under each of them."""
+def as_text(replayed: ReplayReport) -> str:
+    """Return tables: the policies side by side, then each tenant under each policy."""
     warning = replayed.warning()
     parts = [f"Warning: {warning}", ""] if warning else []
     parts += [verdict(replayed.results), "", replayed.heading(), "", columns(_policy_rows(replayed)), ""]
@@ -127,7 +126,7 @@ POLICY_HEADS = (
 )  # fmt: skip
 
 
-def _policy_rows(replayed: Replayed) -> list[list[str]]:
+def _policy_rows(replayed: ReplayReport) -> list[list[str]]:
     return [list(POLICY_HEADS), *([replayed.label(each), *_policy_cells(each)] for each in replayed.results)]
 
 
@@ -139,14 +138,14 @@ def _policy_cells(each: ReplayResult) -> list[str]:
     ]  # fmt: skip
 
 
-def _refused_rows(replayed: Replayed) -> list[list[str]]:
+def _refused_rows(replayed: ReplayReport) -> list[list[str]]:
     rows = [["policy", "reason", "requests"]]
     for each in replayed.results:
         rows += [[replayed.label(each), reason, f"{count:,}"] for reason, count in each.refused.items()]
     return rows
 
 
-def _tenant_rows(replayed: Replayed) -> list[list[str]]:
+def _tenant_rows(replayed: ReplayReport) -> list[list[str]]:
     rows = [["tenant", "weight", "policy", "requests", "completed", "p50", "p95", "p99", "service"]]
     for number in replayed.listed:
         tenant = replayed.results[0].tenants[number]
@@ -162,8 +161,8 @@ def _tenant_rows(replayed: Replayed) -> list[list[str]]:
 # --- JSON ---
 
 
-def as_json(replayed: Replayed) -> str:
-    """Everything that was measured; times in seconds."""
+def as_json(replayed: ReplayReport) -> str:
+    """Return all measurements as JSON; times are in seconds."""
     trace = replayed.trace
     one, other = compared(replayed.results)
     document = {
@@ -190,112 +189,31 @@ def as_json(replayed: Replayed) -> str:
 # --- page ---
 
 
-def as_html(replayed: Replayed) -> str:
-    """One file with styles, plots and their script inside it. What there is nothing to show of has no section."""
+def as_html(replayed: ReplayReport) -> str:
+    """Return one HTML file with the text report and its charts. A chart without data is left out."""
     results = replayed.results
     most = max((rate for each in results for course in each.service.values() for _, rate in course), default=0.0)
     last_s = max((course[-1][0] for each in results for course in each.service.values() if course), default=0.0)
-    services = [
-        _figure(replayed.label(each), "service per second", each.service, x_to=last_s, y_to=most) for each in results
+    charts = [
+        _chart(replayed.label(each), "service per second", each.service, x_to=last_s, y_to=most) for each in results
     ]
-    gap = _figure("Gap", "service per weight", {replayed.label(each): each.gap for each in results})
-    refused = _refused_rows(replayed)
+    if any(each.gap_max for each in results):
+        charts.append(_chart("Gap", "service per weight", {replayed.label(each): each.gap for each in results}))
     template = Template((files("simulation") / "replay.html").read_text(encoding="utf-8"))
     return template.substitute(
-        title=escape(replayed.trace.name),
-        verdict=re.sub("`(.+?)`", r"<code>\1</code>", escape(verdict(results))),
-        heading=escape(replayed.heading()),
-        notes="".join(f"<li>{escape(note)}</li>" for note in [replayed.warning(), *replayed.notes()] if note),
-        policies=_table(_policy_rows(replayed)),
-        tenants=_bars(replayed),
-        services=_section(
-            "Service over time",
-            "What each tenant received, per second, averaged around each moment. All charts have the same scale.",
-            _charts(services),
-        ),
-        gap=_section(
-            "Gap over time",
-            "How far apart two tenants came while both had requests waiting; a fair policy keeps it bounded.",
-            _charts([gap] if any(each.gap_max for each in results) else []),
-        ),
-        refused=_section("Refused, by reason", "", _table(refused, left=(0, 1)) if len(refused) > 1 else ""),
+        title=escape(replayed.trace.name), text=escape(as_text(replayed)), charts="\n".join(filter(None, charts))
     )
 
 
-def _section(title: str, text: str, body: str) -> str:
-    """Nothing if there is nothing in it."""
-    return f'\n<h2>{title}</h2>\n<p class="soft">{text}</p>\n{body}' if body else ""
-
-
-def _charts(figures: Sequence[str]) -> str:
-    drawn = "".join(figures)
-    return f'<div class="charts">\n{drawn}</div>\n' if drawn else ""
-
-
-def _table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
-    def cells(row: Sequence[str], tag: str) -> str:
-        kinds = (' class="left"' if column in left else "" for column in range(len(row)))
-        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(row, kinds, strict=True))
-
-    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows[1:])
-    return f'<div class="wide"><table><thead><tr>{cells(rows[0], "th")}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _figure(title: str, y_label: str, courses: Mapping[str, Course], *, x_to: float = 0.0, y_to: float = 0.0) -> str:
-    """A chart, and its points for the script that says what is under the pointer. Nothing if there is no course."""
-    drawn = [
-        Series(short(name), [(round(time_s, 2), round(value, 1)) for time_s, value in course])
-        for name, course in courses.items()
-        if len(course) >= POINTS_MIN
-    ]
+def _chart(title: str, y_label: str, courses: Mapping[str, Course], *, x_to: float = 0.0, y_to: float = 0.0) -> str:
+    """Return a chart as SVG, or "" without a course."""
+    drawn = [Series(short(name), course) for name, course in courses.items() if len(course) >= POINTS_MIN]
     if not any(value for one in drawn for _, value in one.points):
         return ""
-    svg = chart(drawn, title, "seconds", y_label, x_to=x_to, y_to=y_to)
-    points = json.dumps([(one.name, one.points) for one in drawn], ensure_ascii=False).replace("<", "\\u003c")
-    return f'<figure>{svg}<script type="application/json">{points}</script></figure>\n'
-
-
-def _bars(replayed: Replayed) -> str:
-    """For each tenant, its time to first token under each policy as a bar: dark to the median, light to the p95."""
-    results = replayed.results
-    longest_s = max(
-        (each.ttft_s.p95 for one in results for each in one.tenants if each.ttft_s is not None), default=0.0
-    )
-    heads = ["tenant", "policy", "", "p50", "p95", "p99", "completed", "service"]
-    head = "".join(f"<th{_LEFT if column < 3 else ''}>{name}</th>" for column, name in enumerate(heads))
-    bodies = []
-    for number in replayed.listed:
-        tenant = results[0].tenants[number]
-        name = f'<th rowspan="{len(results)}"{_LEFT}>{escape(short(tenant.name))}{_weight(tenant)}</th>'
-        rows = []
-        for index, each in enumerate(results):
-            of = each.tenants[number]
-            cells = [*_quantiles(of.ttft_s), f"{of.completed:,} of {of.requests:,}", f"{of.service:,.0f}"]
-            numbers = "".join(f"<td>{cell}</td>" for cell in cells)
-            bar = _bar(of.ttft_s, longest_s, COLOURS[index % len(COLOURS)])
-            label = escape(replayed.label(each))
-            rows.append(f"<tr>{name}<td{_LEFT}>{label}</td><td{_LEFT}>{bar}</td>{numbers}</tr>")
-            name = ""
-        bodies.append(f"<tbody>{''.join(rows)}</tbody>")
-    return f'<div class="wide"><table class="bars"><thead><tr>{head}</tr></thead>{"".join(bodies)}</table></div>'
-
-
-def _bar(ttft_s: Percentiles | None, longest_s: float, colour: str) -> str:
-    if ttft_s is None or not longest_s:
-        return ""
-    shares = (100 * value / longest_s for value in (ttft_s.p95, ttft_s.p50))
-    parts = (f'<i style="width:{share:.2f}%;background:{colour}"></i>' for share in shares)
-    return f'<div class="bar">{"".join(parts)}</div>'
-
-
-_LEFT = ' class="left"'
+    return chart(drawn, title, "seconds", y_label, x_to=x_to, y_to=y_to)
 
 
 # --- words ---
-
-
-def _weight(tenant: TenantResult) -> str:
-    return "" if tenant.weight == 1 else f" <small>weight {tenant.weight:g}</small>"
 
 
 def _quantiles(values: Percentiles | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""What traffic comes to a simulation, and what became of it? The values that experiments read."""
+"""Workload and results of a simulation, as experiments read them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from policies.admission.decisions import Decision
 from policies.request import NO_CLAIM, Claim, Flow, Request
 
 IMPOSSIBLE = "context_length_exceeded"
-"""The outcome of a request that is longer than the model's context: the gateway refuses it unseen."""
+"""Outcome of a request longer than the model's context, which the gateway refuses unseen."""
 LOST = "lost"
-"""The outcome of a request whose gateway died."""
+"""Outcome of a request whose gateway died."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of the workload. `output_tokens` is what the model will say; the gateway knows only the maximum."""
+    """A request of the workload. `output_tokens` is the true length of the answer; the gateway knows only the
+    maximum."""
 
     id: str
     flow: Flow
@@ -30,17 +31,16 @@ class Arrival:
     system_tokens: int = 0
     claim: Claim = NO_CLAIM
     cancel_after_tokens: int | None = None
-    """The client hangs up when it has seen this many output tokens. None: it reads to the end."""
+    """Output tokens after which the client hangs up; None reads to the end."""
     prefix: tuple[int, ...] = ()
-    """Chained hashes of the prompt's blocks, of the engine's own block size."""
+    """Chained hashes of the prompt's blocks, in the engine's block size."""
     context: tuple[int, ...] = ()
-    """The same of the prompt and its answer together; the engine has all of it cached at the end. (): the prompt
-    alone."""
+    """Chained hashes of prompt and answer together, all cached by the engine at the end; () for the prompt alone."""
     is_wrong: bool = False
-    """The engine finds the request itself wrong (400, 413, 422, 500): it answers at once with an error."""
+    """Does the engine find the request invalid (400, 413, 422, 500) and answer at once with an error?"""
 
     def request(self) -> Request:
-        """What the gateway makes of it."""
+        """Return the gateway's view of the request."""
         return Request(
             self.id, self.flow, self.weight, self.prompt_tokens, self.output_tokens_max, self.arrived_s,
             streamed=self.streamed, body_bytes=self.body_bytes, system_tokens=self.system_tokens, claim=self.claim,
@@ -50,24 +50,24 @@ class Arrival:
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """What became of one request? Times as the gateway sees them; None: it did not come to that."""
+    """Outcome of a request, with times at the gateway. None for events that did not happen."""
 
     arrival: Arrival
     dispatched_s: float | None = None
-    """The last dispatch; a refused one does not count."""
+    """Time of the last dispatch that the engine accepted."""
     token_s: list[float] = field(default_factory=list)
-    """When each output token passed the gateway."""
+    """Times at which the output tokens passed the gateway."""
     finished_s: float | None = None
     outcome: str = ""
-    """"completed", "cancelled" by its client, "lost" with its gateway, "wrong", or why it was rejected."""
+    """"completed", "cancelled" by its client, "lost" with its gateway, "wrong", or the reason of its rejection."""
     retry_after_s: float = 0.0
-    """The Retry-After of its rejection."""
+    """Retry-After of its rejection."""
     preemptions: int = 0
     refusals: int = 0
     cached_tokens: int = 0
-    """Of the prompt, found in the engine's cache."""
+    """Prompt tokens found in the engine's cache."""
     gateway: int = 0
-    """Which of several gateways it came to."""
+    """Index of the gateway that received it."""
 
     @property
     def first_token_s(self) -> float | None:
@@ -75,12 +75,12 @@ class Record:
 
     @property
     def ttft_s(self) -> float | None:
-        """From arrival to first token, in seconds."""
+        """Time from arrival to first token in seconds."""
         return self.token_s[0] - self.arrival.arrived_s if self.token_s else None
 
 
 class EngineEvent(NamedTuple):
-    """One call of the admission engine: enough to make it again. `arrived` carries the `Arrival`."""
+    """A call of the admission engine, complete enough to repeat. `arrived` carries the `Arrival`."""
 
     now: float
     method: str
@@ -89,11 +89,11 @@ class EngineEvent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Everything that happened, in order."""
+    """All events in order."""
 
     records: dict[str, Record] = field(default_factory=dict)
     decisions: list[tuple[float, Decision]] = field(default_factory=list)
     events: list[EngineEvent] = field(default_factory=list)
     waiting_max: int = 0
-    """Most requests that ever waited inside one engine, as of the end of a step."""
+    """Most requests that waited inside one engine at the end of any step."""
     ended_s: float = 0.0

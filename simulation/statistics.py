@@ -1,4 +1,4 @@
-"""How fair are these values, and which one do most not exceed?"""
+"""Fairness index and percentiles."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from math import ceil
 
 
 def jain(values: Collection[float]) -> float:
-    """Jain's index of fairness: 1 when all are equal, 1/n when one has everything, 1 when nobody has anything."""
+    """Return Jain's index of fairness: 1 when all are equal or all have nothing, 1/n when one has everything."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
 def percentile(values: Collection[float], share: float) -> float:
-    """The least value that `share` (0 to 1) of the values do not exceed. Raises ValueError if there are none."""
+    """Return the least value that `share` (0 to 1) of the values do not exceed. Raise ValueError for no values."""
     if not values:
         raise ValueError("a percentile of no values")
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""Who received what, and who waited, in the course of a run? Kept by ticks, so that a long run fits in memory."""
+"""Service and waiting of each tenant in the course of a run, in ticks, so that a long run fits in memory."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from simulation.run import Record
 from simulation.statistics import jain
 
 TICKS_MAX = 600
-"""A run that outlasts so many ticks has them made twice as long."""
+"""Ticks of a run. A longer run doubles their length."""
 
 
 class Timeline:
-    """Service (prompt at dispatch, output as it passes the gateway) and waiting of each tenant, tick by tick.
+    """Service (prompt at dispatch, output as it passes the gateway) and waiting of each tenant, by tick.
 
-    A tenant counts as waiting throughout a time if one of its requests was in the queue at every tick of it.
+    A tenant waits throughout a period if the queue had one of its requests at every tick.
     """
 
     def __init__(self, tenants: Collection[str], tick_s: float) -> None:
         self.tick_s = tick_s
         self._service: dict[str, list[float]] = {tenant: [] for tenant in tenants}
-        self._waiting: dict[str, list[int]] = {tenant: [] for tenant in tenants}  # changes from tick to tick
+        self._waiting: dict[str, list[int]] = {tenant: [] for tenant in tenants}  # changes between ticks
         self._price = LinearCost()
 
     def add(self, tenant: str, record: Record) -> None:
-        """A request has ended: what it received and how long it was queued, under this name."""
+        """Add an ended request's service and queue time under this name."""
         arrival = record.arrival
         queued_until_s = record.finished_s if record.dispatched_s is None else record.dispatched_s
         last_s = record.finished_s or 0.0
@@ -49,7 +49,8 @@ class Timeline:
             index = after
 
     def rates(self, tenant: str, window_s: float) -> list[tuple[float, float]]:
-        """(middle of a tick, service per second in the window around it), until the last service of anybody."""
+        """Return (middle of a tick, service per second in the window around it), until the last service of any
+        tenant."""
         totals = [0.0, *accumulate(self._service[tenant])]
         ticks = self._ticks()
         half = max(1, round(window_s / self.tick_s)) // 2
@@ -61,9 +62,9 @@ class Timeline:
         return course
 
     def gaps(self, weights: Mapping[str, float]) -> list[tuple[float, float]]:
-        """(end of a tick, largest difference of service per weight that two tenants came to while both waited).
+        """Return (end of a tick, largest difference of service per weight that two tenants reached while both waited).
 
-        It is what theorem 4.4 of VTC bounds: over any time in which both have requests waiting.
+        Theorem 4.4 of VTC bounds this difference over any period in which both have requests waiting.
         """
         totals = {tenant: [0.0, *accumulate(amounts)] for tenant, amounts in self._service.items()}
         common: dict[tuple[str, str], tuple[float, float]] = {}
@@ -79,9 +80,10 @@ class Timeline:
         return course
 
     def jain(self, weights: Mapping[str, float], window_s: float) -> float | None:
-        """Jain's index of the service per weight of those who waited throughout, mean over windows in which two did.
+        """Return Jain's index of the service per weight of tenants that waited throughout, averaged over windows with
+        two.
 
-        None: there is no such window, so nobody competed.
+        Return None without such a window: then no tenants competed.
         """
         ticks = max(1, round(window_s / self.tick_s))
         waiting = list(self._waiting_throughout())
@@ -98,7 +100,7 @@ class Timeline:
         return max(waited, *(len(amounts) for amounts in self._service.values()))
 
     def _waiting_throughout(self) -> Iterator[set[str]]:
-        """For each tick, who was waiting at both its ends?"""
+        """Yield for each tick the tenants that waited at both its ends."""
         courses = {tenant: list(accumulate(changes)) for tenant, changes in self._waiting.items()}
         for tick in range(self._ticks()):
             yield {

@@ -1,4 +1,4 @@
-"""What came of a replay, in two sentences? Two of its runs are compared: who gains most, and who pays?"""
+"""A replay's result in two sentences: of two runs, which tenant gains most, and which pays?"""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from simulation.replay import OTHERS, ReplayResult, TenantResult
 NAME_CHARS_MAX = 32
 ALIKE_S = 0.1
 ALIKE_PART = 0.1
-"""Waits that differ by no more than one of these are alike."""
+"""Relative difference below which waits are alike."""
 ALIKE_REFUSED = 0.01
 REQUESTS_MIN = 20
-"""One in twenty of fewer requests is chance: such a tenant is judged by its median."""
+"""Fewest requests for a p95; with fewer a tenant is judged by its median."""
 SHORTEST_S = 0.01
 NEVER_S = 1000.0
 """Stands for the wait of a tenant that was never served."""
 REFUSED_WEIGHT = 5.0
-"""A tenant whose requests are all refused is hit as hard as one that waits e^5 times as long."""
+"""Weight of refusals: refusing all requests counts like a wait that is e^5 times as long."""
 
 
 def compared(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ReplayResult]:
-    """The first policy and the last one; or the last one before the first and the last number of engines."""
+    """Return the first policy and the last one; or the last policy before the first and the last number of engines."""
     last = results[-1]
     of_policy = [each for each in results if each.policy == last.policy]
     return (of_policy[0] if of_policy[0].backends != last.backends else results[0]), last
 
 
 def named(results: Sequence[ReplayResult]) -> tuple[str, str]:
-    """Return who gains most by the second run, and who pays most; "": nobody does. Tenants of few requests count."""
+    """Return who gains and who pays most by the second run, or "" for nobody. Tenants of few requests count."""
     pairs = _pairs(*compared(results))
     changes = {before.name: _change(before, after) for before, after in pairs}
     gainer, payer = max(changes, key=changes.__getitem__), min(changes, key=changes.__getitem__)
@@ -37,7 +37,7 @@ def named(results: Sequence[ReplayResult]) -> tuple[str, str]:
 
 
 def verdict(results: Sequence[ReplayResult]) -> str:
-    """How long did those wait who gain and who pay most, or else those who asked for most?"""
+    """Return how long the tenants waited that gain and pay most, or else those of most demand."""
     one, other = compared(results)
     if one is other:
         return f"Under `{one.policy}`, {_longest(one.tenants)}."
@@ -83,7 +83,7 @@ def _longest(tenants: Sequence[TenantResult]) -> str:
 
 
 def _part(tenant: TenantResult) -> str:
-    """Of which of its requests is the wait said?"""
+    """Return the requests whose wait is meant."""
     if tenant.requests >= REQUESTS_MIN:
         return "one request in twenty"
     return "one request in two" if tenant.requests > 1 else "its one request"
@@ -96,7 +96,7 @@ def _waited_s(tenant: TenantResult) -> float:
 
 
 def _refused(one: TenantResult, other: TenantResult) -> float:
-    """By how much do the parts of their requests differ that were refused?"""
+    """Return the difference of the refused fractions."""
     return abs(one.completed / one.requests - other.completed / other.requests)
 
 
@@ -106,7 +106,7 @@ def _is_alike(one: TenantResult, other: TenantResult) -> bool:
 
 
 def _change(one: TenantResult, other: TenantResult) -> float:
-    """How much does this tenant gain by the second run? Below 0: it pays."""
+    """Return how much this tenant gains by the second run; below 0 it pays."""
     if _is_alike(one, other):
         return 0.0
     served = (other.completed - one.completed) / one.requests
@@ -127,10 +127,10 @@ def _refusals(tenant: TenantResult) -> str:
 
 
 def in_seconds(value: float) -> str:
-    """With as many digits as one reads."""
+    """Format seconds with significant digits only."""
     return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
 def short(name: str) -> str:
-    """A name as one reads it."""
+    """Return a name shortened for display."""
     return name if len(name) <= NAME_CHARS_MAX else name[: NAME_CHARS_MAX - 1] + "…"

@@ -23,7 +23,7 @@ def arguments() -> argparse.ArgumentParser:
     runs.add_argument("--gateways", type=listed, default=list(described()), help="with commas; default: all")
     runs.add_argument("--workloads", type=listed, default=list(MAKERS))
     runs.add_argument("--engine", choices=ENGINES, default="simulated")
-    runs.add_argument("--seconds", type=float, default=120.0, help="of each workload")
+    runs.add_argument("--seconds", type=float, default=60.0, help="mean length of a workload")
     runs.add_argument("--rounds", type=int, default=1)
     runs.add_argument("--seed", type=int, default=0)
     runs.add_argument("--out", type=Path, default=Path("tenantbench-results"))

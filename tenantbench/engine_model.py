@@ -18,15 +18,15 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True)
 class Profile:
-    """A step takes `step_s`, and `prefill_s` more for each prompt token: a small GPU with an 8B model."""
+    """A step takes `step_s`, and `prefill_s` more for each prompt token: about those of an 8B model on one GPU."""
 
     slots: int = 16
     kv_tokens: int = 8_192
     context_tokens_max: int = 4_096
     prefill_tokens_max: int = 512
     queue_max: int = 8_192
-    step_s: float = 0.025
-    prefill_s: float = 0.000_15
+    step_s: float = 0.01
+    prefill_s: float = 0.000_06
     logs_waste: bool = True
 
 

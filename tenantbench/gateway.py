@@ -24,6 +24,7 @@ from typing import Any
 import aiohttp
 
 from tenantbench.engine_server import MODEL
+from tenantbench.machine import GATEWAY_CORES, on_cores
 from tenantbench.workloads import WEIGHTS
 
 FOLDER = Path(__file__).parent / "gateways"
@@ -89,6 +90,16 @@ def executable(gateway: Gateway, command: str) -> str:
     raise GatewayError(f"{gateway.name}: {command} is not installed; run: tenantbench install {gateway.name}")
 
 
+def version_of(gateway: Gateway) -> str:
+    """Return the gateway's title, with what it says of its version where the title has none. Raises GatewayError."""
+    title, command = str(gateway.description["title"]), gateway.description.get("version")
+    if not command:
+        return title
+    ask = [executable(gateway, command[0]), *command[1:]]
+    said = subprocess.run(ask, capture_output=True, text=True, timeout=START_S, check=False)
+    return f"{title}: {(said.stdout or said.stderr).strip()}"
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -96,23 +107,25 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def process(command: list[str], log: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    command: list[str], log: Path, env: dict[str, str] | None = None, cores: set[int] = GATEWAY_CORES
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command in a process group of its own; it is asked to end, and then killed."""
-    with log.open("ab") as out:
+    with log.open("ab") as out, on_cores(cores):
         child = subprocess.Popen(
             command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, process_group=0,
             cwd=log.parent, env=os.environ | (env or {}),
         )  # fmt: skip
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGTERM)
         try:
-            yield child
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGTERM)
-            try:
-                child.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+            child.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
 async def wait_ready(url: str, child: subprocess.Popen[bytes], log: Path) -> None:
@@ -174,6 +187,8 @@ async def started(gateway: Gateway, engine: str, folder: Path, slots: int) -> As
             command = [Template(part).substitute(values) for part in start["command"]]
             command[0] = executable(gateway, command[0])
             env = {name: Template(value).substitute(values) for name, value in start.get("env", {}).items()}
+            if command[0].startswith(str(gateway.home)):
+                env["PYTHONPATH"] = ""  # what this tool runs on is no part of a gateway
             child = stack.enter_context(process(command, own / "gateway.log", env))
             ready = Template(start["ready"]).substitute(values)
             await wait_ready(ready, child, own / "gateway.log")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 from tenantbench.metrics import METRICS, Metric
 
 DIRECT = "direct"
-SAME = 0.02
-"""Differences below this part, or below the spread over rounds, are no loss."""
+SAME, LEAST = 0.02, 0.001
+"""Differences below this part, this amount, or the spread over rounds, are no loss."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,16 @@ class Row:
     metric: Metric
     values: dict[str, Value]
 
+    def best_of(self, names: Iterable[str]) -> str:
+        """Return the gateway with the best value that is not void; the first of equals."""
+        sign = -1 if self.metric.is_high_good else 1
+        return min(names, key=lambda name: (self.values[name].is_void, sign * self.values[name].middle))
+
     def beats(self, one: str, other: str) -> bool:
         """Whether one gateway's value is better than the other's by more than their spread."""
         first, second = self.values[one], self.values[other]
-        margin = max(SAME, first.spread / 2, second.spread / 2) * max(abs(first.middle), abs(second.middle))
+        part = max(SAME, first.spread / 2, second.spread / 2)
+        margin = max(LEAST, part * max(abs(first.middle), abs(second.middle)))
         difference = first.middle - second.middle
         return (difference if self.metric.is_high_good else -difference) > margin
 
@@ -81,16 +88,15 @@ def rows_of(results: list[dict[str, Any]]) -> list[Row]:
     return rows
 
 
-def losses(rows: list[Row], subject: str) -> list[tuple[Row, str, str]]:
-    """Return each row in which a gateway of the subject is beaten by another's, and the best of those."""
+def losses(rows: list[Row], subject: str) -> list[tuple[Row, str, list[str]]]:
+    """Return each row in which the best of the other gateways beats some of the subject's, and those."""
     found = []
     for row in rows:
         others = [name for name in row.values if not name.startswith(subject)]
-        for own in (name for name in row.values if name.startswith(subject)):
-            better = [other for other in others if row.beats(other, own)]
-            if better:
-                order = sorted(better, key=lambda name: row.values[name].middle, reverse=row.metric.is_high_good)
-                found.append((row, own, order[0]))
+        if others:
+            best = row.best_of(others)
+            lost = [name for name in row.values if name.startswith(subject) and row.beats(best, name)]
+            found += [(row, best, lost)] if lost else []
     return found
 
 
@@ -101,18 +107,32 @@ def text_of(results: list[dict[str, Any]], subject: str = "") -> str:
     for i, result in enumerate(results):
         same = ", ".join(f"{key} {value}" for key, value in result["comparability"].items())
         lines.append(f"Run {i + 1}: {same}.")
-        lines += [f"Left out: {name}: {reason.splitlines()[0]}" for name, reason in result["left_out"].items()]
+        lines += ["", *(f"- {name}: {version}" for name, version in result["gateways"].items())]
+        lines += [f"- Left out: {name}: {reason.splitlines()[0]}" for name, reason in result["left_out"].items()]
     lost = losses(rows, subject) if subject else []
     if subject:
         lines += ["", f"## Rows that {subject} loses", ""]
-        for row, own, best in lost:
-            lines.append(f"- {row.workload} {row.metric.title}: {own} {row.values[own]}, {best} {row.values[best]}")
+        for row, best, own in lost:
+            named = [f"{name} {row.values[name]}" for name in (best, *own)]
+            lines.append(f"- {row.workload} {row.metric.title}: best is {named[0]}; {', '.join(named[1:])}")
     first = {id(row) for row, _, _ in lost}
     gateways = list(dict.fromkeys(name for row in rows for name in row.values))
-    lines += ["", "## Metrics", "", f"| metric | workload | better | {' | '.join(gateways)} |"]
+    rounds = max(cell["round"] for result in results for cell in result["cells"])
+    said = f"Medians of {rounds} rounds; ± is half of their range." if rounds > 1 else "One round: no spread is known."
+    lines += [
+        "",
+        "## Metrics",
+        "",
+        f"{said} The best of each row is bold.",
+        "",
+        f"| metric | workload | better | {' | '.join(gateways)} |",
+    ]
     lines.append("| --- " * 3 + "| ---: " * len(gateways) + "|")
     for row in sorted(rows, key=lambda row: id(row) not in first):
-        cells = [str(row.values.get(name, "-")) for name in gateways]
+        top = row.values[row.best_of(row.values)].middle
+        are_equal = all(value.middle == top for value in row.values.values())
+        values = [(row.values.get(name), str(row.values.get(name, "-"))) for name in gateways]
+        cells = [f"**{text}**" if value and value.middle == top and not are_equal else text for value, text in values]
         better = "more" if row.metric.is_high_good else "less"
         unit = f", {row.metric.unit}" if row.metric.unit else ""
         lines.append(f"| {row.metric.title}{unit} | {row.workload} | {better} | {' | '.join(cells)} |")

@@ -22,9 +22,9 @@ from tenantbench import __version__
 from tenantbench.engine_model import Profile
 from tenantbench.engine_server import MODEL
 from tenantbench.events import CHARACTERS_PER_TOKEN, Event, read_events
-from tenantbench.gateway import GatewayError, Target, free_port, process, read, started, wait_ready
+from tenantbench.gateway import GatewayError, Target, free_port, process, read, started, version_of, wait_ready
 from tenantbench.load import Driver, HttpTransport, Rejected
-from tenantbench.machine import Watch, comparability_set
+from tenantbench.machine import CLIENT_CORES, Watch, comparability_set
 from tenantbench.metrics import OTHERS_MAX, Run, measure, reasons_void
 from tenantbench.workloads import LIGHT, workload
 
@@ -44,6 +44,7 @@ class EngineKind:
 
 ENGINES = {
     "simulated": EngineKind("simulated", Profile(), CHARACTERS_PER_TOKEN, f"tenantbench {__version__}"),
+    # 9 to 10 ms of CPU time for a step of 8 sequences, on one core of an EPYC
     "llama": EngineKind(
         "llama", Profile(8, 16_384, 2_048, 512, step_s=0.01, logs_waste=False), 1, "xllamacpp, 8 layers of 256"
     ),
@@ -152,7 +153,7 @@ async def engine(kind: EngineKind, folder: Path) -> AsyncIterator[str]:
     port = free_port()
     command = [sys.executable, "-m", "tenantbench", "engine", "--port", str(port), "--kind", kind.name]
     root = str(Path(__file__).parents[1])
-    with process(command, folder / "engine.log", {"PYTHONPATH": root}) as child:
+    with process(command, folder / "engine.log", {"PYTHONPATH": root}, CLIENT_CORES) as child:
         await wait_ready(f"http://127.0.0.1:{port}/health", child, folder / "engine.log")
         yield f"http://127.0.0.1:{port}"
 
@@ -169,25 +170,28 @@ async def check_idle(options: Options) -> None:
         say(f"{text}: the numbers will be void")
 
 
-async def open_targets(options: Options, stack: contextlib.AsyncExitStack, left_out: dict[str, str]) -> list[Target]:
-    """Start every gateway with an engine of its own, and note why others are left out."""
+async def open_targets(options: Options, stack: contextlib.AsyncExitStack, result: dict[str, Any]) -> list[Target]:
+    """Start every gateway with an engine of its own; note their versions, and why others are left out."""
     if options.url:
         return [Target(options.gateways[0], options.url, options.engine_url, options.keys, set())]
+    os.sched_setaffinity(0, CLIENT_CORES)
     targets, folder = [], options.out.absolute() / "processes"
     kind = ENGINES[options.engine]
     for name in options.gateways:
         own = contextlib.AsyncExitStack()
         try:
             gateway = read(name)
+            version = version_of(gateway)
             url = await own.enter_async_context(engine(kind, folder / name))
             target = await own.enter_async_context(started(gateway, url, folder / name, kind.profile.slots))
         except (GatewayError, OSError) as error:
             await own.aclose()
-            left_out[name] = str(error)
+            result["left_out"][name] = str(error)
             say(f"{name} is left out: {error}")
             continue
         stack.push_async_callback(own.aclose)
         targets.append(target)
+        result["gateways"][name] = version
         say(f"{name} is ready")
     return targets
 
@@ -201,10 +205,11 @@ async def run(options: Options) -> dict[str, Any]:
     kind = ENGINES[options.engine]
     size = asdict(kind.profile)
     same = comparability_set(engine=kind.build, profile=size, seconds=options.seconds, seed=options.seed)
-    result: dict[str, Any] = {"tenantbench": __version__, "comparability": same, "left_out": {}, "cells": []}
+    result: dict[str, Any] = {"tenantbench": __version__, "comparability": same, "gateways": {}, "left_out": {}}
+    result["cells"] = []
     options.out.mkdir(parents=True, exist_ok=True)
     async with contextlib.AsyncExitStack() as stack:
-        targets = await open_targets(options, stack, result["left_out"])
+        targets = await open_targets(options, stack, result)
         turn = 0
         for round_number in range(options.rounds):
             for name in options.workloads:

@@ -7,13 +7,17 @@ length of the run; lengths and numbers of sessions do not.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from tenantbench.engine_model import Profile
 
 WEIGHTS = {"t1": 1.0, "t2": 1.0, "t3": 3.0, "t4": 1.0}
 LIGHT, HEAVY = "t1", "t2"
+LIGHT_PART = 0.05
+"""Part of the engine's output tokens that a light tenant asks for."""
+BURST_S = 0.5
+"""Time in which a burst arrives: a client of one core can send its 256 requests in that time without a lag."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,12 @@ def open_loop(
     return Session(tenant, "open", *span_s, lengths(random, len(times), *tokens), times)
 
 
+def light(random: Random, seconds: float, profile: Profile) -> Session:
+    """Return a tenant that asks for little, steadily."""
+    per_s = LIGHT_PART * profile.slots / profile.step_s / 16
+    return open_loop(random, LIGHT, per_s, (0.0, seconds), (64, 16))
+
+
 def clients(
     tenant: str, number: int, span_s: tuple[float, float], ask: Ask, *, is_one_session: bool = True, route: int = 0
 ) -> list[Session]:
@@ -96,10 +106,9 @@ def clients(
 
 def w1(random: Random, seconds: float, profile: Profile) -> Workload:
     """A light tenant is alone for a third of the time, then beside a flood of twice the engine's capacity."""
-    light = open_loop(random, LIGHT, 2.0, (0.0, seconds), (64, 16))
     flood_per_s = 2 * profile.slots / profile.step_s / 128
     flood = open_loop(random, HEAVY, flood_per_s, (seconds / 3, seconds), (256, 128))
-    return Workload("W1", "light beside a flood", seconds, (light, flood), join_s=seconds / 3)
+    return Workload("W1", "light beside a flood", seconds, (light(random, seconds, profile), flood), join_s=seconds / 3)
 
 
 def w2(random: Random, seconds: float, profile: Profile) -> Workload:
@@ -129,11 +138,11 @@ def w5(random: Random, seconds: float, profile: Profile) -> Workload:
 
 
 def w6(random: Random, seconds: float, profile: Profile) -> Workload:
-    """Four bursts of 16 times the slots, at once; a light tenant asks steadily."""
-    light = open_loop(random, LIGHT, 2.0, (0.0, seconds), (64, 16))
-    times = tuple(seconds * (1 + 2 * burst) / 10 for burst in range(4) for _ in range(16 * profile.slots))
+    """Four bursts of 16 times the slots; a light tenant asks steadily."""
+    number = 16 * profile.slots
+    times = tuple(seconds * (1 + 2 * burst) / 10 + BURST_S * i / number for burst in range(4) for i in range(number))
     burst = Session(HEAVY, "burst", 0.0, seconds, lengths(random, len(times), 128, 32), times)
-    return Workload("W6", "bursts beyond the queue", seconds, (light, burst))
+    return Workload("W6", "bursts beyond the queue", seconds, (light(random, seconds, profile), burst))
 
 
 def w7(random: Random, seconds: float, profile: Profile) -> Workload:
@@ -175,6 +184,14 @@ MAKERS: dict[str, Callable[[Random, float, Profile], Workload]] = {
 }  # fmt: skip
 
 
+LENGTHS = {
+    "W1": 1.3, "W2": 2.0, "W3": 0.5, "W4": 0.5, "W5": 1.2, "W6": 0.8, "W7": 2.0, "W8": 0.5, "W9": 0.7, "W10": 0.5,
+}  # fmt: skip
+"""Lengths over `--seconds`, their mean: what settles late runs for longer."""
+
+
 def workload(name: str, seconds: float, seed: int, profile: Profile) -> Workload:
-    """Return a workload, equal for equal arguments."""
-    return MAKERS[name](Random(f"{seed} {name}"), seconds, profile)
+    """Return a workload, equal for equal arguments. Clients of all tenants begin in a mixed order."""
+    random = Random(f"{seed} {name}")
+    made = MAKERS[name](random, seconds * LENGTHS[name], profile)
+    return replace(made, sessions=tuple(random.sample(made.sessions, len(made.sessions))))

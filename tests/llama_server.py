@@ -13,7 +13,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from types import TracebackType
 
-from bench.ports import free_port
+from tests.ports import free_port
 from tests.waiting import WAIT_S
 
 

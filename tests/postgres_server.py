@@ -7,10 +7,12 @@ import atexit
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from bench.ports import free_port
+from tests.ports import free_port
 from tests.waiting import WAIT_S
 
 SETTINGS = (
@@ -117,18 +119,40 @@ async def pooled(server: PostgresServer) -> AsyncIterator[str]:
     found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if found is None:
         pytest.skip("runs a real PgBouncer: apt-get install pgbouncer")
-    port, directory = free_port(), _directory()
-    config = directory / "pgbouncer.ini"
-    config.write_text(
-        "[databases]\n"
-        f"postgres = host=127.0.0.1 port={server.port} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
-        f"listen_port = {port}\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 2\nunix_socket_dir =\n"
-        f"logfile = {directory / 'log'}\npidfile = {directory / 'pid'}\n"
-    )
-    await asyncio.to_thread(call, found, "-q", "-d", config)
+    directory = _directory()
+    port = await asyncio.to_thread(_start_pooler, found, directory, server.port)
     try:
         yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
     finally:
         pid = int((directory / "pid").read_text())
         os.kill(pid, signal.SIGKILL)
         shutil.rmtree(directory)
+
+
+def _start_pooler(program: str, directory: Path, server_port: int) -> int:
+    """Start a PgBouncer and return its port once it accepts connections; another port if one was taken meanwhile."""
+    config = directory / "pgbouncer.ini"
+    for port in (free_port() for _ in range(10)):
+        config.write_text(
+            "[databases]\n"
+            f"postgres = host=127.0.0.1 port={server_port} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+            f"listen_port = {port}\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 2\n"
+            f"unix_socket_dir =\nlogfile = {directory / 'log'}\npidfile = {directory / 'pid'}\n"
+        )
+        call(program, "-q", "-d", config)
+        if _accepts(port, directory):
+            return port
+    raise AssertionError((directory / "log").read_text())
+
+
+def _accepts(port: int, directory: Path) -> bool:
+    """Wait until a PgBouncer that was started accepts connections, or has written why it ended."""
+    ends, log = time.monotonic() + WAIT_S, directory / "log"
+    while time.monotonic() < ends:
+        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            if (directory / "pid").exists():
+                return True
+        if log.exists() and "FATAL" in log.read_text():
+            return False
+        time.sleep(0.01)
+    raise TimeoutError(f"PgBouncer on port {port} neither accepts connections nor says why: {log.read_text()}")

@@ -17,7 +17,7 @@ import pytest
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
-from bench.ports import free_port
+from tests.ports import free_port
 from tests.waiting import WAIT_S
 
 SLOTS = 16384

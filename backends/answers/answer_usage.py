@@ -1,4 +1,4 @@
-"""What did a finished answer cost, does it wait for a tool, and did the engine answer at all? Read from its JSON."""
+"""Usage, tool calls and completeness of a finished answer, read from its JSON."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from backends.answers.members import MemberFinder
 from backends.base import Usage
 
 TOKENS_MAX: Final = 1 << 40
-"""No answer has more. An engine that says so says nothing."""
+"""Counts beyond this bound are ignored."""
 _ASKS_FOR_TOOL: Final = frozenset({"tool_calls", "function_call", "tool_use", "pause_turn"})
 _CUT: Final = {"length", "max_tokens", "incomplete"}
-"""At its greatest length: no tool was called, so nothing is awaited."""
+"""Reasons of an answer cut at its greatest length. No tool was called, so no result is awaited."""
 _IS_FINAL: Final = frozenset({"stop", "content_filter", "end_turn", "stop_sequence", "refusal", "completed", *_CUT})
 TOOL_ITEMS: Final = frozenset(
     {
@@ -32,11 +32,11 @@ TOOL_ITEMS: Final = frozenset(
         "shell_call",
     }
 )
-"""Items of a Responses answer that ask the client for something; other calls (web search, say) the server makes."""
+"""Items of a Responses answer that ask the client for something. Other calls (web search, say) run at the server."""
 
 
 _SOME: Final = re.compile(rb"\[\s*[^\]\s]")
-"""A list with something in it."""
+"""A list that is not empty."""
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 PLAIN_BYTES_MAX: Final = 4096
 _NOTHING: Final = frozenset({b"null", b'""', b"[]", b"{}", b"false"})
@@ -44,7 +44,7 @@ _NOTHING_BYTES_MAX: Final = 5
 
 
 def plain(raw: Raw) -> object:
-    """A value as it is, if it is a short one; otherwise None."""
+    """Return a short value decoded, or None for a long or invalid value."""
     if not 0 < len(raw) <= PLAIN_BYTES_MAX:
         return None
     try:
@@ -54,15 +54,15 @@ def plain(raw: Raw) -> object:
 
 
 def holds_any(raw: Raw) -> bool:
-    """Is it there, and not empty?"""
+    """Is the value present and not empty?"""
     length = len(raw)
     return length > _NOTHING_BYTES_MAX or (length > 0 and bytes(raw) not in _NOTHING)
 
 
 def asks_for_more(reason: str | None) -> bool | None:
-    """Does an answer that stops for this reason ask the client to call again? None: who knows.
+    """Does an answer with this stop reason ask the client to call again? None if unknown.
 
-    `reason`: of a chat's choice or an Anthropic message, or the status of a Responses answer.
+    `reason` is that of a chat choice or an Anthropic message, or the status of a Responses answer.
     """
     if reason in _ASKS_FOR_TOOL:
         return True
@@ -70,15 +70,15 @@ def asks_for_more(reason: str | None) -> bool | None:
 
 
 def taken_together(asks: Iterable[bool | None]) -> bool | None:
-    """The same of several choices: True if one asks, False if all are final."""
+    """Combine the choices of an answer: True if one asks for more, False if all are final, None otherwise."""
     asked = set(asks)
     return True if True in asked else None if None in asked or not asked else False
 
 
 def usage_of(fields: object, before: Usage | None = None) -> Usage | None:
-    """A `usage` object as tokens, in any of the three spellings: OpenAI chat, OpenAI Responses, Anthropic Messages.
+    """Return a `usage` object as tokens, in the spelling of OpenAI chat, OpenAI Responses or Anthropic Messages.
 
-    What it does not say is taken from `before`. None when neither says anything.
+    Missing counts are taken from `before`. Return None if neither has a count.
     """
     if not isinstance(fields, dict):
         return before
@@ -89,9 +89,9 @@ def usage_of(fields: object, before: Usage | None = None) -> Usage | None:
         prompt, output = _count(fields.get("input_tokens")), _count(fields.get("output_tokens"))
         details = fields.get("input_tokens_details")
         if prompt is None and output is None:
-            prompt = _count(fields.get("total_tokens"))  # rerank and score say only the total, and generate nothing
+            prompt = _count(fields.get("total_tokens"))  # rerank and score report only the total, and generate nothing
         elif prompt is not None and details is None:
-            # Anthropic counts what was read from or written to the cache beside input_tokens, not in it.
+            # Anthropic counts cache reads and writes beside input_tokens, not within them.
             cached = _count(fields.get("cache_read_input_tokens"))
             prompt += (cached or 0) + (_count(fields.get("cache_creation_input_tokens")) or 0)
     if prompt is None and output is None:
@@ -110,14 +110,14 @@ def _count(value: object) -> int | None:
 
 
 class Answer:
-    """What a whole answer says of itself.
+    """The facts in a complete answer.
 
     Attributes:
-        id: its name, by which a later Responses call may go on from it.
-        awaits_more: True if it asks for a tool, so that another call follows; False if it is final; None if unknown.
-        keys: how it begins, and which calls of tools it asks for.
-        is_drained: a refusal in the form of an answer, as vLLM gives it while it shuts down: aborted, no token made.
-        is_whole: it is JSON from its first byte to its last.
+        id: the name by which a later Responses call may continue from this answer.
+        awaits_more: True if the answer asks for a tool, so that another call follows; False if final; None if unknown.
+        keys: correlation keys.
+        is_drained: the answer is a refusal in disguise (aborted, no token), as vLLM gives while it shuts down.
+        is_whole: the answer is JSON from its first byte to its last.
     """
 
     __slots__ = ("awaits_more", "id", "is_drained", "is_whole", "keys", "usage")
@@ -140,7 +140,7 @@ class Answer:
 
 
 def read_answer(body: bytes) -> Answer:
-    """Read a whole JSON answer once; what is no such JSON says nothing, unless a usage is found in it."""
+    """Read a complete JSON answer once. Invalid JSON yields only the usage that is found in it."""
     try:
         answer = decode_body(body)
     except _UNREADABLE:
@@ -153,7 +153,7 @@ def read_answer(body: bytes) -> Answer:
 
 
 def _ends(body: bytes) -> bool:
-    """Is it whole, as far as one can tell who is not strict? Some engines write NaN, or half of a surrogate pair."""
+    """Is this complete JSON by a lenient parser? Some engines write NaN, or half of a surrogate pair."""
     try:
         json.loads(body.decode("utf-8", "replace").removeprefix("\ufeff"), strict=False)
     except ValueError:
@@ -169,7 +169,7 @@ def _keys_of(answer: Body) -> AnswerKeys:
         message = answer.choices[0].message
         if isinstance(message, Message):
             content = memoryview(message.content)
-            begin = bytes(content[: min(KEY_BYTES_MAX, len(content) - 1)])  # without the quote that closes it
+            begin = bytes(content[: min(KEY_BYTES_MAX, len(content) - 1)])  # without its closing quote
             if begin.startswith(b'"'):
                 keys.add(begin[1:])
             if len(message.tool_calls) > len("[]"):
@@ -183,17 +183,18 @@ def _keys_of(answer: Body) -> AnswerKeys:
 
 
 def usage_finder() -> MemberFinder:
-    """Finds the usage of an answer that is not read whole."""
+    """Return a finder for the usage of an answer that is not decoded."""
     return MemberFinder({(1, "usage")})
 
 
 def usage_found(finder: MemberFinder) -> Usage | None:
-    """The answer has ended: what it said of its usage."""
+    """Return the usage found in an answer that has ended."""
     return usage_of(finder.values().get("usage"))
 
 
 def made_bytes(body: bytes) -> int:
-    """How long is what was generated in a whole answer, with the JSON around it? All of what is no JSON."""
+    """Return the length of the generated part of a complete answer, with its JSON; of the whole body if it is not
+    JSON."""
     try:
         generated = decode_generated(body)
     except _UNREADABLE:
@@ -214,7 +215,7 @@ def _awaits_more(answer: Body) -> bool | None:
         try:
             items = decode_items(answer.output)
         except _UNREADABLE:
-            return None  # another API's
+            return None  # the format of an unknown API
         return True if any([item.type in TOOL_ITEMS for item in items]) else asks_for_more(answer.status)
     return None
 
@@ -228,7 +229,7 @@ def _choice_asks(choice: Choice) -> bool | None:
 
 
 def _is_drained(answer: Body, usage: Usage | None) -> bool:
-    """Has it made nothing, and does it end by an abort, as each of the three APIs says it?"""
+    """Is this an abort without a token, as each of the three APIs reports one?"""
     if usage is not None and usage.output_tokens:
         return False
     if answer.choices:

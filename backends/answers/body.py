@@ -1,8 +1,8 @@
-"""Which parts of an answer's JSON are decoded: of a whole one, and of the events of a stream?
+"""The decoded parts of an answer's JSON, and of the events of a stream.
 
-The chat, Responses and Messages APIs in one structure each. What may be of any kind is left as it is written: what is
-wrong in it must not hide the rest, and what is large in it is not unfolded. msgspec fills them in C; they stand apart
-from the code that reads them, which is compiled.
+One structure each serves the chat, Responses and Messages APIs. Members that may have any type stay raw: an error in
+one must not hide the rest, and a large one is not unfolded. msgspec fills these structures in C, so they stand apart
+from the compiled code that reads them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GeneratedChoice(msgspec.Struct):
 
 
 class GeneratedBody(msgspec.Struct):
-    """Where a whole answer holds what was generated."""
+    """The generated parts of a complete answer."""
 
     choices: list[GeneratedChoice] = []
     output: Raw = Raw()
@@ -76,7 +76,7 @@ class ErrorFields(msgspec.Struct):
 
 
 class Envelope(msgspec.Struct):
-    """`response` of a Responses event, `message` of Anthropic's message_start."""
+    """The `response` of a Responses event, or the `message` of Anthropic's message_start."""
 
     id: str | None = None
     usage: Raw = Raw()

@@ -1,8 +1,8 @@
-"""What are a few members of a JSON object that is too long to hold? Found in passing, wherever the text is cut.
+"""A streaming finder of a few members of a JSON object that is too long to hold.
 
-Linear in the text and bounded in memory: what is held are the last bytes, which may be half a name, and the first bytes
-of each value. A name counts only as deep in the object as it is looked for, so neither generated text nor what a client
-wrote and the engine repeats can forge it.
+Its work is linear in the text, and its memory is bounded: it holds the last bytes, which may be half a name, and the
+first bytes of each value. A name counts only at its depth in the object, so neither generated text nor a client's text
+that the engine repeats can forge a member.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import re
 from typing import Any, Final
 
 VALUE_BYTES_MAX: Final = 4096
-"""A value that does not end within so many bytes is not read."""
+"""Longer values are not read."""
 CANDIDATES_MAX: Final = 1000
-"""More names in other places than these end the search: each costs more than the text around it."""
+"""Names at other depths that end the search: each costs more than the text around it."""
 _SLICE_BYTES: Final = 65536
 _NAME_BYTES_MAX: Final = 48
-"""A name with its quotes, its colon and the spaces before that."""
-_decode: Final = json.JSONDecoder().raw_decode  # it ends with the value; msgspec wants to know the end before
+"""Length of a name with its quotes, its colon and the spaces before the colon."""
+_decode: Final = json.JSONDecoder().raw_decode  # stops at the value's end; msgspec must know the end first
 
 
 class Nesting:
-    """How deep the end of a JSON text is, whose pieces are given one after another."""
+    """Nesting depth at the end of a JSON text that comes in pieces."""
 
     depth: int = 0
     in_string: bool = False
     _is_escaped: bool = False
 
     def take(self, text: bytes) -> None:
-        """Take note of how deep the text is after this piece, and whether inside a string."""
+        """Update the depth, and whether the text is inside a string, by this piece."""
         if not text:
             return
         if self._is_escaped:
@@ -50,8 +50,11 @@ class Nesting:
 
 
 class MemberFinder(Nesting):
-    """`wanted`: (depth, name) of each member, 1 being the outermost object. What surrounds the object, as an event's
-    fields do, must hold no quote and no bracket. Of two members of one name the first counts."""
+    """Finder of `wanted` members: (depth, name) each, the outermost object having depth 1.
+
+    Text around the object, such as an event's fields, must hold no quote and no bracket. Of two members of one name the
+    first counts.
+    """
 
     _carry: bytes = b""
     _candidates: int = 0
@@ -61,18 +64,18 @@ class MemberFinder(Nesting):
         names = b"|".join(sorted({re.escape(name) for _, name in self._wanted}))
         self._names = re.compile(rb'"(%b)"[ \t\r\n]{0,16}:' % names)
         self._values: dict[bytes, bytes] = {}
-        """By name, the first bytes of the value, as far as they have come."""
+        """The first bytes of each value so far, by name."""
         self._found: dict[str, Any] = {}
 
     def feed(self, data: bytes) -> None:
-        """The next bytes of the text."""
+        """Take the next bytes of the text."""
         for at in range(0, len(data), _SLICE_BYTES):
             if not self._wanted and not self._values:
                 return
             self._feed(data[at : at + _SLICE_BYTES] if len(data) > _SLICE_BYTES else data)
 
     def values(self) -> dict[str, Any]:
-        """The text has ended: what was found, by name."""
+        """End the text and return the found values by name."""
         if self._wanted:
             carry, self._carry = self._carry, b""
             self._search(carry, len(carry))
@@ -91,7 +94,7 @@ class MemberFinder(Nesting):
         self._carry = text[self._search(text, begins_max) :]
 
     def _search(self, text: bytes, begins_max: int) -> int:
-        """Look at the names that begin before `begins_max`; returns how far the text has been taken in."""
+        """Search the names that begin before `begins_max`. Return how far the text is consumed."""
         at = 0
         for found in self._names.finditer(text):
             begin = found.start()
@@ -116,11 +119,11 @@ class MemberFinder(Nesting):
         return at
 
     def _read(self, name: bytes) -> None:
-        """The value has come, or enough of it to know that it is too long."""
+        """Decode a value that is complete or known to be too long."""
         text = self._values.pop(name).decode("utf-8", "replace").lstrip(" \t\r\n")
         try:
             value, end = _decode(text)
         except (ValueError, RecursionError):
             return
-        if end < len(text):  # else it may go on
+        if end < len(text):  # otherwise the value may continue
             self._found[name.decode()] = value

@@ -1,4 +1,4 @@
-"""What passes through in an event stream? Tokens, usage, errors and the end, read beside the relayed bytes."""
+"""A meter of event streams: tokens, usage, errors and the end, read beside the relayed bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backends.answers.body import Delta, Envelope, ErrorFields, EventChoice, Mes
 from backends.answers.members import MemberFinder
 from backends.base import Usage
 
-# A blank line: two line ends, each CRLF, LF or CR. A CR at the very end may be half a CRLF, so it ends nothing yet.
+# A blank line is two line ends, each CRLF, LF or CR. A final CR may be half a CRLF, so it ends nothing yet.
 _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r(?!\Z)){2}")
 _BEGINS: Final = re.compile(rb"(?:\xef\xbb\xbf)?[\r\n]*(?:data|event|id|retry)?:")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
@@ -28,24 +28,24 @@ _TEXTS_LOOKED_FOR: Final = 4
 _HEAD_BYTES: Final = 256
 _INTERNAL_STATUS_MIN: Final = 500
 _TRACE: Final = re.compile(rb'Traceback \(most recent call last\)|File \\?"[^"\\]+\\?", line [0-9]')
-"""Where in its own code an engine failed."""
+"""A position in the engine's own source code."""
 
 
 class Dialect(Enum):
-    """Which API does the stream speak?"""
+    """The API that the stream speaks."""
 
     OPENAI = "openai"
     RESPONSES = "responses"
     MESSAGES = "messages"
 
 
-# Per dialect: how an event that carries tokens starts when the line ends are LF, and how many lines it has.
+# Per dialect: the beginning of a token event with LF line ends, and its number of lines.
 _TOKEN_EVENT: Final[dict[Dialect, tuple[bytes, int]]] = {
     Dialect.OPENAI: (b"data: {", 2),
     Dialect.RESPONSES: (b"event: response.output_text.delta\ndata: {", 3),
     Dialect.MESSAGES: (b"event: content_block_delta\ndata: {", 3),
 }
-# Per dialect: what stands in an event that tells the id of a call of a tool.
+# Per dialect: the mark of an event that has a tool call's id.
 _TOOL_MARK: Final = {
     Dialect.OPENAI: b'"tool_calls"',
     Dialect.RESPONSES: b'"call_id"',
@@ -65,20 +65,20 @@ _ERROR_STATUS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StreamError:
-    """Which error did the engine report inside a 200 stream?"""
+    """An error that the engine reported inside a 200 stream."""
 
     message: str
     type: str
     status: int | None
-    """The HTTP status it stands for, as far as the engine said."""
+    """HTTP status of the error, if the engine gave one."""
 
 
 class StreamMeter:
-    """Which bytes go to the client, and what do they say? Sans-I/O; feed it every chunk of one stream, in order.
+    """Meter of one stream. Feed it every chunk in order; it returns the bytes for the client.
 
-    Whole events are forwarded byte for byte. With `strip_usage` the event that `include_usage` adds is left out, and an
-    error that is the engine's own trouble is given out as `own_error`, if there is one. An event longer than
-    `tail_bytes_max` is forwarded in pieces.
+    Whole events are forwarded byte for byte. With `strip_usage` the event that `include_usage` adds is left out. An
+    internal error of the engine is replaced by `own_error`, if there is one. An event longer than `tail_bytes_max` is
+    forwarded in pieces.
     """
 
     __slots__ = (
@@ -92,69 +92,70 @@ class StreamMeter:
         self, dialect: Dialect, *, strip_usage: bool, own_error: bytes = b"", tail_bytes_max: int = 262144
     ) -> None:
         self.token_events = 0
-        """Events that carry generated tokens; the role chunk and comments do not."""
+        """Events with generated tokens. The role chunk and comments do not count."""
         self.started = False
-        """Has the engine begun to answer: a token, or chat's role chunk, which vLLM sends with the first token."""
+        """Has the engine begun to answer, by a token or by chat's role chunk, which vLLM sends with the first token?"""
         self.usage: Usage | None = None
         self.error: StreamError | None = None
         self.ended = False
-        """Did the stream say that it is over?"""
+        """Did the stream report its end?"""
         self.aborted = False
-        """Did the engine give it up before the first token, as vLLM does while it shuts down? It may be retried."""
+        """Did the engine abort before the first token, as vLLM does while it shuts down? The request may be retried."""
         self.answer_id = ""
-        """Of a Responses stream: the name by which a later call may go on from it."""
+        """Name of a Responses answer, by which a later call may continue from it."""
         self.keys = AnswerKeys()
-        """How the answer begins, and which calls of tools it asks for."""
+        """Correlation keys of the answer."""
         self._tool_mark = _TOOL_MARK[dialect]
         self._stops: set[bool | None] = set()
         self.choices = 1
-        """How many answers it carries."""
+        """Number of choices in the stream."""
         self._finished: set[bytes] = set()
-        """Choices that have said why they end."""
+        """Choices that have a finish reason."""
         self._is_cut = False
-        """Did it end amid an event?"""
+        """Did the stream end within an event?"""
         self._dialect = dialect
         self._is_openai = dialect is Dialect.OPENAI
         self._is_foreign: bool | None = None
-        """Are all its events of a format that is not known here? None: there was none."""
+        """Are all events of an unknown format? None before the first event."""
         self._own_error = own_error
         self._instead = b""
-        """What is given out in the place of the event that was left out."""
+        """Replacement for the event that was left out."""
         self._strip = strip_usage
         self._tail = b""
         self._tail_bytes_max = tail_bytes_max
         self._finder: MemberFinder | None = None
-        """Reads the event that is too long to hold; None: there is none."""
+        """Reader of an event that is too long to hold; None outside such an event."""
         self._head = b""
         self._is_plain = True
         self._token_head, self._lines = _TOKEN_EVENT[dialect]
         self._token_next = b"\n\n" + self._token_head
         self._before_text = self._after_text = b""
-        """What is around the text of an event with a token, the quotes that end it among it."""
+        """Bytes around the text of a token event, up to and including the quotes that enclose the text."""
         self._texts_looked_for = _TEXTS_LOOKED_FOR
 
     @property
     def awaits_more(self) -> bool | None:
-        """True once it asks for a tool, so that another call follows; False once it is final; None if it does not
-        say."""
+        """Does the answer ask for a tool, so that another call follows (True), or is it final (False)? None if
+        unknown."""
         return taken_together(self._stops)
 
     @property
     def is_over(self) -> bool:
-        """May the stream end here? Yes if it has said that it ends, yes after an event if all of its choices have, and
-        yes for a kind of stream without a known way to say so."""
+        """May the stream end here? True after its end event, after an event once all choices have finished, and for a
+        format without a known end."""
         return self.ended or bool(self._is_foreign) or (len(self._finished) >= self.choices and not self._is_cut)
 
     @property
     def is_amid_event(self) -> bool:
-        """Has a part of an event been forwarded, and not yet its rest?"""
+        """Has a part of an event been forwarded, but not yet its rest?"""
         return self._finder is not None
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes from the engine; give back those to forward now, whole events only."""
+        """Take the next bytes from the engine. Return the bytes to forward now: whole events only."""
         if self.started and self._is_plain and not self._tail and self._finder is None:
-            # Is it one event that differs from an earlier one with a token by its text alone? Its first bare quote ends
-            # the text: there is room for text only. Compiled, a slice costs a quarter of a call of startswith.
+            # Fast path: one event that differs from an earlier token event in its text alone. A bare quote ends a text,
+            # so
+            # text without one is safe. Compiled, a slice costs a quarter of a call of startswith.
             before, after = self._before_text, self._after_text
             begin, end = len(before), len(data) - len(after)
             if before and end >= begin and data[:begin] == before and data[end:] == after:
@@ -171,22 +172,24 @@ class StreamMeter:
         return self._feed_slowly(data)
 
     def flush(self) -> bytes:
-        """The engine closed the stream: what it left unfinished, to be forwarded as it is if the stream `is_over`. An
-        event that is too long to hold stays unfinished."""
+        """Take the engine's close. Return the unfinished rest, to be forwarded unchanged if the stream `is_over`.
+
+        An event that is too long to hold stays unfinished.
+        """
         tail, self._tail = self._tail, b""
         if self._finder is not None:
             self._is_cut = True
             self.usage = usage_of(self._finder.values().get("usage"), self.usage)
             return tail
-        is_whole = tail.endswith(b"\r") and _BLANK_LINE.search(tail + b"\n")  # held for an LF that never came
+        is_whole = tail.endswith(b"\r") and _BLANK_LINE.search(tail + b"\n")  # held back for an LF that never came
         self._is_cut = bool(tail) and not is_whole
         is_kept = self._read_event(tail, is_cut=not is_whole)
         return b"" if is_whole and not is_kept else tail
 
     def _tokens_only(self, data: bytes) -> int:
-        """How many events, if all of it is whole events with tokens and nothing else; otherwise 0.
+        """Return the number of events if the data is whole token events and nothing else; otherwise 0.
 
-        JSON text holds no raw line end and no bare quote, so what matches here is structure, never generated text.
+        JSON text holds no raw line end and no bare quote, so a match here is structure, never generated text.
         """
         if not (data.startswith(self._token_head) and data.endswith(b"\n\n")):
             return 0
@@ -194,7 +197,7 @@ class StreamMeter:
         if rest or (events > 1 and data.count(self._token_next) != events - 1):
             return 0
         if self._is_openai:
-            # A choice that goes on, in each event: so there is no error, no abort, and no JSON with spaces.
+            # Every event has a choice that continues: so no error, no abort, and no JSON with spaces.
             if data.count(b'"finish_reason":null') != events:
                 return 0
             if data.find(b'"usage":{') >= 0 or data.find(b'"role":"assistant"') >= 0:
@@ -213,7 +216,8 @@ class StreamMeter:
             self.keys.add_calls(events, max(0, at))
 
     def _remember(self, data: bytes) -> None:
-        """Engines write every event of a stream alike. Given up soon where they do not: the look is not for nothing."""
+        """Keep the bytes around the text, since engines write every event of a stream alike. Stop trying soon where
+        they do not."""
         self._texts_looked_for -= 1
         found = _TEXT.search(data)
         if found is not None:
@@ -245,7 +249,7 @@ class StreamMeter:
         return b"".join(kept)
 
     def _blank_line(self, buffer: bytes, at: int) -> tuple[int, int]:
-        """Where an event ends and the next one begins, from `at` on; (-1, -1) if nowhere."""
+        """Return the end of an event and the begin of the next from `at` on, or (-1, -1)."""
         if self._is_plain:
             end = buffer.find(b"\n\n", at)
             return (end, end + 2) if end >= 0 else (-1, -1)
@@ -253,9 +257,9 @@ class StreamMeter:
         return found.span() if found else (-1, -1)
 
     def _pass_oversized(self, buffer: bytes) -> int:
-        """Forward an event too long to hold; keep its first bytes, and line ends that may finish it.
+        """Forward an event too long to hold. Keep its first bytes, and line ends that may finish it.
 
-        Returns how much of `buffer` may go.
+        Return how much of `buffer` may be forwarded.
         """
         piece = self._tail
         if self._finder is None:
@@ -271,11 +275,11 @@ class StreamMeter:
         self._read_partly(_fields(self._head)[0], finder)
 
     def _member_finder(self) -> MemberFinder:
-        """Finds what must be known of an event that is not read whole."""
+        """Return a finder for the facts needed from an event that is not decoded."""
         return MemberFinder({(1, "type"), (2 if self._dialect is Dialect.RESPONSES else 1, "usage")})
 
     def _read_partly(self, name: str, finder: MemberFinder) -> None:
-        """Take note of an event that was not read whole: charged rather than free."""
+        """Record an event that was not decoded: charged rather than free."""
         values = finder.values()
         self.usage = usage_of(values.get("usage"), self.usage)
         kind = values.get("type")
@@ -290,7 +294,7 @@ class StreamMeter:
         return name in _RESPONSE_ENDS if self._dialect is Dialect.RESPONSES else name == "message_stop"
 
     def _read_event(self, raw: bytes, *, is_cut: bool = False) -> bool:
-        """Take note of one event; False when it is one to leave out, or to give out `_instead`."""
+        """Record one event. Return False if it is to be left out or replaced by `_instead`."""
         name, payload = _fields(raw)
         if not payload:
             return True
@@ -303,7 +307,7 @@ class StreamMeter:
             event = decode_event(payload)
         except _UNREADABLE:
             if is_cut:
-                return True  # a part of one
+                return True  # a part of an event
             self._note_foreign()
             finder = self._member_finder()
             finder.feed(payload)
@@ -319,8 +323,7 @@ class StreamMeter:
         return True
 
     def _is_internal(self, raw: bytes) -> bool:
-        """Is the error the engine's own trouble? Then the client learns only that there is an error, not what it
-        says."""
+        """Is the error internal to the engine? The client then learns only that an error happened."""
         if self.error is None or not self._own_error:
             return False
         status = self.error.status
@@ -333,7 +336,7 @@ class StreamMeter:
         has_usage = holds_any(event.usage)
         if choices is None and not has_usage and event.error is None:
             self._note_foreign()
-            self._note_token()  # of a format not known here: charged rather than free
+            self._note_token()  # an unknown format: charged rather than free
             return True
         self._is_foreign = False
         if not choices:
@@ -357,7 +360,7 @@ class StreamMeter:
                 self.usage = usage_of(plain(part.usage), self.usage)
         if isinstance(event.message, Envelope):
             begun = usage_of(plain(event.message.usage))
-            if begun is not None:  # from before the first token: it knows the prompt, not the output
+            if begun is not None:  # sent before the first token, so its output count is not final
                 self.usage = Usage(begun.prompt_tokens, None, begun.cached_tokens)
         if name == "content_block_delta" or (name.startswith("response.") and name.endswith(".delta")):
             self._note_token()
@@ -377,17 +380,17 @@ class StreamMeter:
         self.aborted = self.aborted or ((cancelled or stopped) and not self.token_events)
 
     def _note_foreign(self) -> None:
-        """An event of a format that is not known here."""
+        """Record an event of an unknown format."""
         if self._is_foreign is None and self._is_openai:
             self._is_foreign = True
-            self._is_plain = False  # so that one of a known format is not passed over
+            self._is_plain = False  # so that an event of a known format is not skipped
 
     def _note_token(self) -> None:
         self.started = True
         self.token_events += 1
 
     def _note_error(self, event: StreamEvent) -> bool:
-        """Does the event tell an error?"""
+        """Record an error in the event. Return whether the event has one."""
         error = event.error
         if error is None and event.response is None and event.type != "error":
             return False
@@ -397,7 +400,7 @@ class StreamMeter:
             message, kind, code = plain(error.message), plain(error.type), plain(error.code)
         elif error is not None:
             message, kind, code = error, None, None
-        elif event.type == "error":  # Responses: the error is the event itself
+        elif event.type == "error":  # Responses: the event itself is the error
             message, kind, code = event.message, None, plain(event.code)
         else:
             return False
@@ -411,12 +414,12 @@ class StreamMeter:
 
 
 def is_event_stream(data: bytes) -> bool:
-    """Does an answer begin as a stream of events does, whatever its head calls it?"""
+    """Does an answer begin like an event stream, whatever its content type?"""
     return _BEGINS.match(data) is not None
 
 
 def _fields(raw: bytes) -> tuple[str, bytes]:
-    """The event's name and its data; comments and other fields are passed over."""
+    """Return an event's name and data. Comments and other fields are skipped."""
     if raw.startswith(b"data: ") and _LF not in raw and _CR not in raw:
         return "", raw[6:]
     name = ""

@@ -1,4 +1,4 @@
-"""What is one request in flight to a backend, and who takes its answer?"""
+"""One request in flight to a backend, and the receiver of its answer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from backends.upstream_errors import UpstreamError
 
 
 class Receiver(Protocol):
-    """Who takes the answer? After `head_received` and the bodies comes exactly one of `completed` and `failed`."""
+    """The consumer of an answer: `head_received`, any number of `body_received`, then `completed` or `failed`, once."""
 
     def head_received(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """The final answer's head, names in lower case. 1xx answers are passed over."""
+        """Take the final answer's head, its names in lower case. Heads of 1xx answers are skipped."""
 
     def body_received(self, data: bytes) -> None:
-        """Payload without chunk framing: all that one read of the socket brought."""
+        """Take the payload of one read of the socket, without chunk framing."""
 
     def completed(self) -> None: ...
 
@@ -23,7 +23,7 @@ class Receiver(Protocol):
 
 
 class Carrier(Protocol):
-    """The connection that carries a call, as the call sees it."""
+    """The connection that carries a call, as the call sees the connection."""
 
     def abort(self) -> None: ...
     def pause(self) -> None: ...
@@ -47,7 +47,7 @@ class UpstreamCall:
         self.is_over = False
         self._is_paused = False
         self.sends = 0
-        """How often it went out whole, as far as we know: the backend may have read it so often."""
+        """Number of complete sends as far as known: the backend may have read the request as often."""
 
     def cancel(self) -> None:
         """Close the connection at once, so that the engine frees what it holds. No callback comes after this."""
@@ -57,11 +57,11 @@ class UpstreamCall:
         if self.connection is not None:
             self.connection.abort()
         elif self.connecting is not None:
-            # Not once there is a connection: uvloop then forgets to say that it is lost.
+            # A task that has its connection is not cancelled: uvloop would never report that connection as lost.
             self.connecting.cancel()
 
     def pause(self) -> None:
-        """Read no more from the backend until `resume`; the silence is then not the backend's."""
+        """Read no more from the backend until `resume`. Meanwhile the silence timeout does not run."""
         self._is_paused = True
         if self.connection is not None:
             self.connection.pause()
@@ -72,8 +72,11 @@ class UpstreamCall:
             self.connection.resume()
 
     def has_timed_out(self) -> bool:
-        """Is it too late for this connection? If not, it no longer can be: a connecting task that is ended after its
-        connection was made takes the connection with it, and uvloop forgets to say that it is lost."""
+        """Is the connect limit over for a connection just made? If not, disarm the limit.
+
+        A cancelled connecting task would take its new connection along, and uvloop would never report that connection
+        as lost.
+        """
         limit, self.limit = self.limit, None
         task = self.connecting
         if limit is None or task is None or task.cancelling():

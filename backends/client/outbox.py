@@ -1,7 +1,7 @@
-"""When does what is written leave? At the end of the loop's turn, with all else that was written in it.
+"""Writes of one turn of the event loop, sent together at its end.
 
-A write wakes the process that reads from the socket. Between the work on one request and on the next the reader falls
-asleep again, and to wake it each time costs more than the write. Writes that leave together need one awakening.
+A write wakes the process that reads from the socket. Between two requests the reader falls asleep again, and waking it
+each time costs more than the write. Writes that leave together wake the reader once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Final
 _log = logging.getLogger(__name__)
 
 _TOGETHER_MAX: Final = 8
-"""More do not wait for each other: in a long turn the first would leave late."""
+"""Outlets that wait for each other. In a long turn more would delay the first."""
 _AT_ONCE_BYTES: Final = 65536
-"""As much does not wait: uvloop reads on in the same turn while so much is there, and must hear first who is slow."""
+"""Data of this size leaves at once: uvloop keeps reading in the same turn, and needs the backpressure of a slow
+client."""
 
 
 class Outbox:
-    """The outlets that hold something."""
+    """All outlets with unsent data."""
 
     __slots__ = ("_flush_later", "_is_scheduled", "_outlets")
 
@@ -29,7 +30,7 @@ class Outbox:
         self._flush_later = self.flush  # compiled, a bound method costs more than the call
 
     def add(self, outlet: Outlet) -> None:
-        """This one now holds something."""
+        """Register an outlet that now holds data."""
         self._outlets.append(outlet)
         if len(self._outlets) >= _TOGETHER_MAX:
             self.flush()
@@ -46,14 +47,14 @@ class Outbox:
         for outlet in outlets:
             try:
                 outlet.flush()
-            except Exception:  # the others have nothing to do with it
+            except Exception:  # one connection's failure must not stop the others
                 _log.exception("a write failed")
                 outlet.abort()
 
 
 class Outlet:
-    """The writing side of one connection: whatever writes to its transport does so here, and whatever closes it after
-    its last words. Who aborts the transport itself drops what is held."""
+    """The writing side of one connection. Every write and every orderly close must go through the outlet: aborting the
+    transport itself drops the held data."""
 
     __slots__ = ("_held", "_outbox", "_transport")
 
@@ -63,7 +64,7 @@ class Outlet:
         self._held: list[bytes | memoryview] = []
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send this with the turn; at once if it is large."""
+        """Send data at the end of this turn, or at once if it is large."""
         held = self._held
         held.append(data)
         if len(data) >= _AT_ONCE_BYTES:
@@ -72,7 +73,7 @@ class Outlet:
             self._outbox.add(self)
 
     def flush(self) -> None:
-        """Send what is held now, unless the connection is gone."""
+        """Send the held data, unless the connection is closing."""
         held = self._held
         if not held:
             return
@@ -85,7 +86,7 @@ class Outlet:
             self._transport.writelines(held)
 
     def unsent_bytes(self) -> int:
-        """How much of what was written has not been handed to the system."""
+        """Return the number of written bytes that the system has not taken yet."""
         unsent = self._transport.get_write_buffer_size()
         for data in self._held:
             unsent += len(data)
@@ -96,11 +97,11 @@ class Outlet:
         self._transport.write_eof()
 
     def close(self) -> None:
-        """Close when all is sent."""
+        """Close after everything is sent."""
         self.flush()
         self._transport.close()
 
     def abort(self) -> None:
-        """Close now. What this turn wrote still goes to the system first, as it would have without waiting."""
+        """Abort. Data written in this turn still goes to the system first, as without batching."""
         self.flush()
         self._transport.abort()

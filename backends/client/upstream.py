@@ -1,7 +1,7 @@
-"""How does one request reach a backend, and its answer come back? A lean HTTP/1.1 client.
+"""A lean HTTP/1.1 client for backends.
 
-Callbacks all the way: on a kept-alive connection a request costs no task, no coroutine, no timer and no future.
-The pool never queues and never limits: how much is in flight is the admission's decision alone.
+It consists of callbacks: on a kept-alive connection a request costs no task, no coroutine, no timer and no future. The
+pool neither queues nor limits; admission alone decides how much is in flight.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ _JOIN_BYTES_MAX: Final = 16384
 
 
 class UpstreamPool:
-    """Which connections to one backend are open? Only the origin of `url` is used; the path is in the caller's head.
+    """Connections to one backend, idle and busy.
 
-    `idle_s` stays below the backend's own keep-alive timeout (uvicorn: 5 s), `silence_s` is how long a backend may send
-    nothing while it owes an answer. Both are kept to within a quarter by one timer that all connections share. `tls`:
-    how https is spoken, instead of by what the system trusts. `address`: where it is, instead of where the host of
-    `url` is; certificate and Host header are still of the latter.
+    Args:
+        url: only its origin is used; the path is in the caller's head.
+        idle_s: idle time before a connection is closed, below the backend's own keep-alive timeout (uvicorn: 5 s).
+        silence_s: time without a byte after which an owed answer fails. One shared timer keeps both within a quarter.
+        tls: the context for https, in place of the system's trust.
+        address: where to connect, in place of the URL's host. Certificate and Host header stay those of the URL.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class UpstreamPool:
 
     @property
     def is_busy(self) -> bool:
-        """Does a call wait for its answer, or for its connection?"""
+        """Is a call waiting for an answer or a connection?"""
         return bool(self._busy or self._connecting)
 
     def __repr__(self) -> str:
@@ -83,9 +85,12 @@ class UpstreamPool:
     def send(
         self, head: bytes, body: bytes | memoryview, receiver: Receiver, *, is_fresh: bool = False
     ) -> UpstreamCall:
-        """Send one request, `head` with its final empty line; returns at once and calls `receiver` later.
+        """Send one request and return at once; `receiver` is called later.
 
-        `is_fresh`: on a new connection, which the backend cannot be closing as idle. So it is sent once, not twice.
+        Args:
+            head: with its final empty line.
+            is_fresh: use a new connection, which the backend cannot be closing as idle, so the request is sent only
+                once.
         """
         if self._closed is not None:
             raise RuntimeError(f"backend {self.name}: the pool is closed")
@@ -101,7 +106,7 @@ class UpstreamPool:
         return call
 
     async def close(self) -> None:
-        """Close every connection; a call in flight fails with ConnectionLost. Returns when all are gone."""
+        """Close every connection and return when all are gone. A call in flight fails with ConnectionLost."""
         if self._closed is None:
             self._closed = asyncio.get_running_loop().create_future()
             for task, call in list(self._connecting.items()):
@@ -121,7 +126,7 @@ class UpstreamPool:
             self._timer = loop.call_later(self._tick_s, self._tick)
 
     async def _connect(self, call: UpstreamCall) -> str:
-        """Make a connection, which then starts the call itself; says what went wrong, or nothing."""
+        """Open a connection that starts the call. Return what went wrong, or ""."""
         try:
             async with asyncio.timeout(self._connect_timeout_s) as call.limit:
                 await asyncio.get_running_loop().create_connection(
@@ -169,7 +174,7 @@ class UpstreamPool:
             self._closed.set_result(None)
 
     def _tick(self) -> None:
-        """Close what is idle too long and fail what is silent too long."""
+        """Close connections idle for too long; fail those silent for too long."""
         for connection in [each for each in self._idle if each.age() >= self._idle_ticks_max]:
             connection.abort()
         for connection in [each for each in self._busy if each.age() >= self._silent_ticks_max]:
@@ -190,7 +195,7 @@ def _bracketed(host: str) -> str:
 
 
 class _Connection(asyncio.Protocol):
-    """One socket: parses answers for one call at a time and says when it may be used again."""
+    """One socket: parses the answer to one call at a time and decides whether the connection can be reused."""
 
     def __init__(self, pool: UpstreamPool, call: UpstreamCall) -> None:
         self._pool = pool
@@ -204,10 +209,10 @@ class _Connection(asyncio.Protocol):
         self._is_paused = False
         self.has_answered = False
 
-    # What the pool and the call ask of it.
+    # Called by the pool and the call.
 
     def start(self, call: UpstreamCall) -> None:
-        """Write the request; everything known of the answer before is forgotten."""
+        """Write the request; reset the state of the previous answer."""
         self._call = call
         call.connection = self
         call.sends += 1
@@ -225,7 +230,7 @@ class _Connection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._bytes_without_payload = 0
         if call._is_paused:
-            # Not yet: both loops begin to read after connection_made, whatever it said.
+            # Later: both loops start reading after connection_made, even if it paused.
             asyncio.get_running_loop().call_soon(self._pause_for, call)
         if len(call.body) <= _JOIN_BYTES_MAX:
             self._outlet.write(call.head + call.body)
@@ -233,13 +238,14 @@ class _Connection(asyncio.Protocol):
             self._outlet.write(call.head)
             self._outlet.write(call.body)
         if self._is_fresh:
-            call.head = call.body = b""  # never sent again, so not kept for as long as the answer takes
+            call.head = call.body = b""  # never sent again, so not held during the answer
 
     def is_usable(self) -> bool:
         return not self._transport.is_closing()
 
     def age(self) -> int:
-        """Ticks of the shared timer since the last byte, this one included; a pause is not the backend's silence."""
+        """Return the ticks of the shared timer since the last byte, and count this tick. A paused connection is not
+        silent."""
         self._ticks = 0 if self._is_paused else self._ticks + 1
         return self._ticks
 
@@ -267,7 +273,7 @@ class _Connection(asyncio.Protocol):
             if not self._transport.is_closing():
                 self._transport.resume_reading()
 
-    # What the transport says. asyncio and uvloop set TCP_NODELAY themselves.
+    # Called by the transport. asyncio and uvloop set TCP_NODELAY themselves.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -284,13 +290,13 @@ class _Connection(asyncio.Protocol):
         self._ticks = 0
         call = self._call
         if call is None or call.is_over:
-            self._transport.abort()  # nothing was asked: whatever this is, it must not answer the next request
+            self._transport.abort()  # no request is open, so these bytes must not answer the next one
             return
         if not self.has_answered:
             self.has_answered = True
             self._begins_as_http11 = data.startswith(b"HTTP/1.1 ")
             if not self._begins_as_http11 and data.lstrip(b"\r\n")[:1] not in (b"H", b""):
-                # The parser takes RTSP and ICE as well.
+                # The parser accepts RTSP and ICE as well.
                 self.fail(ProtocolViolation(self._pool.name, "does not speak HTTP", before_first_byte=False))
                 return
             call.head = call.body = b""
@@ -322,11 +328,11 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         pool, call, self._call = self._pool, self._call, None
         pool._forget(self)
-        self._parser = self.on_body = cast("Any", None)  # they hold this object, and it holds them
+        self._parser = self.on_body = cast("Any", None)  # breaks the reference cycle
         if call is not None and not call.is_over:
             call.connection = None
             if not self.has_answered and not self._is_fresh and self._ticks <= 1 and pool._closed is None:
-                pool._retry(call)  # at once, so the backend closed it as idle while the request was on its way
+                pool._retry(call)  # closed at once: the backend closed it as idle while the request was on its way
             elif exc is None and self._is_head_done and not self._is_framed and pool._closed is None:
                 call.is_over = True
                 call.receiver.completed()
@@ -358,21 +364,21 @@ class _Connection(asyncio.Protocol):
         elif self._is_complete:
             return payload
         if overhead > bytes_max:
-            # One bound for heads, for 1xx without end, for trailers and for chunk extensions.
+            # One bound for heads, endless 1xx, trailers and chunk extensions.
             self._is_complete = False
             self._violation = f"sent more than {bytes_max} bytes of head or framing"
         return payload
 
     def _finish(self, call: UpstreamCall) -> None:
-        """The answer ended: keep the connection only if nothing on it is in doubt."""
+        """End the call; keep the connection only if its state is beyond doubt."""
         call.is_over = True
         call.connection = self._call = None
         transport = self._transport
         if (
             self._violation
-            or self._is_bodiless  # the parser still waits for the body that a HEAD answer announces
+            or self._is_bodiless  # the parser still waits for the body that the answer to a HEAD announces
             or not self._is_kept_alive
-            or self._outlet.unsent_bytes()  # answered before it had read the whole request
+            or self._outlet.unsent_bytes()  # the backend answered before it had read the whole request
             or transport.is_closing()
             or self._pool._closed is not None
         ):
@@ -383,10 +389,11 @@ class _Connection(asyncio.Protocol):
             self._is_fresh = False
             self._pool._release(self)
         call.receiver.completed()
-        # Whoever got its place must not wait for what else is read in this turn: the engine would do a step without.
+        # The request that takes this slot must not wait for other reads of this turn: the engine would run a step
+        # without it.
         self._pool._outbox.flush()
 
-    # What the parser says. It already refuses two lengths, a length with chunks, bad chunks, bare LF and folded lines.
+    # Called by the parser, which refuses two lengths, a length with chunks, bad chunks, bare LF and folded lines.
 
     def on_message_begin(self) -> None:
         if self._is_complete:
@@ -416,10 +423,10 @@ class _Connection(asyncio.Protocol):
                 self._refuse("switched protocols without being asked")
             for name, value in self._headers:
                 if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0")):
-                    self._refuse(f"sent a body with status {status}")  # which the parser would read as the answer's
+                    self._refuse(f"sent a body with status {status}")  # the parser would read that body as the answer's
             self._headers = []
             self._reason_bytes = 0
-            self._is_framed = self._begins_as_http11 = False  # the next one may be of any version
+            self._is_framed = self._begins_as_http11 = False  # the next head may be of any version
             return
         if not self._begins_as_http11 and self._parser.get_http_version() not in ("1.1", "1.0"):
             self._refuse("does not speak HTTP/1.1")
@@ -431,7 +438,7 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._is_head_done:
             self._is_complete = True
-            self._is_kept_alive = self._parser.should_keep_alive()  # the parser forgets it after this
+            self._is_kept_alive = self._parser.should_keep_alive()  # the parser forgets this afterwards
 
     def _refuse(self, why: str) -> None:
         self._violation = why

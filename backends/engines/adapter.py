@@ -1,7 +1,7 @@
-"""One kind of engine: names of its gauges, its refusals, the facts that no gauge tells, and what it cannot tell.
+"""One kind of engine: its gauges, its refusals, facts that no gauge reports, and its limitations.
 
-`Adapter` itself knows what every server of the OpenAI API has in common. A kind of engine is a file of this folder with
-a subclass, and a row in `engines.kinds`. Nothing outside of this folder asks which kind an engine is.
+`Adapter` itself knows what every server of the OpenAI API has in common. A kind of engine is a subclass in this folder
+and a row in `engines.kinds`. Nothing outside this folder asks which kind an engine is.
 """
 
 from __future__ import annotations
@@ -9,38 +9,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from backends.promtext import Sample
+from backends.promtext import Sample, lines_of, samples
 from policies.capacity.gauges import Gauges
 
 VALUE_MAX: Final = 1e15
-"""A gauge beyond this bound says nothing."""
+"""Gauges beyond this bound are ignored."""
+Metrics = Mapping[str, tuple[str, ...]]
+"""Names of metrics by field of `Gauges`."""
 UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError)
-"""What reading an answer of another form than expected raises."""
+"""Errors raised by reading an answer of an unexpected form."""
 
 
 class Adapter:
-    """A kind of engine. An instance belongs to one engine, whose facts it keeps."""
+    """A kind of engine. An instance belongs to one engine and keeps that engine's facts."""
 
     name: ClassVar[str]
-    """The name in the configuration."""
+    """Name in the configuration."""
     title: ClassVar[str]
-    """The name in sentences."""
+    """Name in sentences."""
     metric_prefixes: ClassVar[tuple[str, ...]] = ()
-    """How the names of its metrics begin, and those of no other kind."""
+    """Prefixes that the names of its metrics have, and those of no other kind."""
     owners: ClassVar[tuple[str, ...]] = ()
     """`owned_by` in its list of models."""
     metrics_paths: ClassVar[tuple[str, ...]] = ()
     """Paths of gauges, cheapest first; an empty answer falls through to the next."""
+    sums: ClassVar[Metrics] = {}
+    """Metrics by field of `Gauges`: the field is the sum of all their samples."""
+    kv_usage: ClassVar[str] = ""
+    """Metric of the used part of the KV cache, from 0 to 1."""
+    kv_used_tokens: ClassVar[str] = ""
+    """Metric of the used KV tokens, where a field of `sums` is `kv_capacity_tokens`."""
     steps_path: ClassVar[str | None] = None
-    """Where the engine reports after each step what it holds."""
+    """Path of the engine's reports after each step."""
     facts_path: ClassVar[str | None] = None
-    """Where the engine tells what no gauge tells."""
+    """Path of facts that no gauge reports."""
     health_path: ClassVar[str] = "/v1/models"
-    """Answers 200 when the engine is well."""
+    """Path that answers 200 when the engine is well."""
     takes_cache_salt: ClassVar[bool] = False
     """Does the engine keep the cached blocks of requests with different `cache_salt` apart?"""
     gaps: ClassVar[tuple[str, ...]] = ()
-    """What this kind of engine cannot tell or do, each as a part of a sentence whose subject is the engine."""
+    """Limitations of this kind of engine, each a part of a sentence whose subject is the engine."""
 
     def __init__(self) -> None:
         self.slots: int | None = None
@@ -48,23 +56,37 @@ class Adapter:
         self.context_tokens: int | None = None
         """Longest context of one request."""
         self.version = ""
+        metrics = [*(name for names in self.sums.values() for name in names), self.kv_usage, self.kv_used_tokens]
+        self._lines = lines_of([name for name in metrics if name])
 
     def snapshot(self, text: str, taken_s: float) -> Gauges | None:
-        """Read one page of gauges; None when it holds nothing that this adapter knows. Raises one of UNREADABLE."""
-        return None
+        """Read one page of gauges. Return None for a page without a known gauge. Raise one of UNREADABLE for an
+        invalid page."""
+        page = samples(text, self._lines) if self.sums else {}
+        return Gauges(taken_s, **self.gauges(page)) if page else None
+
+    def gauges(self, page: Mapping[str, list[Sample]]) -> dict[str, Any]:
+        """Return the gauges on a page by field. A rank of data parallelism has a sample of its own."""
+        found: dict[str, Any] = {}
+        for field, names in self.sums.items():
+            if values := [value for name in names for value in _values(page, name)]:
+                found[field] = int(sum(values))
+        if shares := _values(page, self.kv_usage):
+            found["kv_usage"] = min(sum(shares) / len(shares), 1.0)
+        if used := _values(page, self.kv_used_tokens):
+            found["kv_usage"] = used_part(sum(used), found.get("kv_capacity_tokens"))
+        return found
 
     def read_facts(self, text: str) -> None:
-        """Keep the facts of an answer from `facts_path`. Raises one of UNREADABLE if the answer holds none."""
+        """Keep the facts of an answer from `facts_path`. Raise one of UNREADABLE for an answer without them."""
 
     def is_refusal(self, status: int, body: bytes) -> bool:
-        """Is this answer backpressure, after which the request returns to its queue, and no error of the request?
-
-        529 is the status by which Anthropic's API says that it is overloaded.
-        """
+        """Is this answer backpressure, so that the request returns to its queue? Anthropic's API says "overloaded" by
+        529."""
         return status in (429, 503, 529)
 
     def description(self) -> str:
-        """Return what was found, and what this engine cannot tell, as one line."""
+        """Return the engine's kind, version, slots and limitations as one line."""
         found = self.title if not self.version else f"{self.title} {self.version}"
         if self.slots is not None:
             of = "" if self.context_tokens is None else f" of {self.context_tokens:,} tokens"
@@ -72,24 +94,17 @@ class Adapter:
         return "; ".join([found, *self.gaps])
 
 
-def summed(page: Mapping[str, list[Sample]], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return gauges by field, as the sum of all samples of their metric. A DP rank has a sample of its own."""
-    found: dict[str, Any] = {}
-    for field, name in names.items():
-        values = [sample.value for sample in page.get(name, ()) if 0 <= sample.value <= VALUE_MAX]
-        if values:
-            found[field] = int(sum(values))
-    return found
+def _values(page: Mapping[str, list[Sample]], name: str) -> list[float]:
+    return [sample.value for sample in page.get(name, ()) if 0 <= sample.value <= VALUE_MAX]
 
 
-def share(page: Mapping[str, list[Sample]], name: str) -> float | None:
-    """Return the mean of a gauge from 0 to 1 over all samples."""
-    values = [sample.value for sample in page.get(name, ()) if 0 <= sample.value <= VALUE_MAX]
-    return min(sum(values) / len(values), 1.0) if values else None
+def used_part(used: float | None, capacity: int | None) -> float | None:
+    """Return the used part of a capacity, or None if one of them is unknown."""
+    return None if used is None or not capacity else min(used / capacity, 1.0)
 
 
 def count(value: object) -> int | None:
-    """Return a count of at least one, or None if the value is no such count."""
+    """Return a count of at least one, or None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if 1 <= value <= VALUE_MAX else None

@@ -1,4 +1,4 @@
-"""Which kind of engine is this? All kinds in one table, and how one is recognised."""
+"""All kinds of engine in one table, and the recognition of an unknown engine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from backends.engines.adapter import Adapter
+from backends.engines.by_metrics import LmDeployAdapter, MaxAdapter, OpenAiAdapter, TensorRtLlmAdapter
 from backends.engines.llama_cpp import LlamaCppAdapter
-from backends.engines.lmdeploy import LmDeployAdapter
-from backends.engines.max_serve import MaxAdapter
 from backends.engines.ollama import OllamaAdapter
-from backends.engines.openai import OpenAiAdapter
 from backends.engines.sglang import SglangAdapter
-from backends.engines.tensorrt_llm import TensorRtLlmAdapter
 from backends.engines.tgi import TgiAdapter
 from backends.engines.vllm import VllmAdapter
 
@@ -21,7 +18,7 @@ _KINDS: Final[tuple[type[Adapter], ...]] = (
     MaxAdapter, OpenAiAdapter,
 )  # fmt: skip
 KINDS: Final = {kind.name: kind for kind in _KINDS}
-"""By the name in the configuration."""
+"""Adapters by their name in the configuration."""
 RECOGNISED_PATH: Final = "/metrics"
 
 

@@ -1,25 +1,16 @@
 """llama.cpp's server: slots of a fixed context, and an unbounded queue.
 
-Pages were recorded from the server of October 2026. `/metrics` needs the flag --metrics; `/slots` is there without a
-flag, and tells no queue. The head of an answer comes with the first token, whose event has the content null.
+Pages were recorded from the server of October 2026. `/metrics` needs the flag --metrics. `/slots` needs no flag, and
+does not report the queue. The head of an answer comes with the first token, whose event has null as its content.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import ClassVar
 
-from backends.engines.adapter import Adapter, count, summed
-from backends.promtext import lines_of, samples
+from backends.engines.adapter import Adapter, Metrics, count
 from policies.capacity.gauges import Gauges
-
-_SUMMED: Final = {
-    "running": "llamacpp_requests_processing",
-    "waiting": "llamacpp_requests_deferred",
-    "prompt_tokens_total": "llamacpp_prompt_tokens_total",
-    "output_tokens_total": "llamacpp_n_decode_total",  # steps: tokens are counted at the end of an answer
-}
-_LINES: Final = lines_of(_SUMMED.values())
 
 
 class LlamaCppAdapter(Adapter):
@@ -30,6 +21,12 @@ class LlamaCppAdapter(Adapter):
     metric_prefixes = ("llamacpp:", "llamacpp_")
     owners = ("llamacpp",)
     metrics_paths = ("/metrics", "/slots")
+    sums: ClassVar[Metrics] = {
+        "running": ("llamacpp_requests_processing",),
+        "waiting": ("llamacpp_requests_deferred",),
+        "prompt_tokens_total": ("llamacpp_prompt_tokens_total",),
+        "output_tokens_total": ("llamacpp_n_decode_total",),  # steps: tokens are counted at the end of an answer
+    }
     facts_path = "/props"
     health_path = "/health"
     gaps = (
@@ -39,16 +36,14 @@ class LlamaCppAdapter(Adapter):
     )
 
     def snapshot(self, text: str, taken_s: float) -> Gauges | None:
-        """Read `/metrics`, or `/slots` where the server has no metrics. The KV of a slot is the slot's own: it is never
-        short."""
+        """Read `/metrics`, or `/slots` where the server has no metrics. A slot owns its KV, so KV never runs out."""
         if text.startswith("["):
             running = sum(1 for slot in json.loads(text) if slot["is_processing"])
             return Gauges(taken_s, running=running)
-        page = samples(text, _LINES)
-        return Gauges(taken_s, **summed(page, _SUMMED)) if page else None
+        return super().snapshot(text, taken_s)
 
     def read_facts(self, text: str) -> None:
-        """Read `/props`: the slots, and the context of each."""
+        """Read the number of slots and the context of each from `/props`."""
         facts = json.loads(text)
         self.slots = count(facts["total_slots"])
         self.context_tokens = count(facts["default_generation_settings"]["n_ctx"])

@@ -1,6 +1,6 @@
-"""Ollama: one request at a time unless OLLAMA_NUM_PARALLEL says more, and nothing that tells its load.
+"""Ollama: one request at a time unless OLLAMA_NUM_PARALLEL is set, and no report of its load.
 
-`/api/ps` names the loaded models. Cached tokens are always told as 0. An error is a string.
+`/api/ps` names the loaded models. Cached tokens are always reported as 0. An error is a string.
 """
 
 from __future__ import annotations
@@ -27,6 +27,6 @@ class OllamaAdapter(Adapter):
         self.slots = 1
 
     def read_facts(self, text: str) -> None:
-        """Read `/api/ps`: the context of the models that are loaded."""
+        """Read the context of the loaded models from `/api/ps`."""
         loaded = [length for model in json.loads(text)["models"] if (length := count(model.get("context_length")))]
         self.context_tokens = min(loaded, default=None)

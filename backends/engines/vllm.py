@@ -1,4 +1,4 @@
-"""vLLM, 0.8.5 to 0.33: its gauges and refusals. What a page has is detected, never deduced from a version."""
+"""vLLM 0.8.5 to 0.33: gauges and refusals. Series are detected on the page, never deduced from a version."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SUMMED: Final = {
     "prompt_tokens_total": ("vllm_prompt_tokens_total",),
     "output_tokens_total": ("vllm_generation_tokens_total",),
 }
-"""By what they are called here: of all engines together."""
+"""Names on the page by our field, summed over all engines."""
 _BY_REASON: Final = ("vllm_num_requests_waiting_by_reason",)
 _KV_USAGE: Final = ("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")
 _CONFIG: Final = "vllm_cache_config_info"
 _NAMES: Final = (*[name for names in _SUMMED.values() for name in names], *_BY_REASON, *_KV_USAGE, _CONFIG)
 _LINES: Final = lines_of(_NAMES)
-# The mount at /metrics/ knows name[]; the route /metrics does not. Colons as vLLM registers them.
+# The mount at /metrics/ knows name[], the route /metrics does not. Colons as vLLM registers them.
 _FILTERED: Final = "/metrics/?" + "&".join(f"name[]={name.replace('vllm_', 'vllm:', 1)}" for name in _NAMES)
 
 
@@ -54,7 +54,8 @@ class VllmAdapter(Adapter):
         return Gauges(taken_s, kv_capacity_tokens=capacity, block_size=block_size, **found)
 
     def is_refusal(self, status: int, body: bytes) -> bool:
-        """Overloaded, paused or dead (503), limited (429), or shutting down: an empty abort, then a telling 500."""
+        """Is this overload, pause or death (503), a limit (429), or a shutdown (an empty abort, later a telling
+        500)?"""
         if status in (429, 503):
             return True
         if status == 500:
@@ -63,9 +64,9 @@ class VllmAdapter(Adapter):
 
 
 def _per_engine(page: dict[str, list[Sample]], aliases: tuple[str, ...], *, reason: str | None = None) -> list[float]:
-    """One value per engine under the first alias that is there; of those samples that are for this reason, if any.
+    """Return one value per engine: samples of this reason under the first alias that the page has.
 
-    Several API servers repeat an engine under their own `pid`; the highest value is then taken, never the sum.
+    Several API servers repeat an engine under their own `pid`, so the highest value counts, never their sum.
     """
     for alias in aliases:
         if found := page.get(alias):
@@ -80,14 +81,14 @@ def _per_engine(page: dict[str, list[Sample]], aliases: tuple[str, ...], *, reas
 
 
 def _capacity(configs: list[Sample]) -> tuple[int | None, int | None]:
-    """Usable KV tokens of all engines and the block size; each engine loses its null block."""
+    """Return the usable KV tokens of all engines and the block size. Each engine loses its null block."""
     engines = {sample.labels.get("engine", ""): sample.labels for sample in configs}
     if not engines:
         return None, None
     labels = list(engines.values())
     block_size = _int(labels[0].get("block_size"))
     sizes = [_int(each.get("kv_cache_size_tokens")) for each in labels]
-    blocks = _int(labels[0].get("num_gpu_blocks"))  # with several engines it is their sum, said by each
+    blocks = _int(labels[0].get("num_gpu_blocks"))  # with several engines each reports their sum
     total: int | None = None
     if all(size is not None for size in sizes):
         total = sum(size or 0 for size in sizes)
@@ -99,7 +100,7 @@ def _capacity(configs: list[Sample]) -> tuple[int | None, int | None]:
 
 
 def _int(label: str | None) -> int | None:
-    """Return the count that a label says. Labels are strings, and an unknown one is the string "None"."""
+    """Return the count in a label, or None. An unknown value is the string "None"."""
     try:
         return count(float(label or ""))
     except ValueError:

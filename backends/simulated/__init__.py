@@ -1,1 +1,1 @@
-"""An engine that needs no GPU: a continuous-batching model on any clock, and a server that makes a vLLM of it."""
+"""An engine without a GPU: a continuous-batching model on any clock, and a server that makes a vLLM of it."""

@@ -1,8 +1,8 @@
-"""Which KV blocks are held, shared, kept for reuse, or free?
+"""A pool of KV blocks: held, shared, cached for reuse, or free.
 
-A full block has a key that stands for everything up to its end, so two equal prefixes meet on the same keys. A block
-without a key (not full, or a second copy) has one holder. Blocks that nobody holds are free; those with a key can still
-be hit until the space is taken, the longest-unused first.
+A full block has a key that stands for the whole text up to its end, so equal prefixes share keys. A block without a key
+(not full, or a second copy) has one holder. Blocks without a holder are free. A free block with a key can be hit until
+its space is taken, least recently used first.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """How many blocks can be taken? Those kept for reuse are among them."""
+        """Return the number of blocks that can be taken, cached ones included."""
         return self._blank + len(self._cached)
 
     def match(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
-        """How much of this chain is still there? Stops at the first miss."""
+        """Return the leading keys that are held or cached."""
         found: list[BlockKey] = []
         for key in keys:
             if key not in self._held and key not in self._cached:
@@ -38,11 +38,11 @@ class BlockPool:
         return found
 
     def unheld(self, keys: Iterable[BlockKey]) -> int:
-        """How many of these matched blocks are free now, so that adopting them uses up space?"""
+        """Return how many of these matched blocks are free now, so that adopting them uses up space."""
         return sum(1 for key in keys if key not in self._held)
 
     def adopt(self, keys: Iterable[BlockKey]) -> None:
-        """One more request holds these matched blocks."""
+        """Add a holder to each of these matched blocks."""
         for key in keys:
             holders = self._held.get(key, 0)
             if not holders:
@@ -60,14 +60,15 @@ class BlockPool:
             self._cached.popitem(last=False)
 
     def name(self, key: BlockKey) -> bool:
-        """Give a key to a block just filled. False: another block has it, this one stays a private copy."""
+        """Give a key to a full block. Return False if another block has the key, so that this one stays a private
+        copy."""
         if key in self._held or key in self._cached:
             return False
         self._held[key] = 1
         return True
 
     def give_back(self, keys: Sequence[BlockKey], private: int) -> None:
-        """A request lets go of its keyed blocks and of `private` others. The end of a chain is evicted first."""
+        """Release a request's keyed blocks and `private` others. The end of a chain is evicted first."""
         self._blank += private
         for key in reversed(keys):
             holders = self._held[key] - 1

@@ -1,8 +1,8 @@
-"""What does a client ask of the look-alike, and would vLLM accept it?
+"""Requests to the simulated vLLM, read and validated as vLLM would.
 
-Reads the bodies of the five generating endpoints into one form. The tokenizer is deterministic and needs no vocabulary:
-every four bytes of the rendered prompt are a token. Block hashes are over the real text, so equal prefixes meet in the
-engine's cache.
+The bodies of five generating endpoints become one form. The tokenizer is deterministic and needs no vocabulary: every
+four bytes of the rendered prompt are a token. Block hashes cover the real text, so equal prefixes meet in the engine's
+cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHOICES_MAX = 128
 
 
 class Endpoint(Enum):
-    """Which endpoint was called?"""
+    """A generating endpoint."""
 
     CHAT = "/v1/chat/completions"
     COMPLETION = "/v1/completions"
@@ -35,7 +35,7 @@ class Endpoint(Enum):
 
 @dataclass(eq=False)
 class CallRefusedError(Exception):
-    """The request is not answered; carries what vLLM would say."""
+    """A refusal with vLLM's status and message."""
 
     status: int
     message: str
@@ -45,7 +45,7 @@ class CallRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TokensPrompt:
-    """One text to go on from, as the engine sees it. `digest` seeds what is drawn for it."""
+    """A prompt as the engine sees it. `digest` seeds the random draws for it."""
 
     tokens: int
     block_hashes: tuple[int, ...]
@@ -54,7 +54,7 @@ class TokensPrompt:
 
 @dataclass(slots=True)
 class SimulatedCall:
-    """One accepted request. Each of `prompts` gets `n` choices of at most `max_tokens` tokens."""
+    """An accepted request. Each of `prompts` gets `n` choices of at most `max_tokens` tokens."""
 
     endpoint: Endpoint
     model: str
@@ -67,13 +67,13 @@ class SimulatedCall:
     continuous_usage: bool = False
     seed: int = 0
     output_tokens: list[int] = field(init=False)
-    """Per choice: how many tokens until it ends by itself or at `max_tokens`."""
+    """Per choice: tokens until its end by itself or at `max_tokens`."""
 
     def __post_init__(self) -> None:
         self.output_tokens = [self._length(index) for index in range(len(self.prompts) * self.n)]
 
     def _length(self, choice: int) -> int:
-        """`max_tokens` with ignore_eos, else drawn from the prompt, the same every time."""
+        """Return `max_tokens` with ignore_eos, else a length drawn from the prompt, equal at every call."""
         if self.endpoint is Endpoint.EMBEDDINGS or self.ignore_eos:
             return self.max_tokens
         text = b"%d %d %d" % (self.seed, self.prompts[choice // self.n].digest, choice)
@@ -82,7 +82,7 @@ class SimulatedCall:
 
 
 def read_prompt(text: bytes, block_size: int, salt: str = "") -> TokensPrompt:
-    """How many tokens is this text, and what are the hashes of its full blocks? Equal salts share, others do not."""
+    """Count the tokens of a text and hash its full blocks. Only equal salts share blocks."""
     tokens = max(1, -(-len(text) // _BYTES_PER_TOKEN))
     chain = hashlib.blake2b(salt.encode(), digest_size=8)
     hashes = []
@@ -95,7 +95,7 @@ def read_prompt(text: bytes, block_size: int, salt: str = "") -> TokensPrompt:
 
 
 def render_chat(messages: object, tools: object = None) -> bytes:
-    """Which text does the chat template make of these messages?"""
+    """Render messages as the chat template does."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise _invalid("list_type", "messages", "Input should be a valid list of objects")
     head = msgspec.json.encode(tools) if tools else b""
@@ -106,7 +106,7 @@ def render_chat(messages: object, tools: object = None) -> bytes:
 def read_call(
     endpoint: Endpoint, raw: bytes, profile: EngineProfile, model_names: tuple[str, ...], seed: int
 ) -> SimulatedCall:
-    """Read one body. Raises CallRefusedError with vLLM's status and words."""
+    """Read one body. Raise CallRefusedError with vLLM's status and words."""
     body = _parse(raw)
     model = body.get("model") or model_names[0]
     if model not in model_names:
@@ -121,7 +121,7 @@ def read_call(
     options = body.get("stream_options")
     options = options if isinstance(options, dict) else {}
     include_usage = bool(options.get("include_usage"))
-    _integer(body, "priority", 0, -(2**63), 2**63 - 1)  # is taken, and changes nothing under first come, first served
+    _integer(body, "priority", 0, -(2**63), 2**63 - 1)  # accepted, without effect under first come, first served
     return SimulatedCall(
         endpoint=endpoint,
         model=str(model),
@@ -172,7 +172,7 @@ def _integer(body: dict[str, Any], name: str, default: int, least: int, most: in
 
 
 def _max_tokens(endpoint: Endpoint, body: dict[str, Any], prompt_tokens: int, max_model_len: int) -> int:
-    """The limit asked for, but no more than the context leaves. A prompt that fills the context is refused."""
+    """Return the requested limit, reduced to the rest of the context. Refuse a prompt that fills the context."""
     room = max_model_len - prompt_tokens
     if room < (0 if endpoint is Endpoint.EMBEDDINGS else 1):
         raise CallRefusedError(
@@ -199,7 +199,7 @@ def _max_tokens(endpoint: Endpoint, body: dict[str, Any], prompt_tokens: int, ma
 
 
 def _text_of(content: object) -> bytes:
-    """The text of a message's content; parts that are not text count with their JSON."""
+    """Return the text of a message's content. Parts other than text count with their JSON."""
     if content is None:
         return b""
     if isinstance(content, str):
@@ -215,7 +215,8 @@ def _text_of(content: object) -> bytes:
 
 
 def _texts(value: object, name: str) -> list[bytes]:
-    """A prompt is a string or a list of token ids, or a list of either. An id stands for its four bytes."""
+    """Return prompts as text from a string, a list of token ids, or a list of either. An id stands for its four
+    bytes."""
     many = value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
     texts = []
     for one in many:

@@ -1,7 +1,7 @@
-"""What would vLLM do with these requests? Its v1 scheduler as a model that runs on any clock.
+"""vLLM's v1 scheduler as a model that runs on any clock.
 
-The caller owns the time: it calls `step(now)` while `has_work`, lets `duration_s` pass, and calls again. Nothing here
-reads a clock, sleeps or draws a random number, so the same calls always give the same answers.
+The caller owns the time: it calls `step(now)` while `has_work`, lets `duration_s` pass, and calls again. The model
+reads no clock, never sleeps and draws no random number, so equal calls give equal answers.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class RequestRefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence to generate. `output_tokens=0` is a pooling request: it ends with its prefill.
+    """A sequence to generate. `output_tokens=0` is a pooling request, which ends with its prefill.
 
-    `block_hashes[i]` stands for the whole text up to the end of block i: equal hashes mean equal prefixes. It may be
-    shorter than the prompt (the rest is not shared) or reach into the output (a later turn can hit it).
+    `block_hashes[i]` stands for the whole text up to the end of block i: equal hashes mean equal prefixes. The hashes
+    may be shorter than the prompt (the rest is not shared) or reach into the output (a later turn can hit it).
     """
 
     id: str
@@ -34,7 +34,7 @@ class EngineRequest:
 
 
 class EngineGauges(NamedTuple):
-    """What does `/metrics` say? As of the end of a step; counters are totals since the start, lengths in tokens."""
+    """Gauges of `/metrics` at the end of a step. Counters are totals since the start, lengths are in tokens."""
 
     running: int = 0
     waiting: int = 0
@@ -52,22 +52,22 @@ class EngineGauges(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """What one batch did. It begins when `step` is called; everything in it holds `duration_s` seconds later."""
+    """The effect of one batch, which begins at the call of `step` and is complete `duration_s` later."""
 
     duration_s: float
     scheduled_tokens: int = 0
-    """Computed by it, of prompts and of answers."""
+    """Tokens computed by the step, of prompts and of answers."""
     tokens: list[tuple[str, int]] = field(default_factory=list)
     """(request, new tokens), in batch order."""
     finished: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
-    """Requests thrown out to be computed again. They are victims before the step's tokens are made."""
+    """Requests preempted for recomputation, before the step's tokens are made."""
     cached_tokens: dict[str, int] = field(default_factory=dict)
-    """Prompt tokens found in the prefix cache, for requests that got their first token and found any."""
+    """Prompt tokens found in the prefix cache, by request, of those that got their first token."""
 
 
 class _Sequence:
-    """One request inside the engine. All counts in tokens but `blocks`."""
+    """A request inside the engine. All counts are in tokens, except `blocks`."""
 
     __slots__ = (
         "blocks", "cached", "computed", "emitted", "hashes", "id", "joined", "keys", "named", "one_token",
@@ -76,15 +76,15 @@ class _Sequence:
 
     def __init__(self, request: EngineRequest, serial: int) -> None:
         self.id = request.id
-        self.one_token = (request.id, 1)  # what it adds to a step, made once
+        self.one_token = (request.id, 1)  # its contribution to a step, made once
         self.prompt_tokens = request.prompt_tokens
         self.output_tokens = request.output_tokens
         self.hashes = request.block_hashes
         self.serial = serial
-        self.tokens = request.prompt_tokens  # known so far: the prompt and what was emitted
+        self.tokens = request.prompt_tokens  # known so far: the prompt and the emitted tokens
         self.emitted = 0
         self.computed = 0  # of `tokens`, how many have their KV
-        self.planned = 0  # to compute in this step
+        self.planned = 0  # tokens to compute in this step
         self.joined = False  # admitted, and no token since
         self.cached: int | None = None  # prefix hit of the first admission
         self.uncounted_preemptions = 0
@@ -93,7 +93,7 @@ class _Sequence:
         self.named = 0  # leading blocks that were offered a key
 
     def key(self, block: int) -> BlockKey:
-        """Which key has this block when it is full?"""
+        """Return the key of a block once the block is full."""
         return self.hashes[block] if block < len(self.hashes) else (self.serial, block)
 
 
@@ -113,11 +113,11 @@ class EngineModel:
 
     @property
     def has_work(self) -> bool:
-        """Is anything running or waiting, so that a step would do something?"""
+        """Is anything running or waiting?"""
         return bool(self._sequences)
 
     def submit(self, request: EngineRequest, now: float) -> None:
-        """A request reaches the engine and waits for the next step. Raises RequestRefusedError."""
+        """Queue a request for the next step. Raise RequestRefusedError."""
         total = request.prompt_tokens + request.output_tokens
         if request.prompt_tokens < 1 or request.output_tokens < 0 or total > self.profile.max_model_len:
             raise RequestRefusedError(
@@ -131,7 +131,7 @@ class EngineModel:
         self._waiting.append(sequence)
 
     def abort(self, request_id: str, now: float) -> None:
-        """Forget a request and free its blocks at once. An unknown id is one that just finished: nothing happens."""
+        """Forget a request and free its blocks at once. An unknown id belongs to a request that just finished."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return
@@ -140,21 +140,22 @@ class EngineModel:
             self._release(sequence)
         else:
             self._waiting.remove(sequence)
-        if not self._sequences:  # vLLM makes an empty step of it, so that the gauges do not stay up
+        if not self._sequences:  # vLLM runs an empty step, so that the gauges do not stay up
             self._gauges_after = self._read_gauges()
 
     def gauges(self, now: float = math.inf) -> EngineGauges:
-        """What does a scrape at `now` see? Amid a step, the values before it; without a time, those after the last."""
+        """Return the gauges that a scrape at `now` sees: within a step, those before it. The default is after the last
+        step."""
         return self._gauges_after if now >= self._step_end_s else self._gauges_before
 
     def step(self, now: float) -> Step:
-        """Schedule one batch at `now` and say what it will have done. Not before the step before it has ended."""
+        """Schedule one batch at `now` and return its effect. The previous step must have ended."""
         batch, preempted = self._plan()
         result = Step(0.0, preempted=preempted)
         tokens = result.tokens
         prefill_tokens = decoding = context_tokens = 0
         done: list[_Sequence] = []
-        for sequence in batch:  # once for every token: attributes are read once
+        for sequence in batch:  # runs for every token, so attributes are read once
             planned, known = sequence.planned, sequence.tokens
             sequence.planned = 0
             sequence.computed = computed = sequence.computed + planned
@@ -184,13 +185,13 @@ class EngineModel:
         return result
 
     def _plan(self) -> tuple[list[_Sequence], list[str]]:
-        """Who computes how much in this step? Sets `planned`; running requests come before waiting ones."""
+        """Plan the tokens of every sequence in this step (`planned`). Running requests precede waiting ones."""
         budget = self.profile.max_num_batched_tokens
         block_size = self.profile.block_size
         running = self._running
         batch: list[_Sequence] = []
         preempted: list[str] = []
-        for sequence in running:  # a preemption takes from its end
+        for sequence in running:  # a preemption takes from the end
             if budget <= 0:
                 break
             computed = sequence.computed
@@ -203,7 +204,7 @@ class EngineModel:
                 while need > self._pool.free and sequence.blocks:
                     preempted.append(self._preempt())
                 if not sequence.blocks:
-                    break  # it was the victim itself: nobody behind it is served in this step
+                    break  # it preempted itself: no request behind it is served in this step
                 self._grow(sequence, end)
             sequence.planned = count
             budget -= count
@@ -213,11 +214,11 @@ class EngineModel:
         return batch, preempted
 
     def _admit(self, batch: list[_Sequence], budget: int) -> None:
-        """Let waiting requests in while their whole prompt fits; the first that does not fit blocks all behind it."""
+        """Admit waiting requests while their whole prompt fits. The first that does not fit blocks all behind it."""
         block_size = self.profile.block_size
         while self._waiting and budget > 0 and len(self._running) < self.profile.max_num_seqs:
             sequence = self._waiting[0]
-            # The last token is always computed: its logits are what is sampled from.
+            # The last token is always computed, since its logits are sampled.
             hits = self._pool.match(sequence.key(i) for i in range((sequence.tokens - 1) // block_size))
             need = -(-sequence.tokens // block_size) - len(hits) + self._pool.unheld(hits)
             if need > self._pool.free:
@@ -239,7 +240,7 @@ class EngineModel:
             batch.append(sequence)
 
     def _grow(self, sequence: _Sequence, end: int) -> None:
-        """Hold blocks for the tokens up to `end`. Blocks that will be full get their keys at once, as in vLLM."""
+        """Allocate blocks for the tokens up to `end`. Blocks that will be full get their keys at once, as in vLLM."""
         block_size = self.profile.block_size
         blocks = -(-end // block_size)
         self._pool.take(blocks - sequence.blocks)
@@ -254,7 +255,7 @@ class EngineModel:
         sequence.named = max(sequence.named, full)
 
     def _preempt(self) -> str:
-        """Throw out the request that came last: it waits again, before all that came later, and is computed anew."""
+        """Preempt the latest request. It waits again ahead of later arrivals, and is recomputed."""
         victim = self._running.pop()  # admission keeps arrival order, so the last is the latest
         self._release(victim)
         victim.computed = 0
@@ -269,7 +270,7 @@ class EngineModel:
         sequence.blocks = sequence.named = 0
 
     def _note_first_output(self, sequence: _Sequence, result: Step) -> None:
-        """The first output since an admission: what vLLM counts only now."""
+        """Count, as vLLM does only now, the first output since an admission."""
         sequence.joined = False
         self._totals["preemptions_total"] += sequence.uncounted_preemptions
         sequence.uncounted_preemptions = 0

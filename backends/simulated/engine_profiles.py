@@ -1,7 +1,7 @@
-"""Which engine is being imitated: how long does a step take, and how much fits?
+"""Profiles of engines: step times and sizes.
 
-A step costs `base_s + per_prefill_token_s * prefill_tokens + per_seq_s * decoding_seqs
-+ per_context_token_s * context_tokens_of_the_decoding`, all in seconds.
+A step costs `base_s + per_prefill_token_s * prefill_tokens + per_seq_s * decoding_seqs + per_context_token_s *
+context_tokens_of_the_decoding`, all in seconds.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ class UnknownProfileError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
-    """The limits and step costs of one engine, in the words of vLLM's own flags.
+    """Limits and step costs of one engine, named as vLLM's flags.
 
-    One of the `num_gpu_blocks` is never used (vLLM's null block). A request of `max_model_len` must fit the rest, and a
-    step must hold a token of each sequence, or the engine could stand still for ever.
+    One of the `num_gpu_blocks` is never used (vLLM's null block). The rest must fit a request of `max_model_len`, and a
+    step must hold a token of each sequence, or the engine could stall for ever.
     """
 
     name: str
@@ -34,11 +34,11 @@ class EngineProfile:
 
     @property
     def usable_blocks(self) -> int:
-        """How many KV blocks can hold tokens?"""
+        """Return the number of KV blocks that can hold tokens."""
         return self.num_gpu_blocks - 1
 
     def step_s(self, prefill_tokens: int, decoding_seqs: int, context_tokens: int) -> float:
-        """How many seconds does a step with this batch take?"""
+        """Return the seconds that a step with this batch takes."""
         return (
             self.base_s
             + self.per_prefill_token_s * prefill_tokens
@@ -77,7 +77,7 @@ _ALL = (
         base_s=1.92e-2, per_prefill_token_s=2.13e-4, per_seq_s=2.45e-4, per_context_token_s=2.02e-6,
     ),
     _H100_LLAMA3_8B,
-    # The same with the longer context of Llama-3.1.
+    # As above with the longer context of Llama-3.1.
     replace(_H100_LLAMA3_8B, name="h100-llama3.1-8b", max_model_len=131_072),
 )  # fmt: skip
 
@@ -85,7 +85,7 @@ PROFILES: dict[str, EngineProfile] = {one.name: one for one in _ALL}
 
 
 def profile(name: str) -> EngineProfile:
-    """Which profile has this name? Raises UnknownProfileError."""
+    """Return the profile of this name. Raise UnknownProfileError."""
     if name not in PROFILES:
         raise UnknownProfileError(f"no engine profile is named {name!r}; there are: {', '.join(PROFILES)}")
     return PROFILES[name]

@@ -1,6 +1,6 @@
-"""What does vLLM's `/metrics` page say? The same names, labels and text format, from the model's gauges.
+"""vLLM's `/metrics` page, rendered from the model's gauges with vLLM's names, labels and text format.
 
-Absent on purpose: histograms, LoRA, multimodal and external-cache series, which the model has nothing to say about.
+Histograms and the series of LoRA, multimodal inputs and external caches are absent: the model has no values for them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _Sample = tuple[dict[str, str], float]
 def render(
     profile: EngineProfile, model: str, gauges: EngineGauges, totals: Counter[str], names: Collection[str] = ()
 ) -> bytes:
-    """The page, or with `names` only those families, in the classic text format. `totals`: how requests ended."""
+    """Render the page in the classic text format; with `names`, only those families. `totals` counts requests by their
+    end."""
     metrics = []
     for name, (text, *samples) in _families(profile, gauges, totals).items():
         if names and name not in names:
@@ -37,14 +38,14 @@ def render(
         for labels, value in samples:
             metric.add_sample(name, {**own, **labels}, value)
         metrics.append(metric)
-    page: Any = SimpleNamespace(collect=lambda: metrics)  # all that is asked of a registry
+    page: Any = SimpleNamespace(collect=lambda: metrics)  # all that the renderer asks of a registry
     return generate_latest(page)
 
 
 def _families(
     profile: EngineProfile, gauges: EngineGauges, totals: Counter[str]
 ) -> dict[str, tuple[str, *tuple[_Sample, ...]]]:
-    """By name as exposed (a counter's ends in `_total`, so that `name[]` selects by it): what it says, its samples."""
+    """Return help and samples by exposed name. A counter's name ends in `_total`, so that `name[]` selects by it."""
     cached = gauges.prompt_tokens_cached_total
     computed = gauges.prompt_tokens_total - cached
     return {

@@ -1,4 +1,4 @@
-"""What does vLLM write for a token, an end, a whole answer? The bytes of its five answer formats (those of 0.32)."""
+"""The bytes of vLLM 0.32's five answer formats: for a token, an end, a whole answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from backends.simulated.calls import CallRefusedError, Endpoint, SimulatedCall
 
 ABORT = "abort"
-"""How an answer ends when the engine shuts down before its first token."""
+"""Finish reason of an answer aborted before its first token by a shutdown."""
 _WORDS = (
     " the", " queue", " gives", " each", " tenant", " a", " fair", " share", " of", " every", " step", " and", " no",
 )  # fmt: skip
@@ -26,11 +26,11 @@ def _event(value: dict[str, Any]) -> bytes:
 
 
 class SimulatedAnswer:
-    """One answer in the making. Choice i belongs to prompt i // n; `finish[i]` is None while it runs.
+    """An answer under construction. Choice i belongs to prompt i // n; `finish[i]` is None while the choice runs.
 
     Attributes:
-        transport: of the client of a stream; None: the answer goes nowhere until it is whole.
-        done: nothing more comes.
+        transport: that of a stream's client; None for an answer that is sent whole.
+        done: set when the answer is complete.
     """
 
     id_prefix = ""
@@ -45,13 +45,13 @@ class SimulatedAnswer:
         self.cached_tokens = 0
         self.prompt_tokens = sum(prompt.tokens for prompt in call.prompts)
         self.request_ids: list[str] = []
-        """Of the choices that the engine still makes."""
+        """Requests in the engine that still run for this answer."""
         self.done = asyncio.Event()
         self.transport: asyncio.Transport | None = None
         self._first_words = [call.prompts[i // call.n].digest + i for i in range(choices)]
 
     def add_token(self, choice: int) -> bytes:
-        """One more token of a choice: what goes on the stream for it."""
+        """Add a token to a choice. Return its bytes for the stream."""
         count = self.emitted[choice] = self.emitted[choice] + 1
         if count == self.call.output_tokens[choice]:
             self.finish[choice] = "length" if count == self.call.max_tokens else "stop"
@@ -61,25 +61,25 @@ class SimulatedAnswer:
         return begin + self.token(choice, self.word(choice, count), self.finish[choice])
 
     def write(self, events: bytes) -> None:
-        """One HTTP chunk for some events. For a slow reader the transport buffers, at most a context length of events.
+        """Write events as one HTTP chunk. For a slow reader the transport buffers at most a context length of events.
 
-        This is what runs for every token: it writes to the transport itself, without a task switch.
+        The write runs for every token, so it goes to the transport directly, without a task switch.
         """
         if self.transport is not None and events and not self.transport.is_closing():
             self.transport.write(b"%x\r\n%b\r\n" % (len(events), events))
 
     def word(self, choice: int, count: int) -> str:
-        """The text of a choice's token number `count`, from 1. An end-of-sequence token has none."""
+        """Return the text of a choice's token number `count`, from 1. An end-of-sequence token has no text."""
         if count == self.call.output_tokens[choice] and self.finish[choice] == "stop":
             return ""
         return _WORDS[(self._first_words[choice] + count) % len(_WORDS)]
 
     def text(self, choice: int) -> str:
-        """All of a choice's text so far: the same, streamed or not."""
+        """Return a choice's whole text so far, streamed or not."""
         return "".join(self.word(choice, count) for count in range(1, self.emitted[choice] + 1))
 
     def usage(self) -> dict[str, Any]:
-        """What did it cost? In the words of the OpenAI completions API."""
+        """Return the usage in the words of the OpenAI completions API."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + sum(self.emitted),
@@ -88,19 +88,19 @@ class SimulatedAnswer:
         }
 
     def begin(self, choice: int) -> bytes:
-        """What precedes a choice's first token?"""
+        """Return the events that precede a choice's first token."""
         return b""
 
     def token(self, choice: int, word: str, finish: str | None) -> bytes:
-        """The event of one token."""
+        """Return the event of one token."""
         raise NotImplementedError
 
     def end(self) -> bytes:
-        """What ends the stream, after the last choice?"""
+        """Return the events that end the stream after the last choice."""
         raise NotImplementedError
 
     def whole(self) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
         raise NotImplementedError
 
 
@@ -234,7 +234,7 @@ class _Responses(SimulatedAnswer):
             self._emit("response.output_text.done", {**self._place, "logprobs": [], "text": text})
             + self._emit("response.content_part.done", {**self._place, "part": self._part(text)})
             + self._emit("response.output_item.done", {"item": item, "output_index": 0})
-            + self._emit("response.completed", whole)  # 0.32 says so even when the status is "incomplete"
+            + self._emit("response.completed", whole)  # 0.32 sends "completed" even when the status is "incomplete"
         )
 
     def whole(self) -> dict[str, Any]:
@@ -323,19 +323,19 @@ _ANSWERS: dict[Endpoint, type[SimulatedAnswer]] = {
 
 
 def answer_to(call: SimulatedCall) -> SimulatedAnswer:
-    """The answer in the form of the call's endpoint, with nothing said yet."""
+    """Return an empty answer in the format of the call's endpoint."""
     return _ANSWERS[call.endpoint](call)
 
 
 def error_body(error: CallRefusedError, endpoint: Endpoint | None) -> bytes:
-    """The body of a refusal: Anthropic's form for its endpoint, OpenAI's for all others."""
+    """Return the body of a refusal: Anthropic's form for its endpoint, OpenAI's for all others."""
     if endpoint is Endpoint.MESSAGES:
         return _dumps({"type": "error", "error": {"type": error.type, "message": error.message}})
     return _dumps({"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.status}})
 
 
 def in_stream_error(error: CallRefusedError, endpoint: Endpoint) -> bytes | None:
-    """A refusal that comes after the 200: an event in the stream. None: 0.32 breaks the connection instead."""
+    """Return the event of a refusal after the 200, or None where 0.32 breaks the connection instead."""
     if endpoint is Endpoint.RESPONSES:
         return None
     if endpoint is Endpoint.MESSAGES:

@@ -1,4 +1,4 @@
-"""A vLLM look-alike: the engine model behind vLLM's HTTP surface, in real time, for tests and demos without a GPU."""
+"""A simulated vLLM: the engine model behind vLLM's HTTP surface, in real time, for tests and demos without a GPU."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from backends.vllm_plugin import steps
 _BODY_BYTES_MAX = 32 * 2**20
 _CATCH_UP_S = 0.05
 _ABORTED: tuple[None, int] = None, 0
-"""Stands for the answer of a request that was aborted amid the step."""
+"""Stands for the answer of a request aborted within the step."""
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 
 
 @dataclass(eq=False)
 class SimulatedServer:
-    """Serves one engine model on a port. A model second takes `time_scale` real seconds (0: as fast as it goes).
+    """A server for one engine model. A model second takes `time_scale` real seconds (0: as fast as possible).
 
-    `adapters`: those of the names that are LoRA adapters of the first one. They are only named so.
-
-    `max_num_queued_reqs` is vLLM's flag: above so many unfinished requests it answers 503, to a burst of streams 200
-    with the 503 inside.
+    Args:
+        adapters: model names that are listed as LoRA adapters of the first name; nothing else differs.
+        max_num_queued_reqs: vLLM's flag. Above this many unfinished requests the server answers 503, to a burst of
+            streams 200 with the 503 inside.
     """
 
     profile: EngineProfile
@@ -45,24 +45,24 @@ class SimulatedServer:
 
     def __post_init__(self) -> None:
         self.scrapes = 0
-        """How often its metrics were asked for."""
+        """Number of scrapes of `/metrics`."""
         self._engine = EngineModel(self.profile)
         self.gauges = EngineGauges()
-        """What `/metrics` says at this moment."""
+        """Current values of `/metrics`."""
         self._totals: Counter[str] = Counter()
-        """What only the server knows: requests that ended, by how, and those refused."""
+        """Counts that only the server has: ended requests by their end, and refused requests."""
         self.steps = _steps_of(self.profile)
-        """What the engine reports after each step, as vLLM does with fairgate's plug-in."""
+        """Reports after each step, as vLLM gives with fairgate's plug-in."""
         self.steps.unfinished = lambda: len(self._answers)
         self._answers: dict[str, tuple[SimulatedAnswer, int]] = {}
-        """By the id of each choice's request."""
+        """Answer and choice by request id."""
         self._serial = itertools.count(1)
         self._arrived = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self._driver: asyncio.Task[None] | None = None
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Listen, and return the port (a free one for 0). Raises OSError when it cannot."""
+        """Listen and return the port (a free one for 0). Raise OSError."""
         app = web.Application(client_max_size=_BODY_BYTES_MAX)
         app.add_routes(
             [
@@ -77,7 +77,7 @@ class SimulatedServer:
                 web.get(steps.PATH, self._stream_steps),
             ]
         )
-        # The cancellation is how a client that goes away reaches `_generate`, streaming or not.
+        # A client that disconnects reaches `_generate` as a cancellation, streaming or not.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         try:
@@ -90,14 +90,14 @@ class SimulatedServer:
         return int(self._runner.addresses[0][1])
 
     async def serve(self) -> NoReturn:
-        """Serve until cancelled, or until the engine's loop fails: then raises what it raised."""
+        """Serve until cancelled, or raise what ended the engine's loop."""
         if self._driver is None:
             raise RuntimeError("the simulated server was not started")
         await asyncio.shield(self._driver)
         raise AssertionError("the engine's loop has no end")
 
     async def stop(self) -> None:
-        """Drop what runs, and close."""
+        """Drop running requests and close."""
         if self._driver is not None:
             self._driver.cancel()
             await asyncio.gather(self._driver, return_exceptions=True)
@@ -105,7 +105,8 @@ class SimulatedServer:
             await self._runner.cleanup()
 
     async def _drive(self) -> None:
-        """The engine's loop: a step after another while there is work. Late wake-ups are caught up with, in bounds."""
+        """Run the engine's loop: one step after another while there is work. Late wake-ups are caught up with, within
+        bounds."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -121,12 +122,12 @@ class SimulatedServer:
             self._deliver(step)
 
     def _deliver(self, step: Step) -> None:
-        """The step has ended: publish its gauges and hand out its tokens."""
+        """Publish the gauges of an ended step and hand out its tokens."""
         self.steps.ranks[0].scheduled_tokens = step.scheduled_tokens
         self._set_gauges()
         for request_id, cached_tokens in step.cached_tokens.items():
             answer, choice = self._answers.get(request_id, _ABORTED)
-            if answer is not None and choice % answer.call.n == 0:  # a prompt's n choices are one in the usage
+            if answer is not None and choice % answer.call.n == 0:  # a prompt's n choices count once in the usage
                 answer.cached_tokens += cached_tokens
         for request_id, _ in step.tokens:
             answer, choice = self._answers.get(request_id, _ABORTED)
@@ -148,7 +149,7 @@ class SimulatedServer:
                 await self.at("call", request)
                 call = read_call(endpoint, await request.read(), self.profile, self.model_names, self.seed)
                 self._refuse_if_full(call)
-                await asyncio.sleep(0)  # vLLM renders the prompt here: a burst passes the first check as one
+                await asyncio.sleep(0)  # vLLM renders the prompt here, so a burst passes the first check together
                 answer = answer_to(call)
                 if call.stream:
                     return await self._stream(request, answer)
@@ -159,7 +160,7 @@ class SimulatedServer:
         return handler
 
     async def at(self, moment: str, request: web.Request | None = None, answer: SimulatedAnswer | None = None) -> None:
-        """The moments step, call, submit, body and end: an engine that extends this one may go wrong there."""
+        """Hook for faulty engines, called at the moments step, call, submit, body and end."""
 
     def _refuse_if_full(self, call: SimulatedCall) -> None:
         limit = self.max_num_queued_reqs
@@ -168,7 +169,7 @@ class SimulatedServer:
             raise CallRefusedError(503, BUSY, "Service Unavailable")
 
     def _submit(self, answer: SimulatedAnswer) -> None:
-        """Give every choice to the engine."""
+        """Submit every choice to the engine."""
         call = answer.call
         self._refuse_if_full(call)
         if answer.done.is_set():
@@ -184,7 +185,7 @@ class SimulatedServer:
         self._arrived.set()
 
     def _abort(self, answer: SimulatedAnswer) -> None:
-        """Nobody waits for this answer (any more): the engine frees what it still holds for it."""
+        """Free what the engine still holds for an answer that has ended or lost its client."""
         now = asyncio.get_running_loop().time()
         for request_id in answer.request_ids:
             if self._answers.pop(request_id, None) is not None:
@@ -206,7 +207,7 @@ class SimulatedServer:
             return web.Response(status=501, text=self.steps.missing or "too many listen already")
         response = web.StreamResponse(headers={"Content-Type": steps.CONTENT_TYPE})
         try:
-            with contextlib.suppress(ConnectionResetError):  # the client has gone
+            with contextlib.suppress(ConnectionResetError):  # the client disconnected
                 await response.prepare(request)
                 while line := await listener.get():
                     await response.write(line)
@@ -273,7 +274,7 @@ class SimulatedServer:
         return web.json_response({"count": count, "max_model_len": self.profile.max_model_len, "tokens": tokens})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        """The mount at /metrics/ knows name[]; the route /metrics does not."""
+        """Serve the metrics. The mount at /metrics/ knows name[]; the route /metrics does not."""
         self.scrapes += 1
         is_mount = request.path.endswith("/")
         names = request.query.getall("name[]", []) if is_mount else []
@@ -304,7 +305,7 @@ def _refusal(error: CallRefusedError, endpoint: Endpoint | None = None) -> web.R
 
 
 async def hang_up(request: web.Request) -> NoReturn:
-    """Close the connection; aiohttp then cancels this."""
+    """Close the connection; aiohttp then cancels this handler."""
     if request.transport is not None:
         request.transport.close()
     await asyncio.Event().wait()
@@ -318,7 +319,7 @@ async def run(
     model_names: tuple[str, ...],
     max_num_queued_reqs: int | None,
 ) -> None:
-    """Serve until cancelled. Raises UnknownProfileError; OSError for a taken port."""
+    """Serve until cancelled. Raise UnknownProfileError, or OSError for a taken port."""
     server = SimulatedServer(profile(profile_name), model_names=model_names, max_num_queued_reqs=max_num_queued_reqs)
     bound = await server.start(host, port)
     print(f"simulated vLLM ({profile_name}) on http://{host}:{bound}, models: {', '.join(model_names)}", flush=True)

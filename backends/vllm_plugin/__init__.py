@@ -1,1 +1,1 @@
-"""What vLLM loads of fairgate: it says after each step what the engine holds. Needs nothing that vLLM does not have."""
+"""The part of fairgate that vLLM loads: a report of the engine's state after each step. It depends on vLLM alone."""

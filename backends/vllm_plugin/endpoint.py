@@ -1,4 +1,4 @@
-"""The path of vLLM's own server at which gateways read its steps. vLLM imports this, and nobody else."""
+"""The path of vLLM's own server at which gateways read its steps. Only vLLM imports this module."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class StepsEndpoint:
         app.add_route(PATH, _steps, methods=["GET"], include_in_schema=False)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """The routes find all they need when they are asked."""
+        """Do nothing: the routes find their state when they are called."""
 
 
 class StepsMiddleware:
-    """The same path for a vLLM without that group: `--middleware backends.vllm_plugin.endpoint.StepsMiddleware`."""
+    """The route for a vLLM without that group: `--middleware backends.vllm_plugin.endpoint.StepsMiddleware`."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -44,7 +44,7 @@ class StepsMiddleware:
 
 
 async def _steps(request: Request) -> Any:
-    if request.method != "GET":  # HEAD comes with it
+    if request.method != "GET":  # Starlette adds HEAD
         return PlainTextResponse("GET only\n", 405)
     if not STEPS.ranks and not STEPS.missing:
         STEPS.missing = "no engine of this process reports its steps"
@@ -59,7 +59,7 @@ async def _steps(request: Request) -> Any:
 
 
 class _Feed:
-    """The answer: a line after each step, until the other side or the server goes away."""
+    """The streaming answer: a line after each step until the client or the server goes away."""
 
     def __init__(self, listener: Listener, state: Any) -> None:
         self._listener = listener
@@ -71,7 +71,7 @@ class _Feed:
             await send(_HEAD)
             while line := await self._listener.get():
                 if getattr(getattr(self._state, "server", None), "should_exit", False):
-                    break  # it waits for its answers to end
+                    break  # the server waits for its answers to end
                 await send({"type": "http.response.body", "body": line, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:

@@ -1,6 +1,6 @@
-"""What vLLM says after each step, put where the feed finds it. vLLM imports this, and nobody else.
+"""vLLM's statistics after each step, handed to the feed. Only vLLM imports this module.
 
-vLLM's statistics are no stable interface: what does not fit is said once, and the feed ends. The engine goes on.
+These statistics are no stable interface. An unknown form is logged once and ends the feed; the engine goes on.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from backends.vllm_plugin.steps import Rank, Steps
 
 STEPS: Final = Steps()
-"""Of this process."""
+"""The feed of this process."""
 logger = logging.getLogger("vllm.fairgate")
 
 
 class StepLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not there when types are checked
-    """One for each rank whose steps this process sees."""
+    """The logger of one rank whose steps this process sees."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self._config = vllm_config
@@ -72,7 +72,7 @@ def _rank_of(index: int, config: Any) -> Rank:
 
 
 def _divide(config: Any, rank: Rank, ranks: int) -> None:
-    """What vLLM counts is the sum of all ranks; one block of each is never given out."""
+    """Set a rank's blocks: vLLM counts the sum of all ranks, and one block of each is never allocated."""
     cache = config.cache_config
     rank.total_blocks = rank.free_blocks = max(int(cache.num_gpu_blocks or 0) // ranks - 1, 0)
     tokens = getattr(cache, "kv_cache_size_tokens", None)  # of one rank
@@ -80,6 +80,6 @@ def _divide(config: Any, rank: Rank, ranks: int) -> None:
 
 
 def _servers(config: Any) -> int:
-    """How many API servers share the engine, if more than one?"""
+    """Return the number of API servers that share the engine, or 0 for a single server."""
     count = int(getattr(config.parallel_config, "_api_process_count", 1))
     return count if count > 1 else 0

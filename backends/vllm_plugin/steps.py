@@ -1,6 +1,7 @@
-"""What does an engine hold after its last step? Sent to every listener; the engine never waits for one.
+"""A feed of the engine's state after each step. The engine never waits for a listener.
 
-vLLM's process runs this, and the simulated engine: nothing but the standard library. All of it on one event loop.
+Both vLLM's process and the simulated engine run this module, so it needs only the standard library. All calls come from
+one event loop.
 """
 
 from __future__ import annotations
@@ -17,44 +18,44 @@ PATH: Final = "/v1/fairgate/steps"
 """Below /v1, which vLLM guards by its API key if it has one."""
 CONTENT_TYPE: Final = "application/x-ndjson"
 VERSION: Final = 1
-"""Of the messages. A gateway that knows another one reads metrics."""
+"""Version of the messages. A gateway that does not know the version reads metrics."""
 INTERVAL_S: Final = 0.01
-"""Between two messages. Steps that end sooner go into one message: the newest counts."""
+"""Minimum between two messages. Steps that end sooner share a message with the newest state."""
 HEARTBEAT_S: Final = 0.25
-"""So often a message comes if there is no step."""
+"""Interval of messages without a step."""
 LISTENERS_MAX: Final = 64
 
 
 @dataclass
 class Rank:
-    """One engine of this process (one rank of data parallelism): its state after its last step, and its size. The names
-    are those of the message."""
+    """One engine of this process (one rank of data parallelism): state after its last step, and size. The fields have
+    the names of the message."""
 
     rank: int
     block_size: int
     scheduled_tokens_max: int
-    """The most tokens that one step computes."""
+    """Limit of tokens that one step computes."""
     max_num_seqs: int
     total_blocks: int = 0
-    """That requests can hold, as many tokens as the next says."""
+    """Blocks that requests can hold, equal to `kv_tokens`."""
     kv_tokens: int = 0
     free_blocks: int = 0
     running: int = 0
     waiting: int = 0
     deferred: int = 0
-    """Requests that wait in the engine for something else than room, such as an adapter or a grammar."""
+    """Requests that wait in the engine for something other than room, such as an adapter or a grammar."""
     scheduled_tokens: int | None = None
-    """Computed by the step, if the engine says."""
+    """Tokens computed by the step; None where the engine does not report them."""
     preemptions_total: int = 0
     prompt_tokens_total: int = 0
 
     def set_usage(self, kv_usage: float) -> None:
-        """So much of the KV cache is held, of 1."""
+        """Derive the free blocks from the used share of the KV cache."""
         self.free_blocks = round((1.0 - kv_usage) * self.total_blocks)
 
 
 class Listener:
-    """Receives the newest message. Messages that came while the listener did not ask are gone."""
+    """A receiver of the newest message. Older messages that were not fetched are dropped."""
 
     def __init__(self) -> None:
         self._line: bytes | None = None
@@ -66,12 +67,12 @@ class Listener:
         self._wake()
 
     def end(self) -> None:
-        """It hears nothing more."""
+        """End the stream of messages."""
         self._ended = True
         self._wake()
 
     async def get(self) -> bytes:
-        """The next message, a line of JSON; b"" when there will be none."""
+        """Wait for the next message, a line of JSON. Return b"" after the end."""
         while self._line is None and not self._ended:
             self._awaited = asyncio.get_running_loop().create_future()
             await self._awaited
@@ -84,12 +85,12 @@ class Listener:
 
 
 class Steps:
-    """`stepped` after each step; `listen` gives a listener until `leave`.
+    """The feed: call `stepped` after each step; `listen` returns a listener, to be given to `leave`.
 
     Attributes:
-        missing: why no steps can be reported; "": they can. unfinished: how many requests the process has, including
-        requests that the engine has not seen. None: not known.
-            Without it, an idle engine looks like an engine that is in a long step.
+        missing: the reason why no steps can be reported, or "".
+        unfinished: returns the number of requests in the process, including those that the engine has not seen. Without
+            it, an idle engine looks like an engine in a long step.
     """
 
     def __init__(self) -> None:
@@ -105,14 +106,14 @@ class Steps:
         self._heartbeat: asyncio.TimerHandle | None = None
 
     def stepped(self) -> None:
-        """The ranks say what holds now."""
+        """Publish the state of the ranks, soon."""
         self._stepped_s = now = time.monotonic()
         if self._listeners and self._next is None:
             wait_s = max(self._sent_s + INTERVAL_S - now, 0.0)
             self._next = asyncio.get_running_loop().call_later(wait_s, self._publish)
 
     def listen(self) -> Listener | None:
-        """It hears the present state at once. None: there are too many."""
+        """Return a listener that already has the present state, or None beyond LISTENERS_MAX."""
         if len(self._listeners) >= LISTENERS_MAX:
             return None
         listener = Listener()
@@ -126,7 +127,7 @@ class Steps:
         self._listeners.discard(listener)
 
     def give_up(self, why: str) -> None:
-        """No step can be reported from now on."""
+        """End the feed for good."""
         self.missing = why
         for listener in self._listeners:
             listener.end()

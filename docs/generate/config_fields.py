@@ -38,6 +38,10 @@ UNITS = {
 """By the end of a field's name, the longest that fits; numbers only."""
 
 
+TYPO_MIN = 86_400
+"""Upper bounds from here on only catch slips of the pen; the schema has them."""
+
+
 class ConfigField(NamedTuple):
     """One field, as an operator looks it up."""
 
@@ -150,7 +154,13 @@ def _range(way: dict[str, Any]) -> str:
     least, above = way.get("minimum"), way.get("exclusiveMinimum")
     most, below = way.get("maximum"), way.get("exclusiveMaximum")
     low = f"from {_number(least)}" if least is not None else f"above {_number(above)}" if above is not None else ""
-    high = f"to {_number(most)}" if most is not None else f"below {_number(below)}" if below is not None else ""
+    high = (
+        f"to {_number(most)}"
+        if most is not None and most < TYPO_MIN
+        else f"below {_number(below)}"
+        if below is not None
+        else ""
+    )
     return " ".join(one for one in (low, high) if one)
 
 

@@ -59,6 +59,10 @@ def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
         yield "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |"
 
 
+SHARED_MIN = 4
+"""Fields that two sections have in common from which on they are described once."""
+
+
 def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
@@ -90,8 +94,26 @@ def _config() -> Iterator[str]:
         yield from ("", f"## {', '.join(together)}")
         if whole:
             yield from ("", f"As in {whole}: {', '.join(row[0] for row in rows)}.")
-        else:
-            yield from table(["field", "what it says", "default, unit and bounds", "example"], rows)
+            continue
+        if common := _in_another(together, rows, sections):
+            where, shared = common
+            yield from ("", f"As in {where}: {', '.join(row[0] for row in shared)}.")
+            rows = [row for row in rows if row not in shared]
+        yield from table(["field", "what it says", "default, unit and bounds", "example"], rows)
+
+
+def _in_another(
+    together: list[str], rows: list[list[str]], sections: dict[str, list[list[str]]]
+) -> tuple[str, list[list[str]]] | None:
+    """Return another section that has SHARED_MIN of these fields with equal meaning, and those fields."""
+    for where, others in sections.items():
+        if together[0] < where or where in together or _says_all(rows, others):
+            continue
+        known = [row[:3] for row in others]
+        shared = [row for row in rows if row[:3] in known]
+        if len(shared) >= SHARED_MIN:
+            return where, shared
+    return None
 
 
 def _default_and_bounds(field: ConfigField) -> str:

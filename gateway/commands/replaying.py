@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -84,16 +85,18 @@ def replay(
     """
     from backends.simulated.engine_profiles import UnknownProfileError, profile
     from gateway.config.load import ConfigError
-    from simulation.measured import Measured, measured
+    from simulation.measured import EngineEstimate, measured
     from simulation.replay import UnknownPolicyError, policy_names
-    from simulation.report import Replayed, as_html, as_json, as_text
+    from simulation.report import ReplayReport, as_html, as_json, as_text
     from simulation.traces.lines import TraceError
-    from simulation.traces.reader import FORMATS, Trace
+    from simulation.traces.reader import Trace, formats
 
     if not 0 < speed < float("inf"):
         raise click.BadParameter("must be a number above 0", param_hint="--speed")
-    if format_name is not None and format_name not in FORMATS:
-        raise click.BadParameter(f"{format_name!r} is none of: {', '.join(FORMATS)}", param_hint="--format")
+    with suppress(ModuleNotFoundError):  # a clone of the repository reads public traces as well
+        import_module("lab.public_traces").register()
+    if format_name is not None and format_name not in formats():
+        raise click.BadParameter(f"{format_name!r} is none of: {', '.join(formats())}", param_hint="--format")
     if pool_name is not None and config_path is None:
         raise click.UsageError("--pool NAME needs -c FILE, which has the pools")
     outputs = [(file, write) for file, write in ((json_path, as_json), (html_path, as_html)) if file is not None]
@@ -103,7 +106,7 @@ def replay(
             if policies is None:
                 policies = setting.policies() if setting is not None else POLICIES
             names = policy_names(policies)
-            engine = Measured(profile(profile_name or PROFILE), 1, UNMEASURED)
+            engine = EngineEstimate(profile(profile_name or PROFILE), 1, UNMEASURED)
             weights, models = (setting.weights(), setting.models()) if setting is not None else ({}, ())
             files = [readable(path, stack) for path in paths]
             trace = Trace(*files, format=format_name, speed=speed, limit=limit, weights=weights, models=models)
@@ -115,7 +118,7 @@ def replay(
             results = [_run(name, count, trace, engine.profile, setting) for count in counts for name in names]
             remarks = [] if profile_name is not None else [engine.why]
             remarks += setting.remarks(trace) if setting is not None else []
-            replayed = Replayed(trace, engine.profile, results, remarks)
+            replayed = ReplayReport(trace, engine.profile, results, remarks)
             for file, write in outputs:
                 file.write_text(write(replayed), encoding="utf-8")
         except ConfigError as error:

@@ -1,1 +1,1 @@
-"""The gateway's configuration: its model, and how a file becomes one."""
+"""The gateway's configuration: its model and its loader."""

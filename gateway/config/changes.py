@@ -1,7 +1,7 @@
-"""What differs between two configurations, which of it needs a restart, and are they the same?
+"""Differences between two configurations, and those that need a restart.
 
-A configuration is taken apart into its settings, each by its path. What has a name is found by it, so the order of a
-list is no difference: `tenants[alice].weight`, `pools[chat].backends[gpu-1].max_num_seqs`.
+A configuration consists of settings, each with a path. A named item of a list is found by its name, so order makes no
+difference: `tenants[alice].weight`, `pools[chat].backends[gpu-1].max_num_seqs`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ LIVE = frozenset(
         "quota", "routes", "tenants", "throttle", "tls", "trusted_proxies",
     }
 )  # fmt: skip
-"""What `Gateway.take_over` takes over. All else is bound, shared or opened once, when the gateway starts."""
+"""Settings that `Gateway.take_over` applies. All others are bound, shared or opened once, at the start."""
 PRESENT = "present"
 SECRET = "(a secret)"
 _NAMES = ("name", "hash", "path", "issuer")
-"""By which a section of a list is found again."""
+"""Fields by which an item of a list is identified."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting or section, before and after; None: it is not there."""
+    """One setting or section before and after; None where it is absent."""
 
     path: str
     before: str | None
@@ -43,7 +43,7 @@ class Change:
 
     @property
     def is_whole(self) -> bool:
-        """Is it a section that has come or gone, with all that is in it?"""
+        """Is this a whole section that was added or removed?"""
         return PRESENT in (self.before, self.after)
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Change:
 
 
 def changes(before: Config, after: Config) -> list[Change]:
-    """Every setting that differs, by its path. No secret is in it."""
+    """Return every setting that differs, by its path, without secrets."""
     return list(_changes("", before, after))
 
 
@@ -71,20 +71,20 @@ def _changes(path: str, before: Any, after: Any) -> Iterator[Change]:
 
 
 def weights_that_differ(before: Config, config: Config) -> dict[str, float]:
-    """Of tenants that are new, or have another weight."""
+    """Return the weights of tenants that are new or whose weight changed."""
     known = {tenant.name: tenant.weight for tenant in before.tenants}
     return {tenant.name: tenant.weight for tenant in config.tenants if tenant.weight != known.get(tenant.name)}
 
 
 def config_hash(config: Config) -> str:
-    """The same for configurations that mean the same, on every replica: 16 hex digits."""
+    """Return a hash of 16 hex digits, equal on all replicas for configurations of equal meaning."""
     digest = hashlib.sha256()
     _note("", config, digest.update)
     return digest.hexdigest()[:16]
 
 
 def _note(path: str, value: Any, note: Callable[[bytes], object]) -> None:
-    """All settings in one order, some bytes for each: threads that wait for this one have their turn in between."""
+    """Feed all settings to `note` in a fixed order, in small pieces, so that other threads get their turns."""
     parts = _parts(path, value)
     if isinstance(value, Section) or (parts is None and value is not None):
         note(json.dumps([path, PRESENT if isinstance(value, Section) else _plain(value)]).encode())
@@ -93,7 +93,7 @@ def _note(path: str, value: Any, note: Callable[[bytes], object]) -> None:
 
 
 def needs_restart(before: Config, found: list[Change], after: Config) -> dict[str, str]:
-    """What of these changes a running gateway cannot take over, by path, with the reason."""
+    """Return the changes that a running gateway cannot apply: path and reason."""
     of_replicas = _of_replicas(before, after) if before.has_replicas else {}
     reasons = {}
     for one in found:
@@ -107,7 +107,7 @@ def needs_restart(before: Config, found: list[Change], after: Config) -> dict[st
 
 
 def _of_replicas(before: Config, after: Config) -> dict[str, str]:
-    """By the beginnings of paths: what replicas count together must be counted alike by all of them."""
+    """Return path prefixes of settings on which all replicas must agree, because they count together."""
     common = "is what replicas count together by: restart all of them"
     reasons = {"policy": common, "throttle": common}
     if _normal_service(before) != _normal_service(after):
@@ -122,7 +122,7 @@ def _normal_service(config: Config) -> dict[str, object]:
 
 
 def _parts(path: str, value: Any) -> dict[str, Any] | None:
-    """What a section or a list of sections consists of, by its paths. None: it is one setting."""
+    """Return the parts of a section or a list of sections by path, or None for a single setting."""
     if isinstance(value, Section):
         return {f"{path}.{name}" if path else name: getattr(value, name) for name in type(value).model_fields}
     if isinstance(value, tuple) and (not value or isinstance(value[0], Section)):
@@ -138,12 +138,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     if isinstance(value, float) and value.is_integer():
-        return int(value)  # 30 and 30.0 are the same setting
+        return int(value)  # 30 and 30.0 are equal
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
 def _text(value: Any) -> str | None:
-    """In short, and without a secret; None where there is nothing."""
+    """Return a short text without secrets, or None for an absent value."""
     if value is None or value == ():
         return None
     if isinstance(value, Section):

@@ -1,6 +1,6 @@
-"""Is this one value of the configuration well written? What cannot be said by a type and its bounds.
+"""Checks of single values that types and bounds cannot express.
 
-No message repeats the value: it may be a key or a password.
+No message repeats the value, which may be a key or a password.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def fault(message: str) -> PydanticCustomError:
 
 
 def is_name(text: str) -> bool:
-    """May a tenant, an app, a model or a pool be called so?"""
+    """May a tenant, an app, a model or a pool have this name?"""
     return re.fullmatch(r"[^\s\x00-\x1f\x7f]{1,128}", text) is not None
 
 
@@ -48,13 +48,13 @@ def checked_addresses(value: Any) -> Any:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host without brackets, and port; ("", -1) when the text is no address."""
+    """Return host (without brackets) and port, or ("", -1) for an invalid address."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})", text)
     return (found[1] or found[2], int(found[3])) if found else ("", -1)
 
 
 def is_loopback(host: str) -> bool:
-    """Is it reached from this machine only? Of a name other than localhost that is not known."""
+    """Is the host reachable from this machine only? A name other than localhost counts as reachable from others."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -62,7 +62,7 @@ def is_loopback(host: str) -> bool:
 
 
 def url_parts(text: str, should_be: str, *, credentials_go: str) -> SplitResult:
-    """The parts of an http(s) URL without credentials, query and fragment. The message never repeats it."""
+    """Split an http(s) URL without credentials, query and fragment. The error never repeats the URL."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
@@ -76,7 +76,8 @@ def url_parts(text: str, should_be: str, *, credentials_go: str) -> SplitResult:
 
 
 def checked_url(text: str) -> str:
-    """The URL without a trailing slash, in one spelling. The message never repeats it: it may hold a password."""
+    """Return the URL in one spelling, without a trailing slash. The error never repeats the URL, which may hold a
+    password."""
     if re.fullmatch(r"sim:[A-Za-z0-9._-]{0,64}", text):
         return text
     should_be = "http://host:port, https://host:port, or sim:NAME for an embedded simulated engine"
@@ -90,14 +91,14 @@ def checked_url(text: str) -> str:
 
 
 def backend_name(url: str | None) -> str:
-    """host:port and path of a valid url, or the url itself when it names a simulated engine."""
+    """Return host:port and path of a valid URL, or the URL itself for a simulated engine."""
     return (url.partition("://")[2] or url.rstrip(":")) if url else ""
 
 
 def host_name(url: str) -> str | None:
-    """The host of a valid url; None where it is an address, and where there is no host."""
+    """Return the host name of a valid URL, or None for an address."""
     host = urlsplit(url).hostname
-    if not host or re.fullmatch(r"[0-9.]+", host):  # 127.1 is an address, too
+    if not host or re.fullmatch(r"[0-9.]+", host):  # 127.1 is an address as well
         return None
     try:
         ip_address(host.partition("%")[0])
@@ -107,7 +108,7 @@ def host_name(url: str) -> str | None:
 
 
 def checked_zone(name: str) -> str:
-    """A time zone of this machine's tables, such as Europe/Berlin."""
+    """Check that this machine has tables of the time zone."""
     try:
         ZoneInfo(name)
     except (ValueError, OSError, KeyError):
@@ -149,7 +150,7 @@ def unique(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """At least one. A bound of the type would also count the values that are wrong as not there."""
+    """Check for at least one item. A bound in the type would not count invalid items."""
     if not values:
         raise fault("is empty; give at least one")
     return values

@@ -1,7 +1,7 @@
-"""Is this file a configuration? Reads YAML and answers with a Config, or with every fault and its place at once.
+"""Loader of configuration files: YAML becomes a Config, or a list of all faults with their places.
 
-Scalars are read as YAML 1.2 does, and narrower: true and false are the only booleans, plain decimals the only numbers.
-Everything else is text, so that `no`, `010` and `12:30:45` never turn into something that was not written.
+Scalars follow a narrow YAML 1.2: true and false are the only booleans, plain decimals the only numbers. Everything else
+is text, so that `no`, `010` and `12:30:45` stay as they are written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple, get_args
 
 import yaml
@@ -19,17 +20,18 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.checks import split_address
-from gateway.config.contradictions import path_of
-from gateway.config.model import FAULTS_FOUND_MAX, Config
-from gateway.config.provenance import Loc, Provenance, Provenances
+from gateway.config.contradictions import Loc, contradictions, path_of
+from gateway.config.model import Config
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 DEPTH_MAX = 20
 NODES_MAX = 500_000
 FAULTS_MAX = 100
+FAULTS_FOUND_MAX = 1000
+"""Faults that are located in one config; an operator with more of them fixes some first."""
 
 _NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?")
-_VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")  # up to the first end there is, so that none is looked for twice
+_VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")  # up to the first brace, so that none is searched twice
 _IN_BRACES = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-)(.*))?", re.DOTALL)
 _CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _KINDS = {
@@ -46,7 +48,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong, and where. Line and column count from 1; line 0 is the file as a whole."""
+    """One fault and its place. Line and column count from 1; line 0 is the whole file."""
 
     file: str
     line: int
@@ -54,7 +56,7 @@ class Fault:
     path: str
     message: str
     is_warning: bool = False
-    """It may be meant so."""
+    """Is the value valid, but probably a mistake?"""
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
@@ -63,7 +65,7 @@ class Fault:
 
 
 class Finding(NamedTuple):
-    """The same of a configuration that has been read, before anybody knows where it stands in the file."""
+    """A fault in a loaded configuration, whose place in the file is not resolved yet."""
 
     loc: Loc
     message: str
@@ -71,7 +73,7 @@ class Finding(NamedTuple):
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; `faults` says all that is wrong with it, in the order of the file."""
+    """The configuration cannot be used; `faults` lists all reasons in the order of the file."""
 
     def __init__(self, faults: list[Fault]) -> None:
         super().__init__("\n".join(map(str, faults)))
@@ -80,7 +82,7 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What the command line gives in the place of the file's; None: the file's, or the default."""
+    """Settings of the command line that replace those of the file. None keeps the file's setting."""
 
     host: str | None = None
     port: int | None = None
@@ -90,10 +92,10 @@ class Overrides:
     access_log: str | None = None
     log_level: str | None = None
     names: tuple[tuple[str, str], ...] = ()
-    """Hashes of keys, and the tenants that hold them. Only where there is no file: it has `tenants`."""
+    """Hashes of keys and their tenants, without a file only: a file has `tenants`."""
 
     def over(self, data: dict[str, Any]) -> None:
-        """Put it over what the file says. What is no address there stays, to be reported."""
+        """Replace settings of the file. An invalid address is kept, to be reported."""
         for field, host, port in (("listen", self.host, self.port), ("admin", None, self.admin_port)):
             text = data.get(field) or Config.model_fields[field].default
             text = text[0] if isinstance(text, list | tuple) else text
@@ -115,7 +117,7 @@ NO_OVERRIDES = Overrides()
 
 
 def load_config(path: str | os.PathLike[str], overrides: Overrides = NO_OVERRIDES) -> Config:
-    """Read a configuration file. Raises ConfigError with every fault; its text never holds a substituted value."""
+    """Read a configuration file. Raise ConfigError with every fault; its text never holds a substituted value."""
     source = _Source(os.fspath(path))
     try:
         return _loaded(source, overrides)
@@ -126,7 +128,7 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = NO_OVERRIDE
 def check_config(
     path: str | os.PathLike[str], look: Callable[[Config], Iterable[Finding]]
 ) -> tuple[Config, list[Fault]]:
-    """Read a configuration file, and say where in it is what `look` finds. Raises ConfigError as `load_config` does."""
+    """Read a configuration file and locate the findings of `look` in it. Raise ConfigError as `load_config` does."""
     source = _Source(os.fspath(path))
     config = _loaded(source)
     return config, [
@@ -137,16 +139,14 @@ def check_config(
 
 def _loaded(source: _Source, overrides: Overrides = NO_OVERRIDES) -> Config:
     data = source.read()
-    read = dict(data)
     overrides.over(data)
-    changed = {field for field, value in data.items() if value is not read.get(field)}
-    return _validated(data, source).that_came_from(source.provenances(changed))
+    return _validated(data, source)
 
 
 def config_for_backends(urls: list[str], overrides: Overrides = NO_OVERRIDES) -> Config:
-    """The configuration of a gateway without a file: one pool, and every key without a name its own tenant.
+    """Return the configuration of a gateway without a file: one pool, and a tenant for every key without a name.
 
-    Raises ConfigError, for instance when a url is none or the port is the one of the admin listener.
+    Raise ConfigError, for instance for an invalid URL or a port that the admin listener has.
     """
     source = _Source("command line")
     data: dict[str, Any] = {
@@ -166,7 +166,7 @@ def _bounded(faults: list[Fault], file: str) -> list[Fault]:
 
 
 class _Loader(yaml.BaseLoader):
-    """No more nodes than may be, each with no more of its place than line and column: marks are most of the memory."""
+    """A YAML loader with a bound on nodes. A node keeps only line and column, since marks take most of the memory."""
 
     nodes = 0
 
@@ -175,59 +175,46 @@ class _Loader(yaml.BaseLoader):
         if self.nodes > NODES_MAX:
             raise _TooManyError
         node = super().compose_node(parent, index)
-        if node is not None and not isinstance(node.start_mark, tuple):  # one for which an alias stands is marked
+        if node is not None and not isinstance(node.start_mark, tuple):  # the node behind an alias is marked already
             node.start_mark = (node.start_mark.line + 1, node.start_mark.column + 1)
             node.end_mark = None
         return node
 
 
 class _TooManyError(Exception):
-    """Nodes in the text."""
+    """The text has more than NODES_MAX nodes."""
 
 
 class _Source:
-    """One file: its data as plain values, the node at every place, and the faults of the text itself."""
+    """One file: its data as plain values, the node at every place, and the faults of the text."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.faults: list[Fault] = []
         self.keys: dict[Loc, yaml.Node] = {}
         self.values: dict[Loc, yaml.Node] = {}
-        self.variables: dict[Loc, str] = {}
-        """The first environment variable in a value."""
-
-    def provenances(self, overrides: set[str]) -> Provenances:
-        """Where the values come from. `given`: the fields that the command line gave."""
-        written = {
-            loc: Provenance(
-                "environment" if loc in self.variables else "file", _place(node)[0], self.variables.get(loc, "")
-            )
-            for loc, node in self.values.items()
-            if isinstance(node, yaml.ScalarNode)
-        }
-        return Provenances(self.file, written, overrides)
 
     def forget(self) -> None:
-        """Node by node: to free a large tree at once would keep every thread waiting."""
+        """Free the nodes one by one. Freeing a large tree at once would stall every thread."""
         while self.keys:
             self.keys.popitem()
         while self.values:
-            _, node = self.values.popitem()  # what is in a node came after it
+            _, node = self.values.popitem()  # the contents of a node follow it
             while isinstance(node, yaml.CollectionNode) and node.value:
                 node.value.pop()
 
     def read(self) -> dict[str, Any]:
-        """The top-level mapping; `faults` says what is wrong in it. Raises ConfigError when there is none."""
+        """Return the top-level mapping and collect `faults`. Raise ConfigError if the text has no mapping."""
         text = self._text()
         try:
-            # As a stream it is looked at some characters at a time: other threads have their turn in between.
+            # A stream is parsed in pieces, which gives other threads their turns.
             root = yaml.compose(io.StringIO(text), Loader=_Loader)
         except _TooManyError:
             raise self._refused(f"holds more than {NODES_MAX} values") from None
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-            # An alias or a tag is named by what follows its * or !, which may be a password without quotes.
+            # The text after * or ! names an alias or a tag, but may be an unquoted password.
             problem = re.sub(r"'[A-Za-z0-9_!-]{2,}'", "(not shown)", error.problem or error.context or "")
             raise self._refused(f"not YAML: {problem}", line, column) from None
         except (yaml.YAMLError, ValueError):
@@ -241,7 +228,7 @@ class _Source:
         return self._mapping(root, ())
 
     def _refused(self, message: str, line: int = 0, column: int = 0) -> ConfigError:
-        """The text cannot be looked into any further."""
+        """Return the error of a text that cannot be read any further."""
         return ConfigError([Fault(self.file, line, column, "", message)])
 
     def _text(self) -> str:
@@ -315,7 +302,6 @@ class _Source:
                 self._fault(loc, "write a variable as ${NAME} or ${NAME:-default}, and a plain ${ as $${")
                 return ""
             name, has_default, default = variable.groups()
-            self.variables.setdefault(loc, name)
             value = os.environ.get(name)
             if has_default:
                 return value or default
@@ -328,8 +314,18 @@ class _Source:
     def _fault(self, loc: Loc, message: str) -> None:
         self.faults.append(Fault(self.file, *_place(self.values[loc]), _path(loc), message))
 
+    def written(self, loc: Loc) -> Loc:
+        """Return the place that is written in the file: a bare string may stand for a section and its fields."""
+        while isinstance(self.values.get(loc[:-1]), yaml.ScalarNode) and loc[:-1]:
+            loc = loc[:-1]
+        return loc
+
+    def fault_at(self, loc: Loc, message: str, *, of_key: bool = False) -> Fault:
+        loc = self.written(loc)
+        return Fault(self.file, *self.place(loc, of_key=of_key), _path(loc), message)
+
     def place(self, loc: Loc, *, of_key: bool) -> tuple[int, int]:
-        """Line and column of a key or value, or of the nearest section around it."""
+        """Return line and column of a key or value, or of the nearest section around it."""
         if of_key and loc in self.keys:
             return _place(self.keys[loc])
         while loc and loc not in self.values:
@@ -338,13 +334,13 @@ class _Source:
 
 
 def _place(node: yaml.Node) -> tuple[int, int]:
-    place: Any = node.start_mark  # `_Loader` has put it there
+    place: Any = node.start_mark  # set by `_Loader`
     line, column = place
     return line, column
 
 
 def _path(loc: Loc) -> str:
-    """The path, without what may be a key or a password written where the name of a field belongs."""
+    """Return the path without field names that may be a key or a password."""
     return path_of(tuple(part if isinstance(part, int) else _name_or_hidden(part) for part in loc))
 
 
@@ -353,27 +349,25 @@ def _name_or_hidden(name: str) -> str:
 
 
 def _validated(data: dict[str, Any], source: _Source) -> Config:
-    """The configuration; raises ConfigError with the faults of the text and those of the values."""
+    """Validate the data. Raise ConfigError with the faults of the text and of the values."""
     faults = source.faults
-    # A value whose text is at fault already (a variable that is not set) is not reported for what became of it.
+    # A value whose text is faulty (an unset variable, say) is not reported a second time.
     faulty = {(fault.line, fault.column) for fault in faults if fault.line}
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
-        explained = [_explained(found, source) for found in error.errors(include_url=False)]
-        faults = faults + [fault for fault in explained if (fault.line, fault.column) not in faulty]
+        explained = [_explained(found, source) for found in error.errors(include_url=False)[:FAULTS_FOUND_MAX]]
+    else:
+        explained = [source.fault_at(*found) for found in islice(contradictions(config), FAULTS_FOUND_MAX)]
+    faults = faults + [fault for fault in explained if (fault.line, fault.column) not in faulty]
     if faults:
         raise ConfigError(_bounded(faults, source.file))
     return config
 
 
 def _explained(error: ErrorDetails, source: _Source) -> Fault:
-    loc, kind = error["loc"], error["type"]
-    # A bare string may stand for a section: what is wrong inside is then wrong with the string.
-    while isinstance(source.values.get(loc[:-1]), yaml.ScalarNode) and loc[:-1]:
-        loc = loc[:-1]
-    place = source.place(loc, of_key=kind == "extra_forbidden")
-    return Fault(source.file, *place, _path(loc), _message(error, source.values.get(loc)))
+    fault = source.fault_at(error["loc"], "", of_key=error["type"] == "extra_forbidden")
+    return replace(fault, message=_message(error, source.values.get(source.written(error["loc"]))))
 
 
 def _message(error: ErrorDetails, node: yaml.Node | None) -> str:
@@ -413,7 +407,7 @@ def _advice(kind: str, value: object, node: yaml.Node | None) -> str:
 
 
 def _model_at(loc: Loc) -> type[BaseModel]:
-    """The section that a place in the configuration is an instance of."""
+    """Return the model of the section at a place."""
     model: type[BaseModel] = Config
     for part in loc:
         if isinstance(part, str) and part in model.model_fields:

@@ -1,4 +1,4 @@
-"""How many processes is `workers: auto`, and how much may each hold with `memory_max: auto`? What the machine gives."""
+"""The values of `auto`: number of workers and memory of each, by the limits of the machine or container."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ AUTO: Final = "auto"
 WORKERS_MAX: Final = 256
 QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 MEMORY: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""What a container may take, by the two versions of cgroups."""
+"""Files with a container's memory limit, by the two versions of cgroups."""
 MEMORY_OF_MACHINE: Final = 2 << 30
-"""Where no container has a limit: room for 15,000 connections. Never more than half of what there is."""
+"""Memory without a container's limit: room for 15,000 connections, and at most half of the machine."""
 
 
 def cores() -> int:
-    """How many cores may this process use? In a container with a quota of CPU time: that quota in cores, rounded up."""
+    """Return the cores that this process may use. In a container with a CPU quota it is the quota, rounded up."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota_us, period_us = map(int, QUOTA.read_text(encoding="ascii").split())
-    except (OSError, ValueError):  # no such file, or "max": no quota
+    except (OSError, ValueError):  # no such file, or "max" for no quota
         return count
     return max(1, min(count, ceil(quota_us / period_us)))
 
 
 def memory_each(workers: int) -> int:
-    """Bytes that each of so many processes may hold: the container's limit but an eighth, which is the kernel's."""
+    """Return the bytes for each of `workers` processes: the container's limit less an eighth for the kernel."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [_number(path) for path in MEMORY]
     container = min([limit for limit in limits if limit is not None and limit < machine], default=None)
@@ -42,12 +42,12 @@ def memory_each(workers: int) -> int:
 def _number(path: Path) -> int | None:
     try:
         return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such file, or "max": no limit
+    except (OSError, ValueError):  # no such file, or "max" for no limit
         return None
 
 
 def with_auto(data: Any) -> Any:
-    """The raw config with numbers in the place of `auto`. An engine inside the process (sim:) is one process's."""
+    """Replace `auto` in the raw config by numbers. A simulated engine (sim:) belongs to one process."""
     if not isinstance(data, Mapping):
         return data
     workers = data.get("workers", 1)
@@ -60,19 +60,19 @@ def with_auto(data: Any) -> Any:
 
 
 def no_text(value: Any) -> Any:
-    """As `with_auto` leaves it."""
+    """Refuse text, which `with_auto` has replaced where valid."""
     if isinstance(value, str):
         raise fault("should be a whole number without quotes, or auto")
     return value
 
 
 def or_auto(schema: dict[str, Any]) -> None:
-    """In the JSON schema: a number, or the word."""
+    """Allow a number or "auto" in the JSON schema."""
     number = {name: schema.pop(name) for name in ("type", "minimum", "maximum")}
     schema["anyOf"] = [number, {"const": AUTO}]
 
 
 def auto_by_default(schema: dict[str, Any]) -> None:
-    """In the JSON schema: the same, where nothing is written."""
+    """Allow a number or "auto" in the JSON schema, with "auto" as the default."""
     or_auto(schema)
     schema["default"] = AUTO

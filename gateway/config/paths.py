@@ -1,6 +1,6 @@
-"""Which paths do clients know, and which manage an engine? What the config opens beyond them is checked against both.
+"""Paths that clients know, and paths that manage an engine. Configured routes are checked against both.
 
-What becomes of a request to each is said in `gateway/request/routes.py`.
+`gateway/request/routes.py` has the treatment of each path.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KNOWN_PATHS: Final = {
     "/ping": "GET",
     "/version": "GET",
 }
-"""By path, in which a star stands for one step: what may be done there. HEAD comes with GET."""
+"""Methods by path, in which a star stands for one step. HEAD comes with GET."""
 
 MANAGEMENT: Final = frozenset(
     {
@@ -59,4 +59,4 @@ MANAGEMENT: Final = frozenset(
         "update_weights_from_tensor", "wake_up",
     }
 )  # fmt: skip
-"""Steps of paths that manage an engine. They are on no list, and no star in the config reaches them."""
+"""Steps of paths that manage an engine. No list has them, and no star in the config matches them."""

@@ -1,7 +1,7 @@
-"""What every section of the configuration has in common: frozen, strict, and without fields it does not know.
+"""Base of all sections of the configuration: frozen, strict, and without unknown fields.
 
-What the core decides by is declared in the core (`policies.settings`). A section takes those fields over with
-`settings_from`, and `filled` makes the core's struct from the section.
+Settings of the core are declared in the core (`policies.settings`). A section includes them by `settings_from`, and
+`filled` creates the core's struct from the section.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Section(BaseModel):
 
 
 def field_of(setting: Setting, **more: Any) -> Any:
-    """Type and field for `create_model`. `more`: what is different of the field, such as its default."""
+    """Return type and field for `create_model`. `more` replaces attributes of the field, such as its default."""
     kind: Any = Literal[setting.choices] if setting.choices else setting.kind
     bounds: dict[str, Any] = {
         "ge": setting.least, "gt": setting.above, "le": setting.most, "lt": setting.below,
@@ -49,7 +49,7 @@ def field_of(setting: Setting, **more: Any) -> Any:
 
 
 def _number_or_auto(setting: Setting) -> Callable[[Any], Any]:
-    """One message, where a union would give one for each of its members."""
+    """Return a validator with a single message, where a union would give one for each member."""
     is_whole = setting.kind is int
     number = f"whole number from {setting.least}" if is_whole else f"number above {setting.above}, up to {setting.most}"
     kinds = (int,) if is_whole else (int, float)
@@ -63,7 +63,7 @@ def _number_or_auto(setting: Setting) -> Callable[[Any], Any]:
 
 
 def settings_from(struct: type) -> Callable[[type[S]], type[S]]:
-    """The section with the settings of this struct of the core, and with what may not contradict itself there."""
+    """Add the settings of a core struct to a section, and the check that they do not contradict each other."""
 
     def with_settings(section: type[S]) -> type[S]:
         def _consistent(made: S) -> S:
@@ -85,7 +85,7 @@ def settings_from(struct: type) -> Callable[[type[S]], type[S]]:
 
 
 def with_class(section: type[S]) -> type[S]:
-    """The section with the field `class`, which Python has no attribute for (`can_wait`)."""
+    """Add the field `class`, a name that Python's syntax does not allow (`can_wait`)."""
     doc = "batch: it can wait, and gets what other work leaves (docs/batches.md)."
     fields: dict[str, Any] = {"class": (Literal["interactive", "batch"], Field(default="interactive", description=doc))}
     return create_model(
@@ -94,12 +94,12 @@ def with_class(section: type[S]) -> type[S]:
 
 
 def can_wait(section: Section) -> bool:
-    """Is it of class batch?"""
+    """Is the section of class batch?"""
     return bool(getattr(section, "class") == "batch")
 
 
 def filled(struct: type[T], section: Section, **more: Any) -> T:
-    """The struct of the core with what a section says. `more`: what does not come from this section."""
+    """Create a core struct from a section. `more` holds values from elsewhere."""
     settings = settings_of(struct)
     for field in fields(struct):  # type: ignore[arg-type]
         value = getattr(section, field.name, None)

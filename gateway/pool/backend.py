@@ -1,4 +1,4 @@
-"""How is one engine spoken to, and how is it?"""
+"""One engine: its address, its connections and its health."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import aiohttp
 from backends.client.call import Receiver, UpstreamCall
 from backends.client.upstream import UpstreamPool
 from backends.engines.adapter import UNREADABLE, Adapter
+from backends.engines.by_metrics import OpenAiAdapter
 from backends.engines.kinds import KINDS, RECOGNISED_PATH, recognise
-from backends.engines.openai import OpenAiAdapter
 from backends.health import HealthState, ModelCard, Standstill, fetch_models, fetch_text, probe
 from backends.name_resolution import session_at
 from backends.step_feed import StepFeed
@@ -32,27 +32,27 @@ logger = logging.getLogger("fairgate")
 PROBE_INTERVAL_S = 2.0
 AGAIN_S_MIN = 1.0
 STANDSTILLS = 5
-"""An engine that makes no step is out of service long before what runs there is given up: after this part of
-`upstream_silence_s`, two minutes as a rule. The longest steps, of prompts computed on CPUs, take less."""
+"""Fraction of `upstream_silence_s` after which an engine without a step goes out of service: two minutes by default.
+The longest steps, of prompts computed on CPUs, take less."""
 MODELS_MAX = 1000
 TAKING_BODIES: Final = (b"POST ", b"PUT ", b"PATCH ")
-"""How heads begin that say a length, if only that there is no body."""
+"""Beginnings of heads that state a length, even if there is no body."""
 
 
 class Backend:
-    """One engine: where it is, how to speak to it, how it is. One that is configured otherwise is another one."""
+    """One engine. Changing a backend's URL or credentials creates a new `Backend`."""
 
     def __init__(self, config: BackendConfig, url: str, limits: Config) -> None:
-        """`url`: where it is; that of a simulated one is known only once it was started."""
+        """Create a backend at `url`, which for a simulated engine is known only after its start."""
         self.name = config.name or url
         self.url = url
         self.terms = terms_of(config, limits)
         self.drained = False
-        """An operator wants nothing new to go there."""
+        """Has an operator drained the engine?"""
         self.leaving = False
-        """It is no longer configured, and ends what it runs."""
+        """Has the engine left the config, so that it only ends its running requests?"""
         self._kind = KINDS.get(config.engine)
-        """The configured kind; None: the engine is asked which kind it is, whenever it comes into service."""
+        """Configured kind of engine. None detects the kind whenever the engine comes into service."""
         self.adapter: Adapter = OpenAiAdapter() if self._kind is None else self._kind()
         self.reads_steps = config.steps
         self.api_key = config.api_key.get_secret_value() if config.api_key is not None else None
@@ -75,32 +75,32 @@ class Backend:
         self.isolates: Isolation = "where_possible"
         self.on_health: Callable[[Backend], None] | None = None
         self.feed: StepFeed | None = None
-        """What it says after each step. None: it is not asked for that."""
+        """Feed of the engine's steps; None where it is not read."""
         self.on_recognised: Callable[[Backend, bool], None] | None = None
 
     @property
     def keeps_tenants_apart(self) -> bool:
-        """Does each request to this engine carry the salt that says whose cached blocks the request may use?"""
+        """Does each request to this engine carry a salt that separates the cached blocks of tenants?"""
         return self.isolates != "never" and self.adapter.takes_cache_salt
 
     @property
     def mixes_tenants(self) -> bool:
-        """Would tenants share the cache of this engine, although the pool requires that they do not?"""
+        """Would tenants share the cache of this engine, although the pool forbids that?"""
         return self.isolates == "require" and not self.adapter.takes_cache_salt
 
     @property
     def in_service(self) -> bool:
-        """May requests go there?"""
+        """May requests go to the engine?"""
         return self.health.healthy and not self.drained and not self.leaving and not self.mixes_tenants
 
     @property
     def again_s(self) -> float:
-        """In how long may it be in service at the earliest, by its probes? At least a second."""
+        """Return the least seconds, at least one, until probes can bring the engine into service."""
         return max(AGAIN_S_MIN, self.health.probes_missing * PROBE_INTERVAL_S)
 
     @property
     def why_not(self) -> str:
-        """Why may none go there?"""
+        """Return why no request may go to the engine."""
         if self.leaving:
             return "no longer in the config; it ends what it runs"
         if self.health.healthy and self.mixes_tenants:
@@ -109,7 +109,7 @@ class Backend:
 
     @property
     def read_by(self) -> str:
-        """How is it known what it holds?"""
+        """Return how the engine's load is read: by steps, metrics or answers."""
         if self.feed is not None and not self.feed.why:
             return "steps"
         return "metrics" if self.adapter.metrics_paths else "answers"
@@ -117,8 +117,7 @@ class Backend:
     def send(
         self, head: bytes, payload: Payload | None, tenant: str, receiver: Receiver, *, is_fresh: bool = False
     ) -> UpstreamCall:
-        """Send it this request of a tenant, of whose head the lines that are the same for every engine are there.
-        `is_fresh`: on a new connection."""
+        """Send a tenant's request. `head` is the part that all engines share; `is_fresh` asks for a new connection."""
         if self._path:
             head = head.replace(b" /", b" " + self._path + b"/", 1)
         begun = b""
@@ -130,30 +129,30 @@ class Backend:
         return self.upstream.send(b"%b%b%b" % (head, self._head_end, begun), body, receiver, is_fresh=is_fresh)
 
     def session(self, usual: aiohttp.ClientSession) -> aiohttp.ClientSession:
-        """Through what is it asked how it is? `usual`: where it is at no certain address of its name."""
+        """Return the session for probes and scrapes: `usual`, or one bound to the engine's own address."""
         return self._session or usual
 
     async def close(self) -> None:
-        """Nothing is sent there any more."""
+        """Close the connections."""
         await self.upstream.close()
         if self._session is not None:
             await self._session.close()
 
     def connect_failed(self, error: UpstreamError) -> None:
-        """A request found no connection."""
+        """Count a failed connection against the engine's health."""
         with self._noticing():
             self.health.connect_failed(str(error), time.monotonic())
 
     def give_up(self, reason: str) -> None:
-        """Take it out of service until its next probes."""
+        """Take the engine out of service until its next good probes."""
         with self._noticing():
             self.health.give_up(reason, time.monotonic())
 
     async def check(self, session: aiohttp.ClientSession, oldest_s: float = inf) -> None:
-        """Ask it whether it is well, and what it serves. `oldest_s`: since when it has had one of our requests."""
+        """Probe the engine and fetch its models. `oldest_s`: start of the oldest of our requests that it runs."""
         session = self.session(session)
         is_new = not self.health.healthy
-        # While it is out of service, another kind of engine may have taken its place.
+        # While the engine is out of service, another kind may take its place.
         path = OpenAiAdapter.health_path if is_new and self._kind is None else self.adapter.health_path
         problem = await probe(session, self.url + path, api_key=self.api_key, tls=self.tls)
         problem = problem or self.standstill.fault(oldest_s)
@@ -170,7 +169,7 @@ class Backend:
             self.health.probed(problem, now)
 
     async def _recognise(self, session: aiohttp.ClientSession) -> None:
-        """Find out which kind of engine this is, unless that is configured, and read the facts that no gauge tells."""
+        """Detect the kind of engine, unless configured, and read the facts that no gauge reports."""
         fetch = partial(fetch_text, session, api_key=self.api_key, tls=self.tls)
         if self._kind is None:
             owners = {card.owned_by for card in self.models.values() if card.parent is None}
@@ -189,7 +188,7 @@ class Backend:
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
-        """Tell the pool if its health turns."""
+        """Notify the pool if the block changes the engine's health."""
         before = self.health.healthy
         yield
         if self.health.healthy != before and self.on_health is not None:
@@ -197,7 +196,7 @@ class Backend:
 
 
 def terms_of(config: BackendConfig, gateway: Config) -> tuple[object, ...]:
-    """On what terms is it spoken to? A backend with other terms is reached by other connections."""
+    """Return the settings whose change requires new connections."""
     limits = gateway.limits
     where = (config.url, config.address, config.engine, config.api_key, config.tls, config.steps)
     return (*where, limits.upstream_connect_s, limits.upstream_silence_s)

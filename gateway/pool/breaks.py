@@ -1,9 +1,10 @@
-"""Answers break: is the engine at fault, or who asks? Judged from the latest answers of each tenant at each engine.
+"""Judge of broken answers: is the engine at fault, or the tenant?
 
-An engine is at fault if its answers break for more tenants than it has answered meanwhile, and not for one of several
-alone. A tenant whose answers break at another engine as well says nothing of either. So what succeeds speaks for an
-engine, and nobody stops one that others use. A tenant is at fault while its answers break wherever it asks: then one
-request of it now and then shows whether they still do.
+The judge uses the latest answers of each tenant at each engine. An engine is at fault if its answers break for more
+tenants than it has answered meanwhile, and for several tenants if several use it. A tenant whose answers also break at
+another engine testifies against neither. So successes speak for an engine, and no single tenant can stop an engine that
+others use. A tenant is at fault while its answers break at every engine that it asks. Its requests are then paced, and
+show whether answers still break.
 """
 
 from __future__ import annotations
@@ -14,28 +15,28 @@ from typing import Final
 
 BREAKS_MIN: Final = 5
 RECENT: Final = 2 * BREAKS_MIN - 1
-"""Of the answers of one tenant at one engine: so many breaks are most of them."""
+"""Answers remembered of a tenant at an engine. BREAKS_MIN of them are the majority."""
 WINDOW_S: Final = 30.0
-"""After this time without another answer, the answers of a tenant at an engine say nothing."""
+"""Lifetime of the answers of a tenant at an engine without a further answer."""
 PACE_S: Final = 2.0
-"""Between two requests of a tenant at fault. Engines are probed as often."""
+"""Interval of the requests of a tenant at fault, which is also that of probes."""
 TENANTS_MAX: Final = 1000
-"""At one engine, those that asked last."""
+"""Tenants remembered per engine, those that asked last."""
 
 
-class _Latest:
-    """The latest ones of one tenant at one engine."""
+class _RecentAnswers:
+    """The latest answers of one tenant at one engine."""
 
     __slots__ = ("bits", "break_s", "count", "incident_s", "last_s", "whole_s")
 
     def __init__(self, now: float) -> None:
         self.bits = 0
-        """One for each, the latest one lowest: 1 if it broke."""
+        """One bit per answer, the latest one lowest; 1 for a broken answer."""
         self.count = 0
         self.last_s = self.break_s = now
-        """`break_s`: of the first break after the last one that was whole, which came at `whole_s`."""
+        """`break_s` is the time of the first break after the last complete answer, which came at `whole_s`."""
         self.whole_s = self.incident_s = -inf
-        """`incident_s`: of the latest break that counts."""
+        """`incident_s` is the time of the latest break that counts."""
 
     def broken(self) -> int:
         return self.bits.bit_count()
@@ -48,22 +49,22 @@ class Breaks:
     """The judge of one pool."""
 
     def __init__(self) -> None:
-        self.latest: dict[str, OrderedDict[str, _Latest]] = {}
-        """By engine and tenant. The tenant that asked last is the last one."""
+        self.latest: dict[str, OrderedDict[str, _RecentAnswers]] = {}
+        """Latest answers by engine and tenant, in the order in which tenants asked last."""
         self.paced: dict[str, float] = {}
-        """By tenant that is at fault, as of its last answer, when its next request may go."""
+        """Time of the next request of each tenant at fault, as of its last answer."""
 
     def answered(self, engine: str, tenant: str, now: float, *, broke: bool, began_s: float = inf) -> None:
-        """Note an answer that came whole, or broke, to a request that was dispatched at `began_s`.
+        """Record a complete or broken answer to a request dispatched at `began_s`.
 
-        Answers that were under way when one broke are part of that incident: an engine that crashes breaks all of them.
+        A break among requests that were running at an earlier break belongs to that incident: a crash breaks them all.
         """
         known = self.latest.get(engine)
         if known is None:
             known = self.latest[engine] = OrderedDict()
         answers = known.get(tenant)
         if answers is None or now - answers.last_s > WINDOW_S:
-            answers = known[tenant] = _Latest(now)
+            answers = known[tenant] = _RecentAnswers(now)
             if len(known) > TENANTS_MAX:
                 known.popitem(last=False)
         if broke:
@@ -87,9 +88,10 @@ class Breaks:
                 del self.paced[next(iter(self.paced))]
 
     def is_engine_at_fault(self, engine: str, now: float, *, is_shared: bool) -> bool:
-        """Do its answers break, and not only for one of those who ask? `is_shared`: requests of several run there."""
-        heard: list[_Latest] = []
-        well: list[_Latest] = []
+        """Is the engine at fault, rather than one of its tenants? `is_shared`: requests of several tenants run
+        there."""
+        heard: list[_RecentAnswers] = []
+        well: list[_RecentAnswers] = []
         for tenant, answers in self.latest.get(engine, {}).items():
             if now - answers.last_s > WINDOW_S:
                 continue
@@ -103,12 +105,12 @@ class Breaks:
         return len(heard) > sum([answers.whole_s >= since_s for answers in well])
 
     def forget(self, engine: str) -> None:
-        """It is out of service: what broke there says nothing of who asked."""
+        """Forget an engine that is out of service: its breaks say nothing about tenants."""
         for tenant in self.latest.pop(engine, ()):
             self.paced.pop(tenant, None)
 
     def waits_s(self, tenant: str, now: float) -> float:
-        """For how long is no request of this tenant sent? 0.0: this one is, and shows whether answers still break."""
+        """Return for how long a tenant's requests are held; 0.0 admits one that tests whether answers still break."""
         due_s = self.paced.get(tenant) if self.paced else None
         if due_s is None:
             return 0.0
@@ -119,8 +121,8 @@ class Breaks:
             self.paced[tenant] = now + PACE_S
         return 0.0
 
-    def _of(self, tenant: str, now: float) -> list[_Latest]:
-        """Its latest answers at each engine."""
+    def _of(self, tenant: str, now: float) -> list[_RecentAnswers]:
+        """Return a tenant's latest answers at all engines."""
         found = [known[tenant] for known in self.latest.values() if tenant in known]
         return [answers for answers in found if now - answers.last_s <= WINDOW_S]
 

@@ -1,8 +1,8 @@
-"""Who carries out what the engine decides? The live body of one `AdmissionEngine`.
+"""The live driver of one `AdmissionEngine`.
 
-It gives the engine events with the time and turns decisions into calls on the exchanges they name, and into one timer.
-Nothing else touches the engine. Decisions are carried out in the order they were made: an event that arises while one
-is carried out is decided at once, but its decisions wait for their turn.
+The dispatcher gives the engine timed events, and turns its decisions into calls on exchanges and into one timer. It is
+the only caller of the engine. Decisions are carried out in their order. An event that arises meanwhile is decided at
+once, but its decisions wait for their turn.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from policies.request import Request, ServiceTokens, State
 logger = logging.getLogger("fairgate")
 
 TIMER_S_MAX: Final = 0.01
-"""While anything waits the timer is at most this far away, so that it need not be set anew with every event."""
+"""Bound of the timer while requests wait, so that the timer need not be set anew by every event."""
 
 
 class Admitted(Protocol):
-    """A request that asks for admission: what its exchange does when it is decided."""
+    """A request that asks for admission, and the callbacks of its exchange."""
 
     request: Request
 
@@ -39,16 +39,16 @@ class Admitted(Protocol):
 
 
 class Dispatcher:
-    """Owns one pool's engine, the exchanges under way in it, and its timer."""
+    """The owner of one pool's engine, of the exchanges under way and of the timer."""
 
     def __init__(self, engine: AdmissionEngine, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
         self.clock = clock
         self.listeners: list[Callable[[], None]] = []
-        """Hear that the engine has had an event: it may urgently want to know of other gateways."""
+        """Called after each event of the engine, which may urgently need to ask other gateways."""
         self.on_stranded: Callable[[Sequence[Admitted]], None] | None = None
-        """Hears, again and again, of some that wait though no engine is in service, or none that may have them. As long
-        as nobody does anything about them, they wait."""
+        """Called repeatedly with requests that wait although no engine is in service for them. They wait until
+        moved."""
         self._exchanges: dict[str, Admitted] = {}
         self._decisions: deque[Decision] = deque()
         self._executing = False
@@ -62,7 +62,7 @@ class Dispatcher:
         return len(self._exchanges)
 
     def submit(self, exchange: Admitted) -> None:
-        """Ask for admission. The exchange gets `dispatched` or `refused`, perhaps before this returns."""
+        """Ask for admission. The exchange gets `dispatched` or `refused`, perhaps before this call returns."""
         self._exchanges[exchange.request.id] = exchange
         self._execute(self.engine.arrived(exchange.request, self.clock()))
 
@@ -78,7 +78,7 @@ class Dispatcher:
     def failed(
         self, request_id: str, failure: Failure, service: ServiceTokens | None = None, again_s: float = 0.0
     ) -> None:
-        """It did not complete. Unless it broke, the exchange is called again, as after `submit`."""
+        """Report an incomplete request. Unless its answer broke, the exchange is called again, as after `submit`."""
         if failure is Failure.BROKEN:
             del self._exchanges[request_id]
         self._execute(self.engine.failed(request_id, failure, self.clock(), service, again_s))
@@ -88,42 +88,42 @@ class Dispatcher:
         self._execute(self.engine.cancelled(request_id, self.clock(), service))
 
     def received(self, request_id: str) -> ServiceTokens:
-        """What a dispatched request is believed to have received."""
+        """Return the service that a dispatched request is believed to have received."""
         return self.engine.received(request_id, self.clock())
 
     def backend_changed(self, name: str, change: Gauges | EngineFacts | bool) -> None:
         self._execute(self.engine.backend_changed(name, change, self.clock()))
 
     def carry_out(self, decisions: Sequence[Decision]) -> None:
-        """What the engine decided elsewhere than here."""
+        """Carry out decisions that other callers got from the engine."""
         self._execute(decisions)
 
     def has_place(self, request: Request) -> bool:
-        """Has the queue room for it?"""
+        """Does the queue have room for the request?"""
         return has_place(self.engine, request)
 
     def take_in(self, exchange: Admitted, request: Request, source: Dispatcher) -> None:
-        """What waits there goes on waiting here, as this request. `decide` must follow."""
+        """Take a request that waits at `source` into this queue. `decide` must follow."""
         move(source.engine, self.engine, exchange.request, request, self.clock())
         self._exchanges[request.id] = source._exchanges.pop(request.id)
 
     def strand(self, exchange: Admitted) -> None:
-        """If it waits, then for nothing: no engine here may have it."""
+        """Mark a waiting request as stranded: no engine here may run it."""
         if self.on_stranded is not None and exchange.request.progress.state is State.QUEUED:
             self.on_stranded([exchange])
 
     def decide(self) -> None:
-        """Something came into the queue."""
+        """Decide after a change of the queue."""
         self._execute(self.engine.woke(self.clock()))
 
     def close(self) -> None:
-        """Stop the timer; exchanges under way are the caller's to end."""
+        """Stop the timer. The caller ends exchanges under way."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def exchanges(self) -> list[Admitted]:
-        """Those under way, queued or dispatched."""
+        """Exchanges under way, queued or dispatched."""
         return list(self._exchanges.values())
 
     def _execute(self, decisions: Sequence[Decision]) -> None:
@@ -143,7 +143,7 @@ class Dispatcher:
     def _carry_out(self, decision: Decision) -> None:
         if isinstance(decision, Dispatch):
             exchange = self._exchanges.get(decision.id)
-            # Cancelled by an earlier decision of the same batch: the engine knows already.
+            # An earlier decision of this batch cancelled the request; the engine knows already.
             if exchange is not None:
                 exchange.dispatched(decision.backend)
         elif isinstance(decision, GiveBack):
@@ -171,6 +171,6 @@ class Dispatcher:
 
 
 def _log_fault(error: Exception, request_id: str) -> None:
-    """An event of the engine failed half way: that is a fault of this program. All other requests go on."""
+    """Log a failed event of the engine, which is a fault of this program. All other requests go on."""
     what = f"request {request_id} was refused" if request_id else "nothing was refused"
     logger.error("an admission decision failed, and %s; please report this fault", what, exc_info=error)

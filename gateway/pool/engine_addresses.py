@@ -1,4 +1,4 @@
-"""Which engines are there behind the names of a configuration? Names are looked up all the time."""
+"""Engines behind the names of a configuration, followed by repeated look-ups."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from gateway.telemetry.metric_families import Row, family
 logger = logging.getLogger("fairgate")
 
 LOOKUP_S = 5.0
-"""A lookup that takes longer has failed for now. It goes on: there is never more than one for a name."""
+"""A longer look-up counts as failed for now, and goes on: a name has at most one at a time."""
 _LISTED_MAX: Final = 10
 
 
-class _Name:
-    """One name, as far as it is known."""
+class _FollowedName:
+    """The state of one name."""
 
     def __init__(self, host: str) -> None:
         self.host = host
         self.known = KnownAddresses()
         self.fault = ""
-        """Why the last lookup has failed; "": it has not."""
+        """Cause of the last look-up's failure, or ""."""
         self.lookup: asyncio.Future[Sequence[str]] | None = None
         self.follower: asyncio.Task[None] | None = None
 
@@ -41,24 +41,24 @@ class Addresses:
     """The addresses behind the names of all backends that have `each_address`."""
 
     def __init__(self, resolver: Resolver, background: Background) -> None:
-        """`background`: collects the faults of look-ups."""
+        """Create an empty table. `background` collects the faults of look-ups."""
         self.changed = asyncio.Event()
-        """Others are known than `engines` said before."""
+        """Set when addresses have changed since the last call of `engines`."""
         self._resolver = resolver
         self._limits = Limits()
-        self._names: dict[str, _Name] = {}
+        self._names: dict[str, _FollowedName] = {}
         self._background = Background(background)
 
     async def learn(self, config: Config) -> None:
-        """Look up the names of this configuration that are not followed yet; not for longer than a lookup may take."""
+        """Look up the new names of this configuration, within the time of one look-up."""
         for name in [name for name in self._names.values() if name.follower is None]:
-            self._forget(self._names.pop(name.host))  # of a configuration that was not taken over
-        new = [_Name(host) for host in sorted(_hosts(config.pools) - self._names.keys())]
+            self._forget(self._names.pop(name.host))  # from a configuration that was not taken over
+        new = [_FollowedName(host) for host in sorted(_hosts(config.pools) - self._names.keys())]
         self._names |= {name.host: name for name in new}
         await asyncio.gather(*[self._look_up(name, config.limits) for name in new])
 
     def engines(self, pool: PoolConfig) -> list[BackendConfig]:
-        """The backends of a pool, each address of a name for itself."""
+        """Return the backends of a pool, one per address of a name."""
         found: list[BackendConfig] = []
         for backend in pool.backends:
             if backend.each_address:
@@ -68,7 +68,7 @@ class Addresses:
         return found
 
     def follow(self, config: Config) -> None:
-        """Look up the names of this configuration from now on, and no others."""
+        """Follow the names of this configuration, and no others."""
         self._limits = config.limits
         hosts = _hosts(config.pools)
         for host in self._names.keys() - hosts:
@@ -79,7 +79,7 @@ class Addresses:
                 name.follower = self._background.repeat(partial(self._follow, name), "addresses", host)
 
     def faults(self, pool: PoolConfig) -> list[str]:
-        """Which names of this pool cannot be looked up, and why?"""
+        """Return the names of this pool that cannot be looked up, with causes."""
         names = [self._names[host] for host in sorted(_hosts([pool])) if host in self._names]
         return [f"the name {name.host} cannot be looked up: {name.fault}" for name in names if name.fault]
 
@@ -89,7 +89,7 @@ class Addresses:
         await self._background.stop()
 
     def collect(self) -> Iterator[Metric]:
-        """What the page of metrics says of it."""
+        """Yield the metrics of look-ups."""
         success: list[Row] = []
         counts: list[Row] = []
         for name in list(self._names.values()):
@@ -98,13 +98,13 @@ class Addresses:
         yield family("fairgate_name_lookup_success", success)
         yield family("fairgate_name_addresses", counts)
 
-    async def _follow(self, name: _Name) -> None:
+    async def _follow(self, name: _FollowedName) -> None:
         await asyncio.sleep(self._limits.upstream_addresses_s / 2)
         if await self._look_up(name, self._limits):
             self.changed.set()
 
-    async def _look_up(self, name: _Name, limits: Limits) -> bool:
-        """Have the known addresses changed? If the look-up fails, the known ones stay."""
+    async def _look_up(self, name: _FollowedName, limits: Limits) -> bool:
+        """Return whether the known addresses changed. A failed look-up keeps them."""
         lookup = name.lookup = name.lookup or asyncio.ensure_future(self._resolver(name.host))
         await asyncio.wait({lookup}, timeout=LOOKUP_S)
         if not lookup.done():
@@ -136,8 +136,8 @@ class Addresses:
             )  # fmt: skip
         return is_changed
 
-    def _log_fault(self, name: _Name, fault: str) -> None:
-        """Once, until it is over."""
+    def _log_fault(self, name: _FollowedName, fault: str) -> None:
+        """Log a new fault once."""
         if fault and not name.fault:
             logger.warning(
                 "the name %s cannot be looked up (%s): its %d engines stay", name.host, fault, len(name.known)
@@ -146,7 +146,7 @@ class Addresses:
             logger.info("the name %s can be looked up again", name.host)
         name.fault = fault
 
-    def _forget(self, name: _Name) -> None:
+    def _forget(self, name: _FollowedName) -> None:
         for task in (name.follower, name.lookup):
             if task is not None:
                 task.cancel()

@@ -1,7 +1,7 @@
-"""What the pools have learned of their apps, kept in a file over restarts.
+"""A file with the learned state of all pools, kept across restarts.
 
-The file is a convenience, never a condition: one that cannot be used is put aside, one that cannot be written, or that
-was replaced or removed, is said, and the gateway serves either way.
+The file is a convenience, never a condition. An unusable file is quarantined; a failed write, and a file that was
+replaced or removed, are logged. The gateway serves either way.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _decode = msgspec.json.Decoder(_Content).decode
 
 
 class LearnedFile:
-    """Restores the engines (by the names of their pools) from a file, and keeps the file up to date."""
+    """The file of all pools' engines, by the names of their pools."""
 
     def __init__(self, path: Path, engines: Mapping[str, AdmissionEngine]) -> None:
         self._path = path
         self._engines = engines
         self._written = b""
         self._present: tuple[int, int, int] | None = None
-        """Which file holds what was written."""
+        """Identity of the file that was last written."""
 
     def restore(self) -> None:
-        """Go on from the file. If it is none of ours it is renamed, and everything is learned anew."""
+        """Restore the engines. A foreign file is renamed, and everything is learned anew."""
         try:
             with self._path.open("rb") as file:
                 content = file.read(FILE_BYTES_MAX + 1)
@@ -60,7 +60,7 @@ class LearnedFile:
             self._put_aside(str(error))
 
     async def turn(self) -> None:
-        """Save, and wait for a while."""
+        """Save, then wait."""
         await self.save()
         await asyncio.sleep(SAVE_INTERVAL_S)
 
@@ -72,9 +72,10 @@ class LearnedFile:
             logger.warning("the last state is not saved: %s", fault)
 
     async def save(self) -> None:
-        """Write what has been learned, if it has changed or the file is another one; beside the loop, so that no stream
-        waits for the disk. Raises `OperationalError` if it cannot be written, and, having written, if the file was
-        another one."""
+        """Write the learned state if it or the file has changed. A thread writes, so that no stream waits for the disk.
+
+        Raise `OperationalError` if the write fails, or, after writing, if the file was replaced.
+        """
         pools: dict[str, object] = {name: takeover.snapshot(engine) for name, engine in self._engines.items()}
         content = msgspec.json.encode(_Content(VERSION, pools))
         try:
@@ -87,7 +88,7 @@ class LearnedFile:
             )
 
     def _keep(self, content: bytes) -> bool:
-        """Write what is not written yet. Was the file another one than it had been?"""
+        """Write new content. Return whether the file had been replaced."""
         try:
             present = _state(os.stat(self._path))
         except FileNotFoundError:
@@ -131,7 +132,7 @@ class LearnedFile:
         )  # fmt: skip
 
     def _write(self, content: bytes) -> tuple[int, int, int]:
-        """All of it or nothing: a reader never sees half a file. Which file is it now?"""
+        """Write atomically, so that no reader sees half a file. Return the new file's identity."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_name(self._path.name + ".new")
         fresh.unlink(missing_ok=True)
@@ -145,7 +146,7 @@ class LearnedFile:
 
 
 def _state(found: os.stat_result) -> tuple[int, int, int]:
-    """What tells one version of a file from the next."""
+    """Return the identity of one version of a file."""
     return (found.st_dev, found.st_ino, found.st_mtime_ns)
 
 

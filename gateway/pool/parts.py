@@ -1,4 +1,4 @@
-"""What part of each pool does every group and tenant have if all of them ask for more than they get?"""
+"""The part of each pool that every group and tenant has if all of them ask for more than they get."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from policies.tree.terms import GroupSettings
 
 
 class PoolPart(NamedTuple):
-    """Of a group or tenant, as parts of a whole pool."""
+    """Part, floor and ceiling of a group or tenant, as fractions of a whole pool."""
 
     part: float
-    """Where every tenant of the config waits, and nobody else."""
+    """Part while exactly the tenants of the config have requests waiting."""
     floor: float
-    """Its guaranteed share; 0: none."""
+    """Guaranteed share, or 0."""
     ceiling: float
-    """At most 1."""
+    """Ceiling, at most 1."""
 
 
 def parts_of(config: Config) -> dict[str, PoolPart]:
-    """By the names of tenants, and of groups as limits name them."""
+    """Return the parts by the names of tenants, and of groups as limits name them."""
     tree = PoolTree(config.tree)
     for tenant in config.tenants:
         tree.arrived(Request("", Flow(tenant.name), tenant.weight, 1, 1, 0.0), tenant.weight)
@@ -46,7 +46,7 @@ def parts_of(config: Config) -> dict[str, PoolPart]:
 
 
 def shown(config: Config) -> Iterator[str]:
-    """The tree of groups and tenants, a line each: its part, and what limits it."""
+    """Yield the tree of groups and tenants, one line each, with parts and limits."""
     parts = parts_of(config)
     inside: dict[str, list[Grouped]] = {}
     for section in (*config.groups, *config.tenants):

@@ -1,4 +1,4 @@
-"""Which engines serve these models, and how are they? A pool: one queue in front of several backends."""
+"""A pool: one queue in front of several engines that serve the same models."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from policies.request import Request, payer
 logger = logging.getLogger("fairgate")
 
 AGAIN_S_UNKNOWN = 5.0
-"""Where only an operator knows when an engine takes requests again."""
+"""Retry time where only an operator knows when an engine takes requests again."""
 RETIRE_LOOK_S = 0.1
-"""Between two looks whether what runs at a backend that leaves has ended."""
+"""Interval of the checks whether a leaving backend has ended its requests."""
 
 
 def estimator_of(config: PoolConfig) -> TokenEstimator:
-    """Raises ValueError for a tokenizer that cannot be had."""
+    """Return the token estimator. Raise ValueError for a tokenizer that cannot be loaded."""
     counter = exact_counter(config.tokenizer) if config.tokenizer else None
     return TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
 
 
 def _batch_apps(config: Config) -> frozenset[str]:
-    """Apps whose work can wait."""
+    """Return the apps whose requests are batch."""
     return frozenset([app.name for app in config.apps if can_wait(app)])
 
 
 class Pool:
-    """One queue, one policy, several engines that serve the same models."""
+    """One queue and one policy in front of several engines that serve the same models."""
 
     def __init__(
         self,
@@ -66,37 +66,38 @@ class Pool:
         estimator: TokenEstimator | None = None,
         background: Background | None = None,
     ):
-        """Raises ValueError, unless an `estimator` is given. `background`: collects the faults of its tasks."""
+        """Create a pool. Raise ValueError for an unusable tokenizer, unless an `estimator` is given. `background`
+        collects the faults of its tasks."""
         self.name = config.name
         self.backends: dict[str, Backend] = {}
-        """A backend that leaves is among them until none of its requests runs."""
+        """Backends by name, including those that leave and still have running requests."""
         self.stand_in: Callable[[], Pool | None] = _nobody
-        """Which pool answers in its place now? None: there is none that could."""
+        """Return the pool that serves requests while no backend here can, or None."""
         self.on_gone: Callable[[Backend], None] = _unwatched
-        """Called with a backend that has left the config and whose last request has ended."""
+        """Called with a backend that has left the config and ended its last request."""
         self.estimator = estimator or estimator_of(config)
         self.retries = RetryBudget()
         self.breaks = Breaks()
         self.answers_bytes = 0
-        """Of all answers that are kept until they are whole."""
+        """Bytes held by all answers that are sent whole."""
         self._settled = settled
         self._terms = policy_terms(gateway, config)
         self.batch_apps = _batch_apps(gateway)
         self.dispatcher = Dispatcher(admission_engine(gateway, config, shared))
         self.waiting: WaitingStreams | None = None
-        """Streams without a first byte. None: no `: waiting` comments are sent."""
+        """Streams before their first byte. None where no `: waiting` comments are configured."""
         self._session: aiohttp.ClientSession | None = None
         self._background = Background(background)
         self._watchers: dict[Backend, list[asyncio.Task[None]]] = {}
         self._readers: dict[Backend, list[asyncio.Task[None]]] = {}
         self._left: set[Backend] = set()
-        """Backends that are out of the config and end their running requests."""
+        """Backends that have left the config and end their running requests."""
         self._configure(config, gateway, shared, backends)
 
     def _configure(
         self, config: PoolConfig, gateway: Config, shared: Shared, backends: Mapping[Backend, BackendConfig]
     ) -> None:
-        """All that may be another thing at any time."""
+        """Apply the settings that a reload may change."""
         engine = self.dispatcher.engine
         self.config = config
         self.policy_name = gateway.policy.name
@@ -107,12 +108,12 @@ class Pool:
         self.claims = shared.claims
         self.quotas = shared.quotas
         self.fallback = config.fallback
-        """A model of another pool, for while no backend here is in service."""
+        """Model of another pool that serves while no backend here is in service."""
         engine.is_stood_in_for = config.fallback is not None
         engine.requests.engine_start.s_max = config.start_s_max
         comment_s = gateway.limits.waiting_comment_s
         if comment_s != (None if self.waiting is None else self.waiting.interval_s):
-            # What waits already is sent comments as often as it was.
+            # Streams that already wait keep their comment interval.
             self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
         for backend, backend_config in backends.items():
             backend.on_health = self._health_changed
@@ -130,9 +131,11 @@ class Pool:
         backends: Mapping[Backend, BackendConfig],
         estimator: TokenEstimator | None,
     ) -> None:
-        """Go on under another configuration. `backends`: in its order, the backends that stay and the new ones; a new
-        one has never left this pool. Requests that run at all other backends end there. `estimator`: None if the
-        present one is as configured.
+        """Go on under another configuration.
+
+        Args:
+            backends: kept and new backends in order; a new one has never left this pool. All others end their requests.
+            estimator: None keeps the present one.
         """
         engine, before = self.dispatcher.engine, self.backends.copy()
         is_scraped_otherwise = self.config.capacity.scrape_interval_s != config.capacity.scrape_interval_s
@@ -168,23 +171,23 @@ class Pool:
             self._watch(backend)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
-        """These tenants have these weights from now on."""
+        """Replace the weights of these tenants."""
         reweigh(self.dispatcher.engine, weights)
 
     def drain(self, backend: Backend, drained: bool) -> None:
-        """Nothing new goes there, or something may again. What runs ends, what waits goes elsewhere."""
+        """Drain a backend, or end its drain. Running requests end there; waiting requests go elsewhere."""
         if backend.drained != drained:
             backend.drained = drained
             logger.info("pool %s: backend %s is %s", self.name, backend.name, "drained" if drained else "resumed")
             self.dispatcher.backend_changed(backend.name, backend.in_service)
 
     def runs_at(self, backend: Backend) -> bool:
-        """Does anything of ours run there?"""
+        """Does the backend have running requests of this pool?"""
         is_known = self.backends.get(backend.name) is backend
         return backend.upstream.is_busy or (is_known and bool(self.dispatcher.engine.backends[backend.name].leases))
 
     async def close(self) -> None:
-        """What is under way has ended."""
+        """Close the pool after its requests have ended."""
         await self._background.stop()
         self.dispatcher.close()
         for backend in [*self.backends.values(), *self._left]:
@@ -194,7 +197,8 @@ class Pool:
         return f"<Pool {self.name}: {self.dispatcher!r}>"
 
     def models(self) -> dict[str, ModelCard | None]:
-        """The models served, with what the engines say of them (None: nothing yet). Adapters need not be configured."""
+        """Return the served models with the engines' cards, or None before any card. Adapters need not be
+        configured."""
         known: dict[str, ModelCard | None] = {}
         for backend in self.backends.values():
             if not backend.leaving:
@@ -205,7 +209,7 @@ class Pool:
         return adapters | {name: known.get(name) for name in self.config.models}
 
     def context_tokens_max(self, model: str) -> int | None:
-        """The longest context that any backend has for it, if they say."""
+        """Return the longest context that any backend has for a model, if known."""
         most: int | None = None
         for backend in self.backends.values():
             card = backend.models.get(model)
@@ -215,7 +219,7 @@ class Pool:
         return most
 
     def is_adapter(self, model: str) -> bool:
-        """Does a backend say that it is an adapter of another model?"""
+        """Does a backend list this model as an adapter of another one?"""
         for backend in self.backends.values():
             card = backend.models.get(model)
             if card is not None and card.parent:
@@ -224,40 +228,40 @@ class Pool:
 
     @property
     def holds_too_much(self) -> bool:
-        """Is there no room for more of answers that are kept until they are whole?"""
+        """Has the pool no room for further answers that are sent whole?"""
         return self.answers_bytes > self._answers_bytes_max
 
     def is_healthy(self) -> bool:
         return any([backend.in_service for backend in self.backends.values()])
 
     def has_other(self, backend: Backend) -> bool:
-        """Is an engine in service besides this one?"""
+        """Is another engine in service besides this one?"""
         return any(each is not backend and each.in_service for each in self.backends.values())
 
     def takes(self, request: Request) -> bool:
-        """Is an engine in service that this request may go to, now or later?"""
+        """Is an engine in service that may run the request, now or later?"""
         ledgers = self.dispatcher.engine.backends.values()
         return any(each.healthy and each.closed_until_s(request) < inf for each in ledgers)
 
     def awaits_start(self, request: Request) -> bool:
-        """May the request wait until an engine starts? Not one that rests, or that an engine has died of."""
+        """May the request wait for an engine to start? Not if it rests, or an engine died of it."""
         closed = request.progress.closed or {}
         return self.config.start_s_max > 0 and not request.progress.rests and inf not in closed.values()
 
     def again_s(self) -> float:
-        """In how long may an engine take a request again, at the earliest? At least a second."""
+        """Return the least seconds, at least one, until an engine can take requests again."""
         there = [backend.again_s for backend in self.backends.values() if not (backend.drained or backend.leaving)]
         return min(there, default=AGAIN_S_UNKNOWN)
 
     def least_loaded(self, besides: Set[str]) -> Backend | None:
-        """Where a request goes that needs no admission; of equal engines the first by name."""
+        """Return the engine for a request without admission: the least loaded, then the first by name."""
         ledgers = self.dispatcher.engine.backends
         healthy = [ledgers[name] for name in self.backends if ledgers[name].healthy and name not in besides]
         return self.backends[least_loaded(healthy)] if healthy else None
 
     def prefix_of(self, payload: Payload, tenant: str) -> tuple[int, ...]:
-        """The block hashes of a prompt, if the policy asks how prompts begin. Each tenant has hashes of its own where
-        an engine keeps the cached blocks of tenants apart."""
+        """Return a prompt's block hashes, if the policy uses prefixes. Tenants have separate hashes where engines
+        separate their cached blocks."""
         if not self.dispatcher.engine.policy.reads_prefixes:
             return ()
         seed = payload.model
@@ -266,7 +270,7 @@ class Pool:
         return prefix_hashes(payload.prompt.head, seed.encode())
 
     def learn(self, payload: Payload, prompt_tokens: int) -> None:
-        """The engine has counted the prompt."""
+        """Learn from an engine's count of a prompt."""
         self.estimator.learn(payload.prompt, prompt_tokens, is_text=payload.is_text)
 
     def ended(self, record: RequestRecord) -> None:
@@ -276,11 +280,11 @@ class Pool:
     # --- the control plane ---
 
     async def check(self, session: aiohttp.ClientSession) -> None:
-        """Ask every backend once how it is."""
+        """Probe every backend once."""
         await asyncio.gather(*(backend.check(session) for backend in self.backends.values()))
 
     def watch(self, session: aiohttp.ClientSession) -> None:
-        """Check and scrape every backend, those included that come later, until `close`."""
+        """Probe and scrape every backend, later ones included, until `close`."""
         self._session = session
         for backend in self.backends.values():
             self._watch(backend)
@@ -293,7 +297,7 @@ class Pool:
         self._read(backend)
 
     def _read(self, backend: Backend) -> None:
-        """Read the gauges of a watched engine, in the way of its kind."""
+        """Start reading the gauges of a watched engine in the way of its kind."""
         if self._session is None or backend not in self._watchers:
             return
         session, of = backend.session(self._session), f"{self.name}/{backend.name}"
@@ -317,7 +321,7 @@ class Pool:
                 session,
                 self.config.capacity.scrape_interval_s,
                 on_snapshot=observe,
-                on_failure=lambda error: None,  # an old gauge ages out by itself; health has its own probe
+                on_failure=lambda error: None,  # an old gauge expires by itself; health has its own probe
                 tls=backend.tls,
                 feed=backend.feed,
                 standstill=backend.standstill,
@@ -335,7 +339,7 @@ class Pool:
         backend.feed = None
 
     def _recognised(self, backend: Backend, is_other_kind: bool) -> None:
-        """Use what is known now of an engine that comes into service."""
+        """Apply the facts of an engine that comes into service."""
         if self.backends.get(backend.name) is not backend:
             return
         logger.info("pool %s: backend %s is %s", self.name, backend.name, backend.adapter.description())
@@ -343,7 +347,8 @@ class Pool:
         self._read(backend)
 
     async def _retire(self, backend: Backend) -> None:
-        """Let what runs there end. If one of its name is configured again meanwhile, that is another one."""
+        """Wait for a leaving backend's requests, then close it. A backend configured later under its name is
+        separate."""
         self._left.add(backend)
         while self.runs_at(backend):  # noqa: ASYNC110 (an answer has no event for its end)
             await asyncio.sleep(RETIRE_LOOK_S)
@@ -375,15 +380,15 @@ class Pool:
 
     def _health_changed(self, backend: Backend) -> None:
         if self.backends.get(backend.name) is not backend:
-            return  # another one has its name
+            return  # another backend has its name
         self._log_health(backend)
         if not backend.health.healthy:
             self.breaks.forget(backend.name)
         self.dispatcher.backend_changed(backend.name, backend.in_service)
 
     def answered(self, backend: Backend, tenant: str, error: UpstreamError | None = None, began_s: float = inf) -> None:
-        """A request of this tenant was answered, or failed: passive health. An engine at fault goes out of service,
-        unless it is the last one."""
+        """Record an answer or a failure for passive health. An engine at fault goes out of service, unless it is the
+        last one."""
         if isinstance(error, ConnectFailed):
             backend.connect_failed(error)
             return
@@ -401,9 +406,9 @@ class Pool:
 
 
 def _nobody() -> Pool | None:
-    """No pool stands in."""
+    """Default of `stand_in`: no pool."""
     return None
 
 
 def _unwatched(backend: Backend) -> None:
-    """Nobody wants to know."""
+    """Default of `on_gone`: do nothing."""

@@ -1,4 +1,4 @@
-"""Which pools are there? The pools of the config, and the pools that left it and still end their requests."""
+"""All pools: those of the config, and those that left it and still end their requests."""
 
 from __future__ import annotations
 
@@ -29,34 +29,35 @@ NO_OTHERS: Mapping[str, float] = MappingProxyType({})
 
 
 def deployments_of(config: Config) -> list[Deployment]:
-    """Of all pools: what its replicas must agree on."""
+    """Return the facts of all pools on which replicas must agree."""
     policy = config.policy.name
     return [Deployment(pool.name, policy, tuple(backend.url for backend in pool.backends)) for pool in config.pools]
 
 
 class CannotTakeOver(OperationalError):
-    """Something that the configuration names cannot be had: which, and why."""
+    """A resource that the configuration names is not available; the message says which and why."""
 
 
-class Prepared:
-    """All that one pool of a configuration needs; it is not used yet."""
+class PoolPlan:
+    """The resources of one configured pool, not yet in use."""
 
     def __init__(self, config: PoolConfig, pool: Pool | None, estimator: TokenEstimator | None) -> None:
-        """`pool`: the one that goes on under this configuration. `estimator`: None if that of the pool will do."""
+        """Collect for `pool`, which goes on, or for a new pool (None). `estimator`: None keeps the pool's own."""
         self.config = config
         self.pool = pool
         self.backends: dict[Backend, BackendConfig] = {}
-        """In the order of the configuration, each with what that says of it."""
+        """Backends in the order of the configuration, each with its section."""
         self.estimator = estimator
 
     def fresh(self) -> list[Backend]:
-        """The backends that the pool does not have."""
+        """The backends that are new to the pool."""
         known = {} if self.pool is None else self.pool.backends
         return [backend for backend in self.backends if known.get(backend.name) is not backend]
 
 
 class Pools:
-    """`prepare` what a configuration needs, which may fail, then `commit` to it, which may not."""
+    """The table of pools. `prepare` gets a configuration's resources and may fail; `commit` then takes over and may
+    not."""
 
     def __init__(
         self,
@@ -65,36 +66,42 @@ class Pools:
         resolver: Resolver,
         background: Background,
     ) -> None:
-        """`settled` is called at the end of every request, `on_gone` with pool and name of each backend that is gone.
-        `background` collects faults. `resolver` looks up the names of backends that have `each_address`."""
+        """Create an empty table.
+
+        Args:
+            settled: called at the end of every request.
+            on_gone: called with pool and name of each backend that is gone.
+            resolver: looks up the names of backends with `each_address`.
+            background: collects the faults of tasks.
+        """
         self.all: list[Pool] = []
-        """Those of the config, in its order."""
+        """Pools of the config, in its order."""
         self.leaving: list[Pool] = []
-        """Pools that are no longer configured and still end their requests."""
+        """Pools that left the config and still end their requests."""
         self.engines: dict[str, AdmissionEngine] = {}
-        """Of those of the config, by name."""
+        """Admission engines of the config's pools, by name."""
         self.addresses = Addresses(resolver, background)
         self._settled = settled
         self._on_gone = on_gone
         self._embedded: dict[str, SimulatedServer] = {}
-        """Engines simulated in this process, by url."""
+        """Simulated engines in this process, by URL."""
         self._background = Background(background)
         self._session: aiohttp.ClientSession | None = None
 
     def with_leaving(self) -> list[Pool]:
-        """All that may have requests under way."""
+        """All pools that may have requests under way."""
         return [*self.all, *self.leaving]
 
-    async def prepare(self, config: Config) -> list[Prepared]:
-        """Find or make what the pools of this configuration need. Raises CannotTakeOver; then nothing has changed."""
+    async def prepare(self, config: Config) -> list[PoolPlan]:
+        """Find or create the resources of this configuration. Raise CannotTakeOver without any change."""
         await self.addresses.learn(config)
         known = {pool.name: pool for pool in self.all}
-        prepared: list[Prepared] = []
+        prepared: list[PoolPlan] = []
         try:
             for each in config.pools:
                 pool = known.get(each.name)
                 alike = pool is not None and _counting(pool.config) == _counting(each)
-                one = Prepared(each, pool, None if alike else await asyncio.to_thread(estimator_of, each))
+                one = PoolPlan(each, pool, None if alike else await asyncio.to_thread(estimator_of, each))
                 prepared.append(one)
                 for backend in self.addresses.engines(each):
                     made = await self._backend(backend, each, config, {} if pool is None else pool.backends)
@@ -111,16 +118,16 @@ class Pools:
                 raise
         return prepared
 
-    async def let_go(self, prepared: Sequence[Prepared]) -> None:
-        """It is not to be used after all."""
+    async def let_go(self, prepared: Sequence[PoolPlan]) -> None:
+        """Discard prepared pools; close their new backends."""
         for backend in [backend for one in prepared for backend in one.fresh()]:
             await backend.close()
             self._stop_embedded(backend)
 
     def commit(
-        self, config: Config, shared: Shared, prepared: Sequence[Prepared], weights: Mapping[str, float] = NO_OTHERS
+        self, config: Config, shared: Shared, prepared: Sequence[PoolPlan], weights: Mapping[str, float] = NO_OTHERS
     ) -> None:
-        """Go on under this configuration. `weights`: of the tenants that have another one than before."""
+        """Go on under this configuration. `weights` holds the changed weights of tenants."""
         before, self.all = self.all, []
         for one in prepared:
             pool = one.pool
@@ -142,26 +149,26 @@ class Pools:
                 self._background.start(self._retire(pool))
 
     async def watch(self, session: aiohttp.ClientSession) -> None:
-        """Ask every backend how it is: once before this returns, and from then on."""
+        """Probe every backend once before this call returns, then continuously."""
         self._session = session
         await asyncio.gather(*[pool.check(session) for pool in self.all])
         for pool in self.all:
             pool.watch(session)
 
     async def close(self) -> None:
-        """What is under way has ended."""
+        """Close all pools after their requests have ended."""
         await self.addresses.close()
         await self._background.stop()
         for pool in self.with_leaving():
             await pool.close()
 
     async def stop_embedded(self) -> None:
-        """The last of all: whatever still waits for an answer of theirs gets none."""
+        """Stop the simulated engines last: calls that still wait for an answer get none."""
         for server in self._embedded.values():
             await server.stop()
 
     async def _retire(self, pool: Pool) -> None:
-        """Let what it has end. If a pool of its name is configured again meanwhile, that is another one."""
+        """Wait for a leaving pool's requests, then close it. A pool configured later under its name is separate."""
         while len(pool.dispatcher):  # noqa: ASYNC110 (what is waited for has no event)
             await asyncio.sleep(RETIRE_LOOK_S)
         self.leaving.remove(pool)
@@ -187,7 +194,7 @@ class Pools:
     async def _backend(
         self, config: BackendConfig, pool: PoolConfig, gateway: Config, known: Mapping[str, Backend]
     ) -> Backend:
-        """The one that is there, if it is spoken to on the same terms, and else a new one."""
+        """Return the known backend if its connection settings are unchanged, otherwise a new one."""
         backend = known.get(config.name)
         if backend is not None and not backend.leaving and backend.terms == terms_of(config, gateway):
             return backend
@@ -200,5 +207,5 @@ class Pools:
 
 
 def _counting(pool: PoolConfig) -> tuple[float | None, str | None]:
-    """How are the tokens of a prompt counted before the engine has?"""
+    """Return the settings of prompt token estimation: tokens per byte, and tokenizer."""
     return pool.bytes_per_token, pool.tokenizer

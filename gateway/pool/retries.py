@@ -1,4 +1,4 @@
-"""May a request that an engine has had be sent to another one? Only while few are: retries must not become the load."""
+"""A budget of retries at other engines, so that retries never become the load."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 PER_REQUEST: Final = 0.1
 AT_START: Final = 10.0
 SAVED_MAX: Final = 100.0
-"""What many requests without a retry save up: when an engine goes down, all that it had go to others at once."""
+"""Most saved retries: when an engine goes down, all of its requests go to others at once."""
 
 
 class RetryBudget:
-    """Of a pool: at most a tenth of its requests, and a few before there were any."""
+    """The retry budget of a pool: a tenth of its requests, and a few at the start."""
 
     __slots__ = ("_left",)
 
@@ -19,12 +19,12 @@ class RetryBudget:
         self._left = AT_START
 
     def sent(self) -> None:
-        """A request was sent for the first time."""
+        """Count the first dispatch of a request."""
         if self._left < SAVED_MAX:
             self._left += PER_REQUEST
 
     def take(self) -> bool:
-        """Is there one left? Takes it."""
+        """Take a retry. Return False without one."""
         if self._left < 1.0:
             return False
         self._left -= 1.0

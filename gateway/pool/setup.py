@@ -1,4 +1,4 @@
-"""What does the config say for the admission engine of one pool, and by which policy?"""
+"""Settings and policy of a pool's admission engine, derived from the config."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ from policies.queue.bounds import QueueLimits
 def setup_of(
     gateway: Config, pool: PoolConfig, slots: Mapping[str, int | None], shared: Shared, policy: Policy | None
 ) -> Setup:
-    """`slots`: by engine, how many sequences it runs at once; None: that is learned. `policy`: another one to go on
-    with; None: the present one."""
+    """Return the engine's settings.
+
+    Args:
+        slots: sequences that each engine runs at once; None to learn them.
+        policy: the policy that takes over; None keeps the present one.
+    """
     return Setup(
         policy=policy,
         slots=slots,
@@ -43,7 +47,7 @@ def setup_of(
 
 
 def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> AdmissionEngine:
-    """What decides for a pool, by its configuration; it has no backends yet."""
+    """Create the admission engine of a pool, without backends."""
     setup = setup_of(gateway, pool, {}, shared, None)
     return AdmissionEngine(
         policy_by(policy_terms(gateway, pool)),
@@ -57,8 +61,8 @@ def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> Admis
     )
 
 
-class Terms(NamedTuple):
-    """By what is a policy made? One made by the same terms decides the same."""
+class PolicyTerms(NamedTuple):
+    """The settings that determine a policy: equal terms decide equally."""
 
     name: str
     placement: str
@@ -67,8 +71,8 @@ class Terms(NamedTuple):
     blocks_max: int
 
 
-def policy_terms(gateway: Config, pool: PoolConfig) -> Terms:
-    """Those of the configured policy, with what other sections of the config say for it."""
+def policy_terms(gateway: Config, pool: PoolConfig) -> PolicyTerms:
+    """Return the terms of the configured policy, including those in other sections of the config."""
     settings, entry = gateway.policy.settings(), POLICIES[gateway.policy.name]
     known = {one.name for one in fields(entry.params)}
     if "weights" in known:
@@ -78,10 +82,10 @@ def policy_terms(gateway: Config, pool: PoolConfig) -> Terms:
     placement = gateway.policy.placement or entry.placement or USUAL_PLACEMENT
     queues = pool.engines_max(gateway.limits) if issubclass(PLACEMENTS[placement].placement, Assignment) else 1
     flows_max = max(1, gateway.bounds.of("flows") // queues)
-    return Terms(gateway.policy.name, placement, settings, flows_max, gateway.bounds.blocks)
+    return PolicyTerms(gateway.policy.name, placement, settings, flows_max, gateway.bounds.blocks)
 
 
-def policy_by(terms: Terms, prefixes: PrefixIndex | None = None) -> Policy:
+def policy_by(terms: PolicyTerms, prefixes: PrefixIndex | None = None) -> Policy:
     return named_policy(
         terms.name,
         placement=terms.placement,

@@ -1,4 +1,4 @@
-"""What do all pools of one gateway count together? A tenant's limits and interactions do not depend on the model."""
+"""State that all pools of one gateway share: a tenant's limits and interactions do not depend on the model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from policies.tree.terms import Tree
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Tables that several engines use. None: the config does not need them."""
+    """Tables that several admission engines use; None where the config does not need one."""
 
     interactions: Interactions | None
     claims: ClaimReader | None
     quotas: Quotas | None
     tree: Tree
-    """What groups and tenants are entitled to in each pool."""
+    """Entitlements of groups and tenants in each pool."""
 
     @classmethod
     def of(cls, config: Config) -> Shared:
@@ -40,7 +40,8 @@ class Shared:
         )
 
     def read(self, before: Config, config: Config) -> Shared:
-        """The tables of another configuration, for `taken_over`; in any thread, since there may be many tenants."""
+        """Return the tables of another configuration, for `taken_over`. Safe in any thread, since tenants may be
+        many."""
         fresh = Shared.of(config)
         if (before.interactions, before.apps) != (config.interactions, config.apps):
             return fresh
@@ -48,9 +49,11 @@ class Shared:
         return Shared(fresh.interactions, claims, fresh.quotas, fresh.tree)
 
     def taken_over(self, fresh: Shared, config: Config) -> Shared:
-        """The tables under another configuration. What was counted and is open stays in them; none is ever taken away,
-        since requests may be noted there. If nobody had a limit before, the first limits bring new counts, which begin
-        with the usage in the database. Where replicas count together, the counts stay."""
+        """Return the tables under another configuration, with all counts and open interactions.
+
+        No table is ever removed, since requests may be recorded in it. The first limits of all create counts that start
+        with the usage in the database. Where replicas count together, the counts stay.
+        """
         if self.interactions is not None:
             self.interactions.set(_settings(config))
         quotas = self.quotas
@@ -66,13 +69,13 @@ class Shared:
         )
 
     def issue(self, quotas: Mapping[str, ModelQuotasConfig]) -> None:
-        """These are the limits of keys that were made while the gateway runs, by what the keys are counted as."""
+        """Set the limits of keys issued while the gateway runs, by the name under which each key is counted."""
         if self.quotas is not None:
             self.quotas.issue(_with_models({KEY + name: section for name, section in quotas.items()}))
 
 
 def quotas_of(config: Config) -> Quotas:
-    """The limits of tenants, of the groups around them and of their keys."""
+    """Return the limits of tenants, of their groups and of their keys."""
     tree = config.tree
     own = _with_models(limited(config))
     around: dict[str, list[str]] = {}
@@ -89,13 +92,13 @@ def quotas_of(config: Config) -> Quotas:
         filled(Quota, config.quota), own, around, of_models,
         prices=prices, calendar=calendar, tenants_max=config.bounds.of("quotas"),
     )  # fmt: skip
-    for counts in found.windows:  # by the clock by which usage is written down
+    for counts in found.windows:  # the clock of stored usage
         counts.epoch_s = time.time() - time.monotonic()
     return found
 
 
 def _with_models(sections: Mapping[str, ModelQuotasConfig]) -> dict[str, Quota]:
-    """By name, and by name and model."""
+    """Return limits by name, and by name and model."""
     own = {name: filled(Quota, section) for name, section in sections.items()}
     for name, section in sections.items():
         own |= {f"{name} {model}": filled(Quota, one) for model, one in section.per_model.items()}
@@ -103,7 +106,7 @@ def _with_models(sections: Mapping[str, ModelQuotasConfig]) -> dict[str, Quota]:
 
 
 def limited(config: Config) -> dict[str, ModelQuotasConfig]:
-    """Of each tenant, group and key that has limits of its own, by the name under which it is counted."""
+    """Return the limits of each limited tenant, group and key, by the name under which it is counted."""
     named = [(GROUP + group.name, group.quota) for group in config.groups]
     for one in config.tenants:
         named += [(one.name, one.quota), *[(KEY + key.counts_as, key.quota) for key in one.keys]]

@@ -1,7 +1,7 @@
-"""Which streams have waited so long for their first byte that their clients must receive something?
+"""Keep-alive comments for streams that wait for their first byte.
 
-A load balancer between client and gateway closes what is silent for long, 60 s as a rule. One timer serves all streams
-of a pool: each gets a comment after the same time, so they are due in the order in which they came.
+A load balancer between client and gateway closes silent connections, usually after 60 s. One timer serves all streams
+of a pool: each gets a comment after an equal time, so they are due in the order of their arrival.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 TIMER_S_MIN: Final = 0.05
-"""The timer goes off at most so often: streams that are due within this time get their comments together."""
+"""Shortest timer: streams due within this time get their comments together."""
 
 
 class WaitingStream(Protocol):
@@ -22,7 +22,7 @@ class WaitingStream(Protocol):
 
 
 class Place:
-    """The place of one stream among the waiting ones; left when the first byte of its answer is there."""
+    """The place of one stream in the line, left at the first byte of its answer."""
 
     __slots__ = ("due_s", "stream")
 
@@ -35,20 +35,20 @@ class Place:
 
 
 class WaitingStreams:
-    """The streams of one pool that wait for their first byte, and the timer of their comments, every `interval_s`."""
+    """The streams of one pool before their first byte, and the timer of their comments, every `interval_s`."""
 
     def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
         self.interval_s = interval_s
         self._clock = clock
         self._places: deque[Place] = deque()
-        """In the order in which they are due. A place that was left is dropped when it is due."""
+        """Places in the order in which they are due. A place that was left is dropped when due."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._places)
 
     def add(self, stream: WaitingStream, since_s: float) -> Place:
-        """`since_s`: when the stream began to wait, by the clock. The stream must call `leave` on its place."""
+        """Add a stream that has waited since `since_s`. It must call `leave` on its place."""
         place = Place(since_s + self.interval_s, stream)
         self._places.append(place)
         if self._timer is None:

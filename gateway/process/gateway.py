@@ -1,4 +1,4 @@
-"""The composition root: a gateway made from its config, in production and in tests alike."""
+"""The composition root: a gateway created from its config, in production and in tests alike."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fairgate")
 
 ARRIVAL_S = 1.0
-"""When the gateway stops: what was connected before has so long to ask."""
+"""Time for connected clients to send a request after the gateway began to stop."""
 
 
 class Gateway:
-    """Listeners, pools and telemetry of one process. `start`, then `stop`."""
+    """Listeners, pools and telemetry of one process. Call `start`, then `stop`."""
 
     def __init__(
         self,
@@ -81,9 +81,11 @@ class Gateway:
         worker_slot: WorkerSlot | None = None,
         resolver: Resolver = resolve,
     ) -> None:
-        """`listeners`, `admin_listener`: sockets that listen already, in place of the configured addresses. `load`: how
-        the config is read again (`Reloading`). `worker_slot`: its place, if it is one of several workers. `resolver`:
-        looks up the addresses of backends that have `each_address`."""
+        """Create a gateway that does not listen yet.
+
+        `listeners` and `admin_listener` listen already, in place of the configured addresses. `load` reads the config
+        again. `resolver` looks up the addresses of backends with `each_address`.
+        """
         self.config = config
         self._listeners = listeners
         self._admin_listener = admin_listener
@@ -97,7 +99,7 @@ class Gateway:
         self._pools = Pools(self._settled, self.metrics.forget_backend, resolver, self._background)
         self.metrics.registry.register(self._pools.addresses)
         self._changing = asyncio.Lock()
-        """One change of the pools at a time."""
+        """Held during a change of the pools."""
         self.port = 0
         self.admin_port = 0
         self._access_log = self.metrics.access_log = AccessLog(config.access_log)
@@ -109,7 +111,7 @@ class Gateway:
         self.usage: UsageRecorder | None = None
         self.spans: SpanExport | None = None
         self.keys: KeyTable | None = None
-        """Keys that are made while the gateway runs. None: there is no place for them."""
+        """Keys created at run time; None without a store for them."""
         self._follower: Follower | None = None
         self._lane: BatchLane | None = None
         self._self_service: SelfService | None = None
@@ -130,21 +132,21 @@ class Gateway:
 
     @property
     def pools(self) -> list[Pool]:
-        """Those of the config."""
+        """Pools of the config."""
         return self._pools.all
 
     @property
     def is_running(self) -> bool:
-        """Does it serve, and is it not about to end?"""
+        """Is the gateway serving, and not about to stop?"""
         return self._admin is not None and self._pipeline is not None and not self._is_stopping
 
     @property
     def minted_keys(self) -> list[MintedKey]:
-        """Keys made for this run, for tenants that have none in the config."""
+        """Keys minted for this run, for tenants without keys in the config."""
         return self._keyring.minted
 
     def not_ready(self) -> list[str]:
-        """Why should no traffic come here? Empty: it should."""
+        """Reasons why no traffic should come here; empty for a ready gateway."""
         faults = []
         if self._pipeline is None or self._is_stopping:
             faults.append("shutting down" if self._pipeline is not None else "starting")
@@ -156,14 +158,14 @@ class Gateway:
         return faults
 
     def faults(self) -> list[str]:
-        """What does not do its work, though traffic may come?"""
+        """Faults that do not stop traffic."""
         faults = [f"{name}: {why}" for name, why in sorted(self._background.faults.items())]
         if self.usage is not None and self.usage.fault is not None:
             faults.append(f"usage is not written: {self.usage.fault}")
         return faults
 
     def state(self) -> str | None:
-        """Is state shared with other replicas? None: the config does not ask for it."""
+        """State of the shared store, or None where the config has none."""
         if self.store is None:
             return None
         return "shared" if self.store.fault is None else f"not shared: {self.store.fault}"
@@ -172,12 +174,13 @@ class Gateway:
         return snapshot_of(self, with_running=with_running, of=of)
 
     def reload_certificates(self) -> bool:
-        """Read the listener's certificate anew. False: it cannot be used, and the one before stays; the log has why."""
+        """Load the listener's certificate again. Return False and log the reason if the certificate is unusable; the
+        old one stays."""
         return self._certificates is None or self._certificates.reload()
 
     async def start(self) -> None:
-        """Listen. OSError if an address is taken, StoreRefused if the Redis is not one to be used; backends that are
-        down, and a Redis that is, do not matter."""
+        """Listen. Raise OSError if an address is taken, or StoreRefused for an unusable Redis. Engines and a Redis that
+        are down do not matter."""
         config = self.config
         await self._share()
         self._pools.commit(config, self.shared, await self._pools.prepare(config))
@@ -237,8 +240,11 @@ class Gateway:
         self.admin_port = int(self._admin.addresses[0][1])
 
     async def take_over(self, config: Config) -> None:
-        """Go on under another configuration: what waits, runs, was counted and learned stays. CannotTakeOver, and
-        nothing has changed, if it names what cannot be had. Whatever needs a restart must be as it was."""
+        """Go on under another configuration. Queued and running requests, counts and learned state stay.
+
+        Raise CannotTakeOver, with nothing changed, if a named resource is missing. Settings that need a restart must be
+        unchanged.
+        """
         async with self._changing:
             await self._take_over(config)
 
@@ -253,12 +259,12 @@ class Gateway:
             except OSError as error:
                 await self._pools.let_go(prepared)
                 raise CannotTakeOver(f"access_log: {error}") from error
-        # From here on in one step: no request sees half of it.
+        # From here to the end in one step: no request sees half of the change.
         before, self.config = self.config, config
         counted, self.shared = self.shared.quotas, self.shared.taken_over(shared, config)
         first = self.shared.quotas if counted is not self.shared.quotas and self.store is None else None
         if self.usage is not None and first is not None:
-            self.usage.go_on_with(first)  # before it counts what is under way
+            self.usage.go_on_with(first)  # before requests under way are counted
         self._keyring.take_over(keys, open_access=config.open_access)
         self._pools.commit(config, self.shared, prepared, weights)
         logger.setLevel(config.log_level.upper())
@@ -279,7 +285,7 @@ class Gateway:
             await self.usage.flush()
 
     async def _follow_addresses(self) -> None:
-        """Go on with other engines whenever names have other addresses."""
+        """Replace the engines whenever names have other addresses."""
         changed = self._pools.addresses.changed
         await changed.wait()
         changed.clear()
@@ -287,7 +293,7 @@ class Gateway:
             async with self._changing:
                 self._pools.commit(self.config, self.shared, await self._pools.prepare(self.config))
         except Exception:
-            changed.set()  # the engines stay as they are, and are tried again
+            changed.set()  # the present engines stay, and the change is tried again
             raise
 
     def _learn(self, quotas: Mapping[str, ModelQuotasConfig]) -> None:
@@ -300,13 +306,13 @@ class Gateway:
             self._pipeline.turn_away_revoked(waiting)
 
     def reopen_log(self, target: str) -> None:
-        """Write requests to this from now on, or to the file that now has the same name. OSError if it cannot be."""
+        """Open the access log anew, at this target or at a new file of the same name. Raise OSError."""
         close = self._access_log.reopen(target)
         if close is not None:
             self._closing_logs.start(asyncio.to_thread(close))
 
     async def stop(self, drain_s: float) -> None:
-        """Take no more requests, let those under way end for at most `drain_s`, end the rest, and close."""
+        """Stop accepting requests, wait up to `drain_s` for those under way, abort the rest, and close."""
         if self._pipeline is not None and self._server is not None:
             self._is_stopping = True
             self._server.stop_accepting()
@@ -337,10 +343,10 @@ class Gateway:
         await asyncio.to_thread(self._access_log.close)
 
     async def _share(self) -> None:
-        """Join the other replicas, if there are any: now, or as soon as their store can be asked."""
+        """Join the other replicas, if any: now, or once their store is reachable."""
         url, worker_slot, deployments = self.config.state.redis_url, self._worker_slot, deployments_of(self.config)
         if url is not None:
-            from gateway.keys.in_redis import RedisKeys  # redis-py is loaded only where there is a Redis
+            from gateway.keys.in_redis import RedisKeys  # redis-py is loaded only with a Redis
             from gateway.storage.redis.redis_store import RedisStore
 
             self.store = self.gauges.redis = redis = RedisStore(url, deployments)
@@ -355,12 +361,12 @@ class Gateway:
         try:
             await self.store.open()
         except StoreUnavailable:
-            pass  # the store says so, and goes on trying
+            pass  # the store logs the error and keeps trying
         self._background.repeat(self.store.turn, "store")
 
     async def _count_usage(self, usage: UsageConfig) -> None:
-        """Write down what is used; where no Redis has the keys, the same database has them. Limits of a day go on from
-        it, unless replicas count them together: then their store does."""
+        """Store usage, and keys where no Redis has them. Limits of a day continue from stored usage, unless replicas
+        count them together: then their store continues them."""
         from gateway.keys.in_database import DatabaseKeys
         from gateway.usage.recorder import UsageRecorder
 
@@ -386,11 +392,11 @@ class Gateway:
         self._keyring.tokens = Issuers(self.config.jwt, session, self._background)
 
     def _replicate(self, store: Store | None) -> None:
-        """Be one of several gateways in front of the same engines, if it is."""
+        """Start the sync rounds with other gateways in front of the same engines, if any."""
         self.responses = StoredResponses(self.config.bounds.of("responses"), store)
         if store is None:
             return
-        from gateway.pool.replication.learned import Lessons
+        from gateway.pool.replication.learned import LearnedSync
         from gateway.pool.replication.news import NewsChannel
         from gateway.pool.replication.ticker import Exchanges
 
@@ -403,7 +409,7 @@ class Gateway:
                     store, shared.quotas, shared.interactions, dispatchers, refuses_alone=refuses_alone
                 )
             )
-        lessons = [Lessons(store, pool.name, pool.dispatcher.engine) for pool in self.pools]
+        lessons = [LearnedSync(store, pool.name, pool.dispatcher.engine) for pool in self.pools]
         self.news = [
             NewsChannel(store, pool.name, pool.dispatcher)
             for pool in self.pools

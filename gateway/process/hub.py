@@ -1,7 +1,7 @@
-"""What is common to the workers of one gateway, in one process beside them: their exchange, and the admin listener.
+"""The hub: a process beside the workers of one gateway, with their sync rounds and the admin listener.
 
-It is started before the workers and ends after them. When it dies, workers go on as replicas do without their Redis,
-each with the share that it had last, until it is back.
+The hub starts before the workers and ends after them. If the hub dies, workers go on as replicas do without their
+Redis, each with its last share, until the hub is back.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fairgate")
 
 LINGER_S: Final = 15.0
-"""Beyond the time to drain, for workers whose supervisor has died."""
+"""Wait beyond the time to drain, for workers whose supervisor has died."""
 USAGE_S: Final = 2.0
-"""A hub that is started again waits so long for what was used today; workers report it, too."""
+"""Wait of a restarted hub for today's stored usage, which workers report as well."""
 RETRY_S: Final = 1.0
 
 
 async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int, child: Child) -> None:
-    """Until the supervisor has ended, and the workers after it. `load` reads the config again. `port`: of clients."""
+    """Serve until the supervisor has ended, and then the workers. `load` reads the config again; `port` is that of
+    clients."""
     from gateway.process.supervisor import reloaded
 
     run_directory = child.worker_slot.run_directory
@@ -49,7 +50,7 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int
     supervisor = os.getppid()
     orphaned = asyncio.Event()
     loop.add_reader(child.liveness_pipe, orphaned.set)
-    loop.add_signal_handler(signal.SIGTERM, lambda: None)  # it ends after the workers
+    loop.add_signal_handler(signal.SIGTERM, lambda: None)  # the hub ends after the workers
     server = ExchangeServer(run_directory)
     exchange, admin = child.listeners
     going_on = Background().start(go_on(config, server, is_first=child.lives == 1))
@@ -78,12 +79,12 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int
             await asyncio.sleep(0.05)
         going_on.cancel()
         run_directory.end()
-        os._exit(0)  # pages that are open are cut: nobody waits for them
+        os._exit(0)  # no need to wait for open pages
 
 
 async def go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> None:
-    """Limits of a day and a month go on from what is written down. Of a hub that is not the first of this run, that is
-    as good as what workers report, and not worth waiting for."""
+    """Continue limits of a day and a month from stored usage. After a restart the workers report the totals as well, so
+    a database fault is not retried."""
     if config.usage is None or config.state.redis_url is not None:
         return
     from gateway.pool.shared import quotas_of

@@ -1,4 +1,4 @@
-"""What may clients hold of the listener, by the config and by what the process may hold itself?"""
+"""Limits of the client listener, derived from the config and the limits of the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("fairgate")
 
 
 def server_limits(config: Config) -> ServerLimits:
-    """As the config has them, and as many connections as the process may have files for."""
+    """Return the config's limits, with the connections bounded by the files that the process may open."""
     limits, bounds = config.limits, config.bounds
     connections, of_client = limits.connections_max or bounds.connections, limits.client_connections_max
     if connections > (most := connections_allowed()):

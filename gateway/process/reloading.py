@@ -1,6 +1,6 @@
-"""Change without a restart: read the config again and go on under it, or keep the old one and say why not.
+"""Change without a restart: load the config again and go on under it, or keep the old one and report why.
 
-SIGHUP, `POST /reload` and `fairgate reload` all end here. The whole file counts or none of it.
+SIGHUP, `POST /reload` and `fairgate reload` all use this module. The whole file is applied, or none of it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ CHANGES_LOGGED_MAX = 20
 CHANGES_LISTED_MAX = 1000
 
 
-class _Read(NamedTuple):
-    """A file, what differs there from the config in force, and what of that needs a restart."""
+class _LoadedConfig(NamedTuple):
+    """A loaded file, its differences from the config in force, and those that need a restart."""
 
     config: Config
     hash: str
@@ -40,27 +40,29 @@ class _Read(NamedTuple):
     why_not: list[str]
 
 
-def _read(load: Callable[[], Config], before: Config, parts: list[object]) -> _Read:
-    """Beside the loop, since it takes seconds where there are many tenants."""
+def _read(load: Callable[[], Config], before: Config, parts: list[object]) -> _LoadedConfig:
+    """Load and compare in a thread, since many tenants take seconds."""
     config = load()
     for each in (before, config):
-        parts += (*each.tenants, *each.provenance.written.items(), each.tenants, each.provenance.written)
+        parts += (*each.tenants, each.tenants)
     found = changes(before, config)
     words = [str(one) for one in found[:CHANGES_LISTED_MAX]]
     if len(found) > len(words):
         words.append(f"and {len(found) - len(words)} more")
     fixed = list(needs_restart(before, found, config).items())[:CHANGES_LISTED_MAX]
-    return _Read(config, config_hash(config), words, [f"{path} {why}: it needs a restart" for path, why in fixed])
+    return _LoadedConfig(
+        config, config_hash(config), words, [f"{path} {why}: it needs a restart" for path, why in fixed]
+    )
 
 
 def _free(parts: list[object]) -> None:
-    """One by one: to free all at once would keep every thread waiting."""
+    """Free the parts one by one. Freeing all at once would stall every thread."""
     while parts:
         parts.pop()
 
 
 class Reloadable(GatewayProcess, Protocol):
-    """A gateway that goes on under another config."""
+    """A gateway that can go on under another config."""
 
     metrics: Metrics
 
@@ -73,21 +75,21 @@ class Reloadable(GatewayProcess, Protocol):
 
 
 class Reloading:
-    """One gateway's config, as its file says it now, and how the last attempt to take it over ended."""
+    """The current file of one gateway's config, and the result of the last reload."""
 
     def __init__(self, gateway: Reloadable, load: Callable[[], Config] | None) -> None:
-        """`load` reads the file anew, or raises ConfigError; None: there is no file."""
+        """Create for a gateway; `load` reads the file anew or raises ConfigError, and is None without a file."""
         self._gateway = gateway
         self._load = load
         self._turn = asyncio.Lock()
         self.hash = config_hash(gateway.config)
         self.succeeded = True
         self.loaded_s = time.time()
-        """When the config was read that is in force, in seconds since the epoch."""
+        """Time in epoch seconds at which the config in force was read."""
         gateway.metrics.registry.register(self)
 
     async def run(self) -> Reloaded:
-        """Read, compare, and take over what is new. The access log is opened anew, and so is the certificate."""
+        """Load, compare, and apply the changes. The access log and the certificate are opened anew in any case."""
         async with self._turn:
             parts: list[object] = []
             reloaded = await self._run(parts)
@@ -98,12 +100,13 @@ class Reloading:
         return reloaded
 
     async def _run(self, parts: list[object]) -> Reloaded:
-        """`parts`: filled with the parts of both configs, so that the caller can free the config that is given up."""
+        """Reload, and add the parts of both configs to `parts`, so that the caller can free the config that is
+        dropped."""
         gateway, before = self._gateway, self._gateway.config
         if not gateway.is_running:
             return self._refused([], ["the gateway is starting or ending: try again"])
         try:
-            gateway.reopen_log(before.access_log)  # a log that was moved away goes on in a new file
+            gateway.reopen_log(before.access_log)  # a log that was moved away continues in a new file
         except OSError as error:
             logger.error("the access log goes on where it was: %s", error)
         gateway.reload_certificates()
@@ -129,7 +132,7 @@ class Reloading:
         return Reloaded("refused", self.hash, found, why_not)
 
     def collect(self) -> Iterator[Metric]:
-        """What the page of metrics says of it, and which backends get nothing new."""
+        """Yield the metrics of reloads, and of backends that are drained."""
         yield single("fairgate_config_reload_success", self.succeeded)
         yield single("fairgate_config_reload_timestamp_seconds", self.loaded_s)
         yield family("fairgate_config_info", [([self.hash], 1)])

@@ -1,6 +1,7 @@
-"""Where do the messages of a serving process go? To standard error, and nobody waits for it.
+"""Log messages on standard error, written without blocking the caller.
 
-Here, since commands are not compiled: a compiled class that extends logging.Handler crashes the garbage collection.
+The module is here since commands are not compiled: a compiled class that extends logging.Handler crashes the garbage
+collection.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import Final
 from gateway.telemetry.log_writer import STDERR, LogWriter
 
 _CLEARED: Final = "\r\x1b[2K"
-"""Makes the terminal's line empty."""
+"""Escape codes that clear the terminal's line."""
 
 
 class StderrLog(logging.Handler):
-    """Messages to standard error, those of the `logging` module among them. Its reader stops nobody who says one."""
+    """A handler that writes messages to standard error. A slow reader never blocks a caller."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,18 +28,18 @@ class StderrLog(logging.Handler):
         self.write_line(self.format(record))
 
     def write_line(self, text: str) -> None:
-        """Write a text as it stands, above the status if there is one."""
+        """Write a text unchanged, above the status line if there is one."""
         status = self._status
         whole = f"{_CLEARED}{text}\n{status}" if status else f"{text}\n"
         self._writer.write(whole.encode("utf-8", "replace"), 1)
 
     def show(self, status: str) -> None:
-        """Replace the line at the bottom of the terminal. What was written stays in sight above it."""
+        """Replace the status line at the bottom of the terminal. Written text stays visible above it."""
         if status != self._status:
             self._status = status
             self._writer.write((_CLEARED + status).encode("utf-8", "replace"), 1)
 
     def close(self) -> None:
-        """Write what is left, if that can be done soon."""
+        """Write the rest, if that is possible soon."""
         self._writer.close()
         super().close()

@@ -1,9 +1,10 @@
-"""How do several processes serve one port? A supervisor that decides nothing: it binds, starts, restarts and ends them.
+"""The supervisor of several processes behind one port. It binds, starts, restarts and ends them, and decides nothing
+else.
 
-Every worker is a whole gateway with a listening socket of its own on the same port, among which the kernel spreads
-connections evenly (SO_REUSEPORT). One more process, the hub, answers the exchanges by which workers are replicas of
-each other, and the operator (`gateway.process.hub`). The sockets are opened here and stay open here: what arrives while
-a process is replaced waits for its successor.
+Every worker is a complete gateway with its own listening socket on the port; the kernel spreads connections among them
+(SO_REUSEPORT). One more process, the hub, serves the sync rounds by which workers are replicas of each other, and the
+operator (`gateway.process.hub`). The supervisor opens the sockets and keeps them open, so connections that arrive
+during a restart wait for the new process.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 RESTART_S = 0.1
 RESTART_S_MAX = 10.0
 LONG_LIFE_S = 60.0
-"""A worker that lived so long is started again at once, as if it had never failed."""
+"""Lifetime after which a worker is restarted at once, as if it had never failed."""
 KILL_AFTER_S = 10.0
 CANNOT_SERVE = (1, 2)
-"""Exit statuses of a worker that could not listen, or whose Redis may not be used: no other could, so all end."""
+"""Exit statuses of a worker that could not listen or use its Redis. No other worker could, so all end."""
 CRASHED = 70
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
@@ -42,17 +43,17 @@ Serve = Callable[[Config, "Child"], None]
 
 @dataclass(eq=False)
 class Child:
-    """One place among the processes, held by one after another: its sockets and its liveness pipe."""
+    """A slot for one process after another, with its sockets and its liveness pipe."""
 
     name: str
     serve: Serve
-    """What its process does."""
+    """Main function of its processes."""
     worker_slot: WorkerSlot
     listeners: Sequence[socket.socket]
     liveness_pipe: int
-    """A pipe that ends when the supervisor does, in whatever way."""
+    """Pipe that closes when the supervisor ends for any reason."""
     lives: int = 0
-    """How many processes have held the place, this one included."""
+    """Number of processes so far, the present one included."""
     pid: int = 0
     started_s: float = 0.0
     due_s: float = 0.0
@@ -60,10 +61,10 @@ class Child:
 
 
 def share_of(config: Config, index: int) -> Config:
-    """The configuration of one worker. What one machine has is divided: the bounds of the queue and of connections.
+    """Return the configuration of one worker, with its part of the machine: bounds of the queue and of connections.
 
-    Engines, limits and interactions are common to all workers, by their exchanges. The policy `rpm` counts in each
-    gateway by itself, so that is divided, too. What was learned is common as well: the first worker keeps the file.
+    Engines, limits and interactions are shared by sync rounds. The policy `rpm` counts in each gateway separately, so
+    its limit is divided. Learned state is shared; the first worker keeps the file.
     """
     count = config.workers
     limits = config.limits
@@ -86,14 +87,14 @@ def share_of(config: Config, index: int) -> Config:
 
 
 def with_keys(config: Config) -> tuple[Config, list[MintedKey]]:
-    """The configuration with a key for every tenant: minted once, so that all workers know the same."""
+    """Return the configuration with a key for every tenant, minted once, so that all workers have the same keys."""
     minted = Keyring(config.tenants, open_access=config.open_access, mints=not config.issues_keys).minted
     return _filled(config, {each.tenant: (KeyConfig(hash=hash_key(each.key)),) for each in minted}), minted
 
 
 def with_known_keys(config: Config, before: Config) -> Config:
-    """The configuration as it is now, with the keys that were minted at the start, by what it was then. ConfigError if
-    a key would have to be minted: the workers would not know the same."""
+    """Return a new configuration with the keys minted at the start for the old one. Raise ConfigError if another key
+    would have to be minted, which the workers would not share."""
     if config.issues_keys:
         return config
     config = _filled(config, {tenant.name: tenant.keys for tenant in before.tenants})
@@ -105,7 +106,7 @@ def with_known_keys(config: Config, before: Config) -> Config:
 
 
 def _filled(config: Config, keys: Mapping[str, tuple[KeyConfig, ...]]) -> Config:
-    """The configuration with these keys, by tenant, of tenants that have none there."""
+    """Return the configuration with these keys of tenants that have none."""
     tenants = [
         tenant if tenant.keys else tenant.model_copy(update={"keys": keys.get(tenant.name, ())})
         for tenant in config.tenants
@@ -121,12 +122,13 @@ def supervise(
     log: Callable[[str], None],
     load: Callable[[], Config] | None = None,
 ) -> int:
-    """Run a hub and `config.workers` processes of `serve` until SIGTERM or SIGINT; returns the exit status.
+    """Run a hub and `config.workers` processes of `serve` until SIGTERM or SIGINT. Return the exit status.
 
-    SIGHUP is passed on. A process that is started later gets what `load` said then, unless that needs a restart of all.
+    SIGHUP is passed on. A process that starts later gets the latest config of `load`, unless that needs a restart of
+    all.
 
-    Must be called before anything has started threads or an event loop, since it forks. OSError if an address is
-    taken. `announce` gets the ports: that of clients, and that of the operator.
+    Must be called before any thread or event loop starts, since it forks. Raise OSError if an address is taken.
+    `announce` gets two ports: the clients' and the operator's.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     inherited = systemd.inherited_listeners()
@@ -162,17 +164,17 @@ def _supervised(
     log: Callable[[str], None],
     load: Callable[[], Config] | None,
 ) -> int:
-    """The life of the supervisor; returns the exit status."""
+    """Supervise until the end. Return the exit status."""
     children = [hub, *workers]
     status, ending, kill_s = 0, False, float("inf")
     while True:
         now = time.monotonic()
         for child in children:
-            # The hub is there until the last worker has ended: by it, they give back what is theirs.
+            # The hub outlives the last worker: workers return their grants to it.
             if not child.pid and now >= child.due_s and (not ending or child is hub):
                 _start(child, children, config, held)
         if ending and not any(worker.pid for worker in workers):
-            _signal([hub], signal.SIGKILL)  # it keeps nothing that would be lost
+            _signal([hub], signal.SIGKILL)  # it keeps nothing that could be lost
             return status
         if now >= kill_s:
             _signal(workers, signal.SIGKILL)
@@ -194,13 +196,13 @@ def _supervised(
             ending = True
             for worker in workers:
                 for listener in worker.listeners:
-                    listener.close()  # the last copy refuses connections; until then they would wait for nobody
+                    listener.close()  # the last copy; connections are refused from here, where they would wait in vain
             _signal(workers, signal.SIGTERM)
             kill_s = time.monotonic() + config.drain_s + KILL_AFTER_S
 
 
 def reloaded(config: Config, load: Callable[[], Config] | None) -> Config:
-    """What a process is started with from now on. The workers say what is wrong with it."""
+    """Return the config for new processes. The workers report its faults."""
     if load is None:
         return config
     try:
@@ -226,13 +228,13 @@ def _of_workers(inherited: socket.socket | None, config: Config) -> list[tuple[s
 
 
 def _listeners(host: str, port: int, count: int) -> list[socket.socket]:
-    """So many sockets on one port. OSError if another process listens there."""
+    """Return `count` sockets on one port. Raise OSError if another process listens there."""
     flags = socket.AI_PASSIVE
     family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)[0]
     only = listener(family, address, socket.SO_REUSEADDR)
     if count == 1:
         return [only]
-    # Sockets that share a port join any that share it already: only one that does not has found out.
+    # Sockets that share a port join any existing group. Only a socket that does not share detects another process.
     with only:
         address = only.getsockname()
     return [listener(family, address, socket.SO_REUSEADDR, socket.SO_REUSEPORT) for _ in range(count)]
@@ -253,8 +255,10 @@ def _start(child: Child, children: list[Child], config: Config, held: int) -> No
             if other is not child:
                 for listener in other.listeners:
                     listener.close()
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it serves
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor passes on one
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the process serves
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # Ctrl-C reaches the whole group; the supervisor passes on one signal
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         child.serve(config, child)
         status = 0
@@ -269,8 +273,8 @@ def _start(child: Child, children: list[Child], config: Config, held: int) -> No
 
 
 def _reap(children: list[Child], log: Callable[[str], None], *, expected: bool) -> int:
-    """Note which workers ended, and when to start each again. Returns the exit status of a worker that says that no
-    worker can serve."""
+    """Record the workers that ended and schedule their restarts. Return the exit status of a worker that could not
+    serve."""
     failed = 0
     for child in children:
         if not child.pid:

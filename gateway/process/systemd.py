@@ -1,4 +1,4 @@
-"""The service manager's side: sockets that systemd opened for this process, and the messages that systemd waits for.
+"""systemd's socket activation and notifications.
 
 With a socket unit the kernel keeps connections while no process serves, and the old and the new process of an upgrade
 accept from one queue. The protocols are those of sd_listen_fds(3) and sd_notify(3).
@@ -20,7 +20,7 @@ OPERATOR: Final = "admin"
 def inherited_listeners() -> dict[str, socket.socket]:
     """Return the listening sockets that systemd passed to this process, by name; a second call returns none.
 
-    OSError if a socket has a name that is neither `http` nor `admin`, or if two sockets have one name.
+    Raise OSError if a socket has a name other than `http` and `admin`, or if two sockets have one name.
     """
     process, count, names = (os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
     if process != str(os.getpid()):
@@ -37,11 +37,11 @@ def inherited_listeners() -> dict[str, socket.socket]:
 
 
 def notify(state: str) -> None:
-    """Tell systemd the state of this process, such as `READY=1`. Does nothing where nobody listens for it."""
+    """Tell systemd the state of this process, such as `READY=1`. Do nothing without a listener."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as to:
-        # A name that begins with @ is in the abstract namespace, which begins with a zero byte.
+        # A leading @ means the abstract namespace, whose names begin with a zero byte.
         to.connect("\0" + address[1:] if address[0] == "@" else address)
         to.send(state.encode())

@@ -1,7 +1,7 @@
-"""What do the replicas of a gateway share, and how is it asked? The one interface of every place where that is kept.
+"""The interface to the state that replicas of a gateway share.
 
-`storage/redis/` keeps it in a Redis, for replicas on many machines; `storage/hub/` in the hub, for the workers of one
-gateway. What is kept, and what comes of an exchange, is the same (docs/replicas.md).
+`storage/redis/` keeps the state in Redis, for replicas on many machines; `storage/hub/` in the hub, for the workers of
+one gateway. Both keep equal state and answer sync rounds equally (docs/replicas.md).
 """
 
 from __future__ import annotations
@@ -11,62 +11,62 @@ from dataclasses import dataclass
 from typing import Protocol
 
 ALL_POOLS = "*"
-"""Stands for the name of a pool in a report about all pools."""
+"""Stands for a pool's name in a report about all pools."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What the replicas of one pool must agree on: its policy, and at least one backend."""
+    """Facts on which the replicas of one pool must agree: its policy, and at least one backend."""
 
     pool: str
     policy: str
     backends: tuple[str, ...]
-    """Their urls."""
+    """URLs of the backends."""
 
 
 class Store(Protocol):
-    """The shared state of one gateway process. `open`, `turn` after `turn` in the background, then `close`.
+    """Shared state of a gateway process. Call `open`, then `turn` repeatedly in the background, then `close`.
 
-    What asks raises StoreUnavailable where the store cannot be asked now, and never tries twice.
+    A request raises StoreUnavailable while the store is unreachable, and is never sent twice.
     """
 
     replica: str
-    """The name of this process among the replicas; no other ever has it."""
+    """Unique name of this process among the replicas."""
     epoch_s: float
-    """By how much the clock that all replicas have in common is ahead of the monotonic one of this process."""
+    """Seconds by which the replicas' common clock is ahead of this process's monotonic clock."""
     pools: Sequence[Deployment]
-    """May be others at any time: the store takes them over by itself."""
+    """Pools of this gateway. The store adopts a new value by itself."""
 
     @property
     def fault(self) -> str | None:
-        """Why is nothing shared at present? None: everything is."""
+        """Return why nothing is shared at present, or None."""
 
     async def open(self) -> None:
-        """Join the other replicas. Raises StoreRefused or StoreUnavailable."""
+        """Join the other replicas. Raise StoreRefused or StoreUnavailable."""
 
     async def turn(self) -> None:
-        """Wait a little, then stay one of them; if it could not be opened, try again."""
+        """Wait a little, then renew the membership, or try again to join."""
 
     async def exchange(self, about: str, number: int, report: bytes) -> bytes:
-        """Send a report about one pool or ALL_POOLS; returns the reply. Both are MessagePack
+        """Send a report about one pool or ALL_POOLS, and return the reply. Both are MessagePack
         (`policies.replicas.messages`)."""
 
     async def leave(self, about: str) -> None:
-        """Give back at once what is this replica's own there."""
+        """Return this replica's grants about a pool at once."""
 
     async def learned(self, pool: str) -> bytes | None:
-        """What all replicas of the pool have learned of its apps. None: nothing yet."""
+        """Return the shared learned state of a pool's apps, or None."""
 
     async def learn(self, pool: str, content: bytes) -> None:
-        """Keep this in its place."""
+        """Replace the shared learned state of a pool's apps."""
 
     async def publish(self, pool: str, content: bytes) -> int:
-        """Say something to every replica of the pool that listens, once. How many do, if that is known. Raises
+        """Send a message once to every listening replica of the pool. Return their number as far as known. Raise
         StoreError."""
 
     async def subscribe(self, pool: str, received: Callable[[bytes], None]) -> None:
-        """Listen to what any replica of the pool says, its own perhaps included, until cancelled. Raises StoreError
-        when that ends."""
+        """Receive the messages of any replica of the pool, perhaps this one included, until cancelled. Raise StoreError
+        at the end."""
 
     async def close(self) -> None:
-        """Leave, so that others need not wait until this replica is forgotten, and disconnect."""
+        """Leave, so that others need not wait for this replica's expiry, and disconnect."""

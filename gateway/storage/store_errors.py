@@ -1,4 +1,4 @@
-"""What can go wrong with what is kept outside of the process? Either it passes, or somebody has to do something."""
+"""Errors of stores outside the process: temporary ones, and those that an operator must fix."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from gateway.telemetry.background import OperationalError
 
 
 class StoreError(OperationalError):
-    """The message says what happened, where, and what to do; never a password."""
+    """An error of a store. The message says what happened, where, and what to do, and never holds a password."""
 
 
 class StoreUnavailable(StoreError):
-    """Redis, or the database, cannot be asked now: not reached, too slow, or in a state that passes. The gateway goes
-    on without it.
+    """Redis or the database is temporarily unusable: unreachable, too slow, or loading. The gateway goes on without it.
 
-    Whether a command that was under way took effect is not known.
+    A command that was under way may or may not have taken effect.
     """
 
 
 class StoreRefused(StoreError):
-    """It answers, and this gateway may not use it: another password, another version, another deployment."""
+    """The store answers, but this gateway may not use it: wrong password, version or deployment."""

@@ -56,25 +56,25 @@ BACKEND_QUANTA = (2000.0, 40_000.0, 200_000.0, 1_000_000.0, inf)
 MISBEHAVES = "0"
 
 FRONTIER_NOTE = (
-    "Eight documents a client, and 32 of the client that sends four times as many requests in S1. The paper has "
-    "three, which fit this cache whole, so that order decides nothing. VTC charges cached input in full, as in "
-    "the paper. Charging a tenth, as the gateway does, VTC comes to an index of 0.970 and 0.960, below DLPM's."
+    "Eight documents a client, and 32 of the client that sends four times as many requests in S1. The "
+    "paper's three would fit this cache whole. VTC charges cached input in full, as in the paper; "
+    "charging a tenth, as the gateway does, it comes to an index of 0.970 and 0.960, below DLPM's."
 )
 CLIENTS_NOTE = (
-    "The quantum is 80,000, about two documents with their questions. At 20,000, less than many a single document "
-    "costs, DLPM comes to 0.29 and 0.34 of LPM (20 and 50 clients, one seed)."
+    "The quantum is 80,000, about two documents with their questions. At 20,000, DLPM comes to 0.29 and "
+    "0.34 of LPM (20 and 50 clients, one seed)."
 )
 WORKERS_NOTES = (
-    "Latency is over whole programs of the clients that behave, in paths of four (trees) and three calls. On "
-    "several workers D2LPM loses to the Preble-like router in latency by 8 to 27 %, but for the judges on two "
-    "workers. One cause is its fairness at each worker: with an infinite quantum it comes to 0.88 of the router's "
-    "latency on two workers (judge). To serve one program to its end makes the mean shorter than to serve all "
-    "clients side by side, and nobody needs protection here: under the router a call waits 1 to 4 s, not the "
-    "paper's hundreds.",
-    "The trees tie with VTC+RR in latency on one and two workers (0.95 to 1.08 over four seeds), where D2LPM "
-    "serves 1.14 to 1.29 times as much.",
-    "The paper's order by Jain's index does not come out. On the judges the client that misbehaves waits under "
-    "D2LPM. The others get what they ask for, and the index compares what clients ask for.",
+    (
+        "Latency is over whole programs of the clients that behave. On several workers D2LPM loses to the "
+        "Preble-like router in latency by 8 to 27 %, but for the judges on two workers. To serve one program "
+        "to its end makes the mean shorter than to serve all side by side, and nobody needs protection here: "
+        "under the router a call waits 1 to 4 s, not the paper's hundreds."
+    ),
+    (
+        "The paper's order by Jain's index does not come out: the client that misbehaves waits, the others "
+        "get what they ask for, and the index compares what clients ask for."
+    ),
 )
 
 
@@ -276,9 +276,7 @@ def workers(inputs: Inputs) -> Findings:
 
 
 PREBLE_NOTE = (
-    "The Preble-like router has Preble's published rule of placement, without its migration and its priorities. "
-    "It places a program by the program's own prefix; the paper's Preble sends one client's requests to a single "
-    "GPU for minutes."
+    "The Preble-like router has Preble's published rule of placement, without its migration and its priorities."
 )
 
 

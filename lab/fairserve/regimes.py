@@ -123,9 +123,11 @@ def _figure(frontier: Mapping[tuple[float, float], Sequence[ThresholdPoint]]) ->
 
 
 NOTES = (
-    "Few abusers: the workload of sections 5.1 to 5.4. Many abusers: 60 that ask for as much together, each for "
-    "about half of the limit. No abusers: users who behave, and ask for 1.2 times as much as the engine can do. "
-    "Starts give up after 120 s; under VTC calls inside do so, too.",
+    (
+        "Few abusers: the workload of sections 5.1 to 5.4. Many abusers: 60 that ask for as much together, "
+        "each for about half of the limit. No abusers: users who behave, and ask for 1.2 times as much as the "
+        "engine can do. Starts give up after 120 s."
+    ),
     "Where nobody is beyond a limit, nobody is throttled. There more users are delayed under FairServe than under "
     "VTC, because FairServe serves what is begun: VTC gives up 42 and 17 interactions in the middle, FairServe "
     "none.",

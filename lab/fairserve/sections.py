@@ -213,24 +213,28 @@ def _kv(shares: list[float]) -> str:
 
 
 NOTES = (
-    "The workload is synthetic: graph sizes, tokens, three applications and the number of users are published, "
-    "how they spread is assumed (lab/fairserve/population.py). Those who behave load one engine (h100-llama3-8b "
-    "with a model length of 32,768) to 0.55 of its capacity, to 0.83 at the peaks. Three abusers ask for one and "
-    "a half times as much as the engine can do.",
-    "The paper prints no limits. Here a user may start 10 interactions a minute under FairServe while the KV "
-    "cache is overloaded, a little more than almost any user who behaves. RPM counts requests: at 10 the engine "
-    "has room to spare, at 60 it is as overloaded as without a limit.",
-    "VTC, RPM and FS (W) know nothing of interactions: a call inside one waits as long as any other, at most 120 "
-    "s, and so interactions are cut. FairServe lets calls inside wait for 600 s. FS (W) and FS (W+I), as printed, "
-    "compare users by what is normal for their applications. FairServe as it comes compares tenants, which here "
-    "are the users, by plain service, so that claiming a heavy application gains nothing.",
-    "Delayed inside interactions: of the users with an interaction of several calls, those with a later call that "
-    "waited for more than a second. Under FairServe that is waiting for room in the KV cache, not for abusers: "
-    "where overload begins at 0.5 of the cache, 3.5 % of users are delayed inside, and VTC's 40 % are 11.6 times "
-    "as many (`fairserve-regimes`). Asked about any call, VTC delays no more users than FairServe, since an "
-    "engine that is kept full gives a light user the next place as well.",
-    "Table 3: a refused start counts as a request that was not provided. The shares of requests are lower than "
-    "the paper's because abusers ask for more here: nearly all that is not provided is theirs.",
+    (
+        "The workload is synthetic: graph sizes, tokens, applications and the number of users are published, "
+        "how they spread is assumed (lab/fairserve/population.py). Those who behave load one engine "
+        "(h100-llama3-8b, 32,768 tokens) to 0.55 of its capacity. Three abusers ask for one and a half times "
+        "as much as the engine can do."
+    ),
+    (
+        "The paper prints no limits. Here a user may start 10 interactions a minute under FairServe while the "
+        "KV cache is overloaded. RPM counts requests: at 10 the engine has room to spare, at 60 it is as "
+        "overloaded as without a limit."
+    ),
+    (
+        "VTC, RPM and FS (W) know nothing of interactions, so interactions are cut. FairServe lets calls "
+        "inside wait for 600 s. FS (W) and FS (W+I), as printed, compare users by what is normal for their "
+        "applications; FairServe as it comes compares them by plain service."
+    ),
+    (
+        "Delayed inside interactions: users with a later call that waited for more than a second. Under "
+        "FairServe that is waiting for room in the KV cache: where overload begins at 0.5 of the cache, 3.5 % "
+        "of users are delayed inside, and VTC's 40 % are 11.6 times as many (`fairserve-regimes`)."
+    ),
+    ("Table 3: a refused start counts as a request that was not provided; nearly all of these are the abusers'."),
 )
 
 FAIRSERVE = Experiment("fairserve", "FairServe: sections 5.1 to 5.4 and table 3", _run)

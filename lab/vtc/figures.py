@@ -178,9 +178,11 @@ def fig8(inputs: Inputs) -> Findings:
         _grows(unfair, "linear", 300.0),
     ]
     notes = [
-        "The paper's text has 64/512 and 512/64 tokens; its code and data have 512/32 and 32/512, used here. The "
-        "accumulated gap passes 2U there and here without a contradiction of theorem 4.4, which speaks of times when "
-        "both clients wait: it comes up in the first half minute, when only client 1 does, and stays from then on."
+        (
+            "The paper's text has 64/512 and 512/64 tokens; its code and data have 512/32 and 32/512, used here. "
+            "The accumulated gap passes 2U in the first half minute, when only client 1 waits, so theorem 4.4 is "
+            "not contradicted."
+        )
     ]
     return Findings(rows, [_gaps("fig8-gap", "Long prompts against long answers", fair, unfair, 300.0)], notes)
 
@@ -201,8 +203,10 @@ def fig9(inputs: Inputs) -> Findings:
         for client in ("0", "1")
     ]  # fmt: skip
     notes = [
-        "Times here are shorter than the paper's, by 0.1 s where nothing waits. The HTTP server and the tokenizer in "
-        "front of its engine are not part of the model; how much of the difference is theirs has not been measured."
+        (
+            "Times here are shorter than the paper's, by 0.1 s where nothing waits: the HTTP server and the "
+            "tokenizer are not part of the model."
+        )
     ]
     figure = Figure("fig9-ttft", "Client 2 sends ever faster: TTFT by arrival", "seconds", "TTFT, seconds", series)
     return Findings(rows, [figure], notes)
@@ -221,8 +225,8 @@ def fig10(inputs: Inputs) -> Findings:
         shown("phase 3, VTC", "484 / 877", _list(lifted.rates(*third))),
         shown("phase 3, LCF", "398 / 960", _list(banked.rates(*third))),
     ]
-    notes = ["Client 1 asks for little in the first five minutes. Without the lift it has banked that by the time both "
-             "ask for too much, and client 2 pays."]  # fmt: skip
+    notes = [("Client 1 asks for little in the first five minutes. Without the lift it has banked that, and client "
+"2 pays.")]  # fmt: skip
     scenes = [("VTC, ", lifted), ("LCF, ", banked)]
     return Findings(rows, [_services("fig10-service", "The load shifts at 300 and 600 s", scenes, 900.0)], notes)
 
@@ -244,8 +248,10 @@ def weighted(inputs: Inputs) -> Findings:
         shown("FCFS on the paper's rates", "", _list(confounded)),
     ]
     notes = [
-        "Everybody sends 90 requests a minute here. In figure 16 (b) of the paper the rates themselves are 1:2:3:4, so "
-        "that arrival order alone gives these shares, as the last row shows."
+        (
+            "Everybody sends 90 requests a minute here. In figure 16 (b) the rates themselves are 1:2:3:4, so "
+            "that arrival order alone gives these shares."
+        )
     ]
     return Findings(rows, [_services("weighted-service", "Weights 1:2:3:4, equal rates", [("", fair)])], notes)
 

@@ -133,10 +133,10 @@ def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Findings:
         "production engine knows only what a scrape says, and keeps headroom for clients that are not there.",
         f"Inside vLLM, which does not know how long answers will be, {inside.preemptions:.0f} requests are thrown out "
         "and computed again; the paper's engine knows the lengths and preempts nothing.",
-        "Without the lengths, the production engine takes the ends of answers as spread, by the mean and the nine in "
-        "ten of their like, and fills the cache to the mean and a standard deviation of what will be held; a few "
-        "answers are longer than that. With them, it preempts nothing, but spreads the starts, which costs more where "
-        "answers are as unlike as here than where all are alike.",
+        (
+            "Without the lengths, the production engine fills the cache to the mean and a standard deviation of "
+            "what will be held. With them, it preempts nothing, but spreads the starts."
+        ),
     ]
     return Findings(rows, figures, notes)
 

@@ -53,10 +53,11 @@ def recorded_metrics(inputs: Inputs) -> Findings:
     runs = {run.run: measures(run) for run in read_runs(inputs.trace("vtc_artifact_runs.csv.gz"))}
     rows = [recorded_row(name, runs[str(run)], cost, printed) for name, run, cost, printed in RECORDED]
     notes = [
-        "Maximum, average and variance (± 0.05) of the difference. "
-        "The requests of nine runs as the authors measured them on an A10G; only the measures are ours. Times have "
-        "four decimals, which moves one cell across a rounding border: 743.2249 where the paper prints 743.23. The "
-        "remaining cells of tables 3 to 6 come from runs whose records are not published in this form."
+        (
+            "Maximum, average and variance (± 0.05) of the difference, of nine runs that the authors measured on "
+            "an A10G; only the measures are ours. Times have four decimals, so 743.2249 stands where the paper "
+            "prints 743.23."
+        )
     ]
     return Findings(rows, notes=notes)
 
@@ -80,8 +81,10 @@ def rate_limits(inputs: Inputs) -> Findings:
         rows.append(holds(f"RPM({limit}), admitted", admitted, count, required, abs(count - admitted) <= tolerance))
         rows.append(within(f"RPM({limit}), tokens/s", rate, run.tokens_per_s, 0.03))
     notes = [
-        "The paper calls these output tokens per second; they are input and output tokens of admitted requests. Its "
-        "text has 210 requests a minute, its trace 150."
+        (
+            "These are input and output tokens of admitted requests. The paper's text has 210 requests a minute, "
+            "its trace 150."
+        )
     ]
     return Findings(rows, notes=notes)
 
@@ -159,9 +162,11 @@ def table3(inputs: Inputs, points: int = 5) -> Findings:
         runs = [measure(serve(scheduler, arrivals, loop=loop, cost=cost), cost=cost) for loop in step_times(points)]
         rows.append(shown(f"{name}: max / avg / var / tokens/s", cells(*printed[name]), medians(runs)))
     notes = [
-        "Counters and measures with the profiled cost. The formula that the paper prints is ten times the one behind "
-        "its tables, which is used here. VTC comes out fairer here than there, LCF less fair; the records of those "
-        "runs are not published, and the cause is not known."
+        (
+            "Counters and measures with the profiled cost. The printed formula is ten times the one behind the "
+            "tables, which is used here. VTC comes out fairer than in the paper, LCF less fair; the cause is not "
+            "known."
+        )
     ]
     return Findings(rows, notes=notes)
 

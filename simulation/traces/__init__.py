@@ -1,1 +1,1 @@
-"""Recorded traffic as arrivals: fairgate's own access log, public traces, and CSV files of one's own."""
+"""Recorded traffic as arrivals: fairgate's access log, public traces, and CSV files."""

@@ -1,4 +1,4 @@
-"""Which line is at fault? The lines of a trace file, plain or gzip, and the error that names the place."""
+"""Lines of a trace file, plain or gzip, and the error that names a place."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import BinaryIO, cast
 import msgspec
 
 LINE_BYTES_MAX = 16 << 20
-"""A prompt of a million tokens in blocks of 16 has 62,500 hashes: less than a megabyte."""
+"""Longest line. A prompt of a million tokens in blocks of 16 has 62,500 hashes, less than a megabyte."""
 GZIP_MAGIC = b"\x1f\x8b"
 
 
 class TraceError(Exception):
-    """A trace that cannot be read: where, what is wrong, what to do."""
+    """A trace cannot be read: where, what is wrong, what to do."""
 
     def __init__(self, path: Path, problem: str, *, line: int | None = None, column: str | int | None = None) -> None:
         place = str(path) if line is None else f"{path}:{line}"
@@ -26,9 +26,9 @@ class TraceError(Exception):
 
 
 def readable_bytes(path: Path) -> int:
-    """Up to where can this file be read, though it may grow? A line of JSON that is still being written is not counted.
+    """Return the length of a file that may grow, without a line of JSON that is still being written.
 
-    Raises TraceError.
+    Raise TraceError.
     """
     try:
         with path.open("rb") as file:
@@ -48,9 +48,9 @@ def readable_bytes(path: Path) -> int:
 
 
 def read_lines(path: Path, bytes_max: int | None = None) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, without their ends, with their numbers from 1. Raises TraceError.
+    """Yield lines that are not blank, without their ends, with their numbers from 1. Raise TraceError.
 
-    `bytes_max`: how much of the file is read, whatever was written behind it since; None: all.
+    `bytes_max` is how much of the file is read; None for all.
     """
     number = 0
     try:

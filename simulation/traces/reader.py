@@ -1,7 +1,7 @@
-"""What traffic was recorded here? A trace of any known format, recognised by its content, as arrivals in order of time.
+"""Reader of recorded traffic: any known format, recognised by its content, as arrivals in order of time.
 
-Files are read once to find their faults and what is in them, and again for every run, so that no run holds them in
-memory. A log may grow meanwhile: all readings end where it ended when it was first looked at.
+Files are read once for their faults and totals, and again for every run, so that no run holds them in memory. A log may
+grow meanwhile: all passes end where the log ended at the first look.
 """
 
 from __future__ import annotations
@@ -23,17 +23,15 @@ from simulation.traces.lines import TraceError, read_lines, readable_bytes
 from simulation.traces.rows import ROWS, TracedRequest, TraceLine
 from simulation.traces.tables import csv_cells, csv_rows, place_of, required_columns
 
-FORMATS: Mapping[str, type[TraceLine]] = {row.format: row for row in ROWS}
-
 HELD_MAX = 1_000_000
-"""Requests read ahead of their turn, where lines are not in order of arrival."""
+"""Requests held until their turn, where lines are not in order of arrival."""
 POPULATIONS_MAX = 10_000
-"""(tenant, app) pairs whose mean answer is known by itself."""
+"""(tenant, app) pairs whose mean answer is known separately."""
 OUTPUT_TOKENS_MAX = 4096
 UNKNOWN_OUTPUT_TOKENS = 256
-"""Taken where a trace has not a single answer."""
+"""Answer length for a trace without a single answer."""
 FOREIGN_LINES_MAX = 100
-"""How far down is the first line of a log, if others write into the same file?"""
+"""Lines at the start of a log that other writers may have written before its first one."""
 
 
 class _Place(NamedTuple):
@@ -41,19 +39,24 @@ class _Place(NamedTuple):
     line: int
 
 
+def formats() -> dict[str, type[TraceLine]]:
+    """Return the known formats by name."""
+    return {row.format: row for row in ROWS}
+
+
 class Trace:
-    """A trace that has been read through once. Raises TraceError with file, line and column for what is wrong in it.
+    """A trace that has been read through once. Raise TraceError with file, line and column for a fault.
 
     Attributes:
-        paths: its files that hold anything, in the order in which they begin.
-        format: its name among `FORMATS`.
+        paths: its files with content, in the order of their beginnings.
+        format: its name among `formats()`.
         requests: how many `arrivals` gives.
         skipped: lines of requests that never asked an engine for anything: refused before, or with an empty prompt.
-        foreign: lines in a log that are none of it, or broke off.
+        foreign: lines in a log that other writers wrote, or that are incomplete.
         elsewhere: lines of requests for other models.
-        assumed: requests that had no answer; theirs is taken to be as long as the mean one of their tenant and app.
+        assumed: requests without an answer, whose length is taken from the mean of their tenant and app.
         span_s: from the first arrival to the last, after `speed`.
-        demand: service that each tenant asks for: prompt tokens and twice the output tokens.
+        demand: service that each tenant asks for: prompt tokens plus twice the output tokens.
         weights: each tenant's, as of its last request, or as given.
     """
 
@@ -66,8 +69,14 @@ class Trace:
         weights: Mapping[str, float] | None = None,
         models: Collection[str] = (),
     ) -> None:
-        """`speed`: 2 lets requests arrive in half the time. `limit`: only so many of the first requests. `weights`: of
-        tenants, whatever the trace says. `models`: only requests for these models count; empty: all."""
+        """Read a trace.
+
+        Args:
+            speed: 2 lets requests arrive in half the time.
+            limit: read only this many requests.
+            weights: weights of tenants, in place of the trace's.
+            models: read only requests for these models; empty for all.
+        """
         self._ends = {path: readable_bytes(path) for path in paths}
         self.paths = [path for path in paths if next(self._lines(path), None) is not None]
         if not self.paths:
@@ -77,7 +86,7 @@ class Trace:
         self.requests = self.skipped = self.foreign = self.elsewhere = self.assumed = 0
         self._own_weights = weights or {}
         self._models = models
-        self._row = FORMATS[format] if format is not None else self._recognized(self.paths[0])
+        self._row = formats()[format] if format is not None else self._recognized(self.paths[0])
         self.format = self._row.format
         if len(self.paths) > 1:
             self.paths.sort(key=self._begins)
@@ -94,7 +103,7 @@ class Trace:
         return self.paths[0].name + more
 
     def arrivals(self, block_size: int) -> Iterator[Arrival]:
-        """Every request in order of arrival, from time 0; prefixes in an engine's blocks of so many tokens."""
+        """Yield every request in order of arrival, from time 0, with prefixes in blocks of `block_size` tokens."""
         for number, entry in enumerate(self._limited()):
             output_tokens, asked = entry.output_tokens, entry.output_tokens_max
             if output_tokens is None:
@@ -138,8 +147,8 @@ class Trace:
         return islice(self.entries(), self._limit)
 
     def entries(self) -> Iterator[TracedRequest]:
-        """All requests of the trace, in order of time by its own clock. A request is held back while a later line may
-        still precede it."""
+        """Yield all requests in order of time by the trace's clock. A request is held while a later line may precede
+        it."""
         held: list[tuple[float, int, TracedRequest]] = []
         settled_s = float("-inf")
         self.skipped = self.foreign = self.elsewhere = 0
@@ -181,7 +190,7 @@ class Trace:
         return ((_Place(path, number), row) for number, row in rows)
 
     def _begins(self, path: Path) -> float:
-        """When? A file without a request comes first."""
+        """Return the beginning of a file. A file without a request comes first."""
         return next((self._entry(place, row).time_s for place, row in self._rows_of(path)), float("-inf"))
 
     def _json_rows(self, path: Path) -> Iterator[tuple[int, TraceLine]]:
@@ -212,7 +221,8 @@ class Trace:
     # --- which format is it? ---
 
     def _recognized(self, path: Path) -> type[TraceLine]:
-        """By the columns of the first line: the format that needs most of them. A log may begin with something else."""
+        """Return the format by the columns of the first line: the match with most columns. A log may begin with other
+        lines."""
         number, line = next(self._lines(path))
         is_csv = not line.startswith("{")
         columns = set(csv_cells(path, number, line)) if is_csv else _fields(path, number, line)
@@ -232,7 +242,7 @@ class Trace:
         raise TraceError(path, problem, line=number)
 
     def _logs(self, path: Path) -> list[type[TraceLine]]:
-        """Logs that begin among lines of something else."""
+        """Return logs that begin among other lines."""
         for number, line in islice(self._lines(path), FOREIGN_LINES_MAX):
             if line.startswith("{"):
                 columns = _fields(path, number, line)
@@ -248,7 +258,7 @@ def _fields(path: Path, number: int, line: str) -> set[str]:
 
 
 class _MeanAnswers:
-    """How long are the answers of a tenant's app? Of everybody's, where it has none."""
+    """Mean answers of a tenant's app, or of all requests for an app without answers."""
 
     def __init__(self) -> None:
         self._everybody = [0, 0]
@@ -264,9 +274,9 @@ class _MeanAnswers:
             total[1] += entry.output_tokens_min if entry.output_tokens is None else entry.output_tokens
 
     def expected(self, entry: TracedRequest) -> int:
-        """How long would the answer have been that was not seen to its end? No longer than it was allowed to be.
+        """Return the expected length of an answer that was not seen to its end, within its limit.
 
-        All tokens that were seen, over the answers that ended, is the mean of lengths that say nothing of what is left.
+        All seen tokens divided by ended answers is the mean of memoryless lengths.
         """
         count, tokens = self._populations.get(entry.flow[:2], self._everybody)
         if not count:
@@ -276,9 +286,9 @@ class _MeanAnswers:
 
 
 def _blocks(entry: TracedRequest, number: int, block_size: int) -> tuple[int, ...]:
-    """A trace's own blocks to chained hashes of an engine's: equal ones mean equal text up to their end.
+    """Convert a trace's blocks to chained hashes of an engine's blocks: equal hashes mean equal text up to their end.
 
-    What the trace does not know of a prompt is taken to be nobody else's.
+    The unknown part of a prompt is taken as unique.
     """
     if not entry.hash_ids:
         return ()

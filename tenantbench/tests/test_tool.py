@@ -6,9 +6,11 @@ import ast
 import asyncio
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,13 +24,14 @@ from tenantbench.__main__ import arguments, run_options
 from tenantbench.engine_model import Engine, Profile, Sequence
 from tenantbench.engine_server import MODEL, EngineServer
 from tenantbench.events import CHARACTERS_PER_TOKEN, read_events
-from tenantbench.gateway import FOLDER, KEYS, GatewayError, described, read, variables_of
+from tenantbench.gateway import FOLDER, KEYS, Gateway, GatewayError, described, process, read, variables_of, version_of
 from tenantbench.llama import Tap
 from tenantbench.load import Driver, HttpTransport
+from tenantbench.machine import CLIENT_CORES, GATEWAY_CORES
 from tenantbench.metrics import METRICS, Run, measure, reasons_void
 from tenantbench.report import losses, rows_of, text_of
-from tenantbench.run import drain
-from tenantbench.workloads import Ask, Session, Workload
+from tenantbench.run import DRAIN_S, drain
+from tenantbench.workloads import LENGTHS, Ask, Session, Workload
 
 ROOT = Path(__file__).parents[1]
 QUICK = Profile(slots=4, step_s=0.001)
@@ -54,6 +57,18 @@ def test_each_knob_of_a_gateway_has_a_source(name: str, tmp_path: Path) -> None:
         assert knob["source"].startswith("https://") or name.startswith("fairgate")
     assert set(variables_of(gateway, "http://127.0.0.1:1", tmp_path, 1)) > {"engine", "model"}
     assert set(gateway.keys) == set(KEYS)
+
+
+def test_a_version_is_the_pinned_one_or_what_the_gateway_says(tmp_path: Path) -> None:
+    gateway = Gateway("mine", tmp_path, {"title": "Mine 1.0"}, {})
+    assert version_of(gateway) == "Mine 1.0"
+    asking = {"title": "Mine", "version": [Path(sys.executable).name, "-c", "print('mine 2.0')"]}
+    assert version_of(replace(gateway, description=asking)) == "Mine: mine 2.0"
+    with pytest.raises(GatewayError, match="no-such-gateway is not installed"):
+        version_of(replace(gateway, description={"title": "Mine", "version": ["no-such-gateway"]}))
+    for name, known in described().items():
+        pinned = known.description.get("install", {}).get("pypi", [])
+        assert all(package.partition("==")[2] in known.description["title"] for package in pinned), name
 
 
 def test_every_gateway_of_the_folder_is_listed_once() -> None:
@@ -115,23 +130,49 @@ def test_a_lagging_client_and_a_loaded_machine_make_numbers_void() -> None:
     assert "loaded" in reasons_void([0.0], busy_others=0.3)[0]
 
 
+def test_gateways_have_cores_of_their_own(tmp_path: Path) -> None:
+    code = "import os; print(sorted(os.sched_getaffinity(0)))"
+    before = os.sched_getaffinity(0)
+    for cores in (CLIENT_CORES, GATEWAY_CORES):
+        with process([sys.executable, "-c", code], tmp_path / "log", cores=cores) as child:
+            child.wait()
+        assert (tmp_path / "log").read_text().splitlines()[-1] == str(sorted(cores))
+    assert os.sched_getaffinity(0) == before
+    assert len(machine.CORES) == 1 or not CLIENT_CORES & GATEWAY_CORES
+
+
+def test_a_run_of_one_gateway_takes_twenty_minutes_at_most() -> None:
+    seconds = arguments().parse_args(["run"]).seconds
+    assert max(LENGTHS.values()) * seconds <= 120
+    assert sum(LENGTHS.values()) * seconds + len(LENGTHS) * 2 * DRAIN_S <= 20 * 60
+    assert sum(LENGTHS.values()) / len(LENGTHS) == pytest.approx(1.0)
+    table = (ROOT / "README.md").read_text()
+    for name, length in LENGTHS.items():
+        assert re.search(rf"^\| {name} \| .* \| {length:g} \|", table, re.MULTILINE), name
+
+
 def result(**jain: list[float]) -> dict[str, Any]:
     cells = []
     for name, values in jain.items():
         for i, value in enumerate(values):
             metrics = {"b_jain": value, "d_tokens_per_s": 100 * value}
             cells.append({"gateway": name, "workload": "W2", "round": i + 1, "void": [], "metrics": metrics})
-    return {"comparability": {"seed": 0}, "left_out": {}, "cells": cells}
+    return {"comparability": {"seed": 0}, "gateways": {"direct": "The engine alone"}, "left_out": {}, "cells": cells}
 
 
 def test_losing_rows_come_first_and_a_spread_hides_none_but_its_own() -> None:
     rows = rows_of([result(direct=[0.9, 0.9], mine=[0.5, 0.6], theirs=[0.8, 0.8])])
     lost = losses(rows, "mine")
     assert [row.metric.key for row, _, _ in lost] == ["b_jain", "d_tokens_per_s", "d_of_engine"]
-    assert {(own, best) for _, own, best in lost} == {("mine", "direct")}
+    assert {(best, *own) for _, best, own in lost} == {("direct", "mine")}
     assert losses(rows_of([result(mine=[0.5, 0.9], theirs=[0.8, 0.8])]), "mine") == []
     text = text_of([result(direct=[0.9], mine=[0.5])], "mine")
     assert text.index("Rows that mine loses") < text.index("## Metrics")
+    assert "- direct: The engine alone" in text
+    assert "One round: no spread is known." in text
+    assert "| (b) Jain, mean | W2 | more | **0.9** | 0.5 |" in text
+    assert "best is direct 0.9; mine 0.5" in text
+    assert "Medians of 2 rounds" in text_of([result(mine=[0.5, 0.9])])
 
 
 def test_void_numbers_stand_in_brackets_and_count_only_where_there_are_no_others() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.engines.openai import OpenAiAdapter
+from backends.engines.by_metrics import OpenAiAdapter
 from backends.engines.vllm import VllmAdapter
 from backends.promtext import SAMPLES_MAX, lines_of, samples
 from policies.capacity.gauges import Gauges

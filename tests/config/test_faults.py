@@ -9,8 +9,15 @@ from typing import get_args
 import pytest
 
 from gateway.config import load
-from gateway.config.load import FILE_BYTES_MAX, ConfigError, Fault, Overrides, config_for_backends, load_config
-from gateway.config.model import FAULTS_FOUND_MAX
+from gateway.config.load import (
+    FAULTS_FOUND_MAX,
+    FILE_BYTES_MAX,
+    ConfigError,
+    Fault,
+    Overrides,
+    config_for_backends,
+    load_config,
+)
 from gateway.config.sections.policy_choice import PolicyName
 from tests.config.faults import GOOD, faults
 
@@ -86,8 +93,6 @@ def test_every_fault_of_a_file_is_reported_at_once(tmp_path: Path, monkeypatch: 
         ":12:18: pools[0].backends[1].api_key: the environment variable FAIRGATE_TEST_UNSET is not set",
         ":13:23: pools[0].backends[1].max_num_seqs: should be a whole number, not text; "
         "write plain decimal digits, without quotes, leading zeros, underscores or colons",
-        ":14:14: pools[0].backends[2].url: the same url as pools[0].backends[1].url",
-        ":16:14: pools[1].models[0]: the same model as pools[0].models[0]: a model belongs to one pool",
         ":17:15: pools[1].backends: is empty; give at least one",
         ":18:5: pools[2].name: is missing",
         ":18:33: pools[2].models[3]: should be text, not a number; put it in quotes",
@@ -100,14 +105,35 @@ def test_every_fault_of_a_file_is_reported_at_once(tmp_path: Path, monkeypatch: 
         "a variable always gives text, so write the number here",
         f":28:9: tenants[0].keys[0]: {NOT_A_HASH}",
         f":30:15: tenants[0].keys[2].hash: {NOT_A_HASH}",
-        ":31:16: tenants[0].keys[3].hash: the same key as tenants[0].keys[1]",
         ":31:97: tenants[0].keys[3].apps: is empty; give at least one",
-        ":32:11: tenants[1].name: the same name as tenants[0].name",
         ":33:13: tenants[1].weight: should be greater than 0",
         ":34:11: tenants[2].name: YAML tags (!) are not supported",
         ":35:9: drain_s: should be a number, not nothing",
         ":36:13: access_log: should be text, not true or false; put it in quotes",
-        ":37:26: limits.body_bytes_max: is more than memory_max (469762048) has room for: 35578184",
+    ]
+
+
+CONTRADICTORY = f"""\
+pools:
+- {{name: one, models: [m], backends: [{{url: 'http://gpu:1'}}, {{url: 'http://gpu:1/'}}]}}
+- {{name: two, models: [m], backends: [{{url: 'http://gpu:2'}}]}}
+tenants:
+- {{name: t, keys: ['{HASH}', {{hash: '{HASH.upper().replace("SHA", "sha")}'}}]}}
+- {{name: t}}
+memory_max: 469762048
+limits: {{body_bytes_max: 100000000}}
+listen: 127.0.0.1:8190
+"""
+
+
+def test_contradictions_of_valid_values_are_reported_at_once(tmp_path: Path) -> None:
+    assert faults(tmp_path, CONTRADICTORY) == [
+        ":1:1: admin: takes the port of listen (127.0.0.1:8190); give it another one",
+        ":2:68: pools[0].backends[1].url: the same url as pools[0].backends[0].url",
+        ":3:24: pools[1].models[0]: the same model as pools[0].models[0]: a model belongs to one pool",
+        ":5:102: tenants[0].keys[1].hash: the same key as tenants[0].keys[0].hash",
+        ":6:10: tenants[1].name: the same name as tenants[0].name",
+        ":8:26: limits.body_bytes_max: is more than memory_max (469762048) has room for: 35578184",
     ]
 
 
@@ -251,11 +277,11 @@ def test_the_command_line_has_the_same_faults() -> None:
     with pytest.raises(ConfigError) as caught:
         config_for_backends(["http://gpu:8000/v1", "gpu"], Overrides(port=8190))
     assert [fault.path for fault in caught.value.faults] == [
-        "admin",
         "pools[0].backends[0].url",
         "pools[0].backends[1].url",
     ]
-    assert str(caught.value).startswith("command line: admin: takes the port of listen (127.0.0.1:8190)")
+    with pytest.raises(ConfigError, match=r"command line: admin: takes the port of listen \(127.0.0.1:8190\)"):
+        config_for_backends(["http://gpu:8000"], Overrides(port=8190))
     with pytest.raises(ConfigError, match=r"pools\[0\].backends: is empty; give at least one"):
         config_for_backends([])
 
@@ -295,7 +321,6 @@ def test_limits_that_are_no_limits_or_contradict_each_other(tmp_path: Path) -> N
         ":9:60: interactions.trace: should be traceparent, or baggage:KEY such as baggage:interaction",
         f":9:77: interactions.idle_s: {IDLE}",
         ":12:21: apps[0].normal_service: is empty; give at least one",
-        ":13:11: apps[1].name: the same name as apps[0].name",
         ":14:25: apps[1].normal_service[1]: should be greater than 0",
         ":15:20: apps[1].interactions.calls_max: unknown field",
         ":16:41: tenants[0].quota.concurrent: should be greater than or equal to 1",

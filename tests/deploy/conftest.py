@@ -8,22 +8,21 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.deploy.composition import COMPOSE
 from tests.deploy.container import Image
 from tests.deploy.dockerfile import built
 from tests.deploy.stand_ins import StandIns
 
 ROOT = Path(__file__).parents[2]
-COMPOSE = ROOT / "docker-compose.yml"
 BUILD_S = 2400.0
-Images = Callable[[str], Awaitable[Image]]
 _ENABLED = os.environ.get("FAIRGATE_TEST_DEPLOY") == "1"
-_PROGRAMS = ("debootstrap", "unshare", "nsenter", "setpriv", "ip")
+_PROGRAMS = ("debootstrap", "unshare", "nsenter", "setpriv", "ip", "curl")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,18 +45,13 @@ def stand_ins() -> StandIns:
 
 
 @pytest.fixture(scope="session")
-def images(stand_ins: StandIns) -> Iterator[Images]:
-    """By the names of docker-compose.yml: ours as the Dockerfile makes it, and what stands for those of others."""
+def image(stand_ins: StandIns) -> Iterator[Image]:
+    """The gateway's image, as the Dockerfile makes it from what stands for those of others."""
     names = yaml.safe_load(COMPOSE.read_text())["x-images"]
     where = Path(tempfile.mkdtemp(prefix="fairgate-image-"))
     try:
         arguments = {"BUILD_IMAGE": names["build"], "RUN_IMAGE": names["python"]}
-        ours = asyncio.run(built(ROOT / "deploy/Dockerfile", ROOT, arguments, stand_ins.copy, where))
-
-        async def image(name: str) -> Image:
-            return ours if name == "fairgate:local" else await stand_ins.image(name)
-
-        yield image
+        yield asyncio.run(built(ROOT / "deploy/Dockerfile", ROOT, arguments, stand_ins.copy, where))
     finally:
         # Whatever was mounted there was so in namespaces that have ended.
         subprocess.run(["rm", "-rf", "--one-file-system", where], check=False)

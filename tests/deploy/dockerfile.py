@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
@@ -213,8 +212,3 @@ def _local(settings: Mapping[str, str]) -> list[str]:
 def _top(path: Path) -> Path:
     """A simple index refers to files beside it."""
     return path.parent if path.name == "simple" else path
-
-
-def based_on(image: Image, root: Path) -> Image:
-    """The same in another folder."""
-    return replace(image, root=root, environment=dict(image.environment))

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.deploy.container import Image, run
-from tests.deploy.dockerfile import based_on
 
 DEBOOTSTRAP_S = 400.0
 
@@ -17,25 +16,8 @@ SUITE = "bookworm"
 """Its Python is 3.11, as that of the images."""
 PYTHON = ("python3", "ca-certificates")
 WITH_COMPILER = ("python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "ca-certificates")
-SERVERS = ("nginx-light", "redis-server")
-BASES = {"build": WITH_COMPILER, "python": PYTHON, "nginx": SERVERS, "redis": SERVERS}
+BASES = {"build": WITH_COMPILER, "python": PYTHON}
 """The packages, by the name of the image in `x-images`."""
-
-NGINX_CONF = """
-pid /run/nginx.pid;
-error_log stderr notice;
-events { worker_connections 1024; }
-http {
-    access_log off;
-    client_body_temp_path /var/cache/nginx/client_temp;
-    proxy_temp_path /var/cache/nginx/proxy_temp;
-    fastcgi_temp_path /var/cache/nginx/fastcgi_temp;
-    uwsgi_temp_path /var/cache/nginx/uwsgi_temp;
-    scgi_temp_path /var/cache/nginx/scgi_temp;
-    include /etc/nginx/conf.d/*.conf;
-}
-"""
-"""As far as it matters here, what the image of nginx has: temporary files under /var/cache/nginx, sites in conf.d."""
 
 
 class StandIns:
@@ -46,22 +28,10 @@ class StandIns:
         self._kinds = {image: kind for kind, image in images.items()}
         self._folder = folder
 
-    async def image(self, name: str) -> Image:
-        """The one that stands for this."""
-        kind = self._kinds[name]
-        image = Image(await self.debian(BASES[kind]))
-        if kind == "nginx":
-            image.command = ["nginx", "-g", "daemon off;"]
-            (image.root / "etc/nginx/nginx.conf").write_text(NGINX_CONF)
-        if kind == "redis":
-            image.workdir = "/data"
-        return image
-
     async def copy(self, name: str, root: Path) -> Image:
-        """One that may be changed."""
-        image = await self.image(name)
-        await run(["cp", "-a", str(image.root), str(root)], 120)
-        return based_on(image, root)
+        """Make one that may be changed, in the place of this."""
+        await run(["cp", "-a", str(await self.debian(BASES[self._kinds[name]])), str(root)], 120)
+        return Image(root)
 
     async def debian(self, packages: tuple[str, ...]) -> Path:
         """The folder of a bare one with these packages."""
@@ -76,17 +46,10 @@ class StandIns:
         made += [SUITE, str(unfinished), mirror]
         # Its mounts stay in a namespace of its own.
         await run(["unshare", "--mount", *made], DEBOOTSTRAP_S, DEBIAN_FRONTEND="noninteractive", **await _proxy())
-        await run(["chroot", str(unfinished), "sh", "-ec", _PREPARE])
+        if "python3" in packages:
+            (unfinished / "usr/local/bin/python").symlink_to("/usr/bin/python3")
         os.rename(unfinished, root)
         return root
-
-
-_PREPARE = """
-mkdir -p /data /var/cache/nginx
-[ ! -e /usr/bin/python3 ] || ln -s /usr/bin/python3 /usr/local/bin/python
-[ ! -e /usr/sbin/nginx ] || { groupadd -f nginx; useradd -r -g nginx nginx; chown nginx /var/cache/nginx; }
-[ ! -e /usr/bin/redis-server ] || chown redis /data
-"""
 
 
 async def _proxy() -> dict[str, str]:

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from gateway.config.load import load_config
-from tests.deploy.composition import interpolated
-from tests.deploy.stand_ins import NGINX_CONF
+from tests.deploy.composition import services
+from tests.deploy.nginx import NGINX, nginx_config
 from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
-COMPOSE = ROOT / "docker-compose.yml"
 PROFILES = ("gpu", "cpu", "gpu-replicas", "cpu-replicas", "observability")
-
-
-def services(**environment: str) -> dict[str, Any]:
-    found: dict[str, Any] = interpolated(yaml.safe_load(COMPOSE.read_text()), environment)["services"]
-    return found
 
 
 def test_what_is_mounted_into_a_read_only_container_is_a_file_or_folder_that_ships() -> None:
@@ -86,14 +76,8 @@ def test_what_lacks_its_secret_says_so_and_does_not_start(name: str, variable: s
     assert f"set {variable}" in done.stderr
 
 
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 def test_nginx_takes_the_config_of_the_balancer(tmp_path: Path) -> None:
-    nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/bin")
-    if nginx is None:
-        pytest.skip("nginx is not installed")
-    site = (ROOT / "deploy/nginx.compose.conf").read_text()
-    main = re.sub(r"/run|/var/cache/nginx", str(tmp_path), NGINX_CONF)
-    (tmp_path / "nginx.conf").write_text(main.replace("include /etc/nginx/conf.d/*.conf;", site))
-    done = subprocess.run(
-        [nginx, "-t", "-q", "-p", tmp_path, "-c", "nginx.conf"], capture_output=True, text=True, timeout=WAIT_S
-    )
+    command = [str(NGINX), "-t", "-q", "-p", tmp_path, "-c", nginx_config(tmp_path, {})]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.clients import MODEL, body, said_whole
-from tests.deploy.conftest import ROOT, Images
-from tests.deploy.container import run
+from tests.deploy.conftest import ROOT
+from tests.deploy.container import Image, run
 from tests.deploy.machine import PACKAGES, Machine, installed
+from tests.deploy.requests import MODEL, body, by_curl, said_whole
 from tests.deploy.stand_ins import StandIns
 
 pytestmark = pytest.mark.deploy
@@ -29,11 +29,11 @@ tenants: [{name: alice}]
 UNITS = ROOT / "deploy/systemd"
 
 
-async def root_with_service(images: Images, stand_ins: StandIns, folder: Path, config: str) -> Path:
+async def root_with_service(image: Image, stand_ins: StandIns, folder: Path, config: str) -> Path:
     """Return the root of a Debian in which the unit is installed as docs/deploying.md says."""
     root, environment = folder / "root", folder / "environment"
     await run(["cp", "-a", str(await stand_ins.debian(PACKAGES)), str(root)], 120)
-    await run(["cp", "-a", str((await images("fairgate:local")).root / "opt/fairgate"), str(root / "opt")], 120)
+    await run(["cp", "-a", str(image.root / "opt/fairgate"), str(root / "opt")], 120)
     environment.write_text("TOKEN=of-some-length\n")
     files = [
         (UNITS / "fairgate.service", "etc/systemd/system/fairgate.service", 0o644),
@@ -45,9 +45,9 @@ async def root_with_service(images: Images, stand_ins: StandIns, folder: Path, c
     return root
 
 
-async def test_the_unit_serves_reloads_and_drains(images: Images, stand_ins: StandIns, tmp_path: Path) -> None:
+async def test_the_unit_serves_reloads_and_drains(image: Image, stand_ins: StandIns, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    root = await root_with_service(images, stand_ins, tmp_path, CONFIG)
+    root = await root_with_service(image, stand_ins, tmp_path, CONFIG)
     async with Machine(root) as machine:
         status, said = await machine.execute("systemctl", "start", "fairgate")
         assert status == 0, said + (await machine.execute("journalctl", "--no-pager", "-u", "fairgate"))[1]
@@ -67,9 +67,8 @@ async def test_the_unit_serves_reloads_and_drains(images: Images, stand_ins: Sta
         assert "drain: unknown field" in journal
 
         [key] = re.findall(r"^ +alice +(fg-\S+)$", journal, re.MULTILINE)
-        ask = ["curl", "-sN", "http://127.0.0.1:8080/v1/chat/completions", "-H", f"Authorization: Bearer {key}"]
-        ask += ["-H", "Content-Type: application/json", "-d", json.dumps(body(200, stream=True))]
-        asking = await asyncio.create_subprocess_exec(*machine.command(*ask), stdout=asyncio.subprocess.PIPE)
+        ask = machine.command(*by_curl(key, 200, stream=True))
+        asking = await asyncio.create_subprocess_exec(*ask, stdout=asyncio.subprocess.PIPE)
         assert asking.stdout is not None
         begun = await asking.stdout.readline()
         assert MODEL.encode() in begun
@@ -89,8 +88,8 @@ done
 """
 
 
-async def test_an_upgrade_refuses_nobody(images: Images, stand_ins: StandIns, tmp_path: Path) -> None:
-    root = await root_with_service(images, stand_ins, tmp_path, CONFIG + "open_access: true\n")
+async def test_an_upgrade_refuses_nobody(image: Image, stand_ins: StandIns, tmp_path: Path) -> None:
+    root = await root_with_service(image, stand_ins, tmp_path, CONFIG + "open_access: true\n")
     text = (UNITS / "fairgate.service").read_text().replace("/opt/fairgate/", "/opt/fairgate-%i/")
     (root / "etc/systemd/system/fairgate@.service").write_text(text)
     for version in ("a", "b"):

@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import IO, NamedTuple
 
-from bench.ports import free_port
+from tests.ports import free_port
 from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]

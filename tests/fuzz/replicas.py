@@ -21,7 +21,7 @@ from gateway.operator.snapshots.snapshot import GatewaySnapshot, decoded, moved,
 from gateway.operator.snapshots.state_document import state
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.learned_file import FILE_BYTES_MAX, LearnedFile
-from gateway.pool.replication.learned import Lessons
+from gateway.pool.replication.learned import LearnedSync
 from gateway.pool.replication.news import NewsChannel
 from gateway.pool.replication.ticker import Exchanges
 from gateway.storage.hub.exchange_server import ExchangeServer, _Worker
@@ -327,7 +327,7 @@ def read_learned(data: bytes) -> None:
 
 async def _adopt(data: bytes) -> None:
     gateway = Gateway()
-    await _runs(Lessons(store(data), "p", gateway.engine).turn)
+    await _runs(LearnedSync(store(data), "p", gateway.engine).turn)
     gateway.serve("first")
     msgspec.json.encode(snapshot(gateway.engine))
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from backends.simulated.simulated_server import SimulatedServer
-from bench.ports import free_port
 from gateway.config.load import load_config
 from gateway.config.model import Config
 from tests.certificates import Authority
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Upstream, answer, chunk, replies, token
 from tests.gateway.live import MODEL, SMALL, WAIT_S, Live, Starter, chat, events, simulated, until
+from tests.ports import free_port
 
 ONE, TWO, THREE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 OFTEN = {"upstream_addresses_s": 0.1}

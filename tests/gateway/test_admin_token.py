@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bench.ports import free_port
 from tests.commands import run, running
 from tests.gateway.live import Live, Starter, simulated
 from tests.gateway.test_command_line import config_file, serving
+from tests.ports import free_port
 
 TOKEN = "an-operator's-token"
 CLOSED = ["/metrics", "/explain/req_1", "/events", "/page/", "/health/", "/ready/x", "//health", "/nowhere"]

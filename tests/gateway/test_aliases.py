@@ -9,11 +9,11 @@ from urllib.parse import quote
 import pytest
 from yarl import URL
 
-from bench.ports import free_port
 from gateway.config.sections.keys import hash_key
 from gateway.proxy.renamed import CANDIDATES_MAX, Renamed
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, named
 from tests.gateway.live import MODEL, Answer, Live, Starter, chat, events, simulated, until
+from tests.ports import free_port
 
 ALIAS = "gpt-4o"
 ALIASES = {ALIAS: MODEL, "grüße/gpt": MODEL}

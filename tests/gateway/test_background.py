@@ -106,7 +106,7 @@ BREAKS = {
     "fleet": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "health": "gateway.pool.backend.Backend.check",
     "keys": "gateway.keys.in_redis.RedisKeys.changed",
-    "lessons": "gateway.pool.replication.learned.Lessons._adopt",
+    "lessons": "gateway.pool.replication.learned.LearnedSync._adopt",
     "metrics": "backends.scraper.Scraper._scrape",
     "news received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "news sent": "gateway.storage.redis.redis_store.RedisStore.publish",

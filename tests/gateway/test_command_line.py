@@ -16,11 +16,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bench.ports import free_port
 from gateway.config.sections.keys import hash_key
 from tests.commands import Running, run, running
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
 from tests.gateway.live import WAIT_S, chat, events, until
+from tests.ports import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.yaml"
 OK = answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}')

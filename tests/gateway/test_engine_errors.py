@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import product
 from typing import Any
 
 import aiohttp
@@ -22,7 +23,8 @@ from tests.gateway.capture import (
     replies,
     token,
 )
-from tests.gateway.live import MODEL, Answer, Starter, chat, events, simulated, until
+from tests.gateway.live import Answer, Starter, chat, events, simulated, until
+from tests.gateway.playbook import ASKED, Sent, stage
 
 SECRET = "engine-7.internal"
 TRACE = f'Traceback (most recent call last):\n  File "/srv/{SECRET}/engine.py", line 12, in step\nKeyError: 5'
@@ -39,14 +41,10 @@ FIELDS = [
     f"Set-Cookie: s={SECRET}".encode(),
     b"Access-Control-Allow-Origin: *",
 ]
-PATHS: dict[str, Any] = {
-    "/v1/chat/completions": chat(),
-    "/v1/responses": {"model": MODEL, "input": "x"},
-    "/v1/messages": {"model": MODEL, "max_tokens": 5, "messages": []},
-    "/v1/embeddings": {"model": MODEL, "input": "x"},
-    "/tokenize": {"model": MODEL, "prompt": "x"},
-    "/v1/messages/count_tokens": {"model": MODEL, "messages": []},
-}
+HIDDEN = {"server", "location", "www-authenticate", "access-control-allow-origin", "via", "set-cookie"}
+PATHS = (
+    "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize", "/v1/messages/count_tokens",
+)  # fmt: skip
 TROUBLE: dict[str, tuple[bytes, bytes, int]] = {
     "its 401": (b"401 Unauthorized", b'{"error":{"message":"Invalid key sk-engine-7.internal"}}', 502),
     "its 403": (b"403 Forbidden", HTML, 502),
@@ -91,26 +89,16 @@ def in_shape(got: Answer, path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("status", "body", "seen"), TROUBLE.values(), ids=TROUBLE)
-async def test_the_engine_s_own_trouble_is_a_plain_error_of_ours(
-    start: Starter, path: str, status: bytes, body: bytes, seen: int
-) -> None:
-    async with Upstream(replies(answer(body, *FIELDS, status=status))) as upstream, start(upstream.url) as live:
-        async with live.post(path, PATHS[path]) as response:
-            assert not response.history  # the client was not sent elsewhere
-            got = await Answer.of(response)
-        assert got.status == seen
-        in_shape(got, path)
-        assert SECRET not in got.body.decode() + str(got.headers)
-        for name in ("server", "location", "www-authenticate", "access-control-allow-origin", "via", "set-cookie"):
-            assert name not in got.headers
-        [line] = await live.lines(1)
-        assert (line["outcome"], line["reason"]) == (
-            "refused" if seen < 500 else "failed",
-            f"status_{status[:3].decode()}",
-        )
-        assert (line["tokens_in"], line["tokens_out"], len(upstream.requests)) == (0, 0, 1)
-        assert live.holds_nothing()
+async def test_the_engine_s_own_trouble_is_a_plain_error_of_ours(start: Starter, path: str) -> None:
+    async with stage(start) as on:
+        for name, (status, body, seen) in TROUBLE.items():
+            played = await on.play(path, Sent(answer(body, *FIELDS, status=status)))
+            outcome = "refused" if seen < 500 else "failed"
+            assert played.end == (seen, outcome, f"status_{status[:3].decode()}"), name
+            assert played.tokens == (0, 0), name
+            in_shape(played.got, path)
+            assert SECRET not in played.got.body.decode() + str(played.got.headers), name
+            assert not HIDDEN & played.got.headers.keys(), name
 
 
 NO_TOKENS: dict[str, bytes] = {
@@ -150,14 +138,14 @@ async def test_what_was_dispatched_has_cost_its_prompt_however_the_engine_refuse
         assert min(counters.values()) > 90, counters
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-async def test_fields_of_a_good_answer_tell_nothing_either(start: Starter, path: str) -> None:
-    whole = answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}', *FIELDS, b"X-Engine: yes")
-    async with Upstream(replies(whole)) as upstream, start(upstream.url) as live:
-        got = await live.ask(path, PATHS[path])
-        assert (got.status, got.headers["x-engine"]) == (200, "yes")
-        assert SECRET not in str(got.headers)
-        assert "access-control-allow-origin" not in got.headers
+async def test_fields_of_a_good_answer_tell_nothing_either(start: Starter) -> None:
+    sent = Sent(answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}', *FIELDS, b"X-Engine: yes"))
+    async with stage(start) as on:
+        for path in ("/v1/chat/completions", "/tokenize"):
+            got = (await on.play(path, sent)).got
+            assert (got.status, got.headers["x-engine"]) == (200, "yes")
+            assert SECRET not in str(got.headers)
+            assert "access-control-allow-origin" not in got.headers
 
 
 WORDS: dict[str, tuple[bytes, dict[str, Any], dict[str, Any]]] = {
@@ -200,19 +188,15 @@ WORDS: dict[str, tuple[bytes, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("status", "said", "seen"), WORDS.values(), ids=WORDS)
-async def test_what_is_wrong_with_the_request_is_said_in_the_engine_s_words(
-    start: Starter, path: str, status: bytes, said: dict[str, Any], seen: dict[str, Any]
-) -> None:
-    whole = answer(json.dumps(said).encode(), *FIELDS, status=status)
-    async with Upstream(replies(whole)) as upstream, start(upstream.url) as live:
-        got = await live.ask(path, PATHS[path])
-        assert got.status == int(status[:3])
-        error = in_shape(got, path)
-        assert error["message"] == seen["message"]
-        if not path.startswith("/v1/messages"):
-            assert error == seen
-        assert SECRET not in got.body.decode() + str(got.headers)
+async def test_what_is_wrong_with_the_request_is_said_in_the_engine_s_words(start: Starter, path: str) -> None:
+    async with stage(start) as on:
+        for name, (status, said, seen) in WORDS.items():
+            got = (await on.play(path, Sent(answer(json.dumps(said).encode(), *FIELDS, status=status)))).got
+            assert got.status == int(status[:3]), name
+            error = in_shape(got, path)
+            assert error["message"] == seen["message"], name
+            assert path.startswith("/v1/messages") or error == seen, name
+            assert SECRET not in got.body.decode() + str(got.headers), name
 
 
 async def test_who_must_mend_it_reads_which_key_is_wrong_and_reads_it_once(
@@ -239,64 +223,52 @@ async def test_an_error_without_end_ends_where_the_bound_is(start: Starter) -> N
 
     async with Upstream(script) as upstream, start(upstream.url) as live:
         for path in ("/v1/chat/completions", "/tokenize"):
-            got = await live.ask(path, PATHS[path])
+            got = await live.ask(path, ASKED[path])
             assert got.status == 502
             in_shape(got, path)
         assert live.holds_nothing()
 
 
-@pytest.mark.parametrize("status", [b"429 Too Many Requests", b"503 Service Unavailable"])
-async def test_an_engine_that_is_busy_with_what_needs_no_admission_is_busy(start: Starter, status: bytes) -> None:
-    """It is not the tenant that asked too much."""
-    async with Upstream(replies(answer(PLAIN, *FIELDS, status=status))) as upstream, start(upstream.url) as live:
-        got = await live.ask("/tokenize", PATHS["/tokenize"])
-        assert (got.status, got.error["code"], got.headers["retry-after"]) == (503, "server_busy", "1")
+AGAIN: dict[bytes, str | None] = {b"500 Oh": "1", b"599 Odd": "1", b"401 Who": None, b"302 Go": None}
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-@pytest.mark.parametrize(
-    ("status", "again"), [(b"500 Oh", "1"), (b"599 Odd", "1"), (b"401 Who", None), (b"302 Go", None)]
-)
-async def test_what_a_repeat_may_mend_says_when_to_repeat(
-    start: Starter, path: str, status: bytes, again: str | None
-) -> None:
-    async with Upstream(replies(answer(PLAIN, *FIELDS, status=status))) as upstream, start(upstream.url) as live:
-        got = await live.ask(path, PATHS[path])
-        assert (got.status, got.headers.get("retry-after")) == (502, again)
+async def test_what_a_repeat_may_mend_says_when_to_repeat(start: Starter) -> None:
+    async with stage(start) as on:
+        for path, (status, again) in product(("/v1/chat/completions", "/tokenize"), AGAIN.items()):
+            got = (await on.play(path, Sent(answer(PLAIN, *FIELDS, status=status)))).got
+            assert (got.status, got.headers.get("retry-after")) == (502, again), (path, status)
+        for status in (b"429 Too Many Requests", b"503 Service Unavailable"):  # not the tenant has asked too much
+            got = (await on.play("/tokenize", Sent(answer(PLAIN, *FIELDS, status=status)))).got
+            assert (got.status, got.error["code"], got.headers["retry-after"]) == (503, "server_busy", "1")
 
 
 async def test_an_engine_that_is_gone_is_asked_again_when_its_probes_may_have_found_it(start: Starter) -> None:
     async with simulated(time_scale=0) as sim, start(sim.url) as live:
         await sim.server.stop()
-        again_ms = [int((await live.ask("/tokenize", PATHS["/tokenize"])).headers["retry-after-ms"]) for _ in range(4)]
+        again_ms = [int((await live.ask("/tokenize", ASKED["/tokenize"])).headers["retry-after-ms"]) for _ in range(4)]
         assert all(1000 <= each <= 1100 for each in again_ms[:2])
         assert all(4000 <= each <= 4400 for each in again_ms[2:])
 
 
 async def test_that_a_copy_still_holds_is_no_error(start: Starter) -> None:
-    raw = b"HTTP/1.1 304 Not Modified\r\nEtag: x\r\n\r\n"
-    async with Upstream(replies(raw)) as upstream, start(upstream.url) as live:
-        live.has_response()
-        got = await live.get("/v1/responses/r1")
+    async with stage(start) as on:
+        got = (await on.fetch("/v1/responses/r1", Sent(b"HTTP/1.1 304 Not Modified\r\nEtag: x\r\n\r\n"))).got
         assert (got.status, got.headers["etag"]) == (304, "x")
 
 
-STREAMED: dict[str, tuple[Any, bytes, bytes, bytes]] = {
+TRACED: dict[str, tuple[bytes, bytes, bytes]] = {
     "/v1/chat/completions": (
-        chat(stream=True),
         token("a"),
         b'data: {"error":{"message":%b,"type":"InternalServerError","param":null,"code":500}}\n\n',
         DONE,
     ),
     "/v1/responses": (
-        {"model": MODEL, "input": "x", "stream": True},
         named("response.output_text.delta", delta="a"),
         b'event: response.failed\ndata: {"type":"response.failed","response":{"status":"failed",'
         b'"error":{"code":"server_error","message":%b}}}\n\n',
         b"",
     ),
     "/v1/messages": (
-        {"model": MODEL, "max_tokens": 5, "messages": [], "stream": True},
         named("content_block_delta", delta={"text": "a"}),
         b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":%b}}\n\n',
         b"",
@@ -304,19 +276,17 @@ STREAMED: dict[str, tuple[Any, bytes, bytes, bytes]] = {
 }
 
 
-@pytest.mark.parametrize("path", STREAMED)
-@pytest.mark.parametrize("together", [True, False])
-async def test_a_trace_inside_a_stream_is_an_error_of_ours(start: Starter, path: str, together: bool) -> None:
-    body, first, fault, last = STREAMED[path]
-    fault %= json.dumps(TRACE).encode()
-    pieces = [first + fault + last] if together else [first, fault, last]
-    sent = STREAM_HEAD + b"".join(chunk(piece) for piece in pieces if piece) + STREAM_END
-    async with Upstream(replies(sent)) as upstream, start(upstream.url) as live:
-        got = await live.ask(path, body)
-        assert SECRET not in got.body.decode()
-        assert got.body.startswith(first)
-        assert got.body.endswith(last)
-        assert events(got.body)[1]["error"]["message"]
-        assert got.body.count(b'"error":') == 1
-        [line] = await live.lines(1)
-        assert (line["outcome"], line["tokens_out"]) == ("failed", 1)
+async def test_a_trace_inside_a_stream_is_an_error_of_ours(start: Starter) -> None:
+    async with stage(start) as on:
+        for (path, (first, fault, last)), together in product(TRACED.items(), (True, False)):
+            parts = [first, fault % json.dumps(TRACE).encode(), last]
+            pieces = [b"".join(parts)] if together else parts
+            sent = STREAM_HEAD + b"".join(chunk(piece) for piece in pieces if piece) + STREAM_END
+            played = await on.play(path, Sent(sent), stream=True)
+            assert (played.line["outcome"], played.tokens[1]) == ("failed", 1), path
+            body = played.got.body
+            assert SECRET not in body.decode(), path
+            assert body.startswith(first), path
+            assert body.endswith(last), path
+            assert events(body)[1]["error"]["message"], path
+            assert body.count(b'"error":') == 1, path

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from bench.ports import free_port
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
 from tests.gateway.live import MODEL, Simulated, Starter, chat, events, long_chat, simulated, until
+from tests.ports import free_port
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 MESSAGES = {"model": MODEL, "max_tokens": 50, "ignore_eos": True, "messages": [{"role": "user", "content": "x"}]}

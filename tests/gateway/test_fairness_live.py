@@ -46,9 +46,9 @@ async def _dispatched_before_the_light_one(start: Starter, policy: str) -> tuple
     async with simulated() as sim, start(sim.url, tenants=tenants(heavy=1, light=1), policy=policy) as live:
         engine = live.engine
         load = Load(live)
+        sim.faults.is_still = True  # before the flood: no answer may let one of its requests arrive after the light one
         load.flood("heavy", 100)
-        await until(lambda: load.answers >= 20)
-        sim.faults.is_still = True
+        await until(lambda: engine.queued + engine.dispatched == 100)
         body = chat(max_tokens=2, ignore_eos=True)
         light = asyncio.ensure_future(live.ask("/v1/chat/completions", body, key="key-of-light", x_request_id=ASKED))
         await until(lambda: engine.queued + engine.dispatched == 101)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 
-from bench.ports import free_port
 from tests.commands import running
+from tests.ports import free_port
 
 PRINTS_SWITCH_INTERVAL = """
 import atexit, runpy, sys

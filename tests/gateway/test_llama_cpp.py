@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from bench.ports import free_port
 from docs.examples.tiny_gguf import make_model
 from tests.commands import run
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.load import Load, tenants
 from tests.llama_server import LlamaServer
+from tests.ports import free_port
 
 PATH = "/v1/chat/completions"
 SLOTS, CONTEXT = 6, 2048

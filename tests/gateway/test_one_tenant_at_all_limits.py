@@ -1,7 +1,6 @@
 """One tenant holds all that it can of everything, and another one is served as if nothing was.
 
-What is shown here is order: whose request is dispatched next, and that it is answered while the rest is held. How long
-it takes is for `bench/hostile.py`.
+What is shown here is order: whose request is dispatched next, and that it is answered while the rest is held.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.attacks import FLOOD, HOLD, Attack, Attacker, all_of, attacks
 from gateway.config.sections.keys import hash_key
+from tests.gateway.attacks import FLOOD, HOLD, Attack, Attacker, all_of, attacks
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token, usage_event
 from tests.gateway.live import MODEL, Live, Starter, chat, until
 

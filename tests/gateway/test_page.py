@@ -16,10 +16,10 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright, expect
 
-from bench.ports import free_port
 from gateway.operator.snapshots import feed
 from tests.gateway.live import SMALL, WAIT_S, Live, Starter, chat, simulated, until
 from tests.gateway.test_throttling import CHAT, full, question, tenants
+from tests.ports import free_port
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bench.ports import free_port
 from gateway.pool.retries import AT_START, PER_REQUEST, SAVED_MAX, RetryBudget
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import MODEL, Starter, chat, simulated, until
+from tests.ports import free_port
 
 WHOLE = b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}'
 OK, LAST = answer(WHOLE), answer(WHOLE, b"Connection: close")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from bench.ports import free_port
 from gateway.config.sections.keys import hash_key
 from gateway.request.apis import AUDIO, CHAT
 from gateway.request.body.form import read_form
@@ -15,6 +14,7 @@ from gateway.request.body.payload import read_json
 from gateway.request.prefix_hashes import BLOCK_BYTES, BLOCKS_MAX, prefix_hashes
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.test_hostile_bodies import FORM, UPLOAD
+from tests.ports import free_port
 
 DOCUMENT = "".join(f"Sentence {number} of a long document. " for number in range(200))
 POLICIES = ["dlpm", "d2lpm"]

@@ -14,7 +14,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bench.ports import free_port
 from gateway.config.sections.keys import hash_key, new_key
 from gateway.keys.in_redis import TABLE
 from gateway.storage.redis.redis_store import LAYOUT
@@ -23,6 +22,7 @@ from tests.gateway.capture import Peer, Seen, Upstream
 from tests.gateway.live import MODEL, chat
 from tests.gateway.test_command_line import OK, config_file
 from tests.gateway.test_store import scripted
+from tests.ports import free_port
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 

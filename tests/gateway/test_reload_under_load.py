@@ -1,4 +1,4 @@
-"""Reloads while requests come, wait and run: a short one of `bench.reload`, and replicas that take turns."""
+"""Reloads while requests come, wait and run: from random files, and of replicas that take turns."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import aiohttp
 
-from bench.reload import reload_under_load
 from gateway.config.sections.keys import hash_key
 from gateway.pool.replication.ticker import Exchanges
 from tests.gateway.live import WAIT_S, Answer, chat, simulated, until
+from tests.gateway.reload_under_load import reload_under_load
 from tests.gateway.test_reload import ALICE, BOB, is_whole, pool, reloadable
 from tests.redis_server import RedisServer
 

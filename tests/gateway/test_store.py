@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from bench.ports import free_port
 from gateway.storage.redis.redis_store import LAYOUT, RedisStore, Script, pool_key
 from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.background import Background
 from tests.gateway.live import WAIT_S, until
+from tests.ports import free_port
 from tests.redis_server import Proxy, RedisServer
 
 POOL = Deployment("pool", "fairserve", ("http://a:1", "http://b:1"))

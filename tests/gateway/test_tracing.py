@@ -17,7 +17,6 @@ from opentelemetry.semconv._incubating.attributes import client_attributes, gen_
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
 from pydantic import ValidationError
 
-from bench.ports import free_port
 from gateway.config.changes import changes, needs_restart
 from gateway.config.sections.keys import hash_key
 from gateway.storage.store_errors import StoreRefused
@@ -25,6 +24,7 @@ from gateway.telemetry import span_export
 from gateway.telemetry.trace import Sampler
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, long_chat, simulated, until
+from tests.ports import free_port
 from tests.waiting import WAIT_S
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

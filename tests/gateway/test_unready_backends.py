@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 import pytest
 
 from backends.simulated.simulated_server import SimulatedServer
-from bench.ports import free_port
 from tests.gateway.live import MODEL, SMALL, Starter, chat, long_chat, simulated, until
 from tests.gateway.load import tenants
+from tests.ports import free_port
 
 CHAT = "/v1/chat/completions"
 

@@ -14,11 +14,11 @@ import aiohttp
 import openai
 import pytest
 
-from bench.ports import free_port
 from bench.stack import nginx
 from gateway.http.errors import ApiError, Reason
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
 from tests.gateway.live import MODEL, Live, Starter, chat, events, until
+from tests.ports import free_port
 
 COMMENT_S = 0.1
 HELLO: Any = [{"role": "user", "content": "Hello"}]

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.ports import free_port
 from bench.stack import nginx, process, wait_ready
 from gateway.config.sections.keys import hash_key
 from tests.gateway.capture import Peer, Seen, Upstream, answer
@@ -23,6 +22,7 @@ from tests.gateway.live import Starter
 from tests.http.conformance import BODY, CASES, FOLLOWER, Outcome
 from tests.http.http_raw import exchange, statuses_of
 from tests.http.other_proxies import HAPROXY, NGINX, Difference
+from tests.ports import free_port
 from tests.waiting import WAIT_S
 
 TENANTS = [{"name": "t", "keys": [hash_key("known")]}]

@@ -18,8 +18,8 @@ import aiohttp
 import pytest
 import yaml
 
-from bench.ports import free_port
 from tests.gateway.live import Live
+from tests.ports import free_port
 from tests.waiting import WAIT_S
 
 DEPLOYED = Path(__file__).parents[2] / "deploy/prometheus"

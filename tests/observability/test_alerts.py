@@ -15,12 +15,12 @@ from typing import Any
 
 import yaml
 
-from bench.ports import free_port
 from gateway.config.load import load_config
 from gateway.config.sections.keys import hash_key
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, SMALL, Live, Starter, chat, long_chat, simulated, until
 from tests.observability.prometheus import DEPLOYED, Prometheus, program, scraping
+from tests.ports import free_port
 from tests.redis_server import RedisServer
 
 DOCS = Path(__file__).parents[2] / "docs/observability.md"

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from bench.ports import free_port
 from gateway.config.sections.keys import hash_key
 from tests.gateway.live import SMALL, Live, Starter, chat, simulated
 from tests.observability.prometheus import Prometheus, scraping
+from tests.ports import free_port
 from tests.redis_server import RedisServer
 from tests.waiting import WAIT_S
 

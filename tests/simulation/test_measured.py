@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from backends.simulated.engine_profiles import PROFILES, EngineProfile
-from simulation.measured import Measured, measured
+from simulation.measured import EngineEstimate, measured
 from simulation.traces.reader import Trace
 from tests.simulation.example_log import lines
 from tests.simulation.test_traces import logged, write
 
 
-def engine_of(path: Path) -> Measured | None:
+def engine_of(path: Path) -> EngineEstimate | None:
     return measured(Trace(path).entries())
 
 
-def found(path: Path) -> Measured:
+def found(path: Path) -> EngineEstimate:
     engine = engine_of(path)
     assert engine is not None
     return engine

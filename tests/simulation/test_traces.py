@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from lab import public_traces
 from policies.request import Claim, Flow
 from simulation.run import Arrival
 from simulation.traces.lines import TraceError
-from simulation.traces.reader import FORMATS, Trace
+from simulation.traces.reader import Trace, formats
 
+public_traces.register()
+FORMATS = formats()
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 
 LINE = {

@@ -17,8 +17,8 @@ import yaml
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, ConnectionError
 
-from bench.ports import free_port
 from tests.gateway.live import WAIT_S
+from tests.ports import free_port
 from tests.redis_server import needed
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""What is different for one kind of use, and how are the calls that make up one answer recognised?"""
+"""Settings of apps, and recognition of the calls that make up one answer."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from policies.interactions import InteractionSettings
 
 
 class InteractionRules(Section):
-    """How the calls of one answer are recognised. None of the rules asks clients to change. fairserve only."""
+    """Rules that recognise the calls of one answer. None of the rules asks clients to change. fairserve only."""
 
     headers: bool = True
-    """Clients may say it: x-fairgate-interaction, -stage and -end, or fairgate_interaction and so on in `metadata`."""
+    """Use clients' headers x-fairgate-interaction, -stage and -end, or fairgate_interaction and so on in `metadata`."""
     trace: Annotated[str, AfterValidator(checked_trace)] | None = None
-    """What else names an interaction: traceparent (every trace is one), or baggage:KEY (that member of `baggage`)."""
+    """Another name of an interaction: traceparent (every trace is one), or baggage:KEY (that member of `baggage`)."""
     content: bool = True
-    """A tool's result goes on with the answer that asked for it, and so does a Responses call that goes on from an
-    earlier one; a new turn of the user begins the next interaction, unless it follows the model's last turn at an
+    """Continue an interaction by a tool's result for an earlier answer, and by a Responses call that refers to an
+    earlier one. A new turn of the user begins the next interaction, unless it follows the model's last turn at an
     agent's pace."""
     sessions: bool = True
-    """Sessions, as common agents name them, keep apart conversations that look alike. A session is no interaction, but
-    a call in it that follows the last answer at an agent's pace asks nothing new."""
+    """Separate conversations that look alike by the session ids of common agents. A session is no interaction, but a
+    call in it that follows the last answer at an agent's pace continues one."""
     prefixes: bool = True
-    """A raw completion whose prompt extends an earlier one goes on with it."""
+    """Continue an interaction by a raw completion whose prompt extends an earlier one."""
 
 
 @settings_from(InteractionSettings)
 class InteractionsConfig(InteractionRules):
-    """The common rules, and the caps beyond which an interaction goes on without immunity."""
+    """The common rules, and the caps beyond which an interaction loses its immunity."""
 
 
 def _one_or_each(value: Any) -> Any:
@@ -50,12 +50,12 @@ PerStage = Annotated[
 
 @with_class
 class AppConfig(Section):
-    """What is different for one kind of use."""
+    """Settings of one app."""
 
     name: Name
-    """The app, as keys name it in `apps`; unique."""
+    """Name of the app, as keys list it in `apps`; unique."""
     interactions: InteractionRules | None = None
-    """How its interactions are recognised, instead of the common rules."""
+    """Rules for its interactions, in place of the common rules."""
     normal_service: PerStage | None = None
-    """What a call of it normally takes (alpha, beta and gamma times its input, system and output tokens), instead of
-    what is learned: one number, or one for each stage; the last number holds for all later stages. fairserve only."""
+    """Normal cost of a call (alpha, beta and gamma times its input, system and output tokens), in place of the learned
+    cost: one number, or one for each stage; the last number holds for all later stages. fairserve only."""

@@ -1,4 +1,4 @@
-"""Where is an engine, and how is it spoken to?"""
+"""Settings of an engine: its address and its connections."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ Isolation = Literal["never", "where_possible", "require"]
 
 
 class BackendConfig(Section):
-    """One engine that serves the models of its pool, or with `each_address` as many as its name has addresses."""
+    """One engine that serves the models of its pool, or with `each_address` one for each address of its name."""
 
     url: Annotated[str, AfterValidator(checked_url)]
     """http(s)://host:port without /v1, or sim:NAME for a simulated vLLM inside the gateway's own process. A path, as in
-    http://host/engine-a, is put before that of every request."""
+    http://host/engine-a, precedes that of every request."""
     each_address: bool = False
-    """Every address behind the host's name is an engine of its own, called NAME@ADDRESS, as with a headless service of
-    Kubernetes. The name is looked up all the time: see limits.upstream_addresses_s."""
+    """Make an engine of every address behind the host's name, called NAME@ADDRESS, as with a headless service of
+    Kubernetes. The name is looked up continuously: see limits.upstream_addresses_s."""
     engine: EngineKind = "auto"
-    """auto: the engine is asked which kind it is, at its start and whenever it comes back; openai: any compatible
-    server, which the gateway knows by its answers only."""
+    """Kind of engine. auto: detected at its start and whenever it comes back; openai: any compatible server, judged by
+    its answers only."""
     api_key: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
-    """Sent to the backend as a bearer token. Write ${NAME} to take it from the environment."""
+    """Bearer token for the backend. Write ${NAME} to take it from the environment."""
     tls: BackendTlsConfig | None = None
-    """How TLS is spoken at an https url. Default: with what the system trusts, and no certificate of our own."""
+    """TLS at an https url. Default: the system's trust, and no certificate of our own."""
     steps: bool = True
-    """Read what a vLLM with fairgate's plug-in reports after each step. Without the plug-in its metrics are read."""
+    """Read the reports after each step of a vLLM with fairgate's plug-in. Without the plug-in its metrics are read."""
     max_num_seqs: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Requests the engine runs at once (vLLM's --max-num-seqs); learned when absent."""
+    """Requests that the engine runs at once (vLLM's --max-num-seqs); learned when absent."""
     name: str = Field(default="", validate_default=True)
-    """What metrics and logs call it; unique. Default: host:port of the url, and its path."""
+    """Name in metrics and logs; unique. Default: host:port of the url, and its path."""
     _address: str | None = PrivateAttr(default=None)
 
     @field_validator("each_address")
@@ -64,7 +64,7 @@ class BackendConfig(Section):
 
     @property
     def simulated(self) -> bool:
-        """Is it an engine model inside this process rather than a server?"""
+        """Is the backend an engine model inside this process?"""
         return self.url.startswith("sim:")
 
     @property
@@ -74,11 +74,11 @@ class BackendConfig(Section):
 
     @property
     def address(self) -> str | None:
-        """Which of the addresses behind the name is this engine's? None: it is not looked up for that."""
+        """The engine's address behind the name, or None where the name is not looked up."""
         return self._address
 
     def at(self, address: str) -> Self:
-        """The same for the engine at one of the addresses behind its name."""
+        """Return the settings of the engine at one address behind the name."""
         copy = self.model_copy(update={"name": f"{self.name}@{address}"})
         copy._address = address
         return copy

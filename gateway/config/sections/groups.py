@@ -1,4 +1,4 @@
-"""What is a group of tenants entitled to? Groups stand in groups: each group and tenant names the one that it is in."""
+"""Groups of tenants and their entitlements. Groups nest: each group and tenant names the group around it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from gateway.config.sections.throttling import ModelQuotasConfig
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 
 _USUAL: Final = frozenset({"name", "weight", "keys", "quota"})
-"""What may be set of a tenant that stands in no group and has no other terms."""
+"""Fields of a tenant that needs no node of its own in the tree."""
 DEPTH_MAX: Final = 8
-"""Groups within each other, and the tenant."""
+"""Most levels of groups, the tenant included."""
 
 
 class Grouped(Section):
-    """What a group and a tenant have in common: a place in the tree."""
+    """A group or tenant: a place in the tree."""
 
     name: Name
     group: Name | None = None
-    """The group that it is in. Default: none, so that it shares each pool with all others that are in none."""
+    """The group around it. Default: none, so that it shares each pool with all others that are in none."""
     quota: ModelQuotasConfig | None = None
     if TYPE_CHECKING:
+        # Settings of `GroupSettings`, which `settings_from` adds to each subclass.
         weight: float = 1.0
-        """A setting of `GroupSettings`, as all others here."""
+        guaranteed_share: float | None = None
 
 
 @settings_from(GroupSettings)
@@ -33,13 +34,13 @@ class GroupConfig(Grouped):
     """Tenants, or other groups, that share a part of each pool."""
 
     name: Name
-    """What `group` names; unique among groups."""
+    """Name used by `group`; unique among groups."""
     quota: ModelQuotasConfig | None = None
-    """Limits of all tenants in it together."""
+    """Limits of all its tenants together."""
 
 
 def tree_of(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> Tree:
-    """The tree that these sections describe, which are free of contradictions."""
+    """Return the tree that these sections, free of contradictions, describe."""
     by_name = {group.name: group for group in groups}
     placed: dict[str, Placing] = {}
     while len(placed) < len(by_name):
@@ -50,7 +51,7 @@ def tree_of(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> Tree:
 
 
 def groups_around(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> dict[str, tuple[str, ...]]:
-    """The groups that each tenant is in, the innermost first."""
+    """Return the groups around each tenant, innermost first."""
     outer = {group.name: group.group for group in groups}
     around: dict[str, tuple[str, ...]] = {}
     for tenant in tenants:

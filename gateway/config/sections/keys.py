@@ -1,7 +1,4 @@
-"""What may be said of one key: its hash, for what it may be used, and until when. And: can it be guessed?
-
-Beside keys: whose JSON Web Tokens (RFC 7519) are taken, and what do their claims say of a request?
-"""
+"""Settings of keys and of issuers of JSON Web Tokens (RFC 7519), and a test whether a key can be guessed."""
 
 from __future__ import annotations
 
@@ -23,25 +20,25 @@ LABEL_CHARACTERS_MAX = 100
 
 
 def hash_key(key: str) -> str:
-    """What is written in the file for this key? "sha256:" and 64 hex digits; keys cannot be guessed, so no salt.
+    """Return the hash of a key for the file: "sha256:" and 64 hex digits. Keys cannot be guessed, so no salt is needed.
 
-    Bytes that were not UTF-8 in a header (surrogate escapes) are hashed as they came.
+    Bytes of a header that were not UTF-8 (surrogate escapes) are hashed as they arrived.
     """
     return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def open_name(digest: bytes) -> str:
-    """Under which name does a key appear that has none, where any key is taken?"""
+    """Return the name of an unnamed key, where any key is accepted."""
     return f"key-{digest.hex()[:12]}"
 
 
 def new_key() -> str:
-    """A fresh key of 256 random bits: "fg-" and 43 characters that are safe in URLs and shells."""
+    """Return a fresh key of 256 random bits: "fg-" and 43 characters that are safe in URLs and shells."""
     return "fg-" + secrets.token_urlsafe(32)
 
 
 def weakness(key: str) -> str | None:
-    """Why might somebody guess a key that was made elsewhere? None: nobody will, if it was made by chance."""
+    """Return why a key made elsewhere might be guessed, or None for a key that a random generator can have made."""
     if len(key) >= KEY_CHARACTERS_MIN and len(set(key)) >= KEY_CHARACTERS_DIFFERENT_MIN:
         return None
     return (
@@ -51,7 +48,7 @@ def weakness(key: str) -> str | None:
 
 
 def _expiry(text: str) -> datetime:
-    """From when on is a key not taken? A day counts until its end. ValueError: it is neither a day nor a moment."""
+    """Return when a key expires. A day counts until its end. Raise ValueError for any other text."""
     if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
         return datetime.fromisoformat(text).replace(tzinfo=UTC) + timedelta(days=1)
     moment = datetime.fromisoformat(text)
@@ -61,7 +58,7 @@ def _expiry(text: str) -> datetime:
 
 
 def _checked_expiry(text: str) -> str:
-    """In a spelling without spaces."""
+    """Return the time in a spelling without spaces."""
     try:
         _expiry(text).timestamp()
     except (ValueError, OverflowError):
@@ -84,38 +81,38 @@ class KeyConfig(Section):
     apps: Annotated[tuple[Name, ...], AfterValidator(unique), AfterValidator(not_empty)] = Field(
         default=("default",), strict=False, max_length=1000, json_schema_extra={"minItems": 1}
     )
-    """Apps the key may act for; the first is what a request is when it names none."""
+    """Apps the key may use; the first is the default of a request that names none."""
     expires: Annotated[str, AfterValidator(_checked_expiry)] | None = None
-    """The last day on which it is taken, by UTC, such as 2027-01-31; or the time from which it is not, with its zone,
-    such as 2027-01-31T12:00:00Z. Default: it does not expire."""
+    """Last day of the key, by UTC, such as 2027-01-31; or the time of its end, with its zone, such as
+    2027-01-31T12:00:00Z. Default: it does not expire."""
     models: Annotated[tuple[Name, ...], AfterValidator(unique), AfterValidator(not_empty)] | None = Field(
         default=None, strict=False, max_length=1000
     )
-    """Models the key may ask for; the others do not exist for it. Default: all."""
+    """Models the key may use; others do not exist for it. Default: all."""
     weight: float | None = Field(default=None, gt=0, le=1000)
-    """Weight of the tenant while it asks with this key. Default: that of the tenant."""
+    """Weight of the tenant in requests with this key. Default: that of the tenant."""
     quota: ModelQuotasConfig | None = None
-    """Limits of what is asked with this key, beside those of the tenant."""
+    """Limits of requests with this key, beside those of the tenant."""
     counted_as: Annotated[str, AfterValidator(checked_hash)] | None = None
     """Hash of the key whose quota it shares; a rotation writes it."""
     label: Annotated[str, AfterValidator(_checked_label)] | None = None
-    """What it is for, or who has it, in any words; shown in lists of keys only."""
+    """Purpose or holder, in any words; shown in lists of keys only."""
     created: Annotated[str, AfterValidator(_checked_expiry)] | None = None
-    """When it was made, as `fairgate keys create` notes it; shown in lists of keys only."""
+    """Time of creation, written by `fairgate keys create`; shown in lists of keys only."""
 
     @property
     def counts_as(self) -> str:
-        """The name under which its quota is counted."""
+        """Name under which the key's quota is counted."""
         return (self.counted_as or self.hash).removeprefix("sha256:")
 
     @property
     def expires_s(self) -> float:
-        """From when on it is not taken, in seconds since the epoch."""
+        """Expiry in seconds since the epoch."""
         return float("inf") if self.expires is None else _expiry(self.expires).timestamp()
 
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-"""Of RFC 7518 and RFC 8037. None with a shared secret: who could check such a token could make one."""
+"""Algorithms of RFC 7518 and RFC 8037, without shared secrets: whoever can check such a token can make one."""
 _GO = "no url of an issuer"
 
 
@@ -137,23 +134,22 @@ class IssuerConfig(Section):
     """An issuer of tokens (OpenID Connect). pip install 'fairgate[jwt]'."""
 
     issuer: Annotated[str, AfterValidator(_checked_issuer)]
-    """What its tokens have as `iss`, letter for letter."""
+    """Value of `iss` in its tokens, letter for letter."""
     audience: Name
-    """What its tokens must have in `aud`: a token that is meant for another service is refused."""
+    """Required value in `aud` of its tokens: a token for another service is refused."""
     jwks_url: Annotated[str, AfterValidator(_checked_jwks_url)] | None = None
-    """Where its keys are (RFC 7517). Default: where its /.well-known/openid-configuration says."""
+    """URL of its keys (RFC 7517). Default: the one in its /.well-known/openid-configuration."""
     algorithms: Annotated[tuple[Algorithm, ...], AfterValidator(unique), AfterValidator(not_empty)] = Field(
         default=("RS256", "ES256"), strict=False, json_schema_extra={"minItems": 1}
     )
-    """By which its tokens may be signed."""
+    """Accepted signature algorithms."""
     tenant_claim: Name = "tenant"
-    """The claim that names the tenant. Of several values the first one that is a tenant counts."""
+    """Claim with the tenant. Of several values the first that is a tenant counts."""
     group_claim: Name | None = None
-    """The claim that names groups: only a tenant in one of them, directly or further up, counts. Default: any."""
+    """Claim with groups: only a tenant in one of them, directly or further up, counts. Default: any."""
     user_claim: Name = "sub"
-    """The claim that names the user, whatever else the request says. A token need not have it."""
+    """Claim with the user, which precedes other names in the request. A token need not have it."""
     app_claim: Name | None = None
-    """The claim that names the apps that the request may be for; the first is what a request is when it names none.
-    Default: only the app `default`."""
+    """Claim with the apps that the request may be for; the first is the default. Default: only the app `default`."""
     leeway_s: float = Field(default=30, ge=0, le=600)
-    """By how much the clocks of issuer and gateway may differ."""
+    """Tolerated difference between the clocks of issuer and gateway."""

@@ -1,4 +1,4 @@
-"""Who may ask what at the clients' listener, beyond what is known anyway?"""
+"""Paths that clients may ask for beyond the known ones."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ Origin = Annotated[str, AfterValidator(_checked_origin)]
 
 
 class RouteConfig(Section):
-    """One more path that clients may ask for."""
+    """One more path for clients."""
 
     path: Annotated[str, AfterValidator(_checked_path)]
-    """As it is sent, such as /v1/images/generations; a * stands for one step: /v1/videos/*."""
+    """Path as it is sent, such as /v1/images/generations; a * stands for one step: /v1/videos/*."""
     methods: Annotated[
         tuple[Literal["GET", "POST", "PUT", "PATCH", "DELETE"], ...], AfterValidator(unique), AfterValidator(not_empty)
     ] = Field(default=("POST",), strict=False, json_schema_extra={"minItems": 1})
-    """What may be done there. HEAD comes with GET."""
+    """Allowed methods. HEAD comes with GET."""
     treatment: Literal["generate", "compute", "pass"]
     """generate: through the queue, answered token by token; compute: through the queue, answered in one pass; pass:
-    straight to an engine, for what takes none of its time."""
+    straight to an engine, for requests that take none of its time."""
 
     @field_validator("treatment")
     @classmethod

@@ -1,4 +1,4 @@
-"""Which policy, and what is set for it? The section follows from `POLICIES`."""
+"""The section of the policy and its settings, derived from `POLICIES`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ else:
 
 
 def policy_settings(name: str, placement: str | None = None) -> dict[str, Setting]:
-    """What may be set for a policy with this placement, by name; None: with its own."""
+    """Return the settings of a policy with this placement, by name; None is its own placement."""
     entry = POLICIES[name]
     where = placement or entry.placement
     params = PLACEMENTS[where].params if where is not None else None
@@ -39,7 +39,7 @@ _OF_POLICY = {name: policy_settings(name) for name in POLICIES}
 
 
 class _Named(Section):
-    """Which request goes next. A setting that the policy does not have is a fault."""
+    """Order of requests. A setting that the policy does not have is a fault."""
 
     name: PolicyName = Field(
         default="fairserve",
@@ -69,12 +69,12 @@ class _Named(Section):
         return {name: value for name, value in whole(self).items() if value is not None}
 
     def settings(self) -> dict[str, Any]:
-        """What was set, by name."""
+        """Return the settings that are set, by name."""
         return self.model_dump(exclude={"name", "placement"})
 
 
 def _field(name: str) -> Any:
-    """One field for all policies that have this setting; they agree on its kind and bounds. None: it was not set."""
+    """Return one field for all policies with this setting, whose kind and bounds agree; None means unset."""
     having = {policy: settings[name] for policy, settings in _OF_POLICY.items() if name in settings}
     first = next(iter(having.values()))
     defaults = {policy: one.default for policy, one in having.items()}

@@ -1,4 +1,4 @@
-"""Where do the replicas of a gateway keep what they share? In no place by default, or in one Redis."""
+"""The store that replicas of a gateway share: none by default, or one Redis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ESCAPES = "; in a password, # is written %23, / is %2F and % is %25"
 
 
 def _checked_url(url: SecretStr) -> SecretStr:
-    """No message repeats it: it may hold a password."""
+    """Check the URL. No message repeats it, since it may hold a password."""
     text = url.get_secret_value()
     scheme = text.partition(":")[0]
     if text == MEMORY:
@@ -56,7 +56,7 @@ def _check_option(scheme: str, name: str, value: str) -> None:
 
 
 class StateConfig(Section):
-    """Where the replicas of a gateway keep what they share."""
+    """Store that the replicas of a gateway share."""
 
     url: Annotated[SecretStr, AfterValidator(_checked_url)] = Field(
         default=SecretStr(MEMORY), json_schema_extra={"default": MEMORY}
@@ -64,11 +64,11 @@ class StateConfig(Section):
     """memory: one process, nothing is shared. redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH: one Redis,
     Valkey or Redis Cluster for all replicas. Write ${NAME} to take the password from the environment."""
     limits_without_redis: Literal["share", "refuse"] = "share"
-    """While Redis cannot be asked: each replica keeps to its share of every limit, or refuses every tenant that has a
+    """While Redis is unreachable: each replica keeps to its share of every limit, or refuses every tenant that has a
     limit."""
 
     @property
     def redis_url(self) -> str | None:
-        """Where it is, with its password. None: all state is in memory."""
+        """URL with its password, or None where all state is in memory."""
         url = self.url.get_secret_value()
         return None if url == MEMORY else url

@@ -1,4 +1,4 @@
-"""When are the engines overloaded, and who is refused then? And which limits hold at any time?"""
+"""Overload of the engines, refusals during overload, and limits that always hold."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ class OverloadConfig(Section):
 
 @settings_from(Ceilings)
 class CeilingsConfig(Section):
-    """What one of them may have within the window while a pool is overloaded: numbers, or auto."""
+    """Allowance of one of them within the window while a pool is overloaded: numbers, or auto."""
 
 
 @settings_from(ThrottleSettings)
 class ThrottleConfig(Section):
-    """Who is refused while a pool is overloaded: new interactions of a user or app beyond a limit. fairserve only."""
+    """Refusals while a pool is overloaded: new interactions of a user or app beyond a limit. fairserve only."""
 
     user: CeilingsConfig = CeilingsConfig()
     """Each user of a tenant, over all apps."""
     app_user: CeilingsConfig = CeilingsConfig()
-    """Each user of a tenant in one app. At most what the user may have at all."""
+    """Each user of a tenant in one app. At most the user's total."""
     app: CeilingsConfig = CeilingsConfig()
-    """Each app of a tenant, over all users. At least what one of them may have in it."""
+    """Each app of a tenant, over all users. At least the limit of one user in it."""
 
 
 @settings_from(Quota)
 class QuotaConfig(Section):
-    """Limits of a tenant that hold at any time, whatever the policy. There are none but those written here."""
+    """Limits of a tenant that hold at any time, under any policy. None by default."""
 
 
 class ModelQuotasConfig(QuotaConfig):
-    """The same, and the same of single models."""
+    """Limits of a tenant, and its limits on single models."""
 
     per_model: dict[Name, QuotaConfig] = Field(default_factory=dict)
-    """Limits of what is asked of one model, by the engines' name of the model."""
+    """Limits on one model, by the engines' name of the model."""

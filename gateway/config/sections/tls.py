@@ -1,4 +1,4 @@
-"""Where is TLS spoken, and with which files? All of them are PEM."""
+"""TLS of the listener and towards engines, with PEM files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.config.section import Section
 
 
 class _TlsConfig(Section):
-    """What names files that have to be there, and to belong together."""
+    """Files that must exist and belong together."""
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
@@ -24,23 +24,23 @@ class _TlsConfig(Section):
         return self
 
     def context(self) -> ssl.SSLContext:
-        """From the files as they are now. ValueError if one of them cannot be used."""
+        """Load the files as they are now. Raise ValueError for an unusable file."""
         raise NotImplementedError
 
 
 class ListenerTlsConfig(_TlsConfig):
-    """What the listener shows its clients, and whom it lets in. Files that change are read again while it runs."""
+    """Certificate for clients, and the clients that are admitted. Changed files are read again at run time."""
 
     cert_file: str = Field(min_length=1)
-    """The gateway's certificate, followed by those between it and its authority."""
+    """Certificate of the gateway, followed by those between it and its authority."""
     key_file: str | None = Field(default=None, min_length=1)
     """Its key, without a password. Default: it is in cert_file."""
     client_ca_file: str | None = Field(default=None, min_length=1)
-    """Only clients with a certificate of these authorities are let in (mutual TLS), each with its API key besides."""
+    """Authorities whose certificates clients must show (mutual TLS), beside their API keys."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files that are named, the certificate first."""
+        """All files, the certificate first."""
         named = (self.cert_file, self.key_file, self.client_ca_file)
         return tuple(file for file in named if file is not None)
 
@@ -49,18 +49,16 @@ class ListenerTlsConfig(_TlsConfig):
 
 
 class BackendTlsConfig(_TlsConfig):
-    """Whom the gateway trusts at an https url, and as whom it presents itself. Files are PEM."""
+    """Trust in an engine at an https url, and the gateway's own certificate. Files are PEM."""
 
     ca_file: str | None = Field(default=None, min_length=1)
-    """Certificates of the authorities that may have signed the backend's. Default: the authorities that the system
-    trusts."""
+    """Authorities that may have signed the backend's certificate. Default: those of the system."""
     cert_file: str | None = Field(default=None, min_length=1)
-    """The gateway's own certificate, for a backend that asks for one (mutual TLS)."""
+    """Certificate of the gateway, for a backend that asks for one (mutual TLS)."""
     key_file: str | None = Field(default=None, min_length=1)
     """Its key, without a password. Default: it is in cert_file."""
     verify: bool = True
-    """false: any server that answers at the url is trusted. For tests only: such a server can read all prompts, and the
-    api_key."""
+    """false: any server at the url is trusted. For tests only: such a server can read all prompts, and the api_key."""
 
     def context(self) -> ssl.SSLContext:
         if self.key_file is not None and self.cert_file is None:

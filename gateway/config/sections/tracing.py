@@ -1,4 +1,4 @@
-"""Where are spans of requests sent, and how many of them? Nowhere by default."""
+"""Tracing: destination and number of spans; none by default."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRACES_PATH = "/v1/traces"
 
 
 def _checked_endpoint(text: str) -> str:
-    """With the path that OTLP has by default, where it has none."""
+    """Add OTLP's default path to an endpoint without a path."""
     should_be = "the http(s) url of a collector, such as http://collector:4318"
     parts = url_parts(text, should_be, credentials_go="headers")
     return text if parts.path not in ("", "/") else f"{parts.scheme}://{parts.netloc}{TRACES_PATH}"

@@ -1,4 +1,4 @@
-"""Where is durably kept what was used and what is to be asked later, and what does it cost? In no place by default."""
+"""The database of usage and batches, and prices; none by default."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORM = "should be the path of a file for SQLite, or postgresql://USER:PASSWORD@
 
 
 def _checked_url(url: SecretStr) -> SecretStr:
-    """No message repeats it: it may hold a password."""
+    """Check the URL. No message repeats it, since it may hold a password."""
     text = url.get_secret_value()
     scheme, is_url, _ = text.partition("://")
     if not text or re.search(r"[\x00-\x1f]", text) or (is_url and scheme not in SERVERS):
@@ -30,52 +30,51 @@ def _checked_url(url: SecretStr) -> SecretStr:
 
 
 class PriceConfig(Section):
-    """What a million tokens of one model cost, in any currency."""
+    """Price of a million tokens of one model, in any currency."""
 
     input: float = Field(ge=0, le=1e9)
-    """Prompt tokens that were not cached."""
+    """Price of prompt tokens that were not cached."""
     output: float = Field(ge=0, le=1e9)
-    """Tokens of the answer."""
+    """Price of output tokens."""
     cached: float | None = Field(default=None, ge=0, le=1e9)
-    """Prompt tokens that the engine had cached. Default: as input."""
+    """Price of cached prompt tokens. Default: as input."""
 
     @property
     def of_cached(self) -> float:
-        """The price of cached tokens."""
+        """Price of cached tokens."""
         return self.input if self.cached is None else self.cached
 
 
 class UsageConfig(Section):
-    """What each tenant, app, user and model used in every hour, kept in a database, which also holds keys."""
+    """Hourly usage of each tenant, app, user and model, in a database that also holds keys."""
 
     url: Annotated[SecretStr, AfterValidator(_checked_url)]
     """The path of a file for SQLite, on a disk of this machine; or postgresql://USER:PASSWORD@HOST/DATABASE for several
     gateways. Write ${NAME} to take the password from the environment."""
     users_max: int = Field(default=100, ge=0, le=100_000)
-    """Users of one tenant that each gateway counts one by one in an hour; the rest are counted together as "other"."""
+    """Users of one tenant that each gateway counts separately in an hour; the rest are counted together as "other"."""
     keep_days: int = Field(default=400, ge=2, le=36_500)
-    """Days after which an hour is forgotten."""
+    """Days after which usage is deleted."""
     prices: dict[Name, PriceConfig] = Field(default_factory=dict)
-    """By model; what others cost is not known."""
+    """Prices by model. Other models have no known cost."""
 
     @property
     def is_server(self) -> bool:
-        """Is it a database that several gateways may share?"""
+        """Can several gateways share the database?"""
         return self.url.get_secret_value().partition("://")[0] in SERVERS
 
 
 class BatchesConfig(Section):
-    """Requests that can wait, by /v1/files and /v1/batches. They are kept in the database of `usage`, and offered where
-    there is one."""
+    """Batches, by /v1/files and /v1/batches. They need the database of `usage`, and are offered only with it."""
 
     lines_max: int = Field(default=50_000, ge=1, le=1_000_000)
     """Lines of one file. Its bytes are bounded by limits.body_bytes_max."""
     files_max: int = Field(default=1000, ge=1, le=1_000_000)
     """Files that one tenant keeps, results included."""
     stored_bytes_max: int = Field(default=1 << 30, ge=1024, le=1 << 50)
-    """Size of them together. Where results reach it, the rest of their batch fails."""
+    """Total size of a tenant's files. Where results reach it, the rest of their batch fails."""
     batches_max: int = Field(default=1000, ge=1, le=1_000_000)
-    """Batches that one tenant keeps; of more, the oldest that has ended is forgotten."""
+    """Batches that one tenant keeps; beyond it, the oldest ended one is forgotten."""
     running_max: int = Field(default=64, ge=1, le=10_000)
     """Requests of one batch that wait or run at once."""
     keep_days: int = Field(default=30, ge=2, le=36_500)

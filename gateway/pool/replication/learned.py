@@ -1,7 +1,6 @@
-"""What have all gateways of a pool learned of its apps? One snapshot in the store, which each adds to in turn.
+"""Learned state shared by all gateways of a pool: one snapshot in the store that each gateway merges into.
 
-For every population, the snapshot of the gateway that has seen most of it counts. A gateway that starts goes on from
-there.
+For every population, the snapshot with the most observations wins. A new gateway starts from the snapshot.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ INTERVAL_S = 60.0
 BYTES_MAX = 16 * 1024 * 1024
 
 
-class Lessons:
-    """Brings one engine and the store up to each other, one `turn` after another."""
+class LearnedSync:
+    """A synchroniser of one engine with the store, one `turn` after another."""
 
     def __init__(self, store: Store, pool: str, engine: AdmissionEngine) -> None:
         self._store = store
@@ -36,7 +35,7 @@ class Lessons:
             await self._adopt()
             await self._write()
         except StoreUnavailable:
-            pass  # the store says so; what was learned here is kept
+            pass  # the store logs the error; local state is kept
         await asyncio.sleep(INTERVAL_S)
 
     async def _adopt(self) -> None:

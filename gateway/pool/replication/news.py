@@ -1,7 +1,7 @@
-"""What does one gateway report to the others of the prompts that it sent? It is sent once, and nobody keeps it.
+"""Broadcast of the prompts that each gateway has sent. A message is sent once and never stored.
 
-Each message goes to all gateways that listen; one that does not, misses it. Listening that fails begins again after a
-second. What is lost meanwhile is no fault of the shared state, so it is no reason to be alone.
+Each message goes to all listening gateways, and only to them. Listening that fails starts again after a second. A lost
+message is no fault of the shared state, and no reason to go on alone.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ RETRY_S: Final = 1.0
 
 
 class NewsChannel:
-    """Reports to the other gateways of a pool what this one sent (`report`), and takes what they report (`listen`)."""
+    """One gateway's messages to the others of a pool (`report`), and theirs to it (`listen`)."""
 
     def __init__(self, store: Store, pool: str, dispatcher: Dispatcher) -> None:
         self.pool = pool
         self.sent = self.received = self.ignored = 0
-        """Messages. A gateway may also receive the messages that it sent itself."""
+        """Counts of messages. A gateway may receive its own."""
         engine = dispatcher.engine
         self._shared = SharedPrefixes(engine.policy, engine.backends, name=store.replica)
         self._store = store
@@ -45,7 +45,7 @@ class NewsChannel:
             self._wakes.set()
 
     async def report(self) -> None:
-        """Once, when there is something to report."""
+        """Send one report when there is something to report."""
         await self._wakes.wait()
         self._wakes.clear()
         try:
@@ -56,7 +56,7 @@ class NewsChannel:
         await asyncio.sleep(INTERVAL_S)
 
     async def listen(self) -> None:
-        """Until it ends, and a second more."""
+        """Listen until the subscription ends, and wait a second."""
         try:
             await self._store.subscribe(self.pool, self._take)
         except StoreError as error:
@@ -76,7 +76,7 @@ class NewsChannel:
         self.ignored += 1
 
     def _note(self, error: StoreError) -> None:
-        """What passes by itself is said by the store."""
+        """Log a refusal once. The store itself logs its failures."""
         if isinstance(error, StoreRefused) and not self._is_refused:
             self._is_refused = True
             logger.warning("pool %s: what one gateway sends is not known at the others: %s", self.pool, error)

@@ -1,4 +1,4 @@
-"""Who carries what gateways report to each other? The live body of one `Schedule`."""
+"""The live driver of one `Schedule` of sync rounds."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _decode = msgspec.msgpack.Decoder(ReplicaView).decode
 
 
 class Exchanges:
-    """Tells the store what one gateway has to say, and the gateway what came of it, one `turn` after another."""
+    """Sync rounds of one gateway with the store, one `turn` after another."""
 
     def __init__(
         self, store: Store, name: str, speaker: Speaker, carry_out: Callable[[Sequence[Decision]], None]
     ) -> None:
-        """`name`: of the pool; `carry_out` gets everything that may have been decided."""
+        """Create rounds for the pool `name`. `carry_out` gets every resulting decision."""
         self.about = name
         self.answered = 0
         self.lost = 0
@@ -41,7 +41,7 @@ class Exchanges:
 
     @classmethod
     def of_pool(cls, store: Store, pool: str, dispatcher: Dispatcher) -> Exchanges:
-        """About the backends and the queue of one pool."""
+        """Create the rounds about the backends and the queue of one pool."""
         replica = PoolReplica(dispatcher.engine, epoch_s=store.epoch_s)
         exchanges = cls(store, pool, replica, dispatcher.carry_out)
         dispatcher.listeners.append(exchanges.look)
@@ -57,7 +57,7 @@ class Exchanges:
         *,
         refuses_alone: bool,
     ) -> Exchanges:
-        """About the limits and interactions of tenants, over all pools."""
+        """Create the rounds about tenants' limits and interactions, over all pools."""
         engines = [dispatcher.engine for dispatcher in dispatchers]
         replica = TenantReplica(quotas, interactions, engines, epoch_s=store.epoch_s, refuses_alone=refuses_alone)
 
@@ -72,31 +72,31 @@ class Exchanges:
 
     @property
     def is_alone(self) -> bool:
-        """Does the gateway go on with the share that it last had?"""
+        """Is the gateway partitioned, so that it uses its last share?"""
         return self._schedule.is_alone
 
     def look(self) -> None:
-        """Something happened that must perhaps be reported at once."""
+        """Check whether an event requires an urgent report."""
         if self._speaker.is_urgent():
             self._wakes.set()
 
     async def turn(self) -> None:
-        """One exchange, once it is due."""
+        """Make one round when it is due."""
         await self._until_due()
         try:
             await self._exchange()
         except Exception:
-            # Nothing is dispatched without exchanges: whatever is wrong with one, the gateway goes on alone.
+            # Dispatch depends on rounds, so after any failure of a round the gateway goes on alone.
             self.lost += 1
             self._carry_out(self._schedule.lost(time.monotonic()))
             raise
 
     async def leave(self) -> None:
-        """Give back at once what is ours, so that nobody waits until it is known that we are gone."""
+        """Return this gateway's grants at once, so that others need not wait for its expiry."""
         try:
             await self._store.leave(self.about)
         except StoreUnavailable:
-            return  # it is known in a few seconds
+            return  # expiry reports it in a few seconds
 
     async def _exchange(self) -> None:
         schedule = self._schedule
@@ -106,7 +106,7 @@ class Exchanges:
             if not is_answer(view, report):
                 raise ValueError("no answer to the report")
         except (StoreUnavailable, ValueError):
-            # The store says why, in the log and at /ready.
+            # The store reports the reason, in the log and at /ready.
             self.lost += 1
             self._carry_out(schedule.lost(time.monotonic()))
             return

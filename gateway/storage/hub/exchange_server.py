@@ -1,7 +1,7 @@
-"""Who answers the exchanges of the workers of one gateway? The hub: what Redis does for replicas on many machines.
+"""The server of sync rounds between the workers of one gateway, in the hub: Redis's part for replicas on many machines.
 
-The state is the reference implementation's (`policies.replicas.reference_store`), one for each pool and one for all
-pools. It lives as long as the hub. When the hub is started again, workers report what they know, as after a Redis that
+The state is that of the reference implementation (`policies.replicas.reference_store`), one for each pool and one for
+all pools. It lives as long as the hub. After a restart of the hub, workers report their totals, as after a Redis that
 lost its data.
 """
 
@@ -29,9 +29,9 @@ logger = logging.getLogger("fairgate")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ReplicaReport).decode
 CONNECTIONS_PER_WORKER: Final = 2
-"""A worker has one; the one of its predecessor may not have ended yet."""
+"""A worker's connection, and its predecessor's, which may not have ended yet."""
 EARLIER: Final = "earlier"
-"""Stands for a gateway that has ended; the names of workers are longer."""
+"""Stands for an ended gateway. Names of workers are longer."""
 POOLS_MAX: Final = 1_000
 _PEER = struct.Struct("3i")
 
@@ -44,11 +44,11 @@ _ARGUMENTS: Final[dict[str, Any]] = {
     "learn": tuple[_Name, bytes],
     "news": tuple[_Name, bytes],
 }
-"""What a worker says with each question."""
+"""Types of the arguments of each question."""
 
 
 class ExchangeServer:
-    """Everything that workers share, and their connections."""
+    """State that workers share, and their connections."""
 
     def __init__(self, run_directory: RunDirectory) -> None:
         self.connections: set[_Worker] = set()
@@ -59,11 +59,11 @@ class ExchangeServer:
         self._server: asyncio.Server | None = None
 
     async def listen(self, listener: socket.socket) -> None:
-        """Until `close`."""
+        """Accept connections until `close`."""
         self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Worker(self), sock=listener)
 
     def close(self) -> None:
-        """End all connections, and take no more."""
+        """Close all connections, and accept no more."""
         if self._server is not None:
             self._server.close()
         for worker in list(self.connections):
@@ -71,7 +71,7 @@ class ExchangeServer:
                 worker.transport.close()
 
     def about(self, pool: str) -> ReferenceStore:
-        """What is shared of one pool, or of all."""
+        """Return the shared state of one pool, or of all pools."""
         if pool not in self._exchanges:
             if len(self._exchanges) >= POOLS_MAX:
                 raise ValueError("too many pools")
@@ -79,18 +79,18 @@ class ExchangeServer:
         return self._exchanges[pool]
 
     def count(self, tallies: list[CountDelta]) -> None:
-        """Add what was counted before this gateway was started."""
+        """Add counts from before this gateway's start."""
         report = ReplicaReport([], Activity(), [], [], tallies, [], [], [], 0.0)
         exchange = self.about(ALL_POOLS)
         exchange.exchange(EARLIER, 1, report, self.now_ms())
         exchange.leave(EARLIER)
 
     def now_ms(self) -> int:
-        """By the clock that all workers have in common."""
+        """Return the workers' common time."""
         return int((time.monotonic() + self._epoch_s) * 1000)
 
     def answer(self, worker: _Worker, what: str, arguments: list[Any]) -> Any:
-        """What a worker asked for. ValueError, TypeError: it makes no sense."""
+        """Answer a worker's question. Raise ValueError or TypeError for an invalid one."""
         kinds = _ARGUMENTS.get(what)
         if kinds is None:
             raise ValueError(f"no answer to {what!r}")
@@ -112,7 +112,7 @@ class ExchangeServer:
         return None
 
     def gone(self, worker: _Worker) -> None:
-        """Its connection has ended, so it has: what was its own is free at once."""
+        """Release a worker's grants at the end of its connection, which ends with the worker."""
         self.connections.discard(worker)
         for me, pool in worker.names:
             self.about(pool).leave(me)
@@ -124,7 +124,7 @@ class _Worker(Frames):
     def __init__(self, server: ExchangeServer) -> None:
         super().__init__()
         self.names: set[tuple[str, str]] = set()
-        """Under which it exchanged, and about what."""
+        """Names under which the worker reported, and pools that it reported about."""
         self._server = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -147,7 +147,7 @@ class _Worker(Frames):
 
 
 def _is_own(transport: asyncio.BaseTransport) -> bool:
-    """Is the other end a process of the same user? The directory lets in nobody else but root."""
+    """Is the peer a process of this user? The directory admits nobody else but root."""
     peer = transport.get_extra_info("socket")
     if not hasattr(socket, "SO_PEERCRED") or peer is None:
         return True

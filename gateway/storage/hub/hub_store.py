@@ -1,4 +1,4 @@
-"""What the workers of one gateway share, asked at their hub: as of a Redis, with no server to install."""
+"""The store of workers: shared state kept by their hub, without a server to install."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from policies.replicas.schedule import DEADLINE_S
 logger = logging.getLogger("fairgate")
 
 RETRY_S: Final = 0.1
-"""Between two attempts to reach the hub. Nothing of the machine's is spent on one that is not there."""
+"""Interval of attempts to reach the hub, which cost the machine next to nothing."""
 ASKED_MAX: Final = 256
-"""Questions without an answer. More come only of a hub that has stopped."""
+"""Bound on unanswered questions. Only a hub that hangs has more."""
 
 
 class HubStore:
-    """A `Store`. One connection, on which many questions may be under way."""
+    """A `Store` with one connection, on which many questions may be under way."""
 
     def __init__(self, run_directory: RunDirectory, pools: Sequence[Deployment]) -> None:
         self.replica = secrets.token_hex(8)
         self.epoch_s = run_directory.epoch_s
         self.pools = pools
-        """All workers have them from one file."""
+        """Pools of this gateway, which all workers read from one file."""
         self.fault: str | None = "the hub was not asked yet"
         self._path = run_directory.exchange
         self._connection: _Hub | None = None
@@ -56,7 +56,7 @@ class HubStore:
         try:
             await self.open()
         except StoreUnavailable:
-            pass  # the fault says it
+            pass  # `fault` reports it
 
     async def exchange(self, about: str, number: int, report: bytes) -> bytes:
         return await self._ask("exchange", self.replica, about, number, report) or b""
@@ -108,7 +108,7 @@ class HubStore:
             self._log_fault("the hub has ended the connection")
 
     def _log_fault(self, fault: str | None) -> None:
-        """Say in the log when sharing ends and begins again."""
+        """Log when sharing ends and begins again."""
         before, self.fault = self.fault, fault
         if fault is None and before is not None:
             logger.debug("state is shared with the other workers")
@@ -127,7 +127,7 @@ class _Hub(Frames):
         self._number = 0
 
     async def ask(self, *question: Any) -> bytes | None:
-        """The answer. Raises StoreUnavailable."""
+        """Ask and return the answer. Raise StoreUnavailable."""
         if len(self._asked) >= ASKED_MAX:
             raise StoreUnavailable(f"the hub has not answered {ASKED_MAX} questions")
         self._number += 1

@@ -1,4 +1,4 @@
-"""Where do the workers of one gateway find each other, and the hub? In a directory that is theirs alone."""
+"""The private directory in which the workers of one gateway and their hub find each other."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import time
 from dataclasses import dataclass
 
 PATH_BYTES_MAX = 100
-"""Of the address of a Unix socket; the system takes 107."""
+"""Longest address of a Unix socket; the system takes 107 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """The directory of the sockets of one gateway's processes, and the clock that they have in common."""
+    """The directory of the sockets of one gateway's processes, and their common clock."""
 
     directory: str
     workers: int
     epoch_s: float
-    """By how much the time since 1970 was ahead of the monotonic clock when the gateway started. One number for all:
-    the monotonic clock is that of the machine."""
+    """Seconds by which Unix time was ahead of the machine's monotonic clock when the gateway started; one number for
+    all."""
 
     @classmethod
     def made(cls, workers: int) -> RunDirectory:
-        """A new directory that nobody else may enter. OSError if it cannot be made; says what to do."""
+        """Create a directory that no other user may enter. Raise OSError with advice."""
         advice = "workers meet in a directory of their own there: set TMPDIR to a directory that can be written to"
         try:
             directory = tempfile.mkdtemp(prefix="fairgate-")  # mode 0700
@@ -39,15 +39,15 @@ class RunDirectory:
 
     @property
     def exchange(self) -> str:
-        """The socket on which the hub answers exchanges."""
+        """Path of the socket for sync rounds at the hub."""
         return f"{self.directory}/exchange"
 
     def worker(self, index: int) -> str:
-        """The socket on which a worker answers what the hub asks for the operator."""
+        """Path of the socket on which a worker answers the hub's questions for the operator."""
         return f"{self.directory}/worker-{index}"
 
     def end(self) -> None:
-        """Nobody meets there any more."""
+        """Remove the directory."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

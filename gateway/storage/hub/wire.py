@@ -1,7 +1,7 @@
-"""How do workers and hub speak on a Unix socket? In frames: a length of four bytes, then one value as MessagePack.
+"""Frames between workers and hub on a Unix socket: a length of four bytes, then one value as MessagePack.
 
-A worker sends `[number, what, *arguments]`, and gets `[number, answer]`. What the hub sends unasked is number 0: news,
-as `[0, pool, content]`.
+A worker sends `[number, question, *arguments]` and gets `[number, answer]`. Number 0 marks unsolicited messages of the
+hub: `[0, pool, content]`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Final, cast
 import msgspec
 
 FRAME_BYTES_MAX: Final = 17 * 1024 * 1024
-"""What was learned of the apps of one pool is the largest that is said: 16 MiB."""
+"""Bound on a frame. The largest content is a pool's learned state: 16 MiB."""
 UNREAD_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
-"""Who has not read so much has stopped: the connection is ended."""
+"""Unread bytes that show a hanging peer, whose connection is closed."""
 LENGTH_BYTES: Final = 4
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -22,18 +22,18 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class Frames(asyncio.Protocol):
-    """One end of a connection. `said` is what it does with what the other says."""
+    """One end of a connection. Subclasses handle frames in `received`."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self._buffer = bytearray()
 
     def received(self, value: list[Any]) -> None:
-        """The other end said this. A ValueError, TypeError or ArithmeticError ends the connection."""
+        """Handle a frame. A ValueError, TypeError or ArithmeticError closes the connection."""
         raise NotImplementedError
 
     def send(self, value: list[Any]) -> None:
-        """Say this; nothing happens if the connection has ended."""
+        """Send a value. Do nothing on a closed connection."""
         if self.transport is None or self.transport.is_closing():
             return
         content = _encode(value)
@@ -42,7 +42,7 @@ class Frames(asyncio.Protocol):
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's has another ancestor
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transport has another base class
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer

@@ -1,6 +1,7 @@
-"""How is one command sent to Redis? One connection for the keys of one hash tag, one command at a time, one attempt.
+"""A connection to Redis for the keys of one hash tag: one command at a time, one attempt each.
 
-A node of a Cluster says where the keys are (MOVED), and the connection follows: no map of the slots is needed.
+A Cluster node that lacks the keys names the right node (MOVED). The connection follows, so it needs no map of the
+slots.
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ from policies.replicas.schedule import DEADLINE_S
 Argument = str | bytes | int
 
 CONNECT_S = 1.0
-"""The same of a new connection, TLS and authentication included."""
+"""Timeout of a new connection, with TLS and authentication."""
 PAUSE_S = 0.05
 PAUSE_S_MAX = 1.0
-"""After a failure nothing is tried for so long; doubled until it works."""
+"""Longest pause after failures. The pause doubles with each failure, and ends with the first success."""
 MOVES_MAX = 3
-"""How often one command follows its keys to another node."""
+"""Nodes that one command may be sent on to."""
 NODES_MAX = 16
 WAITING_MAX = 16
-"""Commands that wait for the connection. More come only of callers that gave up and call again."""
+"""Commands that wait for the connection. Only callers that gave up and called again exceed it."""
 SILENT_S = 5.0
-"""A subscription on which nothing came for so long is asked whether it lives, and given up after as long again."""
+"""Silence after which a subscription is probed; after as long again it is given up."""
 PUBLISHED_BYTES_MAX = 512 * 1024
-"""Of what others publish at once. Ours is a tenth of it."""
+"""Bound on one message of other gateways. Ours is a tenth of it."""
 
 _PASSES = {
     "LOADING", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "ASK", "MOVED",
     "UNKILLABLE", "NOSCRIPT",
 }  # fmt: skip
-"""Codes of errors that end without anybody's doing, or by what is done to Redis alone."""
+"""Error codes that are temporary, or that are fixed in Redis alone."""
 _CODE = re.compile(r"(?:^|[-\s])([A-Z]{3,})\b")
 
 _DENIED = re.compile(r"(?i)user executing the script can't|no permissions to")
@@ -60,8 +61,8 @@ _IN_SCRIPT = re.compile(r" script: [0-9a-f]{40}, on @.*")
 Node = tuple[str, int]
 
 
-class _Bounded(_AsyncHiredisParser):
-    """Keeps no more of an answer than `PUBLISHED_BYTES_MAX`: what others publish may be of any size."""
+class _BoundedParser(_AsyncHiredisParser):
+    """A parser that holds at most `PUBLISHED_BYTES_MAX` of an answer, since published messages may have any size."""
 
     async def read_from_socket(self) -> bool:
         await super().read_from_socket()  # type: ignore[no-untyped-call]
@@ -71,23 +72,23 @@ class _Bounded(_AsyncHiredisParser):
 
 
 class RedisConnection:
-    """One connection to the server that holds the keys of one tag."""
+    """A connection to the server that has the keys of one tag."""
 
     def __init__(self, url: str, where: str, *, deadline_s: float = DEADLINE_S) -> None:
-        """`where`: the url without its password, for messages."""
+        """Create a closed connection. `where` is the URL without its password, for messages."""
         self.where = where
         self.fault: str | None = None
-        """Why the last command failed. None: it did not, or there was none."""
+        """Failure of the last command, or None."""
         self.answered = 0
         self.failed = 0
         self._deadline_s = deadline_s
         self._options: dict[str, Any] = dict(parse_url(url))
         self.database = int(self._options.get("db", 0))
-        """Its number; channels, unlike keys, are common to all of one server."""
+        """Number of the database. Channels, unlike keys, are common to all databases of a server."""
         self._kind: type[AbstractConnection] = self._options.pop("connection_class", Connection)
         self._configured_node: Node = (self._options.get("host", "localhost"), self._options.get("port", 6379))
         self._nodes = [self._configured_node]
-        """Servers that may have the keys: the url's server, and the servers that it has named."""
+        """Servers that may have the keys: the URL's server, and servers that it has named."""
         self._at = 0
         self._connection: AbstractConnection | None = None
         self._lock = asyncio.Lock()
@@ -96,9 +97,9 @@ class RedisConnection:
         self._again_s = float("-inf")
 
     async def ask(self, *words: Argument, otherwise: Sequence[Argument] | None = None) -> Any:
-        """What Redis answers; `otherwise` is asked where it does not know the script.
+        """Send a command and return the answer; `otherwise` is sent if the server does not know the script.
 
-        Raises StoreUnavailable, or StoreRefused for what does not pass by itself. Must not be cancelled.
+        Raise StoreUnavailable, or StoreRefused for a permanent error. The call must not be cancelled.
         """
         if self._waiting >= WAITING_MAX:
             raise StoreUnavailable(f"{self.where}: {WAITING_MAX} commands wait already")
@@ -115,7 +116,7 @@ class RedisConnection:
         return answer
 
     async def tls_mismatch(self) -> str | None:
-        """Does the url's server speak TLS where this connection does not, or the other way round? What to do then."""
+        """Return advice if exactly one side speaks TLS, otherwise None."""
         if "path" in self._options:
             return None
         expects_tls = issubclass(self._kind, SSLConnection)
@@ -141,7 +142,7 @@ class RedisConnection:
         return "expects TLS; write rediss:// instead of redis://"
 
     def check_files(self) -> None:
-        """Raises StoreRefused if the certificates that the url names cannot be used."""
+        """Raise StoreRefused if the URL's certificate files are unusable."""
         if not issubclass(self._kind, SSLConnection):
             return
         try:
@@ -153,20 +154,21 @@ class RedisConnection:
             ) from error
 
     async def subscribe(self, channel: str, received: Callable[[bytes], None]) -> None:
-        """What is published there, on a connection of its own, until cancelled. Raises StoreError when that ends."""
-        connection = self._made(self._configured_node, parser_class=_Bounded)
+        """Receive a channel's messages on a separate connection until cancelled. Raise StoreError when the connection
+        ends."""
+        connection = self._made(self._configured_node, parser_class=_BoundedParser)
         try:
             async with asyncio.timeout(CONNECT_S):
                 await connection.connect()  # type: ignore[no-untyped-call]
                 await connection.send_command("SUBSCRIBE", channel)
             await _listen(connection, channel, received)
-        except Exception as error:  # where an answer is garbage, redis-py raises whatever comes of it
+        except Exception as error:  # an invalid answer can raise anything in redis-py
             raise self._failure(error) from error
         finally:
             await connection.disconnect(nowait=True)
 
     def _failure(self, error: Exception) -> StoreError:
-        """What went wrong on a connection, and what to do if it does not pass."""
+        """Return the typed error of a failure, with advice if the failure is permanent."""
         what, advice = f"{self.where}: {_what_happened(error)}", _advice(error)
         return StoreUnavailable(what) if advice is None else StoreRefused(f"{what}; {advice}")
 
@@ -184,8 +186,8 @@ class RedisConnection:
                     raise
                 return await self._answer(otherwise)
         except DataError:
-            raise  # nothing was sent: an argument that is neither text nor bytes nor a number
-        except Exception as error:  # where an answer is garbage, redis-py raises whatever comes of it
+            raise  # nothing was sent: an argument of an unsupported type
+        except Exception as error:  # an invalid answer can raise anything in redis-py
             failure = self._failure(error)
             self.fault = f"{self.where}: {_what_happened(error)}"
             self.failed += 1
@@ -215,7 +217,7 @@ class RedisConnection:
             self._connection = self._made(self._nodes[self._at])
         connection = self._connection
         if connection.is_connected and await connection.can_read():
-            await connection.disconnect(nowait=True)  # ended by the server while nobody asked it anything
+            await connection.disconnect(nowait=True)  # closed by the server while idle
         if not connection.is_connected:
             try:
                 async with asyncio.timeout(CONNECT_S):
@@ -262,7 +264,7 @@ _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
 def _code(error: BaseException) -> str:
-    """READONLY, NOPERM, ...: also of what went wrong inside a script, where the text holds it. Empty: it has none."""
+    """Return an error's code (READONLY, NOPERM, ...), also of an error inside a script, or ""."""
     found = getattr(error, "status_code", None) or ""
     if found in ("", "ERR") and (inside := _CODE.search(str(error))) is not None:
         return inside[1]
@@ -291,7 +293,7 @@ def _text(error: BaseException) -> str:
 
 
 def _advice(error: BaseException) -> str | None:
-    """What somebody has to do. None: it passes."""
+    """Return what an operator has to do, or None for a temporary error."""
     cause = error.__context__ if isinstance(error, ConnectionError) else error
     code = _code(error)
     if isinstance(cause, ssl.SSLCertVerificationError):

@@ -1,4 +1,4 @@
-"""What replicas share, in one Redis, Valkey or Redis Cluster, asked by scripts and by nothing else."""
+"""The store of replicas in one Redis, Valkey or Redis Cluster, used by scripts alone."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from policies.replicas.schedule import DEADLINE_S
 logger = logging.getLogger("fairgate")
 
 LAYOUT = 3
-"""Version of the layout of the keys. Replicas of another one see other keys, so the two are kept apart."""
+"""Version of the layout of the keys. Replicas of another version use other keys, which separates the two."""
 VERSION_MIN = (6, 2)
 MEMBER_S = 30.0
-"""A replica counts as part of its deployment for so long after its last report."""
+"""Membership of a replica after its last report."""
 RENEW_S = 10.0
 RETRY_S = 1.0
 LEARNED_KEPT_S = 7 * 86_400
@@ -35,7 +35,7 @@ BY_THE_CLOCK_OF_REDIS = ""
 
 
 class Script:
-    """What Redis runs as one step: a file of this package."""
+    """A script that Redis runs as one step: a file of this package."""
 
     def __init__(self, file: str) -> None:
         self.source = (Path(__file__).parent / file).read_text(encoding="utf-8")
@@ -47,12 +47,12 @@ def _tag(pool: str) -> str:
 
 
 def pool_key(pool: str, name: str) -> str:
-    """A key of a pool: all of one pool's are in one slot of a Cluster."""
+    """Return a pool's key. All keys of one pool are in one slot of a Cluster."""
     return f"fairgate:{LAYOUT}:{_tag(pool)}:{name}"
 
 
 def without_password(url: str) -> str:
-    """The url as it may be shown."""
+    """Return the URL without its password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
@@ -62,45 +62,45 @@ _EXCHANGE = Script("exchange.lua")
 
 
 class RedisStore:
-    """A `Store`, and what else is asked of Redis: `run` and `command`."""
+    """A `Store`, and further requests to Redis: `run` and `command`."""
 
     def __init__(self, url: str, pools: Sequence[Deployment] = (), *, deadline_s: float = DEADLINE_S) -> None:
         self.replica = secrets.token_hex(8)
-        """The name of this process among the replicas; no other ever has it."""
+        """Unique name of this process among the replicas."""
         self.epoch_s = time.time() - time.monotonic()
-        """By how much the clock of Redis is ahead of the monotonic one of this process, as of when it was opened."""
+        """Seconds by which Redis's clock is ahead of this process's monotonic clock, measured by `open`."""
         self._url = url
         self._where = without_password(url)
         self.pools = pools
-        """May be others at any time: the next renewal says so."""
+        """Pools of this gateway; the next renewal reports a new value."""
         self._deadline_s = deadline_s
         self._connections: dict[str, RedisConnection] = {}
-        """One for each tag; there are as many tags as pools and kinds of keys."""
+        """Connections by tag. Tags are as many as pools and kinds of keys."""
         self._of_news: dict[str, RedisConnection] = {}
-        """By pool. What may be lost is no fault of the shared state."""
+        """Connections for messages, by pool. Losing them is no fault of the shared state."""
         self._commands: set[asyncio.Task[Any]] = set()
         self._not_open: str | None = f"{self._where}: not asked yet"
         self._logged_fault: str | None = None
 
     @property
     def fault(self) -> str | None:
-        """Why is nothing shared at present? None: everything is."""
+        """Return why nothing is shared at present, or None."""
         return self._not_open or next(
             (connection.fault for connection in list(self._connections.values()) if connection.fault), None
         )
 
     @property
     def answered(self) -> int:
-        """Commands so far that Redis answered."""
+        """Number of answered commands."""
         return sum(connection.answered for connection in list(self._connections.values()))
 
     @property
     def failed(self) -> int:
-        """Commands so far that it did not."""
+        """Number of failed commands."""
         return sum(connection.failed for connection in list(self._connections.values()))
 
     async def open(self) -> None:
-        """Check that this Redis may be used, and join it. Raises StoreRefused or StoreUnavailable."""
+        """Check that this Redis may be used, and join it. Raise StoreRefused or StoreUnavailable."""
         try:
             await self._check_server()
             await self._join_all()
@@ -118,24 +118,26 @@ class RedisStore:
             else:
                 await self._join_all()
         except StoreUnavailable:
-            pass  # the fault says it
+            pass  # `fault` reports it
         except StoreRefused as error:
             self._not_open = str(error)
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument] = ()) -> Any:
-        """What a script returns; all keys have the tag of the first. Raises StoreUnavailable; never tries twice."""
+        """Run a script and return its answer. All keys have the tag of the first. Raise StoreUnavailable; never send
+        twice."""
         if self._not_open is not None:
             raise StoreUnavailable(self._not_open)
         return await self._passing(self._run(script, keys, args))
 
     async def command(self, name: str, key: str, *args: Argument) -> Any:
-        """What one command on one key returns. Raises StoreUnavailable."""
+        """Run one command on one key and return its answer. Raise StoreUnavailable."""
         if self._not_open is not None:
             raise StoreUnavailable(self._not_open)
         return await self._passing(self._own(self._connection(key).ask(name, key, *args)))
 
     def shaped(self, kind: Any, answer: object) -> Any:
-        """An answer as what it should be; digits are a number. Raises StoreUnavailable: a Redis would not answer so."""
+        """Convert an answer to a type; digits become a number. Raise StoreUnavailable for an answer that Redis would
+        not give."""
         try:
             return msgspec.convert(answer, kind, strict=False)
         except msgspec.ValidationError as error:
@@ -169,10 +171,10 @@ class RedisStore:
         await connection.subscribe(_channel(pool, connection), received)
 
     async def close(self) -> None:
-        """Leave, so that others need not wait until this replica is forgotten, and disconnect."""
+        """Leave, so that others need not wait for this replica's expiry, and disconnect."""
         if self._not_open is None:
             leaving = [self._run(_JOIN, _join_keys(pool), (LAYOUT, self.replica, 0)) for pool in self.pools]
-            await asyncio.gather(*leaving, return_exceptions=True)  # else it is forgotten in time
+            await asyncio.gather(*leaving, return_exceptions=True)  # otherwise membership expires
         await asyncio.gather(*self._commands, return_exceptions=True)
         for connection in (*self._connections.values(), *self._of_news.values()):
             await connection.close()
@@ -185,7 +187,7 @@ class RedisStore:
         try:
             info = self.shaped(bytes, await self._own(connection.ask("INFO", "server"))).decode("utf-8", "replace")
         except StoreUnavailable as error:
-            # A server that answers with an error has understood; one that says nothing may wait for something else.
+            # A server that answers with an error speaks the protocol; a silent one may expect another.
             mismatch = None if isinstance(error.__cause__, ResponseError) else await connection.tls_mismatch()
             if mismatch is None:
                 raise
@@ -244,7 +246,7 @@ class RedisStore:
         return await self._own(ask)
 
     async def _own(self, ask: Coroutine[Any, Any, Any]) -> Any:
-        """In a task of the store: a caller that is cancelled leaves no command half done on its connection."""
+        """Run in a task of the store, so that a cancelled caller leaves no half-finished command on the connection."""
         task = asyncio.get_running_loop().create_task(ask)
         self._commands.add(task)
         task.add_done_callback(self._ended)
@@ -253,7 +255,7 @@ class RedisStore:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._commands.discard(task)
         if not task.cancelled():
-            task.exception()  # its caller may be gone
+            task.exception()  # the caller may be gone
 
     async def _passing(self, ask: Coroutine[Any, Any, Any]) -> Any:
         try:
@@ -264,7 +266,7 @@ class RedisStore:
             self._log_fault()
 
     def _log_fault(self) -> None:
-        """Say in the log when sharing ends and begins."""
+        """Log when sharing ends and begins."""
         fault = self.fault
         if (fault is None) == (self._logged_fault is None):
             return
@@ -280,5 +282,5 @@ def _join_keys(pool: Deployment) -> tuple[str, str]:
 
 
 def _channel(pool: str, connection: RedisConnection) -> str:
-    """Channels, unlike keys, are common to all databases of one server."""
+    """Return a channel's name with the database, since channels are common to all databases of a server."""
     return pool_key(pool, f"news:{connection.database}")

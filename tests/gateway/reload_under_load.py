@@ -1,6 +1,4 @@
-"""Whether a config may be reloaded a thousand times under load, from random valid and broken files.
-
-    python -m bench.reload [--reloads 1000] [--every 0.15] [--clients 16] [--seed 0]
+"""Reloads of one gateway under load, from random valid and broken files.
 
 Three tenants keep streams open through one fairgate before three simulated engines, while its file is written anew
 again and again: other weights, policies and their settings, limits, backends added, removed and drained, tenants that
@@ -9,7 +7,6 @@ service of each tenant (prompt tokens plus twice the output tokens, by the clien
 weight was due at the time: between two changes of weights, its share of what all three received.
 """
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -28,11 +25,10 @@ import yaml
 
 from backends.simulated.engine_profiles import EngineProfile
 from backends.simulated.simulated_server import SimulatedServer
-from bench import report
 from bench.load import Client, Reply, Request
-from bench.ports import free_port
-from bench.stack import PROXY_START_S, process, run_bench, wait_ready
+from bench.stack import PROXY_START_S, process, wait_ready
 from gateway.config.sections.keys import hash_key
+from tests.ports import free_port
 
 TENANTS = ("alice", "bob", "carol")
 ENGINES = 3
@@ -266,7 +262,7 @@ async def _one_drained(http: aiohttp.ClientSession, admin: str, files: Files) ->
 
 
 async def reload_under_load(reloads: int, every_s: float, clients: int, seed: int) -> dict[str, Any]:
-    """So many reloads, and what came of the requests meanwhile."""
+    """Reload again and again; return the outcomes of reloads and requests, and each tenant's service."""
     outcomes: Counter[str] = Counter()
     surprises: list[str] = []
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as name:
@@ -309,40 +305,3 @@ async def reload_under_load(reloads: int, every_s: float, clients: int, seed: in
         "due": shares.due,
         "off": {name: got[name] / shares.due[name] - 1 for name in own if shares.due[name]},
     }
-
-
-def shown(result: dict[str, Any]) -> str:
-    rows = [
-        [name, f"{result['due'][name]:,.0f}", f"{result['service'][name]:,}", f"{off:+.1%}"]
-        for name, off in result["off"].items()
-    ]
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(result["reloads"].items()))
-    return (
-        f"{report.table(['tenant', 'service due', 'received', 'off'], rows)}\n\n"
-        f"{sum(result['reloads'].values())} reloads in {result['took_s']:.0f} s ({counts}); "
-        f"{result['replies']} replies, "
-        f"{sum(result['failures'].values())} not whole {result['failures'] or ''}; {result['lines']} lines in the "
-        f"access log, {result['not_completed']} of them not completed; {len(result['faults'])} faults in the log "
-        f"{result['faults'][:3] or ''}"
-    )
-
-
-async def run(options: argparse.Namespace) -> None:
-    result = await reload_under_load(options.reloads, options.every, options.clients, options.seed)
-    report.save("reload", result)
-    for surprise in result["surprises"]:
-        print(f"not as meant: {surprise}")
-    print(f"\n{shown(result)}\n")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="reloads under load")
-    parser.add_argument("--reloads", type=int, default=1000)
-    parser.add_argument("--every", type=float, default=0.15, help="seconds between two")
-    parser.add_argument("--clients", type=int, default=16, help="streams each tenant keeps open")
-    parser.add_argument("--seed", type=int, default=0)
-    run_bench("reload", run(parser.parse_args()))
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bench import report
-from bench.load import Client, Reply, Request, RoundRobin
+from bench.load import Client, Reply, Request
 
 EVENTS = b'data: {"choices":[]}\n\ndata: {"usage":{"prompt_tokens": 31}}\n\ndata: [DONE]\n\n'
 SSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
@@ -96,18 +96,6 @@ async def test_a_comment_is_no_first_token() -> None:
 async def test_a_reply_that_is_not_whole_counts_as_failed(answer: list[bytes]) -> None:
     (reply,) = await Server(answer).ask(1)
     assert not reply.ok
-
-
-async def test_addresses_of_one_way_are_used_in_turns() -> None:
-    servers = [Server([b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"]) for _ in range(3)]
-    sockets = [await asyncio.start_server(server.serve, "127.0.0.1", 0) for server in servers]
-    way = RoundRobin([f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in sockets])
-    replies = [await way.send(Request(words_in=3, tokens_out=2)) for _ in range(3)]
-    way.close()
-    for server in sockets:
-        server.close()
-    assert [reply.ok for reply in replies] == [True] * 3
-    assert [server.connections for server in servers] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("told", "waits_s"), [(b"2", 2), (b"3600", 5), (b"soon", 0.05)])
