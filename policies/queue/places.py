@@ -64,7 +64,8 @@ class Places:
                 self._give_up(end[2])
 
     def _is_due(self, end: tuple[float, float, Place]) -> bool:
-        return self._due.get(end[2], (None,))[0] == end[1]
+        due = self._due.get(end[2])
+        return due is not None and due[0] == end[1]
 
     def _give_up(self, place: Place) -> Refusal:
         _, why = self._due.pop(place)

@@ -143,7 +143,7 @@ async def test_the_wait_that_is_told_is_behind_what_waits_of_its_own(start: Star
             asyncio.ensure_future(live.ask(CHAT, chat(f"{n}", max_tokens=4, user="u"), key="key-of-mallory"))
             for n in range(150)
         ]
-        await until(lambda: live.engine.requests.expected_waits.is_learned(can_wait=False))
+        await until(lambda: live.engine.requests.expected(make_request(), live.engine.requests.engine_start.s_max, comes=True).is_learned)
         sim.faults.is_still = True
         await until(lambda: live.engine.queued > 30)
         [pool] = (await me(live, "key-of-mallory"))["pools"]
