@@ -1,10 +1,11 @@
 """What does a context count with in the KV cache, and how much does the cache keep?
 
-A *context* is the prompt and the answer of the last call of one interaction. Its worth is learned from the calls of its
-app (`AppCalls`), whatever their answers looked like:
+A *context* is the prompt and the answer of the last call of one interaction. Its worth is learned from the interactions
+of its app that began with a prompt of about the same size (`Kind`), whatever their answers looked like. So a tenant's
+questions are told apart from its agents where both have one key and name no app:
 
-    - the beginning that prompts of the app have in common is in the cache once;
-    - contexts grow to the usual prompt of the app, as far as calls return;
+    - the beginning that their prompts have in common is in the cache once;
+    - contexts grow to their usual prompt, as far as calls return;
     - an idle context is worth the probability that a call of its interaction returns in time. Single questions and raw
       completions teach about 0, agents about 0.9.
 
@@ -17,6 +18,7 @@ from collections import OrderedDict
 from typing import Final
 
 from policies.averages import QUICK, STEADY, Mean
+from policies.request import Request
 
 FOUND: Final = 1.0 - QUICK
 FOUND_BEYOND: Final = 1.0 - STEADY
@@ -28,12 +30,14 @@ SHARE_MAX: Final = 64.0
 prompts leave less."""
 
 
-class AppCalls:
-    """Means over the calls of one app."""
+class Kind:
+    """Interactions of one app that begin with prompts of about the same size: means over their calls."""
 
-    __slots__ = ("prompt_tokens", "return_rate", "shared_tokens")
+    __slots__ = ("held_tokens", "prompt_tokens", "return_rate", "shared_tokens")
 
     def __init__(self) -> None:
+        self.held_tokens = 0
+        """What their contexts count with now, together."""
         self.prompt_tokens = Mean()
         self.shared_tokens = Mean()
         """Tokens of a start's prompt that the cache had from other interactions."""
@@ -54,30 +58,38 @@ class AppCalls:
         return max(0, prompt_tokens - round(self.shared_tokens.value))
 
 
-class Apps:
-    """`AppCalls` by tenant and app. Bounded: the apps that were called longest ago are forgotten."""
+class Kinds:
+    """The kinds of interactions. Bounded: those that were begun longest ago are forgotten."""
 
-    def __init__(self, apps_max: int) -> None:
-        self._apps_max: Final = apps_max
-        self._apps: OrderedDict[tuple[str, str], AppCalls] = OrderedDict()
+    def __init__(self, kinds_max: int) -> None:
+        self._kinds_max: Final = kinds_max
+        self._kinds: OrderedDict[tuple[str, str, int], Kind] = OrderedDict()
 
-    def of(self, app: tuple[str, str]) -> AppCalls:
-        """Return the averages of this app, which a call of it is about to change."""
-        known = self._apps.get(app)
+    def of(self, call: Request) -> Kind:
+        """Return the kind of the interaction that this is a call of, which the call is about to change."""
+        key = _key(call)
+        known = self._kinds.get(key)
         if known is None:
-            known = self._apps[app] = AppCalls()
-            if len(self._apps) > self._apps_max:
-                self._apps.popitem(last=False)
+            known = self._kinds[key] = Kind()
+            if len(self._kinds) > self._kinds_max:
+                self._kinds.popitem(last=False)
         else:
-            self._apps.move_to_end(app)
+            self._kinds.move_to_end(key)
         return known
 
-    def known(self, app: tuple[str, str]) -> AppCalls:
-        """Return the averages of this app, or those of an app without calls."""
-        return self._apps.get(app, NO_CALLS)
+    def known(self, call: Request) -> Kind:
+        """Return the kind of the interaction that this is a call of, or one without calls."""
+        return self._kinds.get(_key(call), NO_CALLS)
 
 
-NO_CALLS: Final = AppCalls()
+def _key(call: Request) -> tuple[str, str, int]:
+    """Prompts of starts within a factor of four are alike."""
+    flow, interaction = call.flow, call.progress.interaction
+    start_tokens = (0 if interaction is None else interaction.start_tokens) or call.prompt_tokens
+    return flow.tenant, flow.app, start_tokens.bit_length() // 2
+
+
+NO_CALLS: Final = Kind()
 
 
 class KeptShare:

@@ -158,6 +158,7 @@ class Interactions:
             self._add_key(interaction, claim.session, is_strong=False, alone=True)
         if claim.id and interaction.key[2] != claim.id:
             self._add_key(interaction, claim.id, is_strong=claim.begins is not True)
+        interaction.start_tokens = interaction.start_tokens or request.prompt_tokens
         interaction.calls += 1
         interaction.under_way += 1
         interaction.seen_s = now
@@ -313,9 +314,12 @@ class Interactions:
             self._close(before)
         interaction = self._open.setdefault(flow.tenant, {})[key] = Interaction(flow.tenant, key, now)
         self._count += 1
+        return interaction
+
+    def watch(self, interaction: Interaction, now: float) -> None:
+        """Close the interaction once it is idle. A question that is answered finally is never watched: it rests."""
         interaction.look_s = max(0.0, now) + self._look_s
         self._to_look_at.append(interaction)
-        return interaction
 
     def _add_keys(self, interaction: Interaction, keys: CorrelationKeys) -> None:
         if self.changed is None:
@@ -359,6 +363,8 @@ class Interactions:
             self._note_change(interaction)
         if not interaction.under_way and (interaction.over or not interaction.tokens):
             self._close(interaction, rests=interaction.over)
+        elif not interaction.look_s:
+            self.watch(interaction, now)
 
     def _close(self, interaction: Interaction, *, rests: bool = False) -> None:
         own = self._open.get(interaction.tenant)

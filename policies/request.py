@@ -129,14 +129,16 @@ class Interaction:
     """One open interaction: its calls so far, those under way, and the tokens it took."""
 
     __slots__ = (
-        "awaited", "began_s", "calls", "key", "key_hashes", "look_s", "over", "reported", "seen_s", "tenant", "tokens",
-        "uncut_tokens", "under_way", "unreported",
+        "awaited", "began_s", "calls", "key", "key_hashes", "look_s", "over", "reported", "seen_s", "start_tokens",
+        "tenant", "tokens", "uncut_tokens", "under_way", "unreported",
     )  # fmt: skip
 
     def __init__(self, tenant: str, key: Key, now: float) -> None:
         self.tenant = tenant
         self.key = key
         self.calls = 0
+        self.start_tokens = 0
+        """Prompt of its first call at this gateway; 0: none has been admitted."""
         self.under_way = 0
         self.tokens = 0
         self.uncut_tokens = 0
@@ -145,7 +147,7 @@ class Interaction:
         """Its end was seen. It closes when none of its calls is under way."""
         self.began_s = self.seen_s = now
         self.look_s = 0.0
-        """When it is looked at for idleness."""
+        """When it is looked at for idleness; 0.0: not yet."""
         self.awaited = False
         """Its last answer asked for more, such as a tool's result: it may stay silent for longer."""
         self.key_hashes: list[int] | None = None

@@ -1,4 +1,9 @@
-"""A meter of event streams: tokens, usage, errors and the end, read beside the relayed bytes."""
+"""A meter of event streams: tokens, usage, errors and the end, read beside the relayed bytes.
+
+Engines write the events of a stream alike. So after a few token events the bytes around a text are known, and on the
+fast path an event that differs in its text alone is only compared. On the slow path events are split at blank lines and
+decoded. Both hold at most one event: a larger one passes in pieces, while a finder looks for its usage.
+"""
 
 from __future__ import annotations
 
@@ -104,13 +109,10 @@ class StreamMeter:
         self.answer_id = ""
         """Name of a Responses answer, by which a later call may continue from it."""
         self.keys = AnswerKeys()
-        """Correlation keys of the answer."""
         self._tool_mark = _TOOL_MARK[dialect]
         self._stops: set[bool | None] = set()
         self.choices = 1
-        """Number of choices in the stream."""
         self._finished: set[bytes] = set()
-        """Choices that have a finish reason."""
         self._is_cut = False
         """Did the stream end within an event?"""
         self._dialect = dialect
@@ -135,8 +137,7 @@ class StreamMeter:
 
     @property
     def awaits_more(self) -> bool | None:
-        """Does the answer ask for a tool, so that another call follows (True), or is it final (False)? None if
-        unknown."""
+        """Does the answer ask for a tool (True), or is it final (False)? None if unknown."""
         return taken_together(self._stops)
 
     @property
@@ -153,9 +154,8 @@ class StreamMeter:
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes from the engine. Return the bytes to forward now: whole events only."""
         if self.started and self._is_plain and not self._tail and self._finder is None:
-            # Fast path: one event that differs from an earlier token event in its text alone. A bare quote ends a text,
-            # so
-            # text without one is safe. Compiled, a slice costs a quarter of a call of startswith.
+            # Fast path. A bare quote ends a text, so text without one is safe. Compiled, a slice costs a quarter of a
+            # call of startswith.
             before, after = self._before_text, self._after_text
             begin, end = len(before), len(data) - len(after)
             if before and end >= begin and data[:begin] == before and data[end:] == after:
@@ -172,10 +172,7 @@ class StreamMeter:
         return self._feed_slowly(data)
 
     def flush(self) -> bytes:
-        """Take the engine's close. Return the unfinished rest, to be forwarded unchanged if the stream `is_over`.
-
-        An event that is too long to hold stays unfinished.
-        """
+        """Take the engine's close. Return the unfinished rest, to be forwarded unchanged if the stream `is_over`."""
         tail, self._tail = self._tail, b""
         if self._finder is not None:
             self._is_cut = True

@@ -15,6 +15,7 @@ import httptools
 
 from backends.client.call import Receiver, UpstreamCall
 from backends.client.outbox import Outbox, Outlet
+from backends.client.recurring_head import AnswerHead, answer_head
 from backends.tls_contexts import client_context, what_failed
 from backends.upstream_errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
 
@@ -66,6 +67,8 @@ class UpstreamPool:
         self._connecting: dict[asyncio.Task[str], UpstreamCall] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._outbox = Outbox()
+        self._answer_head: AnswerHead | None = None
+        """Of the last answer with status 200 that came whole in one read."""
         self._closed: asyncio.Future[None] | None = None
         self.opened = 0
         self.reused = 0
@@ -178,13 +181,8 @@ class UpstreamPool:
         for connection in [each for each in self._idle if each.age() >= self._idle_ticks_max]:
             connection.abort()
         for connection in [each for each in self._busy if each.age() >= self._silent_ticks_max]:
-            connection.fail(
-                ReadTimedOut(
-                    self.name,
-                    f"sent nothing for {self._silence_s:g} s",
-                    before_first_byte=not connection.has_answered,
-                )
-            )
+            why = f"sent nothing for {self._silence_s:g} s"
+            connection.fail(ReadTimedOut(self.name, why, before_first_byte=not connection.has_answered))
         self._timer = None
         if self._idle or self._busy or self._connecting:
             self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
@@ -294,12 +292,20 @@ class _Connection(asyncio.Protocol):
             return
         if not self.has_answered:
             self.has_answered = True
+            call.head = call.body = b""
+            known = self._pool._answer_head
+            if known is not None and not self._is_bodiless:
+                begin, length = known.found(data, 0)
+                if begin and begin + length == len(data):  # the parser does not see it, and stands where it stood
+                    self._is_head_done = self._is_complete = self._is_kept_alive = True
+                    self._status, self._headers = 200, [*known.headers, (b"content-length", b"%d" % length)]
+                    self._tell(call, data[begin:], is_head_new=True)
+                    return
             self._begins_as_http11 = data.startswith(b"HTTP/1.1 ")
             if not self._begins_as_http11 and data.lstrip(b"\r\n")[:1] not in (b"H", b""):
                 # The parser accepts RTSP and ICE as well.
                 self.fail(ProtocolViolation(self._pool.name, "does not speak HTTP", before_first_byte=False))
                 return
-            call.head = call.body = b""
         was_head_done = self._is_head_done
         try:
             self._parser.feed_data(data)
@@ -317,8 +323,15 @@ class _Connection(asyncio.Protocol):
         if self._violation and not self._is_complete:
             self.fail(ProtocolViolation(self._pool.name, self._violation, before_first_byte=False))
             return
+        is_head_new = self._is_head_done and not was_head_done
+        if is_head_new and self._is_kept_alive and not self._is_bodiless:
+            self._pool._answer_head = answer_head(data, self._headers)
+        self._tell(call, payload, is_head_new=is_head_new)
+
+    def _tell(self, call: UpstreamCall, payload: bytes, *, is_head_new: bool) -> None:
+        """Tell who takes the answer what has come of it."""
         receiver = call.receiver
-        if self._is_head_done and not was_head_done:
+        if is_head_new:
             receiver.head_received(self._status, self._headers)
         if payload and not call.is_over:
             receiver.body_received(payload)
@@ -337,11 +350,9 @@ class _Connection(asyncio.Protocol):
                 call.is_over = True
                 call.receiver.completed()
             else:
-                what = "closed the connection"
-                if exc is not None:
-                    what = (
-                        f"ended TLS ({what_failed(exc)})" if isinstance(exc, ssl.SSLError) else "reset the connection"
-                    )
+                what = "closed the connection" if exc is None else "reset the connection"
+                if isinstance(exc, ssl.SSLError):
+                    what = f"ended TLS ({what_failed(exc)})"
                 when = "in the middle of its answer" if self.has_answered else "before it answered"
                 call.fail(ConnectionLost(pool.name, f"{what} {when}", before_first_byte=not self.has_answered))
         pool._check_closed()

@@ -81,7 +81,7 @@ def _config() -> Iterator[str]:
             code(one.path.rpartition(".")[2]),
             _in_markdown(one.meaning),
             _default_and_bounds(one),
-            "" if one.example.endswith(f": {one.default}") else code(one.example.partition(": ")[2]),
+            _example(one),
         ]
         sections.setdefault(code(one.section) or "The file itself", []).append(row)
     alike: dict[str, list[str]] = {}
@@ -114,6 +114,13 @@ def _in_another(
         if len(shared) >= SHARED_MIN:
             return where, shared
     return None
+
+
+def _example(field: ConfigField) -> str:
+    """Return an example that shows more than a number or the default."""
+    example = field.example.partition(": ")[2]
+    is_plain = example in (field.default, "true", "false") or re.fullmatch(r"[0-9.]+", example)
+    return "" if is_plain else code(example)
 
 
 def _default_and_bounds(field: ConfigField) -> str:
@@ -274,7 +281,10 @@ def _headers() -> Iterator[str]:
         ["field", "what it is for"], [[code(name), text] for name, text in HEADERS["from clients"].items()]
     )
     yield from ("", "Answers have these, beside what the engine itself says:")
-    yield from table(["field", "what it says"], [[code(name), text] for name, text in HEADERS["to clients"].items()])
+    by_text: dict[str, list[str]] = {}
+    for name, text in HEADERS["to clients"].items():
+        by_text.setdefault(text, []).append(code(name))
+    yield from table(["field", "what it says"], [[", ".join(names), text] for text, names in by_text.items()])
     dropped = forward_names(headers.forward_request_headers)
     hidden = forward_names(headers.forward_response_headers)
     yield from (

@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 
 from gateway.config.load import Finding
+from gateway.config.memory_bounds import memory_max_for
 from gateway.config.model import Config
 from gateway.config.section import filled
 from gateway.pool.backend import Backend
@@ -60,6 +61,14 @@ def findings(config: Config) -> Iterator[Finding]:
             text = f"no pool serves {unknown[0]!r}, which a quota of {name.strip()} limits: write the engines' name"
             yield Finding(("pools",), text, is_warning=True)
     yield from _expired(config, time.time())
+    counted, most = quotas_of(config).counted([tenant.name for tenant in config.tenants]), config.bounds.of("quotas")
+    if counted > most:
+        enough = memory_max_for("quotas", counted)
+        text = (
+            f"limits count {counted} tenants, groups, keys, users and models, and there is room for {most}: what the "
+        )
+        text += f"others did is forgotten, so that their limits let more through; {enough} has room"
+        yield Finding(("memory_max",), text, is_warning=True)
     if config.tracing is not None and find_spec("opentelemetry") is None:
         yield Finding(("tracing",), "needs OpenTelemetry: pip install 'fairgate[opentelemetry]'")
     if config.jwt and find_spec("jwt") is None:

@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     help="The access log; its rotated files beside it are read, too; - is what comes in.  [default: the file's]",
 )
 @click.option("--tenant", help="Why did its requests take as long as they did?")
+@click.option("--user", help="With --tenant: of this user only, by the name that requests give.")
 @click.option("--since", default="24h", show_default=True, help="30m, 24h, 7d, today, 8:00, a day, or a time; by UTC.")
 @click.option("--until", help="The same.  [default: now]")
 @click.option("--json", "as_json", is_flag=True, help="All numbers.")
 def explain(
     request_id: str | None, path: Path | None, admin: str | None, logs: tuple[str, ...], tenant: str | None,
-    since: str, until: str | None, as_json: bool,
+    user: str | None, since: str, until: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Why was a request dispatched, refused or kept waiting? REQUEST_ID: the x-request-id of its answer, or the one
     that the client sent.
@@ -63,7 +64,7 @@ def explain(
                 text, numbers = _of_request(request_id, path, admin, _files(path, logs, stack), asks=not logs)
             else:
                 assert tenant is not None
-                text, numbers = _of_tenant(tenant, question, path, _files(path, logs, stack))
+                text, numbers = _of_tenant(tenant, user, question, path, _files(path, logs, stack))
     except NotAnswered as error:
         raise Failed(f"fairgate: {error}", 1 if error.status else BAD_INPUT) from None
     except (BadQuestion, TraceError, OSError) as error:
@@ -108,26 +109,34 @@ def _of_request(
     return logged.sentence(), logged.numbers()
 
 
-def _of_tenant(tenant: str, question: Question, path: Path | None, files: Sequence[Path]) -> tuple[str, Any]:
+def _of_tenant(
+    tenant: str, user: str | None, question: Question, path: Path | None, files: Sequence[Path]
+) -> tuple[str, Any]:
     """Raises NotAnswered, TraceError and BadQuestion."""
+    from gateway.telemetry.access_log import hidden
     from gateway.telemetry.logged import Logged, arrived_s
 
     if not files:
         usage = loaded(path).usage if path is not None else None
         if usage is None:
             raise click.UsageError("which access log? Give --log FILE, or -c FILE that has an `access_log` or `usage`")
-        return _of_usage(tenant, question, usage)
+        return _of_usage(tenant, user, question, usage)
     since_s, until_s = question.since.timestamp(), question.until.timestamp()
     logged = Logged(
         [one for one in files if one.stat().st_mtime >= since_s],
-        lambda line: line.tenant == tenant and since_s <= arrived_s(line) < until_s,
+        lambda line: (
+            line.tenant == tenant
+            and (user is None or line.user == hidden(user))
+            and since_s <= arrived_s(line) < until_s
+        ),
     )
     if not logged.lines:
-        raise NotAnswered(f"no request of {tenant} came {question.words()}", 404)
+        whose = tenant if user is None else f"{user} of {tenant}"
+        raise NotAnswered(f"no request of {whose} came {question.words()}", 404)
     return "\n".join(logged.summary()) if len(logged.lines) > 1 else logged.sentence(), logged.numbers()
 
 
-def _of_usage(tenant: str, question: Question, usage: UsageConfig) -> tuple[str, Any]:
+def _of_usage(tenant: str, user: str | None, question: Question, usage: UsageConfig) -> tuple[str, Any]:
     """What sums know. Raises NotAnswered and BadQuestion."""
     from gateway.storage.store_errors import StoreError
     from gateway.usage.database import Database
@@ -135,7 +144,7 @@ def _of_usage(tenant: str, question: Question, usage: UsageConfig) -> tuple[str,
 
     try:
         with closing(Database(usage, makes=False)) as database:
-            report = read(database, question, {})
+            report = read(database, question, {}, user=user)
     except StoreError as error:
         raise NotAnswered(str(error), 0) from None
     rows = {row.by[0]: row for row in report.rows}

@@ -21,6 +21,11 @@ TENANTS_SHOWN: Final = 30
 SHORT_OF_DUE: Final = 0.8
 """A waiting tenant that received less than this part of its due is pointed out."""
 
+GROUP_LIMITS: Final = {
+    "guaranteed_share": "at least {:.0%}", "max_share": "at most {:.0%}", "max_running": "at most {} running",
+    "lending_limit": "lends {:.0%}", "borrowing_limit": "borrows {:.0%}",
+}  # fmt: skip
+
 Data = dict[str, Any]
 
 
@@ -61,6 +66,7 @@ def view(url: str, state: Data, *, rows: int | None) -> RenderableType:
             _line(pool["limited_by_is"], "yellow" if pool["limited_by"] else ""),
             Text(),
             *_tenants(pool, state["window_s"], rows),
+            *_groups(pool["groups"]),
             Text(),
             _engines(pool["backends"]),
             *_gateways(pool["gateways"]),
@@ -91,8 +97,31 @@ def _tenants(pool: Data, window_s: float, rows: int | None) -> Iterator[Renderab
     yield table
     if left_out := len(found) - len(shown) + pool["tenants_left_out"]:
         yield _line(f"and {left_out} more tenants")
+    for ceiling in dict.fromkeys(one["ceiling"] for one in found if one["ceiling"]):
+        yield _line(f"waiting: {ceiling}", "yellow")
     yield _line(f"received, wait (p50, p95), refused: last {window_s:g} s", "dim")
     yield _line("due: its part by weight and groups, and what others leave", "dim")
+
+
+def _groups(groups: list[Data]) -> Iterator[RenderableType]:
+    """Yield each group below the group that it is in, with what is set of it."""
+    if not groups:
+        return
+    table = _table("group", ">weight", ">received", ">due", ">queued", ">running", "limits")
+
+    def add(around: str | None, depth: int) -> None:
+        for one in groups:
+            if one["in"] == around:
+                limits = [words.format(one[term]) for term, words in GROUP_LIMITS.items() if one[term] is not None]
+                parts = (f"{one[name]:.1%}" for name in ("share_received", "share_due"))
+                counts = (str(one[name]) for name in ("queued_requests", "running_requests"))
+                name = _line("  " * depth + one["group"])
+                table.add_row(name, f"{one['weight']:g}", *parts, *counts, ", ".join(limits) or "-")
+                add(one["group"], depth + 1)
+
+    add(None, 0)
+    yield Text()
+    yield table
 
 
 def _engines(backends: list[Data]) -> Table:

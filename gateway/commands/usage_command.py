@@ -23,8 +23,9 @@ from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
     "--by",
     default="tenant",
     show_default=True,
-    help="hour, day, month, group, tenant, app, user, model; with commas.",
+    help="hour, day, month, group, tenant, key, app, user, model; with commas.",
 )
+@click.option("--user", help="Of one user, by the name that requests give; with --by tenant,app it says whose.")
 @click.option(
     "--format",
     "form",
@@ -33,17 +34,20 @@ from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
     type=click.Choice(["table", "csv", "json"]),
     help="Its form.",
 )
-def usage(path: Path | None, url: str | None, since: str, until: str | None, by: str, form: str) -> None:
+def usage(
+    path: Path | None, url: str | None, since: str, until: str | None, by: str, user: str | None, form: str
+) -> None:  # fmt: skip
     """Who used how much? Requests, tokens and time in the queue, in the hours that were asked for.
 
     \b
     fairgate usage -c config.yaml --since today
     fairgate usage -c config.yaml --since 7d --by day,tenant,model --format csv
     fairgate usage -c config.yaml --since 2027-01-01 --by group,month
+    fairgate usage -c config.yaml --by tenant,key
     fairgate usage --database /var/lib/fairgate/usage.db --by user
 
     A tenant counts in each group around it, so a group's row has those inside it.
-    Users are shown as in the access log: by a hash of their names.
+    Users are shown as in the access log: by a hash of their names. --user finds one by the name itself.
     """
     from datetime import UTC, datetime
 
@@ -68,6 +72,7 @@ def usage(path: Path | None, url: str | None, since: str, until: str | None, by:
         question = Question(since, until, by.split(",") if by else [], datetime.now(UTC))
         around = whole.around if whole is not None else None
         with closing(Database(config, makes=False)) as database:
-            click.echo(FORMATS[form](read(database, question, config.prices, around=around)), nl=False)
+            report = read(database, question, config.prices, around=around, user=user)
+            click.echo(FORMATS[form](report), nl=False)
     except (StoreError, BadQuestion) as error:
         raise Failed(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None

@@ -62,6 +62,8 @@ TABLES: Final = {
     "rates": Table("a tenant or an address that asks too fast", 790, 4),
 }
 """Tables by the names of their bounds."""
+NAME_BYTES: Final = ALLOCATED * sum([table.entry_bytes / table.part for table in TABLES.values()])
+"""Bytes of all tables for one name."""
 BLOCK_BYTES: Final = 376
 """A cached block of a prompt; the first block of its prompt."""
 
@@ -110,12 +112,11 @@ def bounds_of(memory_max: int, pools: int) -> Bounds:
     """Derive all bounds from `memory_max` (bytes, at least `MEMORY_MAX_LEAST`) and the number of pools."""
     rest = memory_max - BASE_BYTES
     part = {name: int(rest * share) for name, share in PARTS.items()}
-    name_bytes = ALLOCATED * sum([table.entry_bytes / table.part for table in TABLES.values()])
     reading = int(part["bodies"] * READ_PART)
     bodies = part["bodies"] - reading
     largest = min(reading, bodies // 2)
     return Bounds(
-        names=int(part["names"] / name_bytes),
+        names=int(part["names"] / NAME_BYTES),
         pools=pools,
         blocks=part["prompts"] // int(ALLOCATED * BLOCK_BYTES) // pools,
         connections=part["connections"] // CONNECTION_BYTES,
@@ -132,3 +133,8 @@ def bounds_of(memory_max: int, pools: int) -> Bounds:
         reading_bytes=reading,
         answers_bytes=part["answers"] // 2,
     )
+
+
+def memory_max_for(table: str, entries: int) -> int:
+    """Return the least `memory_max` with which a table that no pool has of its own has room for so many entries."""
+    return BASE_BYTES + int((entries + 1) * TABLES[table].part * NAME_BYTES / PARTS["names"])

@@ -40,7 +40,7 @@ from gateway.config.sections.limits import Limits
 from gateway.config.sections.listener import NetworkName, Origin, RouteConfig
 from gateway.config.sections.policy_choice import PolicyConfig, PolicyName
 from gateway.config.sections.state import StateConfig
-from gateway.config.sections.throttling import ModelQuotasConfig, OverloadConfig, ThrottleConfig
+from gateway.config.sections.throttling import ModelQuotasConfig, OverloadConfig, ThrottleConfig, UserConfig
 from gateway.config.sections.tls import ListenerTlsConfig
 from gateway.config.sections.tracing import TracingConfig
 from gateway.config.sections.usage import BatchesConfig, UsageConfig
@@ -104,6 +104,8 @@ class TenantConfig(Grouped):
     time (`usage`, or `state` in Redis)."""
     quota: ModelQuotasConfig | None = None
     """The tenant's limits at any time, in place of the common ones."""
+    users: tuple[UserConfig, ...] = Field(default=(), strict=False, max_length=1000)
+    """Users of the tenant that are blocked or limited."""
 
 
 class Config(Section):

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
 from gateway.http.headers import Header
 
 _HOPS_MAX: Final = 32
+_READ_MAX: Final = 1024
+"""Addresses that are remembered as they were read: each request asks for one."""
+_LENGTH_MAX: Final = 64
+"""The longest address has 45 characters, with a port and brackets 53."""
 _FOR: Final = re.compile(rb'(?:^|[;\s])for=(?:"([^"]*)"|([^;,\s"]*))', re.IGNORECASE)
 _WITH_PORT: Final = re.compile(r"\[([^\]]*)\](?::[0-9]+)?|([0-9.]+):[0-9]+")
 
 
+@lru_cache(maxsize=_READ_MAX)
 def _read(text: str) -> IPv4Address | IPv6Address | None:
     ported = _WITH_PORT.fullmatch(text)
     try:
@@ -25,9 +31,12 @@ def _read(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def household(address: str) -> str:
-    """What limits by address go by: the address itself, or its /64, since each user of IPv6 has a whole one."""
-    if ":" not in address:
-        return address
+    """Return what limits by address go by: the address itself, or its /64, since each user of IPv6 has a whole one."""
+    return _network(address) if ":" in address else address
+
+
+@lru_cache(maxsize=_READ_MAX)
+def _network(address: str) -> str:
     read = _read(address.partition("%")[0])
     if isinstance(read, IPv6Address):
         return str(IPv6Network((int(read), 64), strict=False))
@@ -52,7 +61,7 @@ class TrustedProxies:
         not trusted itself. What stands before that anyone may have written."""
         client = peer
         for hop in reversed(_hops(headers)[-_HOPS_MAX:]):
-            read = _read(hop)
+            read = _read(hop) if len(hop) <= _LENGTH_MAX else None
             if read is None:
                 return client
             client = str(read)

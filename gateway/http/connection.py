@@ -97,6 +97,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client_gone()
+        self._reader.reset()  # the request has this connection: cycles of what is old are as good as never found
         self._reader.close()
         if self._tenant is not None:
             self._server.tenants.disconnect(self._tenant)

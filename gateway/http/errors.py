@@ -38,6 +38,7 @@ class Reason(StrEnum):
     EXPIRED_API_KEY = "expired_api_key", 401, "authentication_error"
     ISSUER_UNAVAILABLE = "issuer_unavailable", 503, _SERVER
     APP_NOT_ALLOWED = "app_not_allowed", 403, "permission_error"
+    USER_BLOCKED = "user_blocked", 403, "permission_error"
     MODEL_NOT_FOUND = "model_not_found", 404
     NOT_FOUND = "not_found", 404
     INVALID_PATH = "invalid_path", 400

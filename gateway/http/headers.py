@@ -1,4 +1,4 @@
-"""Which header fields cross the gateway? Pure functions on lists of (lower-cased name, value).
+"""What does a head say, and which header fields cross the gateway? Fields are lists of (lower-cased name, value).
 
 Dropped are: what belongs to one connection (RFC 9110, 7.6.1), the tenant's identity, and what would steer the engine.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from email.utils import parsedate_to_datetime
 from typing import Final
+
+from backends.client.recurring_head import RecurringHead
 
 Header = tuple[bytes, bytes]
 
@@ -125,3 +127,53 @@ def _forwarded(headers: list[Header], dropped: frozenset[bytes]) -> list[Header]
 def is_text(kind: bytes) -> bool:
     """Is an answer of this content-type something that tokens were made into, rather than sound or pictures?"""
     return not kind or kind.startswith(b"text/") or b"json" in kind
+
+
+class Head(RecurringHead):
+    """One request's head. Header names are lower-cased and in order, without `content-length`, which is the body's.
+
+    Attributes:
+        method, target, path, query: as sent. version: of HTTP, `1.0` or `1.1`.
+        client_id: what the client calls its request; empty if that is not well-formed.
+        digest: of its key, once the holder of the key is known.
+        named: the fields that fairgate reads, by name, once they were looked for.
+    """
+
+    __slots__ = (
+        "_forwarded", "_key", "client_id", "digest", "expects_continue", "headers", "keep_alive",
+        "method", "named", "path", "query", "target", "version",
+    )  # fmt: skip
+
+    def __init__(self, path: str, headers: list[Header]) -> None:
+        """The reader fills in the rest."""
+        super().__init__()
+        self.method = ""
+        self.target = self.query = b""
+        self.path = path
+        self.version = "1.1"
+        self.headers = headers
+        self.client_id = ""
+        self.keep_alive = self.expects_continue = False
+        self.digest = b""
+        self.named: dict[bytes, bytes] | None = None
+        self._key: list[bytes | None] = []
+        self._forwarded = b""
+
+    def key(self) -> bytes | None:
+        """Return the API key that the client presents."""
+        if not self._key:
+            self._key.append(bearer_key(self.headers))
+        return self._key[0]
+
+    def forwarded(self) -> bytes:
+        """Return the lines of it that go to an engine, whichever engine and request it is."""
+        if not self._forwarded:
+            self._forwarded = self.lines(forward_request_headers(self.headers))
+        return self._forwarded
+
+    def lines(self, fields: list[Header]) -> bytes:
+        """Return the first line, and these fields."""
+        parts = [self.method.encode(), b" ", self.target, b" HTTP/1.1\r\n"]
+        for name, value in fields:
+            parts += (name, b": ", value, b"\r\n")
+        return b"".join(parts)

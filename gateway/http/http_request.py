@@ -14,33 +14,35 @@ from typing import Final
 import httptools
 
 from gateway.http.errors import ApiError, Reason
-from gateway.http.headers import Header
+from gateway.http.headers import Head, Header
 from gateway.http.server_limits import ServerLimits
 from gateway.telemetry.record import RequestRecord
 
 
 class HttpRequest(RequestRecord):
-    """One request, as HTTP has it. Header names are lower-cased and in order; `target`, `path` and `query` are as sent.
-    Its body is held for its tenant, as the head hook found out.
+    """One request, as HTTP has it. Its body is held for its tenant, as the head hook found out.
 
     Attributes:
+        head: what it has in common with others on its connection.
         peer: the address at the other end of the connection: a client's, or a proxy's.
         body_follows: known before the body is read.
         answer_fields: lines that the head hook adds to the head of the answer, whatever that will be.
     """
 
-    method: str = ""
-    target: bytes = b""
-    query: bytes = b""
     body: bytes = b""
-    version: str = "1.1"
     body_follows: bool = False
     answer_fields: bytes = b""
 
-    def __init__(self, peer: str, path: str, headers: list[Header]) -> None:
-        """The reader fills in the rest; of a head that cannot be read nothing more is known."""
-        self.path = path
-        self.headers = headers
+    def __init__(self, peer: str, head: Head) -> None:
+        """Of a head that cannot be read little is known."""
+        self.head = head
+        self.method = head.method
+        self.target = head.target
+        self.path = head.path
+        self.query = head.query
+        self.version = head.version
+        self.headers = head.headers
+        self.client_id = head.client_id
         self.peer = peer
         self.client = peer
 
@@ -96,9 +98,9 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_announced_bytes", "_body", "_chunk_left", "_chunked", "_client_id", "_ended", "_headers", "_host",
-        "_in_trailers", "_kind", "_left", "_limits", "_line", "_parser", "_peer", "_wire_bytes", "body_bytes",
-        "complete", "expects_continue", "keep_alive", "partial", "path", "request",
+        "_announced_bytes", "_body", "_chunk_left", "_chunked", "_ended", "_head", "_headers", "_host", "_in_trailers",
+        "_kind", "_left", "_length", "_limits", "_line", "_parser", "_peer", "_wire_bytes", "body_bytes", "complete",
+        "expects_continue", "is_known", "keep_alive", "partial", "path", "request",
     )  # fmt: skip
 
     def __init__(self, limits: ServerLimits, peer: str, kind: type[HttpRequest] = HttpRequest) -> None:
@@ -110,6 +112,8 @@ class RequestReader:
         """The last one that was well-formed: a client names the same one every time."""
         self.partial = b""
         """The beginning of a head whose end has not come."""
+        self._head: Head | None = None
+        """The last one, if it would be recognised."""
         self.reset()
 
     def reset(self) -> None:
@@ -122,11 +126,14 @@ class RequestReader:
         self.expects_continue = False
         self.body_bytes = 0
         self._headers: list[Header] = []
+        self._length = b""
+        """The field `content-length`."""
         self._body: bytes | BytesIO = b""
-        self._client_id = ""
         self._chunked = False
         self._left = 0
         """Of the body, if its length is known."""
+        self.is_known = False
+        """The head was recognised, so llhttp does not see the request."""
         self._chunk_left = 0
         """Of a chunk, with the line end behind it."""
         self._line = b""
@@ -140,7 +147,7 @@ class RequestReader:
 
     def close(self) -> None:
         """Let go of the parser, which refers back to the reader."""
-        self._parser = None
+        self._parser = self._head = None
         self.partial = b""
 
     # what llhttp calls; nothing is decided inside the callbacks
@@ -169,6 +176,13 @@ class RequestReader:
 
     def take_head(self, data: bytes, at: int) -> int:
         """Take a head, or keep the beginning of one in `partial`. `request` is set when it is whole."""
+        head = self._head
+        if head is not None and not self.partial:
+            end, length = head.found(data, at)
+            if end and end - at <= self._limits.header_bytes_max:
+                self.is_known, self._left = True, length
+                self._begin(head)
+                return end
         if self.partial:
             known = len(self.partial)
             data, at, consumed = self.partial + data[at:], 0, at - known
@@ -185,7 +199,7 @@ class RequestReader:
             self.partial = data[at:]
             return len(data) + consumed
         end += len(_END_OF_HEAD)
-        self.request = self._parse_head(data[at:end])
+        self._parse_head(data[at:end])
         self.partial = b""
         return end + consumed
 
@@ -209,10 +223,10 @@ class RequestReader:
         if _HOPELESS.search(data, max(at, known)) or not (data[at : at + 1].isupper() or data[at : at + 1] in b"\r"):
             raise _malformed("expected a request line and header fields, each ended by CR LF.")
 
-    def _parse_head(self, head: bytes) -> HttpRequest:
-        line = _REQUEST_LINE.match(head)
+    def _parse_head(self, data: bytes) -> None:
+        line = _REQUEST_LINE.match(data)
         if line is None:
-            raise self._bad_request_line(head)
+            raise self._bad_request_line(data)
         method, target, minor = line.groups()
         if len(target) > self._limits.target_bytes_max:
             raise self._target_too_long()
@@ -220,20 +234,28 @@ class RequestReader:
             target = self._other_form(method, target)
         path, _, query = target.partition(b"?")
         self.path = path.decode("ascii")
-        self._feed_head(head)
-        headers = self._headers
-        if len(headers) > self._limits.headers_count_max:
+        self._feed_head(data)
+        if len(self._headers) > self._limits.headers_count_max:
             count = self._limits.headers_count_max
             raise ApiError(Reason.HEADERS_TOO_LARGE, f"The request has more than {count} header fields.")
-        self._read_framing(headers, minor == b"1")
-        request = self._kind(self._peer, self.path, headers)
-        request.method = method.decode("ascii")
-        request.target = target
-        request.query = query
-        request.version = "1.1" if minor == b"1" else "1.0"
-        request.client_id = self._client_id
-        request.body_follows = not self.complete
-        return request
+        head = Head(self.path, self._headers)
+        head.method = method.decode("ascii")
+        head.target = target
+        head.query = query
+        head.version = "1.1" if minor == b"1" else "1.0"
+        self._read_framing(head)
+        self._begin(head)
+        self._head = head if self._left and head.keep_alive and head.keep(data, self._length) else None
+
+    def _begin(self, head: Head) -> None:
+        """The head is there, and well-formed: is there room for the body?"""
+        if self._left > self._limits.body_bytes_max:
+            raise self._body_too_large()
+        self.path = head.path
+        self.keep_alive = head.keep_alive
+        self.expects_continue = head.expects_continue
+        self.request = self._kind(self._peer, head)
+        self.request.body_follows = not self.complete
 
     @staticmethod
     def _other_form(method: bytes, target: bytes) -> bytes:
@@ -282,12 +304,12 @@ class RequestReader:
         except httptools.HttpParserError as error:
             raise _malformed(f"{error}.") from error
 
-    def _read_framing(self, fields: list[Header], is_http11: bool) -> None:
+    def _read_framing(self, head: Head) -> None:
         """What do the fields that rule the connection say, and what is read on the way? llhttp has refused
         contradictions among lengths."""
         hosts = 0
-        keep_alive = is_http11
-        for name, value in fields:
+        keep_alive = is_http11 = head.version == "1.1"
+        for name, value in head.headers:
             if name not in _READ_HERE:
                 continue
             if name == b"host":
@@ -299,7 +321,7 @@ class RequestReader:
             elif name == b"content-length":
                 if len(value) > _LENGTH_DIGITS_MAX:
                     raise _malformed("the Content-Length has too many digits.")
-                self._left = int(value)
+                self._length, self._left = value, int(value)
             elif name == b"transfer-encoding":
                 self._read_coding(value.lower(), is_http11)
             elif name == b"connection":
@@ -315,16 +337,16 @@ class RequestReader:
                         fields=[(b"accept-encoding", b"identity")],
                     )
             elif name == b"x-request-id":
-                self._client_id = value.decode("ascii") if _REQUEST_ID.fullmatch(value) is not None else ""
+                head.client_id = value.decode("ascii") if _REQUEST_ID.fullmatch(value) is not None else ""
             elif value.lower() != b"100-continue":
                 raise ApiError(Reason.EXPECTATION_FAILED, "The only expectation this server knows is 100-continue.")
             else:
-                self.expects_continue = is_http11
+                head.expects_continue = is_http11
         if hosts > 1 or (hosts == 0 and is_http11):
             raise _malformed("exactly one Host field is needed.")
-        if self._left > self._limits.body_bytes_max:
-            raise self._body_too_large()
-        self.keep_alive = keep_alive
+        if self._length:
+            head.headers.remove((b"content-length", self._length))
+        head.keep_alive = keep_alive
 
     def _read_coding(self, coding: bytes, is_http11: bool) -> None:
         if not is_http11:
@@ -345,7 +367,12 @@ class RequestReader:
             end = min(len(data), at + self._left)
             self._left -= end - at
             self._ended = not self._left
-        self._feed(data if at == 0 and end == len(data) else data[at:end])
+        piece = data if at == 0 and end == len(data) else data[at:end]
+        if self.is_known:
+            self.on_body(piece)
+            self.complete = self._ended
+        else:
+            self._feed(piece)
         if self.complete != self._ended:
             raise _malformed("where its body ends is not clear.")
         if self._chunked:

@@ -15,7 +15,7 @@ from backends.client.outbox import Outbox
 from gateway.http.accounts import Account, Accounts
 from gateway.http.addresses import TrustedProxies, household
 from gateway.http.errors import ApiError, Reason
-from gateway.http.headers import Header
+from gateway.http.headers import Head, Header
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.http.server_limits import ServerLimits
@@ -108,7 +108,7 @@ class ServerState:
 
     def unread_request(self, peer: str, path: str = "", headers: Sequence[Header] = ()) -> HttpRequest:
         """Stands for a request that was not read: only its sender is known, and perhaps its path and some fields."""
-        request = self.kind(peer, path, list(headers))
+        request = self.kind(peer, Head(path, list(headers)))
         request.id = self.next_request_id()
         return request
 

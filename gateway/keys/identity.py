@@ -19,6 +19,7 @@ from gateway.config.sections.keys import KeyConfig, hash_key, new_key, open_name
 from gateway.config.sections.throttling import ModelQuotasConfig
 from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import MEMBERS_MAX, LeakyCounts
+from policies.limits.quotas import ANYONE
 
 logger = logging.getLogger("fairgate")
 
@@ -64,6 +65,8 @@ class Principal:
     """The group that its tenant is in. Empty: none."""
     label: str = ""
     """Of its key."""
+    twin_digest: bytes = b""
+    """Of the other spelling of its token. Empty: there is none."""
 
     @classmethod
     def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
@@ -146,6 +149,8 @@ class Keyring:
         """The address from which a key was used last."""
         self._tenants: dict[str, TenantConfig] = {}
         self._groups: dict[str, GroupConfig] = {}
+        self._users: dict[str, dict[str, bool]] = {}
+        """By tenant and user: is the user blocked?"""
         self.tokens: Tokens | None = None
         """None: only keys are taken."""
         self._verified: OrderedDict[bytes, Principal] = OrderedDict()
@@ -183,6 +188,8 @@ class Keyring:
         self._tenants, self._groups, self._principals, self.minted = (
             read.tenants, read.groups, read.principals, read.minted,
         )  # fmt: skip
+        named = {one.name: {user.name: user.blocked for user in one.users} for one in read.tenants.values()}
+        self._users = {tenant: users for tenant, users in named.items() if users}
         self._verified.clear()
         self.revision += 1
 
@@ -225,7 +232,7 @@ class Keyring:
     def takes(self, principal: Principal) -> bool:
         """Is the key by which a request came still its tenant's? It may expire while the request waits."""
         digest = principal.digest
-        if digest in self._revoked:
+        if digest in self._revoked or principal.twin_digest in self._revoked:
             return False
         if principal.issuer:
             if self.tokens is None or not self.tokens.knows(principal.issuer):
@@ -238,13 +245,22 @@ class Keyring:
         """The same caller, with what its key may do now, as far as the key is known."""
         return self._principals.get(principal.digest) or self._issued.get(principal.digest) or principal
 
-    def principal(self, key: bytes | None, address: str, unix_s: float) -> Principal:
+    def check_user(self, tenant: str, user: str) -> None:
+        """Raise ApiError if this user of the tenant is blocked."""
+        users = self._users.get(tenant)
+        if users is not None and user and users.get(user, users.get(ANYONE, False)):
+            raise ApiError(Reason.USER_BLOCKED, "this user is blocked here; ask the operator of this gateway")
+
+    def principal(self, key: bytes | None, address: str, unix_s: float, digest: bytes = b"") -> Principal:
         """The holder of the key that comes from this address at this time, or `ApiError` 401; 429 after too many wrong
-        ones. The time is in seconds since the epoch."""
+        ones. The time is in seconds since the epoch. `digest`: of the key, where it is known."""
         # A lookup by hash tells a guesser nothing by its timing: equal prefixes of keys have unrelated hashes.
-        digest = sha256(key).digest() if key is not None else b""
+        if key is not None and not digest:
+            digest = sha256(key).digest()
         principal = self._principals.get(digest) or self._issued.get(digest) or self._verified.get(digest)
         is_revoked = digest in self._revoked
+        if principal is not None and principal.twin_digest:
+            is_revoked = is_revoked or principal.twin_digest in self._revoked
         if principal is not None and not is_revoked:
             if self._used_from.get(digest) != address:
                 self._moved(digest, address)
@@ -277,6 +293,8 @@ class Keyring:
             if error.code is Reason.INVALID_API_KEY:
                 _refuse_guesser(self._failed.take(address, time.monotonic()))
             raise
+        if found.twin_digest in self._revoked:
+            raise ApiError(Reason.INVALID_API_KEY, "this token is revoked; ask the operator")
         principal = self._verified[digest] = replace(found, digest=digest)
         if len(self._verified) > TOKENS_MAX:
             self._verified.popitem(last=False)

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from typing import Any, Final
 
 import aiohttp
@@ -40,6 +41,12 @@ PAGE_BYTES_MAX: Final = 256 * 1024
 NAMES_MAX: Final = 1000
 RSA_BITS_MIN: Final = 2048
 """As RFC 7518 asks for."""
+GROUP_ORDERS: Final = {
+    "secp256r1": 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551,
+    "secp384r1": (1 << 384) - 0x389CB27E0BC8D220A7E5F24DB74F58851313E695333AD68D,
+    "secp521r1": (1 << 521) - 0x5AE79787C40D069948033FEB708F65A2FC44A36477663B851449048E16EC79BF7,
+}
+"""Of the curves of ECDSA (FIPS 186-5)."""
 DISCOVERY: Final = "/.well-known/openid-configuration"
 
 
@@ -90,7 +97,7 @@ class Issuer:
         expires_s = float(claims["exp"]) + config.leeway_s
         return Principal(
             found[0], tenants[found[0]].weight, apps, expires_s=expires_s, groups=groups, user=user,
-            issuer=config.issuer, group=tenants[found[0]].group or "",
+            issuer=config.issuer, group=tenants[found[0]].group or "", twin_digest=_twin_digest(token, key),
         )  # fmt: skip
 
     async def turn(self, session: aiohttp.ClientSession) -> None:
@@ -166,6 +173,20 @@ class Issuers:
             raise ApiError(Reason.EXPIRED_API_KEY, message) from None
         except (jwt.PyJWTError, ValueError, ArithmeticError, RecursionError) as error:
             raise ApiError(Reason.INVALID_API_KEY, f"this token is not taken: {error}") from None
+
+
+def _twin_digest(token: str, key: PyJWK) -> bytes:
+    """Return the digest of the other spelling of an ECDSA token, which anybody can write: where (r, s) is a signature,
+    (r, n - s) is one. b"": the token has one spelling.
+    """
+    order = GROUP_ORDERS.get(key.key.curve.name) if key.key_type == "EC" else None
+    if order is None:
+        return b""
+    signed, _, signature = token.rpartition(".")
+    raw = base64url_decode(signature)
+    half = len(raw) // 2
+    twin = raw[:half] + (order - int.from_bytes(raw[half:])).to_bytes(half)
+    return sha256(f"{signed}.{base64url_encode(twin).decode()}".encode()).digest()
 
 
 def _values(claim: object) -> list[str]:

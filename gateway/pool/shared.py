@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from gateway.config.model import Config
 from gateway.config.section import filled
-from gateway.config.sections.throttling import ModelQuotasConfig
+from gateway.config.sections.throttling import ModelQuotasConfig, QuotaConfig
 from gateway.request.interaction_claim import ClaimReader
 from gateway.usage.calendar import calendar_of
 from policies.interactions import Interactions, InteractionSettings
-from policies.limits.quotas import GROUP, KEY, Quota, Quotas
+from policies.limits.quotas import GROUP, KEY, Quota, Quotas, user_of
 from policies.orders.policy_entries import POLICIES
 from policies.request import Price
 from policies.tree.terms import Tree
@@ -78,6 +78,8 @@ def quotas_of(config: Config) -> Quotas:
     """Return the limits of tenants, of their groups and of their keys."""
     tree = config.tree
     own = _with_models(limited(config))
+    for one in config.tenants:
+        own |= {user_of(one.name, user.name): filled(Quota, user.quota or QuotaConfig()) for user in one.users}
     around: dict[str, list[str]] = {}
     for tenant, place in tree.tenants.items():
         while place.group:

@@ -81,11 +81,8 @@ class Gateway:
         worker_slot: WorkerSlot | None = None,
         resolver: Resolver = resolve,
     ) -> None:
-        """Create a gateway that does not listen yet.
-
-        `listeners` and `admin_listener` listen already, in place of the configured addresses. `load` reads the config
-        again. `resolver` looks up the addresses of backends with `each_address`.
-        """
+        """Create a gateway. `listeners` and `admin_listener`, if given, listen already. `load` reads the config
+        again."""
         self.config = config
         self._listeners = listeners
         self._admin_listener = admin_listener
@@ -174,13 +171,12 @@ class Gateway:
         return snapshot_of(self, with_running=with_running, of=of)
 
     def reload_certificates(self) -> bool:
-        """Load the listener's certificate again. Return False and log the reason if the certificate is unusable; the
-        old one stays."""
+        """Load the listener's certificate again. Log an unusable one, keep the old one, and return False."""
         return self._certificates is None or self._certificates.reload()
 
     async def start(self) -> None:
-        """Listen. Raise OSError if an address is taken, or StoreRefused for an unusable Redis. Engines and a Redis that
-        are down do not matter."""
+        """Listen. Raise OSError for a taken address, or StoreRefused for an unusable Redis; one that is down does not
+        matter."""
         config = self.config
         await self._share()
         self._pools.commit(config, self.shared, await self._pools.prepare(config))
@@ -240,10 +236,9 @@ class Gateway:
         self.admin_port = int(self._admin.addresses[0][1])
 
     async def take_over(self, config: Config) -> None:
-        """Go on under another configuration. Queued and running requests, counts and learned state stay.
+        """Go on under another configuration, without losing requests, counts or learned state.
 
-        Raise CannotTakeOver, with nothing changed, if a named resource is missing. Settings that need a restart must be
-        unchanged.
+        Raise CannotTakeOver, with nothing changed, if a named resource is missing.
         """
         async with self._changing:
             await self._take_over(config)

@@ -8,23 +8,34 @@ from math import inf
 from typing import Final
 
 from gateway.http.errors import ApiError, Reason
+from gateway.http.headers import Head
 from gateway.pool.pool import Pool
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import USER_LENGTH_MAX, Payload
 from gateway.request.conversation.turns import NO_TURNS
+from gateway.request.interaction_claim import OF_INTEREST
 from gateway.request.within_context import within_context
 from policies.request import FREE, NO_CLAIM, Flow, Request, of_batch
 
 SECONDS: Final = re.compile(rb"\d{1,9}(\.\d{1,9})?")
-
-
+READ: Final = OF_INTEREST | {b"x-fairgate-app", b"x-fairgate-user", b"x-fairgate-class", b"x-fairgate-wait-s-max"}
+"""Header fields that are looked for here."""
 FLEX: Final = b'"flex"'
 """The `service_tier` of OpenAI's API whose requests are slower and cost less."""
 
 
+def _named(head: Head) -> dict[bytes, bytes]:
+    """Return the fields that are looked for. Of a field that is given twice the first one counts."""
+    named = head.named
+    if named is None:
+        named = head.named = {name: value for name, value in reversed(head.headers) if name in READ}
+    return named
+
+
 def _asks(fields: Mapping[bytes, bytes], payload: Payload) -> bool:
     """Does the client itself say that the request can wait? Nothing it says makes the request less patient."""
-    return bytes(payload.fields.service_tier) == FLEX or fields.get(b"x-fairgate-class") == b"batch"
+    tier = payload.fields.service_tier
+    return bool(tier and bytes(tier) == FLEX) or fields.get(b"x-fairgate-class") == b"batch"
 
 
 def admission_request(context: RequestContext, pool: Pool) -> Request:
@@ -48,7 +59,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         wait_s_max = before.wait_s_max
     else:
         principal = context.principal
-        fields = dict(reversed(context.headers))  # of a field that is given twice the first one counts
+        fields = _named(context.head)
         app, user = fields.get(b"x-fairgate-app"), fields.get(b"x-fairgate-user")
         context.app = principal.app(app.decode("utf-8", "replace") if app else None)
         named = principal.user or (user.decode("utf-8", "replace") if user else payload.user)
@@ -84,7 +95,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         progress=progress,
         quota_names=()
         if pool.quotas is None
-        else pool.quotas.names(context.tenant, context.principal.counts_as, payload.model),
+        else pool.quotas.names(context.tenant, context.principal.counts_as, payload.model, flow.user),
         price=FREE if pool.quotas is None else pool.quotas.price(payload.model),
     )
 

@@ -17,7 +17,7 @@ import msgspec
 from backends.health import ModelCard
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
-from gateway.http.headers import Header, bearer_key
+from gateway.http.headers import Header
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.keys.identity import Keyring, Principal, expired
@@ -129,7 +129,9 @@ class Pipeline:
             if self.draining:
                 message = "this gateway is shutting down and takes no more requests; another one will answer"
                 raise ApiError(Reason.DRAINING, message, retry_after_s=RETRY_WHEN_DRAINING_S, should_retry=True)
-            principal = self.keyring.principal(bearer_key(request.headers), household(request.client), time.time())
+            head, address = request.head, household(request.client)
+            principal = self.keyring.principal(head.key(), address, time.time(), head.digest)
+            head.digest = principal.digest
             request.comes_from(principal)
             if route.treatment is not Treatment.ADMIT:
                 self.unqueued.come(principal.tenant, time.monotonic())
@@ -248,6 +250,7 @@ class Pipeline:
             message += "or have the operator set `limits.background`"
             raise ApiError(Reason.INVALID_REQUEST, message, param="background")
         request = context.request = admission_request(context, pool)
+        self.keyring.check_user(context.tenant, request.flow.user)
         if payload.stream and not payload.asks_usage and route.reports_usage and isinstance(payload, JsonPayload):
             payload.ask_usage()
         return request

@@ -54,6 +54,8 @@ def refusal_error(decision: Reject, again_s: float) -> ApiError:
     """The error for a request that admission gave up. `again_s`: in how long an engine may take one at the earliest."""
     retry_after_s = max(decision.retry_after_s, again_s)
     reason, message = REASONS[decision.reason]
+    if decision.ceiling:
+        message += f"; {decision.ceiling}"
     limit = decision.limit
     is_budget = limit is not None and DAY_S <= limit.window_s < math.inf
     if not is_budget:  # a budget's client comes back by itself, and to the moment

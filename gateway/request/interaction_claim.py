@@ -62,7 +62,7 @@ SESSION_HEADERS: Final = (
 """Of OpenCode's sub-agents, Claude Code, OpenCode, Codex (now and formerly), routers of vLLM, LiteLLM; the first one
 present counts."""
 _ID, _STAGE, _END = b"x-fairgate-interaction", b"x-fairgate-stage", b"x-fairgate-end"
-_OF_INTEREST: Final = frozenset({_ID, _STAGE, _END, b"traceparent", b"baggage", *SESSION_HEADERS})
+OF_INTEREST: Final = frozenset({_ID, _STAGE, _END, b"traceparent", b"baggage", *SESSION_HEADERS})
 _ID_IN_JSON: Final = re.compile(rb'"((?!id")[^"\\]{1,256})"\s{0,16}\}?\Z')
 """A name, or an object with an id and nothing else."""
 _SESSION_IN_METADATA: Final = re.compile(rb'"session_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
@@ -90,7 +90,7 @@ class ClaimReader:
         `headers`: all fields by name. `turns`: of its conversation; `NO_TURNS`: it is none, but a text to embed, say.
         """
         rules = self._by_app.get(flow.app, self._rules)
-        fields = NO_HEADERS if _OF_INTEREST.isdisjoint(headers) else headers
+        fields = NO_HEADERS if OF_INTEREST.isdisjoint(headers) else headers
         trace = _trace(rules.trace, fields) if fields and rules.trace is not None else None
         if trace is not None:
             claim = Claim(hashed(b"trace", trace), explicit=True)

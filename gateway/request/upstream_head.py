@@ -7,12 +7,8 @@ from gateway.http.http_request import HttpRequest
 
 
 def upstream_head(request: HttpRequest) -> bytes:
-    """The head of this request."""
-    parts = [request.method.encode(), b" ", request.target, b" HTTP/1.1\r\n"]
-    fields = forward_request_headers(request.headers)
-    if request.trace is not None:
-        fields = request.trace.passed_on(fields)
-    for name, value in fields:
-        parts += (name, b": ", value, b"\r\n")
-    parts += (b"x-request-id: ", request.id.encode(), b"\r\n")
-    return b"".join(parts)
+    """Return the head of this request."""
+    head, trace = request.head, request.trace
+    passed_on = None if trace is None else trace.passed_on(forward_request_headers(head.headers))
+    lines = head.forwarded() if passed_on is None else head.lines(passed_on)
+    return lines + b"x-request-id: " + request.id.encode() + b"\r\n"

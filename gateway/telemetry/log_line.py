@@ -22,7 +22,7 @@ class Line(msgspec.Struct):
     user: str = ""
     """A hash of the tenant's end user. Empty: none was named."""
     weight: float = 0.0
-    """The tenant's weight when the request came."""
+    """The weight that the tenant had when the request came; groups and floors change it with who is present."""
     interaction: str = ""
     """A hash that the calls behind one answer have in common. Empty: it belongs to none."""
     stage: int = 0

@@ -42,6 +42,9 @@ FAMILIES: Final = {
         "Requests that did not complete, by outcome and reason; what is refused did not fail.",
         "pool", "tenant", "outcome", "reason",
     ),
+    "fairgate_key_not_completed_total": _counter(
+        "The same by the label of the API key, of keys that have one.", "tenant", "key", "outcome", "reason"
+    ),
     "fairgate_tokens_total": _counter(
         "Tokens settled, by kind (cached is part of input).", "pool", "tenant", "model", "kind"
     ),

@@ -113,6 +113,8 @@ class Metrics:
         """By (pool, backend)."""
         self._reasons: dict[tuple[str, str, str, str], int] = {}
         """By (pool, tenant, outcome, reason)."""
+        self._reasons_of_keys: dict[tuple[str, str, str, str], int] = {}
+        """By (tenant, label of the key, outcome, reason)."""
         self._totals: dict[tuple[str, str], _Distribution] = {}
         """By (pool, outcome)."""
         self._held_back: dict[tuple[str, str], _Distribution] = {}
@@ -158,12 +160,11 @@ class Metrics:
 
     def refused(self, record: RequestRecord) -> None:
         """It did not complete; of a request that is refused before its pool is known, nothing else is counted."""
-        key = (record.pool, record.tenant, record.outcome, record.reason)
-        count = self._reasons.get(key)
-        if count is None and len(self._reasons) >= TENANTS_MAX:
-            key = (record.pool, OTHERS, record.outcome, record.reason)
-            count = self._reasons.get(key)
-        self._reasons[key] = (count or 0) + 1
+        outcome, reason = record.outcome, record.reason
+        _count(self._reasons, (record.pool, record.tenant, outcome, reason), (record.pool, OTHERS, outcome, reason))
+        if record.key:
+            key = (record.tenant, record.key, outcome, reason)
+            _count(self._reasons_of_keys, key, (OTHERS, OTHERS, outcome, reason))
 
     def _new_totals(self, record: RequestRecord) -> _TenantTotals:
         pool, tenant = record.pool, record.tenant if len(self._by_tenant) < TENANTS_MAX else OTHERS
@@ -197,6 +198,7 @@ class Metrics:
         ]
         yield family("fairgate_backend_prompt_tokens_total", prompts)
         yield family("fairgate_not_completed_total", list(self._reasons.items()))
+        yield family("fairgate_key_not_completed_total", list(self._reasons_of_keys.items()))
         distributions: dict[str, dict[Any, _Distribution]] = {
             "fairgate_queue_seconds": self._waits,
             "fairgate_request_seconds": self._totals,
@@ -220,6 +222,13 @@ class Metrics:
     def render(self) -> bytes:
         """The page. Takes tens of milliseconds with many tenants: not on the loop."""
         return generate_latest(self.registry)
+
+
+def _count(counts: dict[tuple[str, str, str, str], int], labels: tuple[str, str, str, str], others: Any) -> None:
+    """Count one more under these labels, or under those of `others` once there are too many."""
+    if labels not in counts and len(counts) >= TENANTS_MAX:
+        labels = others
+    counts[labels] = counts.get(labels, 0) + 1
 
 
 def _label(known: set[tuple[str, ...]], labels: tuple[str, ...], most: int) -> tuple[str, ...]:

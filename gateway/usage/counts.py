@@ -22,8 +22,8 @@ SUMS_MAX: Final = 50_000
 OTHER_USERS: Final = OTHERS * 26
 """Stands for the users beyond the bound of users counted one by one. Longer than what is kept of any user's name."""
 
-Key = tuple[int, str, str, str, str]
-"""Hour (since the epoch), tenant, app, user and model."""
+Key = tuple[int, str, str, str, str, str]
+"""Hour (since the epoch), tenant, app, user, model and the label of the API key."""
 
 
 class UsageTotals:
@@ -78,7 +78,7 @@ class UsageCounts:
         # What a client asks for may be no model at all: only of what came to a pool is it known that it is one.
         model = record.model if record.pool or not is_refused else ""
         user = "" if request is None else request.flow.user
-        key = (int(time.time()) // HOUR_S, record.tenant, record.app, user, model)
+        key = (int(time.time()) // HOUR_S, record.tenant, record.app, user, model, record.key)
         totals = self._sums.get(key)
         if totals is None:
             totals = self._bounded(key)
@@ -100,7 +100,7 @@ class UsageCounts:
 
     def used(self) -> Iterator[Used]:
         """What each sum says, as it will be written down."""
-        for (hour, tenant, _, _, model), totals in self._sums.items():
+        for (hour, tenant, _, _, model, _), totals in self._sums.items():
             service = ServiceTokens(totals.input, totals.output, totals.cached)
             requests = totals.requests - totals.refused
             yield Used((hour + 1) * HOUR_S, tenant, model, requests, service, totals.engine_ms)
@@ -112,7 +112,7 @@ class UsageCounts:
 
     def _bounded(self, key: Key) -> UsageTotals | None:
         """A sum for a key that has none, or that of the others. None: there is no room."""
-        hour, tenant, app, user, model = key
+        hour, tenant, app, user, model, label = key
         if hour != self._hour:
             self._hour, self._names, self._users = hour, 0, {}
         users = self._users.get(tenant)
@@ -129,8 +129,8 @@ class UsageCounts:
             else:
                 user = OTHER_USERS
         if len(self._sums) >= self._sums_max:
-            user = OTHER_USERS
-        key = (hour, tenant, app, user, model)
+            user, label = OTHER_USERS, OTHERS
+        key = (hour, tenant, app, user, model, label)
         totals = self._sums.get(key)
         if totals is None and len(self._sums) < 2 * self._sums_max:
             totals = self._sums[key] = UsageTotals()

@@ -29,6 +29,13 @@ _TABLES = (
         output_tokens BIGINT NOT NULL, wasted_tokens BIGINT NOT NULL, queue_us BIGINT NOT NULL,
         PRIMARY KEY (hour_s, tenant, app, end_user, model)
     )""",
+    # Beside the table above and not a column of its key: gateways of an earlier version go on writing both databases.
+    """CREATE TABLE IF NOT EXISTS fairgate_key_usage (
+        hour_s BIGINT NOT NULL, tenant TEXT NOT NULL, key_label TEXT NOT NULL, model TEXT NOT NULL,
+        requests BIGINT NOT NULL, refused BIGINT NOT NULL, input_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL,
+        output_tokens BIGINT NOT NULL, wasted_tokens BIGINT NOT NULL, queue_us BIGINT NOT NULL,
+        engine_ms BIGINT NOT NULL, PRIMARY KEY (hour_s, tenant, key_label, model)
+    )""",
     """CREATE TABLE IF NOT EXISTS fairgate_shares (
         hour_s BIGINT NOT NULL, tenant TEXT NOT NULL, received DOUBLE PRECISION NOT NULL, due DOUBLE PRECISION NOT NULL,
         PRIMARY KEY (hour_s, tenant)

@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 from gateway.config.sections.usage import PriceConfig
+from gateway.telemetry.access_log import hidden
 from gateway.usage.database import Database
 from gateway.usage.written import SUMMED, storable
 
@@ -23,6 +24,7 @@ _COLUMNS = {
     "month": "",
     "group": "tenant",
     "tenant": "tenant",
+    "key": "key_label",
     "app": "app",
     "user": "end_user",
     "model": "model",
@@ -55,6 +57,8 @@ class Question:
                 raise BadQuestion(f"by: {name[:50]!r} is none of: {', '.join(DIMENSIONS)}")
         if len(set(by)) < len(by):
             raise BadQuestion("by: names the same thing twice")
+        if "key" in by and not {"app", "user"}.isdisjoint(by):
+            raise BadQuestion("by: a key's use is not known by app or user; ask by tenant,key or by tenant,app,user")
         self.by = tuple(by)
         self.since = _moment(since, now)
         self.until = now if until is None else _moment(until, now)
@@ -209,18 +213,24 @@ def read(
     prices: Mapping[str, PriceConfig],
     tenant: str | None = None,
     around: Mapping[str, Sequence[str]] | None = None,
+    user: str | None = None,
 ) -> Report:
-    """The answer to a question, of one tenant or of all. `around`: the groups of each tenant; its use counts in each.
-    Raises BadQuestion if it is too long, and what `Database.transaction` raises."""
+    """The answer to a question, of one tenant or user or of all. `around`: the groups of each tenant; its use counts in
+    each. Raises BadQuestion if it is too long, and what `Database.transaction` raises."""
+    if user is not None and "key" in question.by:
+        raise BadQuestion("by: a key's use is not known by user")
     labels = [f"{_months(question) if name == 'month' else _COLUMNS[name]} AS by_{name}" for name in question.by]
     groups = [f"by_{name}" for name in question.by]
     statement = (
-        f"SELECT {', '.join([*labels, 'model', *(f'SUM({name})' for name in SUMMED)])} FROM fairgate_usage "
+        f"SELECT {', '.join([*labels, 'model', *(f'SUM({name})' for name in SUMMED)])} "
+        f"FROM {'fairgate_key_usage' if 'key' in question.by else 'fairgate_usage'} "
         f"WHERE {'hour_s >= %s AND hour_s < %s' if tenant is None else _of_tenant(question)} "
+        f"{'' if user is None else 'AND end_user = %s '}"
         f"GROUP BY {', '.join([*groups, 'model'])} LIMIT {ROWS_MAX + 1}"
     )
     with database.transaction(writes=False) as step:
-        found = step.ask(statement, question.hours_s if tenant is None else (tenant,))
+        asked = (*(question.hours_s if tenant is None else (tenant,)), *(() if user is None else (hidden(user),)))
+        found = step.ask(statement, asked)
     if len(found) > ROWS_MAX:
         raise BadQuestion(f"the answer has more than {ROWS_MAX} rows: ask for a shorter time, or by less")
     count = len(question.by)

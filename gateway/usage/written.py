@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import isfinite
 
 from gateway.telemetry.access_log import hidden
@@ -22,11 +22,17 @@ SUMMED = (
     "queue_us",
     "engine_ms",
 )
-_ADD = (
-    f"INSERT INTO fairgate_usage (hour_s, tenant, app, end_user, model, {', '.join(SUMMED)}) "
-    f"VALUES ({', '.join(['%s'] * 13)}) ON CONFLICT (hour_s, tenant, app, end_user, model) DO UPDATE SET "
-    + ", ".join(f"{name} = fairgate_usage.{name} + excluded.{name}" for name in SUMMED)
-)
+_ADDED_TO = {
+    "fairgate_usage": ("hour_s", "tenant", "app", "end_user", "model"),
+    "fairgate_key_usage": ("hour_s", "tenant", "key_label", "model"),
+}
+"""Tables of sums, and by what each sums up."""
+_ADD = {
+    table: f"INSERT INTO {table} ({', '.join((*key, *SUMMED))}) VALUES ({', '.join(['%s'] * len((*key, *SUMMED)))}) "
+    f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET "
+    + ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in SUMMED)
+    for table, key in _ADDED_TO.items()
+}
 _IS_NEW = (
     "INSERT INTO fairgate_writers (writer, batch, written_s) VALUES (%s, %s, %s) ON CONFLICT (writer) DO UPDATE "
     "SET batch = excluded.batch, written_s = excluded.written_s WHERE fairgate_writers.batch < excluded.batch"
@@ -55,13 +61,24 @@ class Batch:
         self.sums = sums
 
 
-def _rows(sums: Sums) -> Iterator[tuple[object, ...]]:
-    for (hour, tenant, app, user, model), totals in sums.items():
-        yield (
-            hour * HOUR_S, storable(tenant), storable(app), OTHERS if user == OTHER_USERS else hidden(user),
-            storable(model), totals.requests, totals.refused, totals.input, totals.cached, totals.output, totals.wasted,
-            totals.queue_us, totals.engine_ms,
-        )  # fmt: skip
+def _rows(sums: Sums) -> dict[str, dict[tuple[object, ...], list[int]]]:
+    """Return what is added to each table, by the key of the row."""
+    found: dict[str, dict[tuple[object, ...], list[int]]] = {table: {} for table in _ADDED_TO}
+    for (hour, tenant, app, user, model, label), totals in sums.items():
+        amounts = [
+            totals.requests, totals.refused, totals.input, totals.cached, totals.output, totals.wasted, totals.queue_us,
+            totals.engine_ms,
+        ]  # fmt: skip
+        when, who, what = hour * HOUR_S, storable(tenant), storable(model)
+        end_user = OTHERS if user == OTHER_USERS else hidden(user)
+        by_key: tuple[object, ...] = (when, who, storable(label), what)
+        for table, key in (
+            ("fairgate_usage", (when, who, storable(app), end_user, what)),
+            ("fairgate_key_usage", by_key),
+        ):
+            before = found[table].get(key)
+            found[table][key] = amounts if before is None else [*map(sum, zip(before, amounts, strict=True))]
+    return found
 
 
 def storable(text: str) -> str:
@@ -82,7 +99,8 @@ def add(database: Database, batch: Batch, now_s: int) -> int:
 def add_sums(step: Transaction, sums: Sums) -> None:
     """Add them, in one order for all gateways, so that two that write the same rows do not wait for each other for
     ever."""
-    step.do_each(_ADD, sorted(_rows(sums)))
+    for table, rows in _rows(sums).items():
+        step.do_each(_ADD[table], [(*key, *amounts) for key, amounts in sorted(rows.items())])
 
 
 def add_shares(
@@ -98,7 +116,7 @@ def add_shares(
 def forget(database: Database, now_s: int, keep_days: int) -> None:
     """Hours that are too old, and writers that are gone."""
     with database.transaction() as step:
-        for table in ("fairgate_usage", "fairgate_shares"):
+        for table in (*_ADDED_TO, "fairgate_shares"):
             step.do(f"DELETE FROM {table} WHERE hour_s < %s", (now_s - keep_days * 86_400,))
         step.do("DELETE FROM fairgate_writers WHERE written_s < %s", (now_s - WRITERS_KEPT_S,))
 

@@ -31,6 +31,8 @@ from policies.tree.pool_tree import PoolTree
 from policies.tree.terms import Tree
 
 NOTHING: Final[Sequence[Decision]] = ()
+WAITED: Final = frozenset({Refusal.QUEUE_FULL, Refusal.QUEUE_TIMEOUT, Refusal.WAIT_TOO_LONG})
+"""A ceiling may be why there was no room in time."""
 
 
 class Remembered(NamedTuple):
@@ -276,7 +278,8 @@ class Deciding:
             again_s = max(again_s, self.requests.expected(request, now, comes=True).wait_s)
         if refused.reason is Refusal.QUEUE_FULL:
             again_s = self._waiting.comes_back_in(request, refused.reason, again_s, now)
-        rejected = Reject(request.id, refused.reason, min(WAIT_S_MAX, again_s), refused.limit)
+        ceiling = self.requests.tree.ceiling_in_words(request) if refused.reason in WAITED else ""
+        rejected = Reject(request.id, refused.reason, min(WAIT_S_MAX, again_s), refused.limit, ceiling)
         self.recent.note(rejected, request, now, pressure)
         return rejected
 

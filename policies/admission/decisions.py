@@ -44,6 +44,8 @@ class Reject(NamedTuple):
     retry_after_s: float
     limit: Limit | None = None
     """The limit that it is beyond, if that is the reason."""
+    ceiling: str = ""
+    """The ceiling that kept it waiting, in words."""
 
 
 class GiveBack(NamedTuple):

@@ -50,17 +50,22 @@ class AdmissionEngine(Deciding):
         request, last = self._waiting.get(request_id), self.recent.last(request_id)
         if (known := request or last) is None:
             return None
-        pressure = self.pressure(now)
+        pressure, tree = self.pressure(now), self.requests.tree
         now = max(self._now, now + self.set_back_s)
+        numbers = self.policy.explain(known.flow, now) | self.requests.numbers(request, now)
+        if not tree.is_flat:  # the order's weight follows from who is present
+            numbers.pop("weight", None)
+            numbers |= tree.numbers(known.flow.tenant)
         return explain(
             request_id,
             request,
             last,
             blocked=self.blocked,
+            ceiling=tree.ceiling_in_words(request) if request is not None else "",
             waited_s=self._waits.so_far(request, now) if request is not None else NEVER_WAITED,
             pressure=pressure,
             limits=self.quotas.standing(known.flow.tenant, now) if self.quotas is not None else [],
-            numbers=self.policy.explain(known.flow, now) | self.requests.numbers(request, now),
+            numbers=numbers,
             kv={name: ledger.kv_fraction() for name, ledger in self.backends.items()},
         )
 

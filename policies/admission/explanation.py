@@ -108,6 +108,7 @@ def explain(
     last: Decided | None,
     *,
     blocked: Blocked | None,
+    ceiling: str,
     waited_s: Mapping[str, float],
     pressure: Pressure,
     limits: list[Limit],
@@ -119,6 +120,7 @@ def explain(
     Args:
         request: given if it waits.
         last: its latest decision, if remembered. At least one of the two is given.
+        ceiling: which group or tenant has as much as it may, so that the request does not start; "" if none has.
         blocked: the next request in order, and its obstacle at each engine.
         waited_s: if it waits, for what it has waited so far: seconds by obstacle.
         pressure: whether the pool is overloaded now. The others: as in `Explanation`.
@@ -128,7 +130,7 @@ def explain(
         why = None if blocked is None else blocked.nearest()
         if progress.rests or progress.state is not State.QUEUED:
             why = Obstacle.RETURNED if progress.rests else Obstacle.ASKED
-        reason = f"queued: {'it waits for its turn' if why is None else OF_OBSTACLE[why]}"
+        reason = f"queued: {ceiling or ('it waits for its turn' if why is None else OF_OBSTACLE[why])}"
         return Explanation(
             request_id, "queued", request.flow, progress.stage, progress.inside, last, blocked, reason, waited_s,
             _expected_s(progress.wait), pressure, limits, numbers, kv,
@@ -163,6 +165,8 @@ def _reason(decided: Decided) -> str:
     if not isinstance(decision, Reject):
         return dispatched_in_words(decision.backend, decided.placed, at_once=decided.wait is None)
     said = f"refused: {OF_REFUSAL[decision.reason]}"
+    if decision.ceiling:
+        said += f" ({decision.ceiling})"
     if decision.limit is not None:
         said += f" ({decision.limit.name} {decision.limit.limit}, {decision.limit.remaining} left)"
     return f"{said}; {decided.pressure.reason}" if decided.pressure.reason else said

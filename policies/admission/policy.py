@@ -28,6 +28,9 @@ class Engines(Protocol):
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
         """The engines that can start it now, at least one; or the obstacle at each."""
 
+    def full_beside(self) -> dict[str, Obstacle]:
+        """The obstacles at the other engines, where `with_room` has found some with room."""
+
     def reserve(self, blocked: Blocked) -> str | None:
         """The engine that is kept for the next request, which no engine can start (`Room.reserve`)."""
 
@@ -76,11 +79,11 @@ class QueueRoom:
         assert engines is not None
         found = engines.with_room(request)
         if isinstance(found, Blocked):
-            return found
+            return found if but is None else found.but(but)
         if but is not None:
             found = [engine for engine in found if engine.name != but]
             if not found:
-                return Blocked(request, {but: Obstacle.TURN})
+                return Blocked(request, engines.full_beside())
         engine, request.progress.placed = self._placement.choose(request, found)
         return engine
 

@@ -15,6 +15,7 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.working_set import WorkingSet
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
+from policies.queue.backlog import Backlog
 from policies.queue.giving_back import GivingBack
 from policies.request import Refused, Request
 from policies.tree.pool_tree import PoolTree
@@ -92,9 +93,9 @@ class DueTimes:
         self._earliest_s.clear()
 
 
-Standing = tuple[bool, bool, bool]
+Standing = tuple[bool, bool, bool, bool]
 """What of its tenant decides about a request's room (`BackendLedger.obstacle`): `spare`, `absent` and `paced`. Where no
-tenant is absent, no headroom is kept, so that nobody has any to use."""
+tenant is absent, no headroom is kept, so that nobody has any to use. And may no more of it be wasted?"""
 
 
 Answers = tuple[Blocked, Standing, int]
@@ -140,6 +141,10 @@ class PoolRoom:
         """They are full for requests that leave the headroom free."""
         self._open: dict[str, BackendLedger] = {}
         """All others."""
+        self._backlog: Backlog | None = None
+        """That of the order; None: it has none."""
+        self._full_beside: dict[str, Obstacle] = {}
+        """What was found out about the engines without room when one had room."""
         self._reserved = ("", "")
         """The request that has a reservation, and the engine that is kept for it."""
         self._now = 0.0
@@ -177,7 +182,7 @@ class PoolRoom:
         self.prefixes = policy.prefixes
         self._working_set.first_start = policy.first_start if policy.order.admits_wholes else None
         self._working_set.is_ahead = policy.is_ahead
-        backlog = policy.order.backlog
+        self._backlog = backlog = policy.order.backlog
         self._working_set.batch_share = backlog.batch_share if backlog is not None else 0.0
 
     def at(self, now: float) -> None:
@@ -191,6 +196,9 @@ class PoolRoom:
     def opens_s(self) -> float:
         """When may a blocked request have room through time alone? inf: never."""
         return min(self._opens.first_s(), self._tenants.expires_s(), self._working_set.expires_s())
+
+    def full_beside(self) -> dict[str, Obstacle]:
+        return self._full_beside
 
     def with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:
         self.asked = request.id
@@ -247,6 +255,7 @@ class PoolRoom:
                 self._open.pop(name, None)
         if free:
             self._answers.pop(request.id, None)
+            self._full_beside = obstacles
             if len(free) == 1:
                 return free
             # What may wait inside an engine is there to hide the way: nothing waits where another engine has a slot.
@@ -337,10 +346,19 @@ class PoolRoom:
         absent = tenants.someone_is_absent()
         # Where work runs that gives its room back, it fills the gaps: starts of other work need not be spread.
         is_paced = tenants.is_flooding(request) and (request.can_wait or not len(self._giving_back))
-        return absent and tenants.is_below(request), absent, is_paced
+        backlog = self._backlog
+        is_spent = (
+            request.can_wait
+            and backlog is not None
+            and not backlog.owes_batch
+            and not self._giving_back.may_waste(request, backlog.batch_share)
+        )
+        return absent and tenants.is_below(request), absent, is_paced, is_spent
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: Standing) -> Obstacle | None:
-        (spare, absent, paced), now = standing, self._now
+        (spare, absent, paced, is_spent), now = standing, self._now
+        if is_spent and ledger.leases and self._giving_back.is_kept_free(request, ledger.name):
+            return Obstacle.TURN
         obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
             obstacle = ledger.obstacle(
@@ -375,7 +393,7 @@ class PoolRoom:
 
 def _keeps(standing: Standing) -> bool:
     """Must the request leave the headroom free?"""
-    spare, absent, _ = standing
+    spare, absent, _, _ = standing
     return absent and not spare
 
 

@@ -66,10 +66,15 @@ class Blocked:
         self.ceiling = ""
         """Name of the ceiling that is reached, where that is the obstacle."""
         self.others: tuple[Blocked, ...] = ()
-        """Where each engine has a queue of its own: the next ones of the others, which found no room either."""
+        """Those that are next at the other engines, which found no room either: where each engine has a queue of its
+        own, or where one is kept for this request."""
 
     def __repr__(self) -> str:
         return f"<Blocked {self.request.id}: {', '.join(f'{name}: {why}' for name, why in self.obstacles.items())}>"
+
+    def but(self, engine: str) -> Blocked:
+        """Return the obstacles at the other engines."""
+        return Blocked(self.request, {name: why for name, why in self.obstacles.items() if name != engine})
 
     def nearest(self) -> Obstacle:
         """The obstacle that disappears soonest. Without any engine, none is in service."""

@@ -13,7 +13,8 @@ A start waits if the set with its context would exceed K, unless its tenant stay
 tenant that has received more than the one whose start goes first, by more than the window of the order, begins nothing:
 or small starts would always take the room that a large one waits for. A start that alone is beyond its tenant's part
 stops nobody so. A start whose tenant holds nothing waits for K / R seconds at most: one enters in each K / R, and
-parking makes the room. A start that no call is likely to follow holds nothing beyond its run, and needs no room.
+parking makes the room. A start that no call is likely to follow holds nothing beyond its run, and needs no room. Nor
+does a start of a kind of interaction about which little is known, while such contexts are a tenth of K.
 
 Of work that can wait (class batch) only its guaranteed part counts for others: the rest is taken back. Where nothing
 counts, nothing waits. The order says who goes next, the set only whether. A call inside an interaction that counts
@@ -42,7 +43,7 @@ from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
 from policies.capacity.pace import SEEN_MIN, USUAL_S
-from policies.contexts import AppCalls, Apps, KeptShare
+from policies.contexts import KeptShare, Kind, Kinds
 from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens, is_batch
 
 MEASURED_EVERY_S: Final = 0.5
@@ -57,14 +58,14 @@ class Context:
     """What one interaction, or one request that belongs to none, holds of the KV cache."""
 
     __slots__ = (
-        "app", "calls", "engine", "held_tokens", "idle_s", "key", "prompt_tokens", "returns", "tenant",
+        "calls", "engine", "held_tokens", "idle_s", "key", "kind", "prompt_tokens", "returns", "tenant",
         "to_find_tokens", "tokens",
     )  # fmt: skip
 
-    def __init__(self, key: Interaction | str, tenant: str, app: AppCalls, now: float) -> None:
+    def __init__(self, key: Interaction | str, tenant: str, kind: Kind, now: float) -> None:
         self.key = key
-        self.app = app
-        self.returns = app.return_rate.value > 0.0
+        self.kind = kind
+        self.returns = kind.return_rate.value > 0.0
         self.tenant = tenant
         self.tokens = 0
         """What it counts with; 0: it does not count."""
@@ -93,8 +94,8 @@ class WorkingSet:
         self.first_start: Callable[[], Request | None] | None = None
         """Which start waits for the set, of the tenant that has received least? None: the order lets no start wait."""
         self._shares: Final = shares
-        self.apps: Final = Apps(APPS_MAX)
-        """What contexts count with, as the calls of each app teach it."""
+        self.kinds: Final = Kinds(APPS_MAX)
+        """What contexts count with, as the calls of each kind of interaction teach it."""
         self.kept: Final = KeptShare()
         self.is_ahead: Callable[[str], bool] = _nobody
         """Has this tenant received more than one with a start that waits, by more than the window of the order?"""
@@ -112,7 +113,7 @@ class WorkingSet:
         self._parked: OrderedDict[Context, None] = OrderedDict()
         """Contexts that no longer count, and whose next call waits like a start."""
         self._returning = 0
-        """Contexts of apps whose calls return. Where there are none, nothing is worth holding."""
+        """Contexts of kinds whose calls return. Where there are none, nothing is worth holding."""
         self._measured_s = -inf
         self._elsewhere: Mapping[str, int] = {}
         """Tokens that count at other gateways, by tenant."""
@@ -162,9 +163,15 @@ class WorkingSet:
         return self.capacity_tokens * self._shares.part(request)
 
     def _is_followed(self, request: Request) -> bool:
-        """Is another call likely to follow it? Else it holds nothing beyond its run."""
-        rate = self.apps.known(request.flow[:2]).return_rate
-        return request.claim is not NO_CLAIM and (rate.seen < SEEN_MIN or rate.value >= 0.5)
+        """Is another call likely to follow it? Else it holds nothing beyond its run. A kind of which that is not known
+        shows it in what the set may be beyond K.
+        """
+        if request.claim is NO_CLAIM:
+            return False
+        kind = self.kinds.known(request)
+        if kind.return_rate.seen >= SEEN_MIN:
+            return kind.return_rate.value >= 0.5
+        return kind.held_tokens + request.prompt_tokens > (OVER - 1.0) * self.capacity_tokens
 
     def _counted_for(self, request: Request) -> float:
         """What counts, as this request sees it: of work that can wait no more than its part, for the rest is taken
@@ -219,7 +226,7 @@ class WorkingSet:
         if progress.context is None and progress.inside:
             context = self._contexts.get(progress.interaction) if progress.interaction is not None else None
             if context is not None and not context.calls:
-                context.app.return_rate.learn(1.0)
+                context.kind.return_rate.learn(1.0)
             progress.parked = context in self._parked
             if context is not None and progress.parked:
                 self._forget(context)
@@ -252,7 +259,7 @@ class WorkingSet:
         if interaction is None or not interaction.tokens or (request.claim.ends and interaction.over):
             self._forget(context)
         else:
-            self._resize(context, context.app.idle_tokens(context.held_tokens))
+            self._resize(context, context.kind.idle_tokens(context.held_tokens))
             context.idle_s = now
             self._idle[context] = None
 
@@ -261,7 +268,7 @@ class WorkingSet:
         self._now = now
         for idle in (self._idle, self._parked):
             while idle and now >= (context := next(iter(idle))).idle_s + self.hold_s:
-                context.app.return_rate.learn(0.0)
+                context.kind.return_rate.learn(0.0)
                 self._forget(context)
 
     def measure(self, engines: Iterable[BackendLedger], now: float, *, parks: bool = True) -> None:
@@ -285,18 +292,18 @@ class WorkingSet:
     # --- the table ---
 
     def _expected_tokens(self, request: Request) -> int:
-        app = self.apps.known(request.flow[:2])
+        kind = self.kinds.known(request)
         if request.claim is NO_CLAIM:  # no call follows it
-            return app.own_tokens(request.prompt_tokens)
-        return app.running_tokens(request.prompt_tokens)
+            return kind.own_tokens(request.prompt_tokens)
+        return kind.running_tokens(request.prompt_tokens)
 
     def _count(self, request: Request, now: float) -> None:
         """Count the context of a call that is under way."""
-        progress, flow = request.progress, request.flow
+        progress = request.progress
         key = progress.interaction if progress.interaction is not None else request.id
         context = self._contexts.get(key)
         if context is None:
-            context = self._contexts[key] = Context(key, flow.tenant, self.apps.of(flow[:2]), now)
+            context = self._contexts[key] = Context(key, request.flow.tenant, self.kinds.of(request), now)
             self._returning += context.returns
         elif not context.calls:
             self._parked.pop(context, None)
@@ -308,13 +315,13 @@ class WorkingSet:
         expected = self._expected_tokens(request)
         self._resize(context, max(context.tokens, expected) if context.calls > 1 else expected)
         if request.claim is not NO_CLAIM:
-            context.app.prompt_tokens.learn(request.prompt_tokens)
+            context.kind.prompt_tokens.learn(request.prompt_tokens)
 
     def _learn_cached(self, request: Request, context: Context, service: ServiceTokens) -> None:
         """Learn from what the engine of an ended call had cached, as far as the engine said it."""
         to_find_tokens, context.to_find_tokens = context.to_find_tokens, 0
         if not request.progress.inside:
-            context.app.shared_tokens.learn(service.cached or request.progress.cached_tokens)
+            context.kind.shared_tokens.learn(service.cached or request.progress.cached_tokens)
         elif to_find_tokens and service.cached is not None and request.progress.engine == context.engine:
             is_full = self.tokens_in_all >= self.capacity_tokens
             self.kept.returned(to_find_tokens, service.cached, is_full=is_full)
@@ -329,6 +336,7 @@ class WorkingSet:
         self.tokens += more
         if is_batch(context.tenant):
             self.batch_tokens += more
+        context.kind.held_tokens += more
         context.tokens = tokens
 
     def _forget(self, context: Context) -> None:

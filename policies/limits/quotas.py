@@ -25,6 +25,10 @@ GROUP: Final = " "
 KEY: Final = "  "
 """The same of a key, before its hash. What each of them may have of one model is counted under both names, with a space
 between."""
+USER: Final = "   "
+"""The same of a user, before `user_of`."""
+ANYONE: Final = "*"
+"""In the place of a user's name: each user without limits of its own."""
 ENGINE: Final = "engine_ms"
 """The measure of engine-seconds."""
 MEASURES: Final = (ENGINE, "requests", "tokens", "cost")
@@ -114,9 +118,16 @@ def _rules(quota: Quota, member: str = "") -> tuple[Rule, ...]:
 def _whose(member: str) -> str:
     """How people tell its limits from those of the tenant."""
     name, _, model = member.lstrip().partition(" ")
+    if member.startswith(USER):
+        return " (user)"
     parts = ["key"] if member.startswith(KEY) else [f"group {name}"] if member.startswith(GROUP) else []
     parts += [f"model {model}"] if model else []
     return f" ({', '.join(parts)})" if parts else ""
+
+
+def user_of(tenant: str, user: str) -> str:
+    """Return the name under which a user of a tenant is counted."""
+    return f"{USER}{tenant}\0{user}"
 
 
 class Quotas:
@@ -167,6 +178,11 @@ class Quotas:
         """Has nobody a limit?"""
         return not (self._default or any([any(each.values()) for each in (self._of_models, self._rules, self._issued)]))
 
+    def counted(self, tenants: Iterable[str]) -> int:
+        """Return how many members are counted where all of these tenants ask for all models that are limited."""
+        names = {*tenants}
+        return 0 if self.is_off else len(names | self._rules.keys()) + len(self._of_models) * len(names)
+
     @property
     def longest(self) -> SlidingCounts:
         """The longest window in which anybody has a limit; a day at least."""
@@ -189,18 +205,23 @@ class Quotas:
         own = self._members.get(tenant) or (tenant,)
         return own + names if names else own
 
-    def names(self, tenant: str, key: str, model: str) -> tuple[str, ...]:
-        """Under which further names does a request count, with a key that counts as this one, for this model?"""
+    def names(self, tenant: str, key: str, model: str, user: str = "") -> tuple[str, ...]:
+        """Under which further names does a request count: with a key that counts as this one, for this model and user
+        ("": none is known)?
+        """
         if not self._has_names and not self._issued:
             return ()
         nodes = (KEY + key, *self.members(tenant))
-        return tuple([name for name in (nodes[0], *[f"{node} {model}" for node in nodes]) if self.rules(name)])
+        own = (nodes[0], user_of(tenant, user)) if user else nodes[:1]
+        return tuple([name for name in (*own, *[f"{node} {model}" for node in nodes]) if self.rules(name)])
 
     def rules(self, member: str) -> tuple[Rule, ...]:
         """The limits of a tenant, a group or a key, or of a model with one of them."""
         found = self._issued.get(member) or self._rules.get(member)
         if found is not None:
             return found
+        if member.startswith(USER):
+            return self._rules.get(user_of(member.removeprefix(USER).partition("\0")[0], ANYONE), ())
         tenant, _, model = member.partition(" ")
         if not tenant or tenant in self._rules:
             return ()

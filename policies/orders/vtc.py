@@ -143,12 +143,15 @@ class CounterOrder(Order):
         Others go on at the other engines, so they cannot delay its start (EASY backfilling, Lifka 1995).
         """
         reserved = room.reserve(blocked)
+        blocked.others = ()
         if reserved is not None:
             for request in self._backlog.others(blocked.request):
-                engine = room.place(request, but=reserved)
-                if not isinstance(engine, Blocked):
+                placed = room.place(request, but=reserved)
+                if not isinstance(placed, Blocked):
                     self._backlog.take(request)
-                    return self._selected(request, engine)
+                    return self._selected(request, placed)
+                if not blocked.others and not request.can_wait:
+                    blocked.others = (placed,)
         return blocked
 
     def remove(self, request: Request, now: float) -> None:

@@ -124,6 +124,10 @@ class BoundedQueue:
         own = self._tenants.get(tenant)
         return [] if own is None else [*own.inside.values(), *own.starts.values()]
 
+    def first_of_each_tenant(self) -> list[Request]:
+        """Return a request of each tenant that has some waiting, the oldest of its calls or starts."""
+        return [next(iter((tenant.inside or tenant.starts).values())) for tenant in self._tenants.values()]
+
     def by_tenant(self) -> dict[str, Waiting]:
         """What waits of each tenant that has something waiting. O(tenants waiting)."""
         return {

@@ -49,6 +49,7 @@ class SharedInteractions:
             key = (flow.app, flow.user, asked)
             if not self.interactions.is_open(flow.tenant, key):
                 interaction = self.interactions.open(flow, key, now)
+                self.interactions.watch(interaction, now)
                 interaction.calls, interaction.tokens = interaction.reported = (known.calls, known.tokens)
                 interaction.began_s = now - known.age_s
             return

@@ -23,6 +23,7 @@ from policies.tree.terms import GroupSettings
 RESOURCES: Final = (0, 1)
 SEQUENCES, TOKENS = RESOURCES
 """Sequences that run, and KV tokens that they hold."""
+_IN_WORDS: Final = (("run", "sequence slots"), ("hold", "KV cache"))
 LEAST_PART: Final = 0.01
 """Of a group, for its children without a floor: where floors are all of it, they would wait for ever."""
 
@@ -98,8 +99,8 @@ class Node:
     """The pool, a group or a tenant, with its two lines."""
 
     __slots__ = (
-        "batch", "elsewhere", "filled", "kept", "kept_share", "most", "name", "others", "parent", "reserved",
-        "running_max", "share_max", "used",
+        "batch", "elsewhere", "filled", "is_by_borrowing", "kept", "kept_share", "most", "name", "others", "parent",
+        "reserved", "running_max", "share_max", "used",
     )  # fmt: skip
 
     def __init__(self, name: str, parent: Node | None, terms: GroupSettings, floor: float) -> None:
@@ -111,6 +112,8 @@ class Node:
         """Work that can (class batch)."""
         self.running_max = inf if terms.max_running is None else float(terms.max_running)
         self.share_max = terms.share_max
+        self.is_by_borrowing = terms.max_share != terms.share_max
+        """Is `share_max` the floor and what may be borrowed?"""
         self.kept_share = terms.kept_share
         # By resource:
         self.used = [0.0, 0.0]
@@ -128,6 +131,16 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<Node {self.name or 'the pool'}: {self.used[SEQUENCES]:g} of {self.most[SEQUENCES]:g} sequences>"
+
+    def ceiling_in_words(self, resource: int, capacity: float) -> str:
+        """Return its ceiling, where that comes from, and how much is used: `capacity` is the whole pool's."""
+        who = f"group {self.name[1:]}" if self.name[:1] == " " else f"tenant {self.name}"
+        most, used = self.most[resource], self.used[resource]
+        if resource == SEQUENCES and not most < self.running_max:
+            return f"{who} has {used:.0f} of {most:.0f} sequences running (max_running)"
+        does, what = _IN_WORDS[resource]
+        term = "borrowing_limit" if self.is_by_borrowing else "max_share"
+        return f"{who} may {does} {most / capacity:.0%} of the {what} ({term}) and {does}s {used / capacity:.0%}"
 
     @property
     def is_limited(self) -> bool:

@@ -83,6 +83,11 @@ class PoolTree:
         line = self._line(leaf)
         return line.weight if line.present else weight
 
+    def numbers(self, leaf: str) -> dict[str, float]:
+        """Return the part of the pool in per cent, and the configured weight of a leaf that has requests."""
+        line = self._line(leaf)
+        return {"part_percent": round(100 * line.share(), 2)} | ({"weight": line.weight} if line.present else {})
+
     def share(self, leaf: str) -> float:
         """The part of the pool that this leaf is entitled to, if it has requests."""
         return self._line(leaf).share()
@@ -91,8 +96,23 @@ class PoolTree:
         """Which node has as much running as it may, so that this request does not start? None: none. Where only what
         is kept for others is free, it is the request's own tenant.
         """
-        if not self._limited:
-            return None
+        found = self._full_resource(request) if self._limited else None
+        return None if found is None else found[0]
+
+    def ceiling_in_words(self, request: Request) -> str:
+        """Return which group or tenant has as much as it may, so that this request does not start; "" if none has."""
+        found = self._full_resource(request) if self._limited else None
+        if found is None:
+            return ""
+        node, resource, is_at_ceiling = found
+        if not is_at_ceiling:
+            return "what is free is kept for tenants and groups with a lending_limit"
+        said, capacity = node.ceiling_in_words(resource, self._capacity[resource]), self._capacity[resource]
+        needs = f"; this request needs {request.prompt_tokens / capacity:.0%}" if resource == TOKENS else ""
+        return said + needs
+
+    def _full_resource(self, request: Request) -> tuple[Node, int, bool] | None:
+        """Return the full node, what is full there, and whether that is the node's ceiling."""
         tenant = self._node(payer(request.flow.tenant))
         for resource, amount in ((SEQUENCES, request.sequences), (TOKENS, request.prompt_tokens)):
             if amount <= tenant.available(resource) + ROUNDING:
@@ -100,9 +120,9 @@ class PoolTree:
             node: Node | None = tenant
             while node is not None:
                 if node.used[resource] and amount > node.most[resource] - node.used[resource]:
-                    return node
+                    return node, resource, True
                 node = node.parent
-            return tenant
+            return tenant, resource, False
         return None
 
     def makes_room(self, request: Request, node: str) -> bool:

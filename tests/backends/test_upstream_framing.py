@@ -109,6 +109,15 @@ async def test_head_has_no_body_and_its_connection_is_not_used_again(open_pool: 
         assert server.connections == 2
 
 
+async def test_what_comes_for_a_body_of_head_is_none_though_its_head_is_known(open_pool: Open) -> None:
+    async with RawServer(say(answer(b"hello"))) as server:
+        pool = open_pool(server.url)
+        assert (await ask(pool))[0].body == b"hello"
+        recorder, _ = await ask(pool, b"HEAD / HTTP/1.1\r\nhost: t\r\ncontent-length: 0\r\n\r\n", b"")
+        assert recorder.pieces == []
+        assert " 0 idle" in repr(pool)
+
+
 @pytest.mark.parametrize("name", ILL_FRAMED)
 async def test_framing_in_doubt_is_refused_and_the_connection_closed(name: str, open_pool: Open) -> None:
     async with RawServer(say(ILL_FRAMED[name], then=hang)) as server:
@@ -118,6 +127,59 @@ async def test_framing_in_doubt_is_refused_and_the_connection_closed(name: str, 
         assert not error.before_first_byte
         assert recorder.body in (b"", b"he")
         assert " 0 idle" in repr(pool)
+
+
+LATER = {name: raw for name, (raw, _, _) in WELL_FRAMED.items()} | {
+    **ILL_FRAMED,
+    "longer": answer(b"hello" * 20),
+    "another field": answer(b"hello", b"X: y"),
+    "another status": answer(b"hello").replace(b"200", b"500"),
+    "more than its length": answer(b"hello") + b"evil",
+    "digits that are none": answer(b"hello").replace(b": 5", b": 5_"),
+    "many digits": answer(b"hello").replace(b": 5", b": " + b"0" * 30 + b"5"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name, raw in LATER.items() if len(raw) < 60_000])
+async def test_behind_an_answer_with_a_head_that_is_known_it_is_read_as_if_it_were_the_first(
+    name: str, open_pool: Open
+) -> None:
+    async def script(peer: Peer) -> None:
+        while await peer.request():
+            await peer.send(says.pop())
+
+    found = []
+    for before in ([], [answer(b"known")], [answer(b"known"), answer(b"as well")]):
+        says = [LATER[name], *before]
+        async with RawServer(script) as server:
+            pool = open_pool(server.url)
+            for _ in before:
+                assert (await ask(pool))[0].status == 200
+            recorder, error = await ask(pool)
+            found.append(
+                (recorder.status, recorder.headers, recorder.body, str(error), repr(pool).partition(": ")[2][:15])
+            )
+    assert found[0] == found[1] == found[2]
+
+
+async def test_an_answer_with_a_head_that_is_known_may_come_in_pieces(open_pool: Open) -> None:
+    whole = answer(b"hello")
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(whole)
+        for cut in range(1, len(whole)):
+            await peer.request()
+            await peer.send(whole[:cut])
+            await asyncio.sleep(0.001)
+            await peer.send(whole[cut:])
+
+    async with RawServer(script) as server:
+        pool = open_pool(server.url)
+        for _ in whole:
+            recorder, error = await ask(pool)
+            assert (recorder.body, error) == (b"hello", None)
+        assert server.connections == 1
 
 
 EXTRA = {"whole answer": answer(b"evil"), "half a head": b"HTTP/1.1 2", "garbage": b"xyz"}

@@ -14,10 +14,10 @@ import aiohttp
 import pytest
 import yaml
 
-from bench.ports import free_port
 from tests.commands import Running, running
 from tests.deploy.nginx import NGINX, nginx_config
 from tests.deploy.requests import body, said_whole
+from tests.ports import free_port
 from tests.waiting import WAIT_S, until
 
 ADDRESSES = ("127.0.1.1", "127.0.1.2")

@@ -18,9 +18,11 @@ REQUESTS_MAX = 64
 
 
 def read_requests(data: bytes) -> None:
-    """Wherever it is cut, the same requests are read, and none after one that is refused."""
+    """Wherever it is cut, the same requests are read, and none after one that is refused. So they are by a reader that
+    has seen none of those before."""
     once = _read([data])
-    assert [_wire(request) for request in _read(pieces(data))] == [_wire(request) for request in once]
+    for read in (_read(pieces(data)), _read([data], anew=True)):
+        assert [_wire(request) for request in read] == [_wire(request) for request in once]
     for request in once:
         if request is not None:
             _look(request)
@@ -31,8 +33,9 @@ def _wire(request: HttpRequest | None) -> tuple[object, ...]:
     return () if request is None else (request.method, request.target, request.headers, request.body, request.version)
 
 
-def _read(cut: list[bytes]) -> list[HttpRequest | None]:
-    """What a connection reads: requests; None: it was refused and ended, by an answer that depends on what had come."""
+def _read(cut: list[bytes], *, anew: bool = False) -> list[HttpRequest | None]:
+    """What a connection reads: requests; None: it was refused and ended, by an answer that depends on what had come.
+    `anew`: each request by another reader."""
     reader = RequestReader(LIMITS, "10.0.0.1")
     found: list[HttpRequest | None] = []
     try:
@@ -45,6 +48,9 @@ def _read(cut: list[bytes]) -> list[HttpRequest | None]:
                     assert reader.request is not None
                     found.append(reader.request)
                     reader.reset()
+                    if anew:
+                        reader.close()
+                        reader = RequestReader(LIMITS, "10.0.0.1")
     except ApiError:
         found.append(None)
     finally:

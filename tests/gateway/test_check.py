@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
 from gateway.config.sections.keys import hash_key
 from tests.commands import run
 from tests.gateway.capture import Peer, Seen, Upstream, answer
@@ -159,3 +160,23 @@ async def test_a_backend_behind_a_path_is_asked_there_for_everything(start: Star
         assert "/engine-a/version?a=/b" in asked
         lines = await live.lines(4)
         assert lines[1]["backend"] == upstream.url.removeprefix("http://") + "/engine-a"
+
+
+@pytest.mark.parametrize(("quota", "warns"), [({"tokens_per_day": 9}, True), ({}, False)])
+async def test_limits_that_need_more_memory_than_there_may_be_are_a_warning(
+    tmp_path: Path, quota: dict[str, int], warns: bool
+) -> None:
+    most = bounds_of(MEMORY_MAX_LEAST, 1).of("quotas")
+    tenants = [{"name": f"t{n}", "keys": [hash_key(str(n))]} for n in range(most)]
+    for more in (0, 1):
+        tenants += [{"name": "one-more", "keys": [hash_key("more")]}] * more
+        fields = {"tenants": tenants, "quota": quota, "memory_max": MEMORY_MAX_LEAST}
+        code, said = await checked(config_file(tmp_path, URL, **fields))
+        assert (code, len(said)) == (0, more if warns else 0)
+    if warns:
+        assert f"memory_max: limits count {most + 1} tenants" in said[0]
+        enough = int(re.findall(r"(\d+) has room", said[0])[0])
+        code, said = await checked(config_file(tmp_path, URL, **fields | {"memory_max": enough}))
+        assert (code, said) == (0, [])
+        code, said = await checked(config_file(tmp_path, URL, **fields | {"memory_max": enough - (enough // 500)}))
+        assert len(said) == 1, "it is the least"

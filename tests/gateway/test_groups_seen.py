@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ from gateway.pool.parts import parts_of
 from tests.commands import run
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Starter, chat, until
+from tests.gateway.test_batches import holding
 from tests.gateway.test_command_line import config_file
 
 CHAT = "/v1/chat/completions"
@@ -94,3 +96,34 @@ async def test_metrics_and_log_have_group_key_and_budget(start: Starter) -> None
         ("law", ""),
         ("", ""),
     ]
+
+
+async def test_a_group_at_its_ceiling_is_named_with_its_limit_wherever_somebody_asks(start: Starter) -> None:
+    held, is_full = asyncio.Event(), "group law has 1 of 1 sequences running (max_running)"
+    groups = [{"name": "law", "weight": 3, "max_running": 1}, {"name": "tax", "group": "law"}]
+    tenants = [{"name": name, "group": "tax", "keys": [hash_key(name)]} for name in ("a", "b")]
+    fields: dict[str, Any] = {"tenants": tenants, "groups": groups}
+    async with Upstream(holding(held, {0})) as upstream, start(upstream.url, **fields) as live:
+        asked = [asyncio.ensure_future(live.ask(CHAT, chat(f"Say {n}"), key=key)) for n, key in enumerate("ab")]
+        await until(lambda: (live.engine.queued, live.engine.dispatched) == (1, 1))
+        [waiting] = live.engine.requests.waiting.requests
+        explained = (await live.get(f"/explain/{waiting}", admin=True)).json
+        assert explained["reason"] == f"queued: {is_full}"
+        assert explained["numbers"].items() >= {"weight": 1.0, "part_percent": 50.0}.items()
+        [pool] = (await live.get("/state", admin=True)).json["pools"]
+        assert pool["limited_by_is"] == f"1 request of b in the queue: {is_full}."
+        assert {one["tenant"]: one["ceiling"] for one in pool["tenants"]} == {"a": "", "b": is_full}
+        [own] = (await live.get("/fairgate/me", key="b")).json["pools"]
+        assert own["ceiling"] == is_full
+        _, out, _ = await run("top", "--once", "--admin", f"http://127.0.0.1:{live.gateway.admin_port}")
+        assert f"waiting: {is_full}" in out
+        rows = [re.sub(r" +", " ", row.strip()) for row in out.splitlines()]
+        assert "law 3 100.0% 100.0% 1 1 at most 1 running" in rows
+        assert "tax 1 100.0% 100.0% 1 1 -" in rows
+        refused = await live.ask(CHAT, chat("Say 2"), key="b", x_fairgate_wait_s_max="0.01")
+        assert refused.status in (429, 503)
+        assert refused.error["message"].endswith(f"; {is_full}")
+        explained = (await live.get(f"/explain/{refused.headers['x-request-id']}", admin=True)).json
+        assert f"({is_full})" in explained["reason"]
+        held.set()
+        assert [(await one).status for one in asked] == [200, 200]

@@ -7,16 +7,23 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from hashlib import sha256
+from typing import Any, cast
 
 import jwt
 import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from jwt.utils import base64url_decode, base64url_encode
 from pydantic import ValidationError
 
+from gateway.config.model import TenantConfig
+from gateway.config.sections.keys import IssuerConfig
+from gateway.http.errors import ApiError
 from gateway.keys import issuers
+from gateway.keys.identity import Keyring
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Answer, Live, Starter, chat
 from tests.gateway.test_moving import Held
@@ -316,3 +323,27 @@ async def test_rsa_keys_that_can_be_broken_are_none(start: Starter) -> None:
             with pytest.warns(jwt.InsecureKeyLengthWarning):
                 token = issuer.token(weak, "weak")
             assert "fewer than 2048 bits" in refused(await live.ask(CHAT, chat(), key=token))
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_the_other_spelling_of_an_ecdsa_signature_is_taken_back_with_the_token(is_known: bool) -> None:
+    order = ec.SECP256R1().group_order
+    ours = issuers.Issuer(IssuerConfig(issuer="http://issuer", audience="fairgate"))
+    ours._keys = {"second": jwt.PyJWK(jwk(EC_KEY, "second", alg="ES256"))}
+    tokens = issuers.Issuers([], cast("Any", None), cast("Any", None))
+    tokens._by_name["http://issuer"] = ours
+    keyring = Keyring([TenantConfig(name="physics")], open_access=False)
+    keyring.tokens = tokens
+    issuer = Issuer()
+    issuer.url = "http://issuer"
+    token = issuer.token(EC_KEY, "second", "ES256")
+    head, _, signature = token.rpartition(".")
+    raw = base64url_decode(signature)
+    twin = f"{head}.{base64url_encode(raw[:32] + (order - int.from_bytes(raw[32:])).to_bytes(32)).decode()}"
+    ask = partial(keyring.principal, address="127.0.0.1", unix_s=time.time())
+    taken = [ask(each.encode()) for each in ((token, twin) if is_known else ())]
+    keyring.learn({}, {sha256(token.encode()).digest()})
+    for each in (twin, token):
+        with pytest.raises(ApiError):
+            ask(each.encode())
+    assert [keyring.takes(each) for each in taken] == [False] * len(taken)

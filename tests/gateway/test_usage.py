@@ -191,7 +191,7 @@ def _counts_once(url: str) -> None:
     hour = int(time.time()) // 3600
     tally = UsageTotals()
     tally.requests, tally.input = 2, 10
-    sums = {(hour, "t\0\ud800", "", user, ""): tally for user in ("a", "b", OTHER_USERS)}
+    sums = {(hour, "t\0\ud800", "", user, "", "nightly\0"): tally for user in ("a", "b", OTHER_USERS)}
     first, second = database_at(url), database_at(url)
     try:
         for database, batch in (
@@ -206,8 +206,9 @@ def _counts_once(url: str) -> None:
         assert {key: value[0] for key, value in counted(url, "tenant", "user").items()} == {
             ("t\N{REPLACEMENT CHARACTER}?", user): 6 for user in (hidden("a"), hidden("b"), OTHERS)
         }
+        assert counted(url, "key")["nightly\N{REPLACEMENT CHARACTER}",][0] == 18
         forget(first, int(time.time()) + 3 * 86_400, keep_days=2)
-        assert counted(url, "tenant") == {}
+        assert counted(url, "tenant") == counted(url, "key") == {}
     finally:
         first.close()
         second.close()

@@ -43,11 +43,11 @@ def filled(tmp_path: Path) -> str:
     hour = int(NOW.timestamp()) // 3600
     many = tally_of(requests=1500, input=2_000_000, cached=1_000_000, output=500_000, queue_us=2_500_000)
     sums = {
-        (hour, "alice", "chat", "ann", "large"): many,
-        (hour, "bob", "chat", "", "small"): tally_of(requests=2, input=30, output=10),
-        (hour - 1, "bob", "chat", "", "small"): tally_of(requests=1, input=3, output=1, wasted=4, refused=1),
-        (hour - 24, "alice", "batch", "ann", "small"): tally_of(requests=1, input=5, output=1),
-        (hour, "", "", "", ""): tally_of(requests=7, refused=7),
+        (hour, "alice", "chat", "ann", "large", "nightly"): many,
+        (hour, "bob", "chat", "", "small", ""): tally_of(requests=2, input=30, output=10),
+        (hour - 1, "bob", "chat", "", "small", ""): tally_of(requests=1, input=3, output=1, wasted=4, refused=1),
+        (hour - 24, "alice", "batch", "ann", "small", ""): tally_of(requests=1, input=5, output=1),
+        (hour, "", "", "", "", ""): tally_of(requests=7, refused=7),
     }
     database = Database(UsageConfig(url=SecretStr(url)))
     add(database, Batch("w", 1, sums), int(NOW.timestamp()))
@@ -77,6 +77,13 @@ def test_rows_are_by_what_is_asked_and_the_largest_come_first(filled: str) -> No
     ]
     assert rows(filled, "2027-02-02", "user", until="2027-02-03") == [(hidden("ann"), 1, 6)]
     assert rows(filled, "7d") == [(1511, 2_500_050)]
+
+
+def test_use_is_by_the_label_of_the_key_too(filled: str) -> None:
+    assert rows(filled, "2d", "tenant", "key") == [
+        ("alice", "nightly", 1500, 2_500_000), ("bob", "", 3, 44), ("alice", "", 1, 6), ("", "", 7, 0),
+    ]  # fmt: skip
+    assert rows(filled, "today", "key", "month")[0] == ("nightly", "2027-02", 1500, 2_500_000)
 
 
 def test_times_come_in_their_order_and_days_are_sums_of_hours(filled: str) -> None:
@@ -117,8 +124,9 @@ def test_times_are_whole_hours_that_touch_what_is_asked(
         ("99999d", None, (), ""),
         ("9999999-01-01", None, (), "is no time"),
         ("1h", "2h", (), "is after"),
-        ("1h", None, ("tenant", "colour"), "'colour' is none of: hour, day, month, group, tenant, app, user, model"),
+        ("1h", None, ("tenant", "colour"), "'colour' is none of: hour, day, month, group, tenant, key, app, user"),
         ("1h", None, ("tenant", "tenant"), "names the same thing twice"),
+        ("1h", None, ("tenant", "key", "user"), "a key's use is not known by app or user"),
     ],
 )
 def test_what_cannot_be_asked(since: str, until_text: str | None, by: tuple[str, ...], said: str) -> None:
@@ -304,7 +312,7 @@ def test_groups_have_what_is_inside_them_and_months_are_those_of_the_calendar(fi
 def test_a_month_ends_with_its_last_hour(tmp_path: Path, hours: list[int]) -> None:
     database = Database(UsageConfig(url=SecretStr(str(tmp_path / "usage.db"))))
     begin = int(datetime(2027, 1, 1, tzinfo=UTC).timestamp()) // 3600
-    add(database, Batch("w", 1, {(begin + hour, "a", "", "", ""): tally_of(requests=1) for hour in hours}), 0)
+    add(database, Batch("w", 1, {(begin + hour, "a", "", "", "", ""): tally_of(requests=1) for hour in hours}), 0)
     report = read(database, Question("2027-01-01", "2027-03-01", ("month",), NOW), {})
     database.close()
     months = ["2027-01" if hour < 744 else "2027-02" for hour in hours]

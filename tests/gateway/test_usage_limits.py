@@ -222,7 +222,7 @@ async def test_what_was_used_in_a_month_goes_on(start: Starter, now_day: float) 
     sums = {}
     for day in range(100):
         for tenant in ("alice", "bob"):
-            totals = sums[day * 24 + 7, tenant, "", "", ""] = UsageTotals()
+            totals = sums[day * 24 + 7, tenant, "", "", "", ""] = UsageTotals()
             totals.requests, totals.refused, totals.input, totals.output = 3, 1, day, 1000
     add(database, Batch("before", 1, sums), 0)
     database.close()
@@ -271,7 +271,7 @@ async def test_seconds_at_engines_are_a_limit_and_go_on_after_a_restart(start: S
         database = Database(config)
         total = read(database, Question("1h", None, (), datetime.now(UTC)), {}, "alice").total
         assert 0 < total.engine_s < 900, "the time itself, not that of the clock above"
-        sums = {(int(time.time()) // 3600, "alice", "", "", ""): UsageTotals()}
+        sums = {(int(time.time()) // 3600, "alice", "", "", "", ""): UsageTotals()}
         [totals] = sums.values()
         totals.engine_ms = 9500
         add(database, Batch("before", 1, sums), int(time.time()))

@@ -198,6 +198,18 @@ async def test_a_trusted_proxy_has_as_many_connections_as_it_needs() -> None:
             writer.close()
 
 
+@pytest.mark.parametrize(
+    ("hop", "client"),
+    [
+        (b"192.0.2.7", "192.0.2.7"),
+        (b"[2001:db8:1234:1234:1234:1234:1234:1234]:12345", "2001:db8:1234:1234:1234:1234:1234:1234"),
+        (b"192.0.2.7:" + b"1" * 60, "127.0.0.1"),  # nothing so long is remembered of whoever is not known
+    ],
+)
+def test_what_is_longer_than_any_address_is_none(hop: bytes, client: str) -> None:
+    assert PROXIES.client("127.0.0.1", [(b"x-forwarded-for", hop)]) == client
+
+
 async def test_one_tenant_has_only_so_many_connections() -> None:
     async with serving(wait, ServerLimits(client_connections_max=2), account_of) as served:
         served.server.state.addresses = Accounts("all", 1000, 1 << 30)

@@ -202,9 +202,9 @@ def working_set(*sizes: int) -> WorkingSet:
     shares = FairShares()
     found = WorkingSet(shares)
     found.measure([cache(1000)], -1.0)
-    found.apps.of(("a", "")).return_rate.learn(1.0)
     for number, tokens in enumerate(sizes):
         request = make_request(prompt=tokens, claim=Claim(f"i{number}"))
+        found.kinds.of(request).return_rate.learn(1.0)
         engine = AdmissionEngine(named_policy("vtc"))
         engine.interactions.arrived(request, 0.0)
         engine.interactions.admitted(request, 0.0)

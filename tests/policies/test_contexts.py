@@ -8,14 +8,14 @@ import pytest
 
 from policies.capacity.output_lengths import APPS_MAX
 from policies.capacity.working_set import WorkingSet
-from policies.contexts import SHARE_MAX, SHARE_MIN, AppCalls, KeptShare
+from policies.contexts import SHARE_MAX, SHARE_MIN, KeptShare, Kind
 from policies.request import NO_CLAIM, Claim, Request, ServiceTokens
 from tests.policies.capacity.test_working_set import HOLD_S, K, Pool, call
 from tests.policies.making import dispatched, make_request
 
 
-def app(*, prompts: Iterable[int] = (), returns: float = 0.0, shared: int = 0) -> AppCalls:
-    found = AppCalls()
+def kind(*, prompts: Iterable[int] = (), returns: float = 0.0, shared: int = 0) -> Kind:
+    found = Kind()
     for prompt in prompts:
         found.prompt_tokens.learn(prompt)
     for number in range(50):
@@ -28,14 +28,14 @@ def app(*, prompts: Iterable[int] = (), returns: float = 0.0, shared: int = 0) -
 def test_a_context_counts_with_what_the_next_calls_bring_as_far_as_they_come(
     returns: float, running: int, idle: int
 ) -> None:
-    young = app(prompts=[5000] * 9, returns=returns)
+    young = kind(prompts=[5000] * 9, returns=returns)
     assert young.running_tokens(1000) == running
     assert young.idle_tokens(1200) == idle
     assert young.idle_tokens(8000) == 8000 * returns
 
 
 def test_what_prompts_have_in_common_is_in_the_cache_once() -> None:
-    alike = app(prompts=[4300] * 9, returns=1.0, shared=4000)
+    alike = kind(prompts=[4300] * 9, returns=1.0, shared=4000)
     assert alike.running_tokens(4300) == 300
     assert alike.running_tokens(3000) == 1300, "all in common, and it grows to a usual prompt"
     assert alike.idle_tokens(4500) == 500
@@ -74,18 +74,19 @@ def test_an_app_whose_calls_come_too_late_holds_nothing() -> None:
         pool.answers(one)
         pool.now += 1.1 * HOLD_S
         pool.scraped()
-    assert pool.set.apps.known(("z", "")).idle_tokens(1000) == 0
+    assert pool.set.kinds.known(one).idle_tokens(1000) == 0
 
 
-def test_apps_are_forgotten_beyond_a_bound_the_longest_unused_first() -> None:
-    apps = WorkingSet(Pool().engine.requests.tenants).apps
-    first, second = apps.of(("t", "0")), apps.of(("t", "1"))
-    for number in range(2, APPS_MAX):
-        apps.of(("t", str(number)))
-    assert apps.of(("t", "0")) is first
-    apps.of(("t", "one more"))
-    assert apps.known(("t", "0")) is first
-    assert apps.known(("t", "1")) is not second
+def test_kinds_are_forgotten_beyond_a_bound_the_longest_unused_first() -> None:
+    kinds = WorkingSet(Pool().engine.requests.tenants).kinds
+    starts = [make_request("t", app=str(number)) for number in range(APPS_MAX + 1)]
+    first, second = kinds.of(starts[0]), kinds.of(starts[1])
+    for start in starts[2:APPS_MAX]:
+        kinds.of(start)
+    assert kinds.of(starts[0]) is first
+    kinds.of(starts[APPS_MAX])
+    assert kinds.known(starts[0]) is first
+    assert kinds.known(starts[1]) is not second
 
 
 def test_nothing_waits_where_no_call_ever_returns_however_full_the_cache_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import random
 from dataclasses import replace
@@ -11,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.app_paces import Median
+from policies.app_paces import PACE_S_MAX, Median
 from policies.interactions import Interactions, InteractionSettings
-from policies.request import Claim, Flow, Interaction, Key, Request, ServiceTokens
+from policies.request import Claim, CorrelationKeys, Flow, Interaction, Key, Request, ServiceTokens
 from tests.policies.making import make_request
 
 _serial = count()
@@ -325,3 +326,25 @@ def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None
         with pytest.raises(ValueError, match=r"expected|row 0"):
             fresh.paces.read(wrong)
     assert fresh.paces.snapshot() == learned
+
+
+def test_nothing_is_kept_of_a_question_once_nobody_can_go_on_with_it() -> None:
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(one, Interaction) for one in gc.get_objects())
+
+    table, before = Interactions(), kept()
+    serve(table, call("agent"), 0.0, awaits_more=True)  # and is awaited for an hour
+    for number in range(100):
+        serve(table, answered(Claim(f"{number}", 1, True)), 1.0, awaits_more=False)
+    assert kept() == before + 101
+    for number in range(100):
+        serve(table, call(Claim(f"later {number}", 1, True)), 2.0 + PACE_S_MAX, awaits_more=False)
+    assert (kept(), len(table)) == (before + 1, 1)
+
+
+def answered(claim: Claim) -> Request:
+    """A call whose answer gives out a key."""
+    request = call(claim)
+    request.progress.answer_keys = CorrelationKeys((), (f"turn {claim.id}",))
+    return request

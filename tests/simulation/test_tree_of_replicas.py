@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -10,9 +11,10 @@ from backends.simulated.engine_model import EngineModel
 from lab.several_gateways import simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.request import BATCH, Flow, payer
+from policies.queue.bounds import QueueLimits
+from policies.request import BATCH, Flow, of_batch, payer
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
-from simulation.run import Run
+from simulation.run import Arrival, Run
 from tests.policies.trees import parts, random_tree
 from tests.simulation.replicas import BACKEND, ENGINE, RAMP_S, SLOTS, Rounds, TwinStore, refused
 
@@ -108,3 +110,28 @@ def test_work_that_can_wait_has_its_floor_beside_others_at_other_gateways() -> N
         got = received(found, tree, begins_s + RAMP_S, begins_s + LENGTH_S)
         assert got["c"] == pytest.approx(0.8, rel=0.05)
         assert got["a" + BATCH] == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_apart", [True, False], ids=["batch at one and chat at the other", "both at both"])
+def test_batch_makes_room_for_what_waits_at_another_gateway(is_apart: bool) -> None:
+    """Answers of batch take eleven seconds, and fill the engine: who waits for one to end waits for half of that."""
+    random = Random(1)
+    batch = [Arrival(f"b{n}", Flow(of_batch("night")), 0.5 + 0.01 * n, 300, 500, streamed=False) for n in range(200)]
+    chat = [Arrival(f"a{n}", Flow("chat"), 10.0 + 2.0 * n, 100, 20) for n in range(25)]
+    limits = QueueLimits(queue_wait_s_max=1e5, queue_wait_s_max_inside=1e5)
+    engines = [AdmissionEngine(named_policy("fairserve"), limits=limits) for _ in range(2)]
+    for engine in engines:
+        engine.add_backend(BACKEND, max_num_seqs=8)
+    found = simulate_together(
+        sorted([*batch, *chat], key=lambda one: one.arrived_s),
+        engines=engines,
+        backends={BACKEND: EngineModel(replace(ENGINE, max_num_seqs=8))},
+        arrives_at=lambda one, now: int(one.flow.tenant == "chat") if is_apart else random.randrange(2),
+        store=TwinStore(),
+        until_s=65.0,
+    )
+    waits = sorted([found.records[one.id].ttft_s for one in chat])
+    assert waits[len(waits) // 2] < 2.0
+    assert waits[int(0.95 * len(waits))] < 5.5
+    assert sum(engine.requests.giving_back.given_back for engine in engines) >= 5

@@ -10,7 +10,7 @@ from gateway.config.section import Section, filled, settings_from
 from gateway.config.sections.throttling import ModelQuotasConfig
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 
-_USUAL: Final = frozenset({"name", "weight", "keys", "quota"})
+_USUAL: Final = frozenset({"name", "weight", "keys", "quota", "users"})
 """Fields of a tenant that needs no node of its own in the tree."""
 DEPTH_MAX: Final = 8
 """Most levels of groups, the tenant included."""

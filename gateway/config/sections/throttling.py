@@ -38,6 +38,17 @@ class QuotaConfig(Section):
     """Limits of a tenant that hold at any time, under any policy. None by default."""
 
 
+class UserConfig(Section):
+    """One user of a tenant, by the name that its requests give (`user`, `x-fairgate-user`) or its token."""
+
+    name: Name
+    """The name; * for each user that has no entry of its own."""
+    blocked: bool = False
+    """Nothing is generated for it."""
+    quota: QuotaConfig | None = None
+    """Its limits, beside those of its tenant."""
+
+
 class ModelQuotasConfig(QuotaConfig):
     """Limits of a tenant, and its limits on single models."""
 

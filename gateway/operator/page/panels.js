@@ -84,7 +84,7 @@ export function tenants(pool, { filter, isWhole, countsUsage, hint }) {
   const inside = (group, depth) => [
     ...pool.groups.filter((one) => one.in === group).flatMap((one) => [groupRow(one, depth, most), ...inside(one.group, depth + 1)]),
     ...shown.filter((one) => one.group === group).map((one) =>
-      tenantRow(one, depth, most, next === one.tenant ? pool.waits_for : "for its turn")),
+      tenantRow(one, depth, most, one.ceiling || (next === one.tenant ? pool.waits_for : "for its turn"))),
   ];
   const rows = inside(null, 0);
   fill(place("tenants-body"),

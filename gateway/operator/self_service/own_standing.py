@@ -64,6 +64,8 @@ class OwnPool(msgspec.Struct):
     pool: str
     waits_for: str
     """For what the next request in order waits; "": each starts as it comes."""
+    ceiling: str
+    """Which group or tenant has as much as it may, so that requests of this tenant wait; "": none."""
     recently: Mapping[str, float]
     """What it received and was due within `recently_s`, in the unit of the policy."""
     interactive: OwnClass
@@ -102,7 +104,7 @@ def own_standing(
         found.place = _place(engine.requests.tree.terms, principal)
         if engine.quotas is not None:
             for model in ("", *filter(principal.may_ask, pool.models())):
-                names = engine.quotas.names(principal.tenant, principal.counts_as, model)
+                names = engine.quotas.names(principal.tenant, principal.counts_as, model, principal.user)
                 for limit in engine.quotas.standing(principal.tenant, now, names):
                     limits[limit.name] = OwnLimit(*limit[:3], round(limit.reset_s, 1))
         if pool.name in seen_pools:
@@ -133,6 +135,7 @@ def _pool(seen: PoolSnapshot, recently: Recently, engine: AdmissionEngine, princ
     return OwnPool(
         seen.pool,
         OF_WAIT[Obstacle(seen.obstacle)] if seen.obstacle else "",
+        seen.ceilings.get(principal.tenant, ""),
         recently.shares.get(seen.pool, {}).get(principal.tenant) or NOTHING,
         own,
         batch,

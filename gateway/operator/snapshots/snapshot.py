@@ -23,11 +23,12 @@ from gateway.telemetry.ends import End, Mark, OwnMinute
 from gateway.telemetry.recent_requests import RecentRequests
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.bounds import Waiting
-from policies.request import Request, State
+from policies.request import Request, State, payer
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.pool.pool import Pool
+    from policies.admission.engine import AdmissionEngine
 
 REQUESTS_MAX: Final = 100
 """Of a pool's queue, the oldest."""
@@ -109,6 +110,8 @@ class PoolSnapshot(msgspec.Struct):
     """Who waits where? One entry for each process, where there are several."""
     own: list[OwnRequest] = []
     """The oldest of the tenant that was asked for."""
+    ceilings: dict[str, str] = {}
+    """By tenant that waits at one: which group or tenant may have how much, and has it."""
 
 
 class GatewaySnapshot(msgspec.Struct):
@@ -186,7 +189,14 @@ def _pool(pool: Pool, *, with_running: bool, of: str) -> PoolSnapshot:
         running=running(engine, of) if with_running or of else [],
         expected_waits=engine.requests.expected_waits.counts(),
         own=own_requests(engine, of) if of else [],
+        ceilings=_ceilings(engine),
     )
+
+
+def _ceilings(engine: AdmissionEngine) -> dict[str, str]:
+    tree, firsts = engine.requests.tree, engine.requests.waiting.first_of_each_tenant()
+    found = [(payer(first.flow.tenant), tree.ceiling_in_words(first)) for first in firsts] if not tree.is_flat else []
+    return {tenant: words for tenant, words in found if words}
 
 
 def _waiting(request: Request, now: float) -> RequestSnapshot:
@@ -350,6 +360,7 @@ def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
         expected_waits={name: sum(pool.expected_waits[name] for pool in pools) for name in fullest.expected_waits},
         gateways=[_gateway(name, pool) for name, pool in processes],
         own=oldest(one for pool in pools for one in pool.own),
+        ceilings={tenant: words for pool in pools for tenant, words in pool.ceilings.items()},
         **sums,
     )
 

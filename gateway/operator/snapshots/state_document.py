@@ -71,6 +71,7 @@ def _pool(
         weight = own.weight if own is not None else None if config is not None and config.groups else one.weight
         found = _tenant(one, total, shares.get(name, 0.0), taken.now)
         known = {"tenant": name, "group": own and own.group, "weight": weight, "is_active": name in asked}
+        known["ceiling"] = pool.ceilings.get(name, "")
         tenants.append({**known, **found})
     return {
         "pool": pool.pool,
@@ -209,7 +210,8 @@ def limited_by(pool: PoolSnapshot) -> str:
         Obstacle.KV: f" (expected at {max([one['kv_expected_ratio'] for one in in_service], default=0.0):.0%} of it)",
         Obstacle.PREFILL: f" ({sum(one['starting_prompt_tokens'] for one in in_service)} prompt tokens)",
     }.get(Obstacle(pool.obstacle), "")
-    return f"{queued}: {OF_OBSTACLE[Obstacle(pool.obstacle)]}{level}."
+    ceiling = next(iter(pool.ceilings.values()), "") if pool.obstacle is Obstacle.CEILING else ""
+    return f"{queued}: {ceiling or OF_OBSTACLE[Obstacle(pool.obstacle)]}{level}."
 
 
 def _queued(pool: PoolSnapshot) -> str:

@@ -276,7 +276,7 @@ class BatchDriver:
                     await self._write(Result(n, shown, not 200 <= status < 300, asked.context, instead))
                     return
             finally:
-                asked.hold(0)
+                asked.close()
             pause_s = max(again_s, min(2 * pause_s, PAUSE_S_MAX))
             await asyncio.sleep(pause_s)
         await self._write(Result(n, instead, True))

@@ -63,6 +63,7 @@ class Caller(msgspec.Struct, omit_defaults=True):
     issuer: str = ""
     can_wait: bool = False
     groups: frozenset[str] | None = None
+    twin_digest: bytes = b""
 
 
 _read_caller = msgspec.json.Decoder(tuple[Caller, list[Header]]).decode
@@ -70,7 +71,9 @@ _read_caller = msgspec.json.Decoder(tuple[Caller, list[Header]]).decode
 
 def write_caller(of: Principal, fields: list[Header]) -> str:
     """Who makes a batch, and the fields that name app and user. Of the key there is only the hash."""
-    caller = Caller(of.tenant, of.weight, of.apps, of.models, of.digest, of.user, of.issuer, of.can_wait, of.groups)
+    caller = Caller(
+        of.tenant, of.weight, of.apps, of.models, of.digest, of.user, of.issuer, of.can_wait, of.groups, of.twin_digest
+    )  # fmt: skip
     return msgspec.json.encode((caller, fields)).decode()
 
 

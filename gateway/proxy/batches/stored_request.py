@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from backends.client.outbox import Outbox, Outlet
-from gateway.http.headers import Header
+from gateway.http.headers import Head, Header
 from gateway.http.responder import Responder
 from gateway.keys.identity import Principal
 from gateway.proxy.pipeline import JSON, Pipeline
@@ -62,8 +62,9 @@ class StoredRequest(asyncio.Transport):
         bytes_max: int,
     ) -> None:
         super().__init__()
-        context = self.context = RequestContext("", path, [JSON, *fields])
-        context.method, context.target = "POST", path.encode()
+        head = Head(path, [JSON, *fields])
+        head.method, head.target = "POST", path.encode()
+        context = self.context = RequestContext("", head)
         context.id, context.body, context.is_batch = request_id, body, True
         self._outlet = Outlet(Outbox(), self)
         # HTTP/1.0: what has no known length is not chunked, and ends with the connection.
@@ -98,10 +99,16 @@ class StoredRequest(asyncio.Transport):
         self._room.change(self._tenant, size - self._held)
         self._held = size
 
+    def close(self) -> None:
+        """Give back its room, and let go of what refers back to it: old cycles are collected almost never."""
+        self.hold(0)
+        del self.context, self._responder, self._outlet
+
     def cut(self) -> None:
         """Wait no longer for the answer."""
-        self._responder.disconnected()
-        self._end(BROKEN)
+        if not self._done.done():
+            self._responder.disconnected()
+            self._end(BROKEN)
 
     def _end(self, instead: bytes = b"") -> None:
         if not self._done.done():

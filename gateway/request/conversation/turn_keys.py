@@ -65,10 +65,10 @@ class TurnKeys:
 NO_TURN_KEYS: Final = TurnKeys([], b"", b"", [])
 
 
-def keys_of_question(content: bytes) -> TurnKeys:
-    """The same keys as `keys_of_turns` finds, for a single question with nothing before it, as most requests are."""
+def keys_of_question(content: bytes, instructions: bytes) -> TurnKeys:
+    """Return the keys that `keys_of_turns` finds for one text of the user, behind these instructions of the app."""
     asked = text_of(content)
-    lines = lines_of(asked)
+    lines = _lines([asked, text_of(instructions)]) if instructions else lines_of(asked)
     return TurnKeys([], name_of(asked), b"", list(dict.fromkeys(lines)) if len(lines) > 1 else lines)
 
 
@@ -100,13 +100,14 @@ def keys_of_turns(first: Sequence[Turn], last: Sequence[Turn]) -> TurnKeys:
 
 
 def _lines(texts: list[str]) -> list[str]:
-    found: dict[str, None] = {}
+    found: list[str] = []
     for text in texts:
         for line in lines_of(text):
-            found[line] = None
+            if line not in found:
+                found.append(line)
         if len(found) >= LINES_MAX:
             break
-    return list(found)[:LINES_MAX]
+    return found[:LINES_MAX]
 
 
 def is_models(turn: Turn) -> bool:
@@ -209,8 +210,9 @@ def _brought_back(since: Sequence[Turn]) -> list[bytes]:
     ids: list[bytes] = []
     for turn in reversed(since):
         ids += [bytes(raw)[1:-1] for raw in (turn.tool_call_id, turn.call_id) if len(raw) > len('""')]
-        if turn.role == "user":
-            ids += _RESULT_OF.findall(bytes(turn.content), 0, TEXT_BYTES_MAX)[:IDS_MAX]
+        content = bytes(turn.content) if turn.role == "user" else b""
+        if content.startswith(b"["):
+            ids += _RESULT_OF.findall(content, 0, TEXT_BYTES_MAX)[:IDS_MAX]
         if len(ids) >= IDS_MAX:
             break
     return ids[:IDS_MAX]

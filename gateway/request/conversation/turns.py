@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Raw
-from xxhash import xxh3_64
+from xxhash import xxh3_64_hexdigest
 
 from gateway.request.conversation.turn_keys import (
     FIRST_TURNS,
@@ -175,10 +175,8 @@ def read_turns(conversation: Raw) -> Turns:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = bytes(conversation)
         return Turns([text], 0, QUESTION, NO_TURN_KEYS) if text[0] == QUOTE else NO_TURNS
-    if len(turns) == 1 and turns[0].role == "user":
-        content = bytes(turns[0].content)
-        if content.startswith(b'"'):
-            return Turns([content], 0, QUESTION, keys_of_question(content))
+    if 0 < len(turns) <= 2 and (found := _of_question(turns[-1], turns[0])) is not None:
+        return found
     shape = Shape()
     questions: list[bytes] = []
     answered = 0
@@ -195,6 +193,24 @@ def read_turns(conversation: Raw) -> Turns:
         elif kind is TurnKind.MODEL:
             answered = len(questions)
     return Turns(questions, answered, shape, keys_of_turns(turns[:FIRST_TURNS], turns[-LAST_TURNS:]))
+
+
+def _of_question(last: Turn, first: Turn) -> Turns | None:
+    """Return the turns of a text of the user, alone or behind one instruction of the app: as most requests are. None:
+    they are others."""
+    content = bytes(last.content)
+    if last.role != "user" or not content.startswith(b'"'):
+        return None
+    if first is last:
+        return Turns([content], 0, QUESTION, keys_of_question(content, b""))
+    role = first.role
+    ids = last.tool_call_id or last.call_id or first.tool_call_id or first.call_id
+    if ids or (role != "system" and role != "developer"):
+        return None
+    instructions = bytes(first.content)
+    turns = Turns([content], 0, QUESTION, keys_of_question(content, instructions))
+    turns.instruction_bytes = len(instructions)
+    return turns
 
 
 def _holds_result(content: bytes) -> bool:
@@ -253,13 +269,9 @@ def _mark_at(content: bytes, at: int, low: int) -> tuple[int, int]:
 
 
 def named(*parts: bytes | memoryview) -> str:
-    """A short name for these parts, as only text is: XXH3, at a tenth of what sha256 takes. None of them holds a NUL:
-    they are JSON, or printable."""
-    name = xxh3_64(parts[0])
-    for part in parts[1:]:
-        name.update(b"\0")
-        name.update(part)
-    return name.hexdigest()
+    """Return a short name for these parts, as only text is: XXH3, at a tenth of what sha256 takes. None of the parts
+    holds a NUL: they are JSON, or printable."""
+    return xxh3_64_hexdigest(b"\0".join(parts))
 
 
 def hashed(*parts: bytes) -> str:

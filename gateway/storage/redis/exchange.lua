@@ -4,13 +4,13 @@
 --
 -- KEYS[1]  the gateways: a hash from a gateway's name to what it reported last
 -- KEYS[2]  prefix of the names of counters and tallies, with the hash tag of the pool
--- ARGV[1]  name of the gateway that asks
--- ARGV[2]  number of this exchange
+-- ARGV[1]  name of the reporting gateway
+-- ARGV[2]  number of the round
 -- ARGV[3]  `ReplicaReport`, as MessagePack
 -- ARGV[4]  the time in milliseconds, or "" for the time of this server
 --
--- The same exchange may come twice, because its answer was lost. It is then answered again, but counted once.
--- One with a number that cannot be counted is answered with the error UNSOUND, and nothing of it is stored.
+-- A round may come twice, because its reply was lost. It is answered again, but counted once. A report with a value that
+-- cannot be counted is answered with the error UNSOUND, and nothing of it is stored.
 
 local MEMBER_MS = 3000      -- a gateway silent for this long has no part of any engine
 local WAITS_MS = 300        -- a gateway silent for this long has no request that waits
@@ -21,10 +21,10 @@ local BUCKETS_MAX = 64      -- buckets of one count that are kept
 local me, number = ARGV[1], tonumber(ARGV[2])
 local report = cmsgpack.unpack(ARGV[3])
 
--- Can all of it be counted? --------------------------------------------------------------------------------------------
+-- Validation ---------------------------------------------------------------------------------------------------------
 
 local NUMBER_MAX, SECONDS_MAX = 1e18, 1e12
--- What a report says, in this order, and a letter for each value: `SHAPES` in policies/replicas/messages.py says what they mean.
+-- The parts of a report in order, with a letter for each value, as in `SHAPES` of policies/replicas/messages.py.
 local SHAPES = {
   { 'standings', '--nnn--' }, { 'presence', 'nccc' }, { 'holdings', '-cccccccccc' }, { 'charges', '-nn--' },
   { 'tallies', '-csbbn-' }, { 'calls', '-nnns-' }, { 'under_way', '-c' }, { 'lefts', '--nn' },
@@ -75,7 +75,7 @@ else
   now_ms = tonumber(ARGV[4])
 end
 
--- Which gateways are present -----------------------------------------------------------------------------------------
+-- Members -------------------------------------------------------------------------------------------------------------
 
 local function read(packed)
   local ok, record = pcall(cmsgpack.unpack, packed)
@@ -102,7 +102,7 @@ for i = 1, #fields, 2 do
     end
     local first = record.standings[1]
     if first then
-      -- As it was reported, and waiting since.
+      -- Its request has waited since the report.
       first = { first[1], first[2], first[3], first[4], first[5] + age_ms / 1000, first[6], first[7] }
     end
     record.standing = first
@@ -114,8 +114,7 @@ table.sort(others, function(one, other) return one.name < other.name end)
 local is_repeated = before ~= nil and number <= before.number
 local live = #others + 1
 
--- A standing: tenant, flow, what each has received, how long its next request has waited, and whether that one is inside
--- an interaction.
+-- A standing: tenant, flow, service of each, wait of the next request, and whether that request is inside an interaction.
 local BATCH = ' (batch)'
 local function is_batch(tenant)
   return string.sub(tenant, -#BATCH) == BATCH
@@ -125,7 +124,7 @@ local function line_of(tenant)
   return is_batch(tenant) and BATCH or ''
 end
 
--- Work that can wait and is owed some goes first, other work next.
+-- Class batch that is owed service goes first, then interactive work, then other batch.
 local function line_number(one)
   return one[7] and 0 or is_batch(one[1]) and 2 or 1
 end
@@ -151,9 +150,9 @@ local function with_served(one, tenant, flow)
   return { one[1], one[2], one[3] + tenant, one[4] + flow, one[5], one[6], one[7] }
 end
 
--- What was charged ---------------------------------------------------------------------------------------------------
+-- Charges -------------------------------------------------------------------------------------------------------------
 
--- What cannot be counted counts as unknown: an earlier version of this script may have stored it.
+-- An unsound value, which an earlier version of this script may have stored, counts as unknown.
 local function number_in(key)
   local found = redis.call('GET', key)
   found = found and tonumber(found)
@@ -179,9 +178,9 @@ local function left_last(among)
   end
 end
 
--- To which counter is a member lifted that arrives while no other of its kind waits at its own gateway? To the least
--- counter that waits elsewhere. If nobody waits anywhere, to the counter of the member that left last. A member that
--- waits elsewhere itself, or that left last itself, is not lifted.
+-- Return the floor of a member that arrives while no other of its kind waits at its own gateway: the least counter that
+-- waits elsewhere or, where nothing waits, the counter of the member that left last. A member that waits elsewhere itself,
+-- or left last itself, is not lifted.
 local function floor_of(name, waiting)
   local tenant = string.match(name, '^(.-)\31')
   local among = tenant or line_of(name)
@@ -253,9 +252,9 @@ for _, left in ipairs(lefts) do
   end
 end
 
--- What was counted ---------------------------------------------------------------------------------------------------
+-- Tallies ------------------------------------------------------------------------------------------------------------
 
--- A hash for each count, from the number of a bucket to what was counted in it.
+-- Each tally is a hash from the number of a bucket to its counts.
 local function counted(found, otherwise)
   local ok, values = pcall(cmsgpack.unpack, found or '')
   return ok and type(values) == 'table' and #values == 4 and values or otherwise
@@ -301,7 +300,7 @@ for i, tally in ipairs(tallies) do
   sums[i] = reply
 end
 
--- Which interactions are open -----------------------------------------------------------------------------------------
+-- Open interactions ----------------------------------------------------------------------------------------------------
 
 local opened = {}
 for i, call in ipairs(calls) do
@@ -328,11 +327,11 @@ for i, call in ipairs(calls) do
   end
 end
 
--- How much of each backend this gateway gets --------------------------------------------------------------------------
+-- Grants --------------------------------------------------------------------------------------------------------------
 
--- How much does this gateway get of what is free? What its next request needs, or its equal part per gateway if that is
--- more and its requests can use it. What those before it want is left to them, and so is the headroom (`left`). Where
--- nobody waits at any gateway, each gets its equal part in advance.
+-- Return this gateway's grant of free capacity: the need of its next request, or its equal part if that is larger and its
+-- requests can use it. Requests that go before it at other gateways keep what they need, and the headroom (`left`) stays
+-- free. Where nothing waits at any gateway, each gateway gets its equal part in advance.
 local function part(most, granted_elsewhere, held, wanted_before, wanted_elsewhere, needed, waiting, left)
   local free = most - granted_elsewhere - held
   if waiting > 0 then
@@ -394,7 +393,7 @@ for i, holding in ipairs(holdings) do
       granted, granted_kv = granted + held.granted, granted_kv + held.granted_kv
       local waits = other.standing and held.waiting > 0
       if not other.is_silent then
-        -- What a silent gateway still has running there is seen better by the engine's own gauges.
+        -- The engine's own gauges show a silent gateway's running requests better.
         elsewhere, kv_elsewhere = elsewhere + held.sequences, kv_elsewhere + held.kv_now
         if held.sequences > 0 or waits then
           sharers = sharers + 1

@@ -1,5 +1,4 @@
--- May this gateway serve this pool from these keys? If so, it becomes a member until its time is up. It calls this
--- again and again before then.
+-- Admit this gateway to a pool under these keys. The membership expires, so the gateway calls this script repeatedly.
 --
 -- KEYS: fairgate:{POOL}:layout    version of the layout of the pool's keys; never expires
 --       fairgate:{POOL}:members   gateway -> {expires_ms, policy, backends}

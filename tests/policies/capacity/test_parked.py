@@ -65,7 +65,7 @@ def test_what_is_parked_is_of_the_tenant_that_holds_most_for_its_weight() -> Non
     for tenant, weight, prompt in (("a", 4.0, 6000), ("b", 1.0, 3000), ("b", 1.0, 100), ("c", 1.0, 2000)):
         request = make_request(tenant, weight=weight, prompt=prompt, claim=Claim(f"{tenant}{prompt}", explicit=True))
         shares.seen(request, 0.0)
-        found.apps.of((tenant, "")).return_rate.learn(1.0)
+        found.kinds.of(request).return_rate.learn(1.0)
         interaction = request.progress.interaction = Interaction(tenant, ("", "", request.claim.id), 0.0)
         interaction.tokens = 1
         found.queued(request, 0.0)
@@ -73,6 +73,6 @@ def test_what_is_parked_is_of_the_tenant_that_holds_most_for_its_weight() -> Non
         requests.append(request)
     for request in requests:
         found.left(request, ServiceTokens(request.prompt_tokens, 1000), 1.0)
-    assert found.tenants() == {"a": 7000, "b": 4000 + 1550, "c": 3000}, "prompts and answers, or what is usual"
+    assert found.tenants() == {"a": 7000, "b": 4000 + 1100, "c": 3000}, "prompts and answers"
     found.measure(Pool().engine.backends.values(), 1.0)
     assert found.tenants() == {"a": 7000, "c": 3000}, "first the short one of b, then its 4,000"

@@ -22,6 +22,7 @@ from tests.policies.making import dispatched, make_request
 
 K = 10_000
 HOLD_S = 5.0
+SIZES = [4**power for power in range(8)]
 
 
 def call(
@@ -45,7 +46,9 @@ def teach(engine: AdmissionEngine, tenants: Sequence[str] = "abc") -> None:
     for _ in range(50):
         engine.backends["one"].prefill_rate.observed(K, HOLD_S)
         for tenant in tenants:
-            engine.working_set.apps.of((tenant, "")).return_rate.learn(1.0)
+            for tokens in SIZES:
+                kind = engine.working_set.kinds.of(make_request(tenant, prompt=tokens))
+                kind.return_rate.learn(1.0)
 
 
 class Pool:
@@ -202,7 +205,7 @@ def test_nothing_waits_before_the_cache_is_known_and_without_a_rate_a_context_is
     engine.add_backend("one", max_num_seqs=64)
     engine.backend_changed("one", Gauges(0.0, running=0, waiting=0), 0.0)
     assert engine.working_set.hold_s == 0.0
-    engine.working_set.apps.of(("a", "")).return_rate.learn(1.0)
+    engine.working_set.kinds.of(call("a", "a0", 3000)).return_rate.learn(1.0)
     for number in range(3):
         assert dispatched(engine.arrived(call("a", f"a{number}", 3000), 0.0))
         engine.progressed(f"a{number}.0", 1, 0.0)
@@ -212,30 +215,35 @@ def test_nothing_waits_before_the_cache_is_known_and_without_a_rate_a_context_is
     assert engine.working_set.hold_s == 10.0
 
 
-def test_a_start_is_expected_to_take_what_calls_of_its_app_usually_have() -> None:
+@pytest.mark.parametrize(("prompt", "expected"), [(1200, 6000), (100, 100)])
+def test_a_start_is_expected_to_take_what_calls_usually_have_that_follow_starts_of_its_size(
+    prompt: int, expected: int
+) -> None:
     pool = Pool()
-    for number in range(9):
-        long = call("a", "a0", 6000, serial=number)
+    for number in range(50):
+        long = call("a", "a0", 6000 if number else 1500, serial=number)
         assert pool.asks(long) == [long.id]
         pool.answers(long)
     pool.after(2 * HOLD_S)
-    one = call("a", "a1", 100)
+    one = call("a", "a1", prompt)
     assert pool.asks(one) == [one.id]
-    assert pool.set.tokens == pytest.approx(6000, rel=0.03), "one of fifty contexts was not asked for again"
+    assert pool.set.tokens == pytest.approx(expected, rel=0.05), "one of fifty contexts was not asked for again"
 
 
-def test_an_interaction_counts_with_what_calls_of_its_app_usually_have_until_it_has_more() -> None:
+def test_an_interaction_counts_with_what_calls_of_its_kind_usually_have_until_it_has_more() -> None:
     """Or its first calls would leave room for others that it needs itself."""
     pool = Pool()
-    for _ in range(60):
-        pool.answers_alone(6000)
+    for serial in range(60):
+        one = call("a", "old", 6000 if serial else 500, serial=serial)
+        assert pool.asks(one) == [one.id]
+        pool.answers(one)
     pool.now += 3 * HOLD_S
     for serial, prompt in enumerate((500, 2000, 7000)):
         one = call("a", "young", prompt, serial=serial)
         assert pool.asks(one) == [one.id]
         pool.answers(one, output=0)
-        assert pool.set.tokens == pytest.approx(max(prompt, 6000), rel=0.05)
-    assert pool.asks(call("a", "next", 100)) == []
+        assert pool.set.tokens == pytest.approx(max(prompt, 6000), rel=0.07)
+    assert pool.asks(call("a", "next", 500)) == []
 
 
 def test_inside_one_flow_calls_pass_any_number_of_starts_that_are_held() -> None:
@@ -385,7 +393,7 @@ def test_weights_are_parts_of_the_cache() -> None:
     found = WorkingSet(shares)
     found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
     heavy, light = make_request("a", weight=4.0, prompt=9000), make_request("b", prompt=1000)
-    found.apps.of(("a", "")).return_rate.learn(1.0)
+    found.kinds.of(heavy).return_rate.learn(1.0)
     for request in (heavy, light):
         shares.seen(request, 0.0)
         found.queued(request, 0.0)
@@ -437,14 +445,18 @@ def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:
     assert pool.after(0.1) == ["a3.0"]
 
 
-def test_what_an_app_usually_has_follows_its_calls_slowly() -> None:
+def test_what_a_kind_usually_has_follows_its_calls_slowly() -> None:
     pool = Pool()
     for prompt in (*[1000] * 50, *[3000] * 10):
-        pool.answers_alone(prompt)
-    pool.now += 3 * HOLD_S
-    pool.scraped()
-    assert pool.asks(call("a", "next", 10)) == ["next.0"]
-    assert pool.set.tokens == pytest.approx(3000 - 2000 * 0.98**10, abs=1)
+        one = call("a", "old", prompt, serial=int(10 * pool.now))
+        pool.asks(one)
+        pool.answers(one)
+        pool.now += 0.1
+    usual = pool.set.kinds.known(one).prompt_tokens.value
+    assert usual == pytest.approx(3000 - 2000 * 0.98**10, abs=1)
+    pool.after(3 * HOLD_S)
+    assert pool.asks(call("a", "next", 600)) == ["next.0"]
+    assert pool.set.tokens == pytest.approx(usual, rel=0.02)
 
 
 def test_an_interaction_whose_first_call_received_nothing_counts_no_more() -> None:

@@ -254,6 +254,8 @@ def test_what_is_at_its_ceiling_says_so() -> None:
     blocked = pool.engine.blocked
     assert blocked is not None
     assert blocked.nearest() is Obstacle.CEILING
+    words = pool.engine.requests.tree.ceiling_in_words(blocked.request)
+    assert words == "tenant a has 1 of 1 sequences running (max_running)"
     pool.end_one()
     assert running_of(pool, "a") == 1
     assert pool.engine.blocked is None
@@ -267,6 +269,10 @@ def test_a_share_that_is_not_exceeded_even_alone(settings: GroupSettings, most: 
     pool = Pool(Tree(tenants={"a": Placing(ROOT, settings)}))
     pool.send("a", 20, prompt=10, output_max=10)
     assert running_of(pool, "a") == most
+    term = "max_share" if settings.max_share else "borrowing_limit"
+    words = pool.engine.requests.tree.ceiling_in_words(next(iter(pool.requests.values())))
+    may = f"{settings.share_max:.0%} of the sequence slots"
+    assert words == f"tenant a may run {may} ({term}) and runs {most / 16:.0%}"
 
 
 def test_a_share_counts_the_kv_cache_too() -> None:
@@ -277,6 +283,9 @@ def test_a_share_counts_the_kv_cache_too() -> None:
         for id in pool.running:
             pool.carry(pool.engine.progressed(id, 1, pool.now))
     assert running_of(pool, "a") == 2
+    assert pool.engine.requests.tree.ceiling_in_words(next(iter(pool.requests.values()))) == (
+        "tenant a may hold 60% of the KV cache (max_share) and holds 40%; this request needs 20%"
+    )
 
 
 def test_what_is_not_lent_is_kept_free() -> None:
@@ -286,6 +295,8 @@ def test_what_is_not_lent_is_kept_free() -> None:
     pool = Pool(tree)
     pool.send("b", 40, prompt=10, output_max=10)
     assert running_of(pool, "b") == 12
+    said = pool.engine.requests.tree.ceiling_in_words(next(iter(pool.requests.values())))
+    assert said.startswith("what is free is kept for tenants and groups with a lending_limit")
     pool.send("alice", 10, prompt=10, output_max=10)
     assert 4 <= running_of(pool, "alice") <= 5  # one may wait inside the engine
     for _ in range(12):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.queue.bounds import QueueLimits
-from policies.request import Claim, is_batch
+from policies.request import NO_CLAIM, Claim, is_batch
 from tests.policies.meetings.world import World, quantile
 
 
@@ -46,3 +46,17 @@ def test_a_start_beyond_the_part_of_its_tenant_enters_in_time_and_stops_no_quest
     assert set(world.outcomes("chat")) == {"completed", ""}
     assert max(world.waits("big")) < 25.0, "K / R is 20 s"
     assert world.outcomes("big") == {"completed": 2}
+
+
+@pytest.mark.parametrize(("app", "is_claimed"), [("", True), ("chat", True), ("", False)])
+def test_questions_of_the_tenant_whose_agents_fill_the_set_do_not_wait_for_it(app: str, is_claimed: bool) -> None:
+    """Most deployments have one key and name no apps, so agents and questions are one app."""
+    world = World("fairserve", {"e": (64, 120_000)}, prefill_per_s=6000.0, limits=QueueLimits())
+    world.agents("team", 24, context=8_000, grow=400, calls=12, output=60)
+    for number in range(60):
+        claim = Claim(f"q{number}", begins=True) if is_claimed else NO_CLAIM
+        world.send("team", 300, 80, 20.0 + 5 * number, app=app, claim=claim)
+    world.run(350)
+    asked = [one for one in world.of("team") if one.request.prompt_tokens == 300]
+    assert {one.outcome for one in asked} == {"completed"}
+    assert quantile([one.waited_s(world.now) for one in asked], 0.95) < 3.0

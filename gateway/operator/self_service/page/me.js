@@ -53,7 +53,8 @@ function now(pool) {
   return [
     element("p", { class: "sentence", "data-state": waiting ? "limited" : "open" },
       `${of(pool)}${waits}; ${running} run${running === 1 ? "s" : ""}; ${told}.`),
-    waiting && pool.waits_for ? about(`The next request of all teams waits ${pool.waits_for}; the others wait for their turn.`) : null,
+    pool.ceiling ? about(`Yours wait because ${pool.ceiling}.`)
+      : waiting && pool.waits_for ? about(`The next request of all teams waits ${pool.waits_for}; the others wait for their turn.`) : null,
     about(`Your part of the engines now: ${percent(interactive.share ?? 0)}, if all who ask want more.`,
       batch.queued_requests + batch.running_requests ? ` Of work that can wait, ${batch.queued_requests} wait and ${batch.running_requests} run.` : ""),
     open.length ? element("details", {}, element("summary", {}, count(open.length + pool.requests_left_out, "request")),

@@ -1,0 +1,65 @@
+"""Is a head the one that came before it, but for the length of the body?
+
+Whoever keeps a connection sends equal heads again and again. What follows from a head follows from its bytes, so it is
+found out once, and kept with the head.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+HEAD_BYTES_KEPT: Final = 4096
+"""A longer head is read anew each time: an idle connection holds no more than the bytes of a small body."""
+_LENGTH: Final = b"\r\ncontent-length:"
+_LENGTH_DIGITS_MAX: Final = 18
+_ZERO: Final = ord("0")
+
+
+class RecurringHead:
+    """The bytes of a head, around the digits of its `content-length`."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self) -> None:
+        self._before = self._after = b""
+
+    def keep(self, head: bytes, length: bytes) -> bool:
+        """Be recognised by these bytes, of which only the digits of the length may differ. False: it is too long."""
+        if len(head) > HEAD_BYTES_KEPT:
+            return False
+        at = head.lower().index(_LENGTH) + len(_LENGTH)
+        at = head.index(length, at)
+        self._before, self._after = head[:at], head[at + len(length) :]
+        return True
+
+    def found(self, data: bytes, at: int) -> tuple[int, int]:
+        """Return where this head ends, if it begins at `at`, and how long the body is behind it; else (0, 0). A head
+        without a body is not recognised: some fields mean something only where there is one."""
+        if not data.startswith(self._before, at):
+            return 0, 0
+        at += len(self._before)
+        length, most = 0, min(len(data), at + _LENGTH_DIGITS_MAX)
+        while at < most and 0 <= (digit := data[at] - _ZERO) <= 9:
+            length = 10 * length + digit
+            at += 1
+        return (at + len(self._after), length) if length and data.startswith(self._after, at) else (0, 0)
+
+
+class AnswerHead(RecurringHead):
+    """The head of an engine's answer with status 200; `headers` without the length."""
+
+    __slots__ = ("headers",)
+
+    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+        super().__init__()
+        self.headers = headers
+
+
+def answer_head(data: bytes, headers: list[tuple[bytes, bytes]]) -> AnswerHead | None:
+    """Return the head of this answer, by which the next one is recognised. None: it is no such head."""
+    if data.startswith(b"HTTP/1.1 200 "):
+        for field in headers:
+            if field[0] == b"content-length":
+                head = AnswerHead([each for each in headers if each is not field])
+                return head if head.keep(data[: data.index(b"\r\n\r\n") + 4], field[1]) else None
+    return None
