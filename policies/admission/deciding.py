@@ -202,7 +202,7 @@ class Deciding:
         pressure = self._observe(now)
         again_s = 0.0
         if is_held:
-            wait_s = self.requests.expected(request, now, comes=True).wait_s
+            wait_s = self.requests.expected(request, now, comes=True).late_s
             again_s = self._waiting.comes_back_in(request, Refusal.WORKING_SET, wait_s, now)
         why = Refusal.QUEUE_TIMEOUT if self.is_served else Refusal.NO_BACKEND
         return self._reject(request, Refused(why, again_s), now, pressure)

@@ -86,7 +86,7 @@ class RequestLedger:
             return None  # the first in line always may
         wait_s = self.waiting.places.left_s(request, now)
         if wait_s is None:
-            wait_s = self.expected(request, now, comes=True).wait_s
+            wait_s = self.expected(request, now, comes=True).late_s
         why = Refusal.WORKING_SET
         return Refused(why, self.waiting.comes_back_in(request, why, wait_s, now)) if wait_s > most_s else None
 

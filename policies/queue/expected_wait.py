@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from math import exp, inf, log
+from math import exp, inf, log, sqrt
 from typing import Any, Final, NamedTuple
 
 from policies.averages import QUICK, STEADY
@@ -77,6 +77,11 @@ class Expected(NamedTuple):
     gate: Gate
     is_learned: bool
     """A turn at the gate was seen. Else nobody knows how long one takes."""
+
+    @property
+    def late_s(self) -> float:
+        """The wait and one standard deviation, where turns vary as exponentially distributed times do."""
+        return min(WAIT_S_MAX, self.wait_s * (1.0 + 1.0 / sqrt(max(1.0, self.turns))))
 
 
 class Place(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 import pytest
 
 from policies.admission.decisions import Reject
@@ -37,13 +39,13 @@ def comes_back_in(pool: Pool, request: Request) -> float:
 
 
 def test_a_start_that_comes_back_in_time_waits_and_goes_before_others() -> None:
-    pool = Pool(limits=QueueLimits(queue_wait_s_max=33.0, queue_requests_max=100))
+    pool = Pool(limits=QueueLimits(queue_wait_s_max=49.0, queue_requests_max=100))
     runs, *waiting = overfull(pool)
     late = call("a", "late", 9000, user="z")
     wait_s, refused_s = comes_back_in(pool, late), pool.now
-    assert wait_s == pytest.approx(4 * TURN_S)
+    assert wait_s == pytest.approx((4 + sqrt(4)) * TURN_S)
     later = comes_back_in(pool, call("a", "later", 9000, user="zz"))
-    assert later == pytest.approx(5 * TURN_S), "the place of the one before is kept"
+    assert later == pytest.approx((4 + sqrt(4)) * 5 / 4 * TURN_S), "the place of the one before is kept"
     pool.now += 2.0
     assert pool.answers(runs) == []
     assert pool.after(HOLD_S) == ["s2.0"]
@@ -76,14 +78,16 @@ def test_a_start_whose_time_in_the_queue_is_over_reads_when_it_is_its_turn() -> 
     rejected = [one for one in pool.engine.woke(pool.now) if isinstance(one, Reject)]
     assert [one.id for one in rejected] == [*[start.id for start in waiting], last.id]
     assert all(one.reason is Refusal.QUEUE_TIMEOUT for one in rejected)
-    assert [one.retry_after_s for one in rejected] == [pytest.approx(4 * TURN_S)] * 4, "none loses its place"
+    turns = [one.retry_after_s / TURN_S for one in rejected]
+    assert turns[0] == pytest.approx(4 + sqrt(4))
+    assert turns == sorted(turns), "none loses its place"
     assert pool.answers(runs) == []
 
 
 def test_the_first_in_line_may_always_wait_and_so_may_a_start_with_room_and_a_call_inside() -> None:
-    pool = Pool(limits=QueueLimits(queue_wait_s_max=32.0, queue_wait_s_max_inside=32.0, queue_requests_max=100))
+    pool = Pool(limits=QueueLimits(queue_wait_s_max=48.0, queue_wait_s_max_inside=48.0, queue_requests_max=100))
     _, *waiting = overfull(pool)
-    assert comes_back_in(pool, call("a", "late", 9000, user="z")) > 32.0
+    assert comes_back_in(pool, call("a", "late", 9000, user="z")) > 48.0
     small = make_request("a", id="small", user="zz", prompt=100)
     assert pool.asks(small) == [], "it has room, and waits for its turn"
     inside = call("a", "s1", 9000, user="u1", serial=1)
@@ -97,7 +101,7 @@ def test_the_first_in_line_may_always_wait_and_so_may_a_start_with_room_and_a_ca
 
 
 def test_places_are_forgotten_by_time() -> None:
-    pool = Pool(limits=QueueLimits(queue_wait_s_max=32.0, queue_requests_max=100))
+    pool = Pool(limits=QueueLimits(queue_wait_s_max=48.0, queue_requests_max=100))
     _, *waiting = overfull(pool)
     wait_s = comes_back_in(pool, call("a", "late", 9000, user="z"))
     for start in waiting:
@@ -108,10 +112,10 @@ def test_places_are_forgotten_by_time() -> None:
 
 
 def test_a_start_that_waits_for_a_slot_reads_when_engines_have_taken_what_waits() -> None:
-    pool = Pool(limits=QueueLimits(queue_wait_s_max=32.0, queue_requests_max=100))
+    pool = Pool(limits=QueueLimits(queue_wait_s_max=48.0, queue_requests_max=100))
     starts = [call("a", f"s{number}", 1, user=f"u{number}") for number in range(68)]
     waiting = len(starts) - sum(len(pool.asks(start)) for start in starts)
     assert waiting >= 2
-    pool.now += 32.0
+    pool.now += 48.0
     rejected = [one for one in pool.engine.woke(pool.now) if isinstance(one, Reject)]
     assert [one.retry_after_s for one in rejected] == [1.0] * waiting
