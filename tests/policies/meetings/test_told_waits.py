@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from policies.admission.decisions import Failure, Reject
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.queue.bounds import QueueLimits
 from policies.queue.expected_wait import interval_s
 from policies.request import WAIT_S_MAX
 from policies.tree.terms import ROOT
+from tests.policies.making import make_request
 from tests.policies.meetings.world import Asked, World, tree
 
 
@@ -78,13 +83,13 @@ def test_after_an_idle_hour_a_wait_is_told_as_before(policy: str) -> None:
     assert told_and_true(world, "a", 3600.0)
 
 
-def test_every_time_to_come_back_is_bounded() -> None:
-    world = World("rpm", requests_per_minute=1)
-    for at_s in range(200):
-        world.send("a", 100, 10, at_s / 100)
-    world.run(3.0)
-    retries = [asked.retry_s for asked in world.of("a") if asked.outcome not in ("", "completed")]
-    assert all(1.0 <= retry_s <= WAIT_S_MAX for retry_s in retries)
+def test_no_time_to_come_back_is_beyond_an_hour_whatever_an_engine_says() -> None:
+    engine = AdmissionEngine(named_policy("vtc"), limits=QueueLimits(attempts_max=1))
+    engine.add_backend("e", max_num_seqs=1)
+    engine.arrived(request := make_request("a"), 0.0)
+    rejected = engine.failed(request.id, Failure.REFUSED, 1.0, again_s=1e6)[0]
+    assert isinstance(rejected, Reject)
+    assert rejected.retry_after_s == WAIT_S_MAX == 3600.0
 
 
 def _told_s(asked: Asked) -> float:
