@@ -1,8 +1,8 @@
 """Run what needs a real vLLM or our internals, and write docs/benchmarks.md from the results.
 
-    python -m bench.all [--quick] [--render]
+    python -m bench.all [--render]
 
-About 20 minutes; `--quick` takes one short round of each. `--render` runs nothing and writes the page from the last
+About 20 minutes. `--render` runs nothing and writes the page from the last
 results, those of `tenantbench` among them. Nothing else should run on the machine meanwhile.
 """
 
@@ -19,19 +19,12 @@ from bench.stack import ROOT, engine, run_bench, run_part
 from tenantbench.plots import draw
 from tenantbench.report import text_of
 
-FULL = {
+PARTS = {
     "flood": ["bench.flood", "--rounds", "2", "--window", "15"],
     "small": ["bench.flood", "--case", "small", "--rounds", "2", "--window", "10"],
     "shares": ["bench.shares", "--window", "60"],
     "burst": ["bench.burst", "--rounds", "3"],
     "running": ["bench.running", "--rows", "1x256,1x1024"],
-}
-QUICK = {
-    "flood": ["bench.flood", "--rounds", "1", "--window", "12"],
-    "small": ["bench.flood", "--case", "small", "--rounds", "1", "--window", "8"],
-    "shares": ["bench.shares", "--window", "20"],
-    "burst": ["bench.burst", "--rounds", "1"],
-    "running": ["bench.running", "--rows", "1x256", "--steps", "100"],
 }
 WITHOUT_ENGINE = {"running"}
 PART_LIMIT_S = 1800.0
@@ -46,10 +39,10 @@ ENGINES = {"simulated": "A simulated engine", "llama": "A real llama.cpp"}
 Results = dict[str, dict[str, Any]]
 
 
-async def run_parts(parts: dict[str, list[str]]) -> None:
+async def run_parts() -> None:
     """Run one benchmark after the other. Raises BenchError naming the one that fails."""
     async with engine(None) as target:
-        for name, command in parts.items():
+        for name, command in PARTS.items():
             shared = [] if name in WITHOUT_ENGINE else ["--engine-url", target.url]
             await run_part([*command, *shared], PART_LIMIT_S)
 
@@ -195,12 +188,11 @@ def draw_flood(flood: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="every benchmark of this folder that a page needs, and the page")
-    parser.add_argument("--quick", action="store_true", help="one short round of each")
     parser.add_argument("--render", action="store_true", help="only write the page from the last results")
     options = parser.parse_args()
     if not options.render:
-        run_bench("all", run_parts(QUICK if options.quick else FULL))
-    PAGE.write_text(render({name: result for name in FULL if (result := report.load(name)) is not None}))
+        run_bench("all", run_parts())
+    PAGE.write_text(render({name: result for name in PARTS if (result := report.load(name)) is not None}))
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
 

@@ -27,8 +27,8 @@ import openai
 
 from bench import report
 from bench.load import Client
-from bench.ports import free_port
 from bench.stack import BenchError, Route, fairgate, memory_bytes, process, run_bench, wait_ready
+from tests.ports import free_port
 
 MODEL = "bench"
 CHAT: Any = "/v1/chat/completions"

@@ -3,6 +3,11 @@
     python -m bench.flood [--case flood|small] [--clients 64,200] [--rounds 3] [--window 20] [--slots 6]
         [--engine-url URL]
 
+The engine on a core of its own, and gateways with the load on the other:
+
+    taskset -c 0 bash deploy/real-vllm/serve.sh 8000      and then, on another terminal
+    taskset -c 1 python -m bench.flood --engine-url http://127.0.0.1:8000
+
 `flood`: a heavy tenant keeps N streams open (200 words in, 200 tokens out); a light one sends a short request (30 words
 in, 20 tokens out) every 0.4 s, on time whether or not the last has ended, and its time to first token counts from when
 it was due. `small`: 128 closed-loop clients, 40 words in, 16 tokens out. Routes take turns within every round, in
@@ -65,10 +70,6 @@ class Leg:
     @property
     def failed(self) -> int:
         return len(self.failures)
-
-    @property
-    def refused(self) -> int:
-        return sum(failure.startswith("status 429") for failure in self.failures)
 
     @property
     def requests_per_s(self) -> float:
@@ -264,6 +265,22 @@ def flood_table(result: dict[str, Any]) -> str:
     return report.table(heads, rows)
 
 
+def cost_table(result: dict[str, Any]) -> str:
+    """Return what README says of the costs: each route under each number of streams, side by side."""
+    cells = {
+        "first token of a light user": lambda row, _: f"{row['light_ttft_p50_s']:.2f} s",
+        "tokens per second": lambda row, _: f"{row['tokens_per_s']:,.0f}",
+        "over the engine alone": lambda row, base: f"{row['tokens_per_s'] / base:.2f}",
+        "cores of the proxy": lambda row, _: f"{row['proxy_cores']:.2f}",
+    }
+    columns = [(count, name) for count, routes in result["clients"].items() for name in routes]
+    rows = []
+    for what, cell in cells.items():
+        found = [(result["clients"][count], name) for count, name in columns]
+        rows.append([what, *(cell(of[name], of.get("direct", of[name])["tokens_per_s"]) for of, name in found)])
+    return report.table(["", *(f"{name}, N={count}" for count, name in columns)], rows)
+
+
 def small_table(result: dict[str, Any]) -> str:
     heads = ["answers", "route", "requests/s", "over nginx", "tokens/s", "proxy, cores", "failed"]
     rows = []
@@ -283,7 +300,7 @@ async def run_flood(routes: list[Route], target: Engine, counts: list[int], roun
         legs = await run_rounds(routes, target, HEAVY, count, LIGHT_EVERY_S, rounds, window_s)
         result["clients"][str(count)] = {name: summary(of) for name, of in legs.items()}
     report.save("flood", result)
-    print(f"\n{flood_table(result)}\n\n{report.SHARED_CORES}\n")
+    print(f"\n{flood_table(result)}\n\n{cost_table(result)}\n\n{report.SHARED_CORES}\n")
 
 
 async def run_small(routes: list[Route], target: Engine, rounds: int, window_s: float) -> None:

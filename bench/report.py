@@ -1,6 +1,5 @@
 """Numbers to tables and files."""
 
-import csv
 import json
 import math
 import os
@@ -36,14 +35,6 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table; the first column to the left, the others to the right."""
     rule = ["---"] + ["---:"] * (len(heads) - 1)
     return "\n".join(f"| {' | '.join(row)} |" for row in [heads, rule, *rows])
-
-
-def save_csv(path: Path, markdown: str) -> None:
-    """Writes the cells of a Markdown table."""
-    path.parent.mkdir(exist_ok=True)
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in markdown.splitlines()]
-    with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([rows[0], *rows[2:]])
 
 
 def save(name: str, result: dict[str, Any]) -> Path:

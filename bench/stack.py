@@ -31,7 +31,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SERVE = ROOT / "deploy" / "real-vllm" / "serve.sh"
 COMPILED = ROOT / "build" / "compiled"
 PLUG_IN = ["env", f"PYTHONPATH={COMPILED}", "VLLM_PLUGINS=fairgate"] if COMPILED.is_dir() else []
-VLLM_VENV = Path(os.environ.get("FAIRGATE_VLLM_VENV", Path.home() / ".cache" / "fairgate" / "vllm"))
 ENGINE_START_S = 180.0
 PROXY_START_S = 120.0
 IDLE_S = 120.0
@@ -179,14 +178,12 @@ class Engines:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A way to the engine: the proxy's process (0 without a proxy), each tenant's key, fairgate's log and admin URL."""
+    """A way to the engine: the proxy's process (0 without a proxy) and each tenant's key."""
 
     name: str
     url: str
     pid: int = 0
     keys: tuple[tuple[str, str], ...] = ()
-    access_log: Path | None = None
-    admin: str = ""
 
     def key(self, tenant: str) -> str:
         return dict(self.keys).get(tenant, "")
@@ -280,33 +277,25 @@ async def nginx_proxy(*upstream_urls: str) -> AsyncIterator[Route]:
 async def fairgate(
     upstream_urls: str | Sequence[str],
     tenants: dict[str, float],
-    engine_type: str = "vllm",
     model: str = MODEL,
     policy: str | dict[str, object] | None = None,
-    concurrency: int | None = None,
     **fields: object,
 ) -> AsyncIterator[Route]:
-    """fairgate as it comes, in front of one engine or several: keyed tenants with weights, access log to a file.
+    """Run fairgate before one engine or several: keyed tenants with weights, an access log, its default policy.
 
-    `policy` as the configuration writes it; None leaves the default. `concurrency`: requests each engine takes at
-    once; None lets it be found out. `fields` of the configuration go over the rest.
+    `fields` of the configuration go over the rest.
     """
     port, admin_port = free_port(), free_port()
     keys = {name: f"bench-key-of-{name}" for name in tenants}
     pool: dict[str, object] = {"name": "bench", "models": [model]}
     urls = [upstream_urls] if isinstance(upstream_urls, str) else upstream_urls
-    backend: dict[str, object] = {"engine": engine_type}
-    if concurrency is not None:
-        backend["max_num_seqs"] = concurrency
-        pool["capacity"] = {"max_concurrency": concurrency * len(urls)}
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
-        access_log = Path(folder, "access.log")
         settings: dict[str, object] = {
             "listen": f"127.0.0.1:{port}",
             "admin": f"127.0.0.1:{admin_port}",
-            "access_log": str(access_log),
+            "access_log": f"{folder}/access.log",
             "drain_s": 1,
-            "pools": [pool | {"backends": [backend | {"url": url} for url in urls]}],
+            "pools": [pool | {"backends": [{"engine": "vllm", "url": url} for url in urls]}],
             "tenants": [
                 {"name": name, "weight": weight, "keys": [hash_key(keys[name])]} for name, weight in tenants.items()
             ],
@@ -319,8 +308,7 @@ async def fairgate(
         log = Path(folder, "fairgate.log")
         with process([sys.executable, "-m", "gateway.commands.main", "serve", "-c", str(config)], log) as child:
             await wait_ready(f"http://127.0.0.1:{admin_port}", "/ready", child, log, PROXY_START_S)
-            url, admin = (f"http://127.0.0.1:{number}" for number in (port, admin_port))
-            yield Route("fairgate", url, child.pid, tuple(keys.items()), access_log=access_log, admin=admin)
+            yield Route("fairgate", f"http://127.0.0.1:{port}", child.pid, tuple(keys.items()))
         if "Traceback" in (said := log.read_text()):
             print(f"fairgate had a fault:\n{said[-3000:]}", flush=True)
 

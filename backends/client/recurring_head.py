@@ -12,7 +12,6 @@ HEAD_BYTES_KEPT: Final = 4096
 """A longer head is read anew each time: an idle connection holds no more than the bytes of a small body."""
 _LENGTH: Final = b"\r\ncontent-length:"
 _LENGTH_DIGITS_MAX: Final = 18
-_ZERO: Final = ord("0")
 
 
 class RecurringHead:
@@ -37,12 +36,13 @@ class RecurringHead:
         without a body is not recognised: some fields mean something only where there is one."""
         if not data.startswith(self._before, at):
             return 0, 0
-        at += len(self._before)
-        length, most = 0, min(len(data), at + _LENGTH_DIGITS_MAX)
-        while at < most and 0 <= (digit := data[at] - _ZERO) <= 9:
-            length = 10 * length + digit
-            at += 1
-        return (at + len(self._after), length) if length and data.startswith(self._after, at) else (0, 0)
+        begin = at + len(self._before)
+        end = data.find(b"\r", begin, begin + _LENGTH_DIGITS_MAX + 1)
+        if end < 0 or not data.startswith(self._after, end):
+            return 0, 0
+        digits = data[begin:end]
+        length = int(digits) if digits.isdigit() else 0
+        return (end + len(self._after), length) if length else (0, 0)
 
 
 class AnswerHead(RecurringHead):

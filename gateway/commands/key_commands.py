@@ -62,7 +62,7 @@ def keys() -> None:
 )
 @click.option("--model", "models", multiple=True, help="A model it may ask for; repeat for several. Needs -c.")
 @click.option("--weight", type=float, help="Of the tenant while it asks with this key. Needs -c.")
-@click.option("--label", help="What it is for, or who has it; shown in lists. Needs -c.")
+@click.option("--label", help="What it is for, or who has it; shown in lists, log, usage and metrics. Needs -c.")
 @click.option("--class", "of_class", type=click.Choice(["interactive", "batch"]), help="Of its requests. Needs -c.")
 @click.option("--quota", help='Its limits in JSON: {"tokens_per_day": 1000000}. Needs -c.')
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each key, a line each.")

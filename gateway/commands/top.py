@@ -84,7 +84,7 @@ def _tenants(pool: Data, window_s: float, rows: int | None) -> Iterator[Renderab
     for one in shown:
         is_short = one["queued_requests"] and one["share_received"] < SHORT_OF_DUE * one["share_due"]
         table.add_row(
-            _line(one["tenant"]),
+            _line(one["tenant"] if one.get("group") is None else f"{one['group']}/{one['tenant']}"),
             "-" if one["weight"] is None else f"{one['weight']:g}",
             Text(f"{one['share_received']:.1%}", "red" if is_short else "green"),
             f"{one['share_due']:.1%}",

@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
                         self._outlet.flush()  # whether the client takes its answers decides whether to read on
         except ApiError as error:
             self._refuse(error, data[at:])
-        except Exception:
+        except Exception:  # a fault with one request ends no other
             _log.exception("the head hook failed")
             self._refuse(_internal_error())
         if self._state == _ANSWER or (self._writing_paused and self._state < _ANSWER):
@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
         responder = self._new_responder(request, keep_alive=self._reader.keep_alive)
         try:
             self._server.handler(request, responder)
-        except Exception:
+        except Exception:  # a fault with one request ends no other
             _log.exception("the handler failed on %s %s", request.method, request.path)
             if responder.started:
                 responder.abort()

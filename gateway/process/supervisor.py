@@ -264,7 +264,7 @@ def _start(child: Child, children: list[Child], config: Config, held: int) -> No
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else CRASHED
-    except BaseException:
+    except BaseException:  # no fork goes on with what its parent would do next
         traceback.print_exc()
     finally:
         sys.stdout.flush()

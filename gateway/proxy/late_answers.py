@@ -46,7 +46,7 @@ class LateAnswers:
             pipeline.ended(context, Outcome.ABANDONED, "client_disconnected")
         except StoreError:
             error = ApiError(Reason.SERVER_BUSY, "the database cannot be asked now; try again", retry_after_s=1.0)
-        except Exception as fault:
+        except Exception as fault:  # answered, counted and logged by `failed`
             error = fault
         finally:
             responder.on_disconnect = responder.on_pause = responder.on_resume = None

@@ -169,7 +169,7 @@ class Pipeline:
             self._trace(request, self._sampler)
         try:
             self._handle(request)
-        except Exception as error:
+        except Exception as error:  # answered, counted and logged by `failed`
             self.failed(request, error)
 
     @staticmethod

@@ -69,7 +69,7 @@ class Background:
                 lasting = asyncio.get_running_loop().call_later(LASTING_S, self._goes_on, name)
                 try:
                     await turn()
-                except Exception as error:
+                except Exception as error:  # a fault of one turn ends no task: it is counted, logged and tried again
                     self._failed[kind] += 1
                     is_logged = isinstance(error, OperationalError)
                     if name not in self.faults:

@@ -151,7 +151,7 @@ class Database:
                 cursor.execute("COMMIT")
             if self._lose_replaced():
                 raise StoreUnavailable("the file was replaced or removed meanwhile: try again")
-        except BaseException as error:
+        except BaseException as error:  # undone whatever ended it, and raised
             self.close()
             fault = kind.fault(error) if isinstance(error, Exception) else None
             if fault is None:

@@ -88,7 +88,7 @@ class DatabaseThread:
                 continue
             try:
                 done.set_result(work(self._database))
-            except Exception as error:
+            except Exception as error:  # raised at the caller
                 done.set_exception(error)
         self._database.close()
 

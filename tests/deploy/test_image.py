@@ -13,7 +13,7 @@ import pytest
 from tests.deploy.composition import Service, network
 from tests.deploy.container import Image
 from tests.deploy.requests import by_curl, said_whole
-from tests.waiting import eventually
+from tests.waiting import eventually, until
 
 pytestmark = pytest.mark.deploy
 
@@ -35,6 +35,7 @@ async def cpu(image: Image, tmp_path: Path) -> AsyncIterator[tuple[Service, Serv
 
 async def test_the_image_serves_answers_its_health_check_and_drains(cpu: tuple[Service, Service, str]) -> None:
     gateway, engine, namespace = cpu
+    await until(lambda: "in Python" in gateway.said)  # it is healthy before it says all of this
     [key] = re.findall(r"^ +alice +(fg-\S+)$", gateway.said, re.MULTILINE)
 
     async def asking(tokens: int, *, stream: bool) -> asyncio.subprocess.Process:

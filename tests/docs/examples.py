@@ -19,7 +19,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import cache
+from fcntl import LOCK_EX, flock
+from hashlib import sha256
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import IO, NamedTuple
@@ -138,10 +139,15 @@ def shell(command: str, folder: Path, environment: dict[str, str]) -> tuple[int,
     return done.returncode, done.stdout.decode(), dict(one.split("=", 1) for one in after.read_text().split("\0")[:-1])
 
 
-@cache
 def installed(lines: str, folder: Path) -> tuple[int, str, dict[str, str]]:
-    """The same of the first lines of a page, in a clone in which nothing was installed."""
-    return shell(lines, cloned(Path(mkdtemp(dir=folder))), bare())
+    """Run the first lines of a page in a clone in which nothing was installed: once for all that share the folder."""
+    done = folder / f"{sha256(lines.encode()).hexdigest()}.json"
+    with done.with_suffix(".lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        if not done.exists():
+            done.write_text(json.dumps(shell(lines, cloned(Path(mkdtemp(dir=folder))), bare())))
+        status, said, left = json.loads(done.read_text())
+        return status, said, left
 
 
 class Page:

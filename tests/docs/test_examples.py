@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -24,7 +25,11 @@ LANGUAGES = {"", "text", "sh", "console", "python", "yaml", "json", "toctree", "
 
 @pytest.fixture(scope="module")
 def clones(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("clones")
+    """One folder for all processes of a run: what one has installed is there for the others."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "clones"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.relative_to(ROOT).as_posix())

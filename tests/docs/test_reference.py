@@ -168,6 +168,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "groups[]": {"name": "research", "guaranteed_share": 0.3},
     "tenants[]": {"guaranteed_share": 0.1},
     "tenants[].keys[]": {"hash": f"sha256:{'0' * 64}"},
+    "tenants[].users[]": {"name": "eve@example.com"},
     "apps[]": {"name": "batch"},
     "jwt[]": {"issuer": "https://login.example.com/", "audience": "fairgate"},
     "usage": {"url": "/var/lib/fairgate/usage.db"},

@@ -19,8 +19,8 @@ from policies.request import of_batch
 from tests.commands import run
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, WAIT_S, Answer, Live, Starter, chat, simulated, until
-from tests.gateway.test_command_line import config_file
-from tests.gateway.test_moving import Held
+from tests.kit.held import Held
+from tests.kit.served import config_file
 from tests.postgres_server import PostgresServer
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')

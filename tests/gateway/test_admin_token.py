@@ -10,7 +10,7 @@ import pytest
 
 from tests.commands import run, running
 from tests.gateway.live import Live, Starter, simulated
-from tests.gateway.test_command_line import config_file, serving
+from tests.kit.served import config_file, serving
 from tests.ports import free_port
 
 TOKEN = "an-operator's-token"

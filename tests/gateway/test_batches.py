@@ -20,8 +20,8 @@ from gateway.proxy.batches.batch_api import NEW_BATCH_BYTES_MAX
 from tests.commands import running
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, simulated, until
-from tests.gateway.test_command_line import config_file
 from tests.gateway.test_usage import counted, database_at
+from tests.kit.served import config_file
 from tests.waiting import eventually
 
 CHAT: Any = "/v1/chat/completions"

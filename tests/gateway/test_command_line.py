@@ -8,58 +8,19 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from tests.commands import Running, run, running
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
+from tests.commands import run, running
+from tests.gateway.capture import DONE, Peer, Seen, Upstream, replies, token
 from tests.gateway.live import WAIT_S, chat, events, until
+from tests.kit.served import OK, Streams, config_file, is_refused, serving
 from tests.ports import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.yaml"
-OK = answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}')
-
-
-def config_file(directory: Path, url: str, **fields: Any) -> str:
-    """JSON is YAML too."""
-    config = {
-        "listen": "127.0.0.1:0",
-        "admin": "127.0.0.1:0",
-        "tenants": [{"name": "alice"}],
-        "pools": [{"name": "pool", "backends": [{"url": url}]}],
-        **fields,
-    }
-    path = directory / "config.yaml"
-    path.write_text(json.dumps(config))
-    return str(path)
-
-
-@asynccontextmanager
-async def serving(directory: Path, url: str, **fields: Any) -> AsyncIterator[Served]:
-    async with running("serve", "-c", config_file(directory, url, **fields)) as command:
-        found = await command.says(r"serving on (http://\S+), admin on (http://[^ ]+:\d+)")
-        key = await command.says(r"alice +(fg-\S+)")
-        async with aiohttp.ClientSession() as http:
-            yield Served(command, http, found[1], found[2], key[1])
-
-
-class Served:
-    def __init__(self, command: Running, http: aiohttp.ClientSession, url: str, admin: str, key: str) -> None:
-        self.command = command
-        self.http = http
-        self.url = url
-        self.admin = admin
-        self.key = key
-
-    def ask(self, **fields: Any) -> Any:
-        headers = {"authorization": f"Bearer {self.key}"}
-        return self.http.post(self.url + "/v1/chat/completions", json=chat(**fields), headers=headers)
 
 
 # --- serve ---
@@ -254,26 +215,6 @@ async def test_healthcheck(tmp_path: Path) -> None:
 # --- signals ---
 
 
-class Streams:
-    """An engine that sends one token and goes on when told."""
-
-    def __init__(self) -> None:
-        self.go_on = asyncio.Event()
-
-    async def __call__(self, seen: Seen, peer: Peer) -> None:
-        if not seen.json.get("stream"):
-            await peer.send(OK)
-            return
-        await peer.send(STREAM_HEAD + chunk(token("a")))
-        await self.go_on.wait()
-        await peer.send(chunk(token("b", "stop") + DONE) + STREAM_END)
-
-
-def _refused(url: str) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) != 0
-
-
 async def test_sigterm_lets_a_stream_end_and_takes_no_more(tmp_path: Path) -> None:
     engine = Streams()
     async with Upstream(engine) as upstream, serving(tmp_path, upstream.url) as gate:
@@ -283,7 +224,7 @@ async def test_sigterm_lets_a_stream_end_and_takes_no_more(tmp_path: Path) -> No
             assert await response.content.readexactly(len(token("a"))) == token("a")
             gate.command.signal(signal.SIGTERM)
             await gate.command.says("draining")
-            await until(lambda: _refused(gate.url))
+            await until(lambda: is_refused(gate.url))
             with pytest.raises(aiohttp.ClientConnectionError):
                 await gate.ask()
             async with gate.http.get(gate.admin + "/ready") as ready:
@@ -303,7 +244,7 @@ async def test_what_connected_before_sigterm_is_still_served(tmp_path: Path) -> 
         async with gate.ask(stream=True) as response:  # so that the gateway goes on for as long as this takes
             reader, writer = await asyncio.open_connection("127.0.0.1", int(gate.url.rpartition(":")[2]))
             gate.command.signal(signal.SIGTERM)
-            await until(lambda: _refused(gate.url))
+            await until(lambda: is_refused(gate.url))
             head = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gate.key}\r\n\r\n"
             writer.write(head.encode())
             async with asyncio.timeout(WAIT_S):

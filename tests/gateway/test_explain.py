@@ -17,7 +17,7 @@ from gateway.config.sections.keys import hash_key, open_name
 from policies.admission.explanation import SHOWN_S_MIN
 from tests.commands import running
 from tests.gateway.live import MODEL, WAIT_S, Live, Starter, chat, simulated, until
-from tests.gateway.test_throttling import CHAT, Full, full, is_overloaded, question
+from tests.kit.overload import CHAT, Full, full, is_overloaded, question
 from tests.ports import free_port
 
 SECRET = "patient 4711 has the flu"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.commands import running
 from tests.gateway.capture import Upstream
-from tests.gateway.test_command_line import Streams, config_file
+from tests.kit.served import Streams, config_file
 
 FILES_MAX = 200
 FEW_FILES = ("sh", "-c", f'ulimit -n {FILES_MAX}; exec "$@"', "sh")

@@ -10,7 +10,7 @@ import pytest
 from tests.commands import running
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Starter, chat
-from tests.gateway.test_command_line import config_file
+from tests.kit.served import config_file
 from tests.ports import free_port
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.telemetry.logged import Logged
-from tests.simulation.test_traces import logged, write
+from tests.kit.access_logs import logged, write
 
 
 def had(tenant: str, dispatched_s: float, ended_s: float, backend: str = "a", **more: object) -> str:

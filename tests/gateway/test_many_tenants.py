@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.config.sections.keys import hash_key
 from tests.gateway.live import simulated
-from tests.gateway.test_reload import reloadable
+from tests.kit.reloading import reloadable
 
 TENANTS = 1000
 

@@ -11,28 +11,17 @@ import pytest
 
 from gateway.config.sections.keys import hash_key
 from gateway.pool.pool import Pool
-from tests.gateway.capture import Peer, Seen, Upstream, answer
+from tests.gateway.capture import Peer, Seen, Upstream
 from tests.gateway.live import Answer, Live, Starter, chat, events, simulated, until
+from tests.kit.held import OK, Held
 
 CHAT = "/v1/chat/completions"
 AUDIO = "/v1/audio/transcriptions"
 SOUND = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n'
-OK = answer(b'{"model":"small","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 TENANTS = [{"name": name, "keys": [hash_key(name)]} for name in ("first", "alice", "bob")]
 TURNS = 100
 """Of the event loop: what it could do at once is done by then."""
 QUOTA = {"requests_per_minute": 100, "tokens_per_minute": 10_000}
-
-
-class Held:
-    """An engine that answers nothing until it may."""
-
-    def __init__(self) -> None:
-        self.may = asyncio.Event()
-
-    async def __call__(self, seen: Seen, peer: Peer) -> None:
-        await self.may.wait()
-        await peer.send(OK)
 
 
 async def answers(seen: Seen, peer: Peer) -> None:

@@ -24,8 +24,8 @@ from gateway.operator.snapshots.snapshot import snapshot_of as of_process
 from gateway.operator.snapshots.spans import due
 from tests.commands import FAIRGATE, run
 from tests.gateway.live import Live, Starter, chat, simulated, until
-from tests.gateway.test_command_line import config_file
-from tests.gateway.test_throttling import CHAT, full, question, tenants
+from tests.kit.overload import CHAT, full, question, tenants
+from tests.kit.served import config_file
 from tests.ports import free_port
 from tests.waiting import eventually
 

@@ -6,7 +6,7 @@ import time
 
 from gateway.telemetry.ends import End
 from gateway.telemetry.recent_requests import MINUTE_S, RecentRequests
-from tests.gateway.test_spans import end
+from tests.kit.tracing import end
 
 BEGINS_S = MINUTE_S - (time.time() - time.monotonic()) % MINUTE_S
 """When a minute begins, on the monotonic clock."""

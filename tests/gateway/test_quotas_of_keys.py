@@ -15,8 +15,8 @@ from tests.commands import run, running
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Live, Starter, chat
 from tests.gateway.test_admin_keys import OK, TOKEN, admin, answers
-from tests.gateway.test_command_line import config_file
 from tests.gateway.test_usage import CHAT
+from tests.kit.served import config_file
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 

@@ -20,8 +20,8 @@ from gateway.storage.redis.redis_store import LAYOUT
 from tests.commands import Running, run, running
 from tests.gateway.capture import Peer, Seen, Upstream
 from tests.gateway.live import MODEL, chat
-from tests.gateway.test_command_line import OK, config_file
 from tests.gateway.test_store import scripted
+from tests.kit.served import OK, config_file
 from tests.ports import free_port
 from tests.redis_server import RedisServer
 from tests.waiting import eventually

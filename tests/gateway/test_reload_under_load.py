@@ -15,7 +15,7 @@ from gateway.config.sections.keys import hash_key
 from gateway.pool.replication.ticker import Exchanges
 from tests.gateway.live import WAIT_S, Answer, chat, simulated, until
 from tests.gateway.reload_under_load import reload_under_load
-from tests.gateway.test_reload import ALICE, BOB, is_whole, pool, reloadable
+from tests.kit.reloading import ALICE, BOB, is_whole, pool, reloadable
 from tests.redis_server import RedisServer
 
 

@@ -29,9 +29,9 @@ from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.test_admin_keys import NAMED, TENANTS, TOKEN, admin, answers
 from tests.gateway.test_background import FAILURES
-from tests.gateway.test_command_line import config_file
-from tests.gateway.test_reload import reloadable
 from tests.gateway.test_usage import CHAT, OK, counted, database_at, written
+from tests.kit.reloading import reloadable
+from tests.kit.served import config_file
 from tests.waiting import eventually
 
 

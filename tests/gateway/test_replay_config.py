@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.commands.main import main
-from tests.simulation.test_traces import logged, write
+from tests.kit.access_logs import logged, write
 
 BASE = """
 policy: {name: vtc}

@@ -17,8 +17,8 @@ from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_decode, base64url_encode
-from pydantic import ValidationError
 
+from gateway.config.contradictions import contradictions
 from gateway.config.model import TenantConfig
 from gateway.config.sections.keys import IssuerConfig
 from gateway.http.errors import ApiError
@@ -278,8 +278,8 @@ async def test_a_reload_that_moves_a_tenant_counts_for_tokens_that_were_taken(st
 
 def test_groups_of_tokens_need_groups(start: Starter) -> None:
     issuer = {"issuer": "https://login.example.com/", "audience": "fairgate", "group_claim": "orgs"}
-    with pytest.raises(ValidationError, match="there are no `groups` that a token could name"):
-        start.config("http://127.0.0.1:1", tenants=TENANTS, jwt=[issuer])
+    [(_, said)] = contradictions(start.config("http://127.0.0.1:1", tenants=TENANTS, jwt=[issuer]))
+    assert "there are no `groups` that a token could name" in said
 
 
 async def test_tokens_that_are_wrong_count_as_wrong_keys(start: Starter) -> None:
@@ -326,12 +326,14 @@ async def test_rsa_keys_that_can_be_broken_are_none(start: Starter) -> None:
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_the_other_spelling_of_an_ecdsa_signature_is_taken_back_with_the_token(is_known: bool) -> None:
+def test_the_other_spelling_of_an_ecdsa_signature_is_taken_back_with_the_token(
+    is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order = ec.SECP256R1().group_order
     ours = issuers.Issuer(IssuerConfig(issuer="http://issuer", audience="fairgate"))
-    ours._keys = {"second": jwt.PyJWK(jwk(EC_KEY, "second", alg="ES256"))}
+    monkeypatch.setattr(ours, "_keys", {"second": jwt.PyJWK(jwk(EC_KEY, "second", alg="ES256"))})
     tokens = issuers.Issuers([], cast("Any", None), cast("Any", None))
-    tokens._by_name["http://issuer"] = ours
+    monkeypatch.setattr(tokens, "_by_name", {"http://issuer": ours})
     keyring = Keyring([TenantConfig(name="physics")], open_access=False)
     keyring.tokens = tokens
     issuer = Issuer()

@@ -18,7 +18,7 @@ import pytest
 from tests.commands import Running, running
 from tests.gateway.capture import Upstream
 from tests.gateway.live import chat
-from tests.gateway.test_command_line import Streams, config_file
+from tests.kit.served import Streams, config_file
 
 PASS_ON = """
 import os, sys

@@ -20,7 +20,7 @@ from gateway.telemetry import log_writer
 from tests.commands import FAIRGATE
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import WAIT_S, chat
-from tests.gateway.test_command_line import config_file
+from tests.kit.served import config_file
 
 PIPE_BYTES = 4096
 

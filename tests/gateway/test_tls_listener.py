@@ -27,8 +27,8 @@ from tests.certificates import Authority
 from tests.commands import run, running
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
 from tests.gateway.live import MODEL, WAIT_S, Live, Starter, chat, long_chat, raw_exchange, simulated, until
-from tests.gateway.test_backpressure import ENDLESS, KERNEL_BYTES, Floods, stuck, whole
-from tests.gateway.test_command_line import config_file
+from tests.kit.served import config_file
+from tests.kit.slow_readers import ENDLESS, KERNEL_BYTES, Floods, stuck, whole
 
 CHAT = "/v1/chat/completions"
 OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')

@@ -14,6 +14,7 @@ from tests.commands import run
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Live, Starter, chat, until
 from tests.gateway.test_command_line import config_file
+from tests.redis_server import RedisServer
 
 CHAT = "/v1/chat/completions"
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
@@ -50,6 +51,18 @@ async def test_users_are_blocked_and_limited_by_name_each_alike_or_not_at_all(st
             ("key 0", "refused", "user_blocked", "a"): 1, ("key 0", "refused", "rate_limited", "a"): 4,
             ("key 1", "refused", "rate_limited", "a"): 1,
         }  # fmt: skip
+
+
+async def test_two_gateways_count_a_user_together(start: Starter) -> None:
+    async with (
+        RedisServer() as redis,
+        Upstream(replies(OK)) as upstream,
+        start(upstream.url, tenants=TENANTS, state=redis.url) as one,
+        start(upstream.url, tenants=TENANTS, state=redis.url) as two,
+    ):
+        served = [await codes(live, "ann", 1) for _ in range(3) for live in (one, two)]
+        assert served.count([""]) == 2
+        assert await codes(two, "tom", 2) == ["", "429 rate_limited"]
 
 
 def test_a_user_is_freed_by_other_tenants_of_a_reload() -> None:

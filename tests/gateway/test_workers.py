@@ -25,7 +25,8 @@ from gateway.process.supervisor import share_of
 from tests.commands import Running, run, running
 from tests.gateway.capture import Upstream
 from tests.gateway.live import chat, events, until
-from tests.gateway.test_command_line import DONE, OK, Streams, _refused, config_file, token
+from tests.gateway.test_command_line import DONE, token
+from tests.kit.served import OK, Streams, config_file, is_refused
 from tests.waiting import WAIT_S
 
 WORKERS = 2
@@ -112,7 +113,7 @@ async def test_sigterm_lets_streams_end_and_takes_no_more(tmp_path: Path) -> Non
             assert await response.content.readexactly(len(token("a"))) == token("a")
             gate.command.signal(signal.SIGTERM)
             await gate.command.says("draining")
-            await until(lambda: _refused(gate.url))
+            await until(lambda: is_refused(gate.url))
             engine.go_on.set()
             assert await response.content.read() == token("b", "stop") + DONE
         assert await gate.command.ended() == 0
@@ -125,7 +126,7 @@ async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
             await response.content.readexactly(len(token("a")))
             gate.command.signal(signal.SIGTERM)
             await gate.command.says("draining")
-            await until(lambda: _refused(gate.url))
+            await until(lambda: is_refused(gate.url))
             gate.command.signal(signal.SIGINT)
             rest = await response.content.read()
         assert events(rest)[-1]["error"]["code"] == "draining"

@@ -19,7 +19,7 @@ import pytest
 from tests.commands import Running, run, running
 from tests.gateway.live import SMALL, Simulated, chat, simulated, until
 from tests.gateway.load import tenants
-from tests.gateway.test_command_line import config_file
+from tests.kit.served import config_file
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 

@@ -11,8 +11,8 @@ import pytest
 from backends.simulated.engine_profiles import PROFILES, EngineProfile
 from simulation.measured import EngineEstimate, measured
 from simulation.traces.reader import Trace
+from tests.kit.access_logs import logged, write
 from tests.simulation.example_log import lines
-from tests.simulation.test_traces import logged, write
 
 
 def engine_of(path: Path) -> EngineEstimate | None:

@@ -22,8 +22,8 @@ from simulation.run import IMPOSSIBLE, Arrival, Record
 from simulation.statistics import percentile
 from simulation.timeline import TICKS_MAX, Timeline
 from simulation.traces.reader import Trace
+from tests.kit.access_logs import logged, write
 from tests.simulation.example_log import EXAMPLE, lines
-from tests.simulation.test_traces import logged, write
 
 TINY = profile("tiny-cpu")
 EVEN = {"a": 1.0, "b": 1.0, OTHERS: 1.0}

@@ -23,8 +23,8 @@ from simulation.replay import Percentiles, ReplayResult, TenantResult, replay_un
 from simulation.report import ReplayReport, as_html, as_json, as_text, columns
 from simulation.traces.reader import Trace
 from simulation.verdict import verdict
+from tests.kit.access_logs import write
 from tests.simulation.example_log import EXAMPLE
-from tests.simulation.test_traces import write
 from tests.waiting import WAIT_S
 
 FAIRGATE = str(Path(sys.executable).with_name("fairgate"))

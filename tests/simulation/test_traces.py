@@ -14,27 +14,11 @@ from policies.request import Claim, Flow
 from simulation.run import Arrival
 from simulation.traces.lines import TraceError
 from simulation.traces.reader import Trace, formats
+from tests.kit.access_logs import LINE, logged, write
 
 public_traces.register()
 FORMATS = formats()
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
-
-LINE = {
-    "ts": 1000.5, "request_id": "req_1", "tenant": "alice", "app": "chat", "user": "u", "weight": 2.0,
-    "interaction": "i", "stage": 3, "model": "m", "policy": "vtc", "path": "/v1/chat/completions", "stream": True,
-    "outcome": "completed", "reason": "", "queue_ms": 100.0, "ttft_ms": 200.0, "total_ms": 500.0, "tokens_in": 100,
-    "tokens_out": 20, "tokens_cached": 64, "tokens_in_estimated": 90, "tokens_out_max": 50, "backend": "b", "tries": 1,
-}  # fmt: skip
-
-
-def logged(**fields: Any) -> str:
-    return json.dumps(LINE | fields)
-
-
-def write(directory: Path, *lines: str) -> Path:
-    path = directory / "trace"
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 def read(directory: Path, *lines: str, **options: Any) -> list[Arrival]:

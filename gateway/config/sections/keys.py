@@ -96,7 +96,7 @@ class KeyConfig(Section):
     counted_as: Annotated[str, AfterValidator(checked_hash)] | None = None
     """Hash of the key whose quota it shares; a rotation writes it."""
     label: Annotated[str, AfterValidator(_checked_label)] | None = None
-    """Purpose or holder, in any words; shown in lists of keys only."""
+    """Use or holder of the key, in any words; names it in lists, the log, usage and metrics."""
     created: Annotated[str, AfterValidator(_checked_expiry)] | None = None
     """Time of creation, written by `fairgate keys create`; shown in lists of keys only."""
 

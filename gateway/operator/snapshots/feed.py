@@ -97,7 +97,7 @@ class Feed:
                 self._spent_s += cost_s
                 self._notify()
                 await asyncio.sleep(min(max(LOOK_S, cost_s / COST_MAX), PAUSE_S_MAX))
-        except Exception:
+        except Exception:  # who looks hears of it by the end of the stream, and asks anew
             logger.exception("what the page shows cannot be made")
         finally:
             self._notify()

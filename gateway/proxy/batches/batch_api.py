@@ -124,7 +124,7 @@ class BatchApi:
         )
         try:
             await self._store(context.tenant, stored, BytesIO(content))
-        except BaseException:
+        except BaseException:  # also of a client that went away: nothing half stored stays
             self.tasks.start(self._delete(context.tenant, stored.id))
             raise
         return stored
