@@ -28,7 +28,7 @@ from policies.limits.quotas import Quotas
 from policies.orders.order import Order
 from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.engine_start import EngineStart
-from policies.queue.expected_wait import Expected, ExpectedWaits, Gate, Place
+from policies.queue.expected_wait import Expected, ExpectedWaits, Gate, GateState
 from policies.queue.giving_back import GivingBack
 from policies.request import Pressure, Refusal, Refused, Request, ServiceTokens, State
 from policies.tree.pool_tree import PoolTree
@@ -95,12 +95,12 @@ class RequestLedger:
         held_s = self.engine_start.left_s(now)
         return self.expected_waits.of(request, self._place(request), now, comes=comes, held_s=held_s)
 
-    def _place(self, request: Request, *, waits: bool = True) -> Place:
+    def _place(self, request: Request, *, waits: bool = True) -> GateState:
         """Return where a request waits, or would; or, if it has just gone, what it went through."""
         order, queues = self.order_of(request), max(1, len(self.policy.queues()))
         gate, running = Gate(request.can_wait), len(self.leases)
         answer_s = fmean([ledger.pace.lifetime_s for ledger in self.backends.values()] or [0.0])
-        place = Place(gate, order.backlog, len(order), queues, running, answer_s)
+        place = GateState(gate, order.backlog, len(order), queues, running, answer_s)
         if order.backlog is None:
             return place
         node = self.tree.full_for(request)

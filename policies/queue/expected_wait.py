@@ -84,7 +84,7 @@ class Expected(NamedTuple):
         return min(WAIT_S_MAX, self.wait_s * (1.0 + 1.0 / sqrt(max(1.0, self.turns))))
 
 
-class Place(NamedTuple):
+class GateState(NamedTuple):
     """Where a request waits, and what of the pool decides about the length of its turns."""
 
     gate: Gate
@@ -171,7 +171,7 @@ class ExpectedWaits:
         self._resumed_s = -inf
         """When an engine came into service last. No turn began before."""
 
-    def of(self, request: Request, place: Place, now: float, *, comes: bool, held_s: float = 0.0) -> Expected:
+    def of(self, request: Request, place: GateState, now: float, *, comes: bool, held_s: float = 0.0) -> Expected:
         """Return the expected wait. `comes`: the request does not wait yet. `held_s`: until the first turn."""
         gate, backlog = place.gate, place.backlog
         pace = self._paces.get(gate) or _new_pace(place)
@@ -187,7 +187,7 @@ class ExpectedWaits:
         return Expected(wait_s, now, turns, pace.gone, gate, pace.is_learned)
 
     def _among_members(
-        self, request: Request, place: Place, backlog: Backlog, pace: _Pace, now: float, *, comes: bool
+        self, request: Request, place: GateState, backlog: Backlog, pace: _Pace, now: float, *, comes: bool
     ) -> tuple[float, float]:
         """Return the known turns until a request goes whose tenant takes turns with others, and their seconds."""
         answer_s = self._usual.answer_s or place.answer_s
@@ -233,7 +233,7 @@ class ExpectedWaits:
         """Count no time of a turn in which no engine was in service."""
         self._resumed_s = now
 
-    def dispatched(self, request: Request, place: Place, oldest_s: float, now: float) -> None:
+    def dispatched(self, request: Request, place: GateState, oldest_s: float, now: float) -> None:
         """Count a request that left its queue for an engine. `oldest_s`: since when anything has waited in the pool."""
         wait, is_left = request.progress.wait, not place.is_empty(request.flow.tenant)
         pace = self._paces.get(place.gate)
@@ -316,7 +316,7 @@ def _line_at(backlog: Backlog, gate: Gate) -> _Line:
     return _Line(counters, members, len(asleep), floor)
 
 
-def _new_pace(place: Place) -> _Pace:
+def _new_pace(place: GateState) -> _Pace:
     """Return the pace of a gate of which nothing is known. Whoever goes in the order of arrival is passed by nobody."""
     return _Pace(1.0 if place.backlog is None or place.gate.starts_of else PASSED)
 
