@@ -4,6 +4,7 @@
     bursts    20 tenants that ask now and then, and every minute 100 to 400 requests of one of five others at once
     agents    those of `bench.working_sets` whose contexts are twice the KV cache, beside chat and a flood
     full      as `many`, and the queue holds half of those who would wait: others come back when `retry-after` says
+    ceiling   as `many`, and every second tenant is in a group that may run a quarter of the slots
 
 A wait of over a second counts if it ended at an engine. What is expected while nothing is known yet counts too.
 """
@@ -22,10 +23,15 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow
+from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 from simulation.run import Arrival, Record
 
 LARGE = replace(MEDIUM, name="64 slots", num_gpu_blocks=12_001, max_num_seqs=64, per_seq_s=5e-5)
 THINK_S, AGAIN_S, JITTER = 3.0, 1.0, 0.1
+AT_ITS_CEILING = Tree(
+    {"group": Placing(ROOT, GroupSettings(weight=50.0, max_running=16))},
+    {f"t{number}": Placing("group", GroupSettings()) for number in range(0, 100, 2)},
+)
 HEADS = ["", "as long as expected", "longer", "shorter", "in at first return"]
 
 
@@ -129,7 +135,8 @@ def run(kind: str, seed: int, until_s: float) -> Found:
         arrivals, following = tenants.arrivals(), tenants.next_arrival
         if kind == "full":
             limits = replace(limits, queue_requests_max=150)
-    engine = AdmissionEngine(named_policy("fairserve"), limits=limits)
+    tree = AT_ITS_CEILING if kind == "ceiling" else None
+    engine = AdmissionEngine(named_policy("fairserve"), limits=limits, tree=tree)
     engine.add_backend("engine", max_num_seqs=model.max_num_seqs)
     simulate(
         arrivals, engine=engine, backends={"engine": EngineModel(model)}, next_arrival=following,
@@ -142,7 +149,7 @@ def run(kind: str, seed: int, until_s: float) -> Found:
 def rows(names: str, seeds: Sequence[int], until_s: float) -> list[list[str]]:
     """The kinds whose name has this in it."""
     found = []
-    for kind in ("many", "bursts", "agents", "full"):
+    for kind in ("many", "bursts", "agents", "full", "ceiling"):
         for seed in seeds if names in kind else ():
             one = run(kind, seed, until_s)
             let_in = f"{one.part_let_in:.2f} of {one.returns}" if one.returns else ""

@@ -247,9 +247,7 @@ class Progress:
         interaction: its open interaction; None: it belongs to none, or is a start that is not admitted yet.
         stage: its place among the calls of its interaction, from 1.
         inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
-        came_back: it is a start whose place in the line was kept (`queue.start_waits`), so it goes first.
-        was_let_in: it was refused by a full queue, and came back when it might.
-        in_line: it is a start that waits.
+        came_back: why it was refused before it came back when it might (`queue.places`); None: it was not.
         wasted_tokens: what its interaction had taken for nothing, since this call of it was rejected.
         wait: what held it back; None: nothing did.
         context: what it counts as in the working set of its pool; None: it does not count yet. `admission.working_set`
@@ -260,9 +258,9 @@ class Progress:
 
     __slots__ = (
         "answer_keys", "attempts", "cached_blocks", "cached_tokens", "came_back", "charged", "closed", "context",
-        "counted", "deadline_s", "engine", "in_line", "inside", "interaction", "norm", "normalised", "order",
+        "counted", "deadline_s", "engine", "inside", "interaction", "norm", "normalised", "order",
         "output_tokens_expected", "output_tokens_reserved", "parked", "placed", "refusals", "rests", "stage", "state",
-        "wait", "was_let_in", "wasted_tokens",
+        "wait", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -272,9 +270,7 @@ class Progress:
         self.refusals = 0
         self.closed: dict[str, float] | None = None
         self.rests = False
-        self.came_back = False
-        self.was_let_in = False
-        self.in_line = False
+        self.came_back: Refusal | None = None
         self.output_tokens_expected = output_tokens_expected
         self.output_tokens_reserved = output_tokens_reserved
         self.charged = 0.0

@@ -26,8 +26,7 @@ from policies.limits.quotas import Quotas
 from policies.orders.order import Selection
 from policies.queue.bounds import QueueLimits
 from policies.queue.expected_wait import interval_s
-from policies.queue.places import place_of
-from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
+from policies.request import CALM, WAIT_S_MAX, Pressure, Refusal, Refused, Request, ServiceTokens, State
 from policies.tree.pool_tree import PoolTree
 from policies.tree.terms import Tree
 
@@ -148,8 +147,7 @@ class Deciding:
             self.requests.refused(request, now)
             return (self._reject(request, refused, now, pressure),)
         decisions: list[Decision] = []
-        if self._waiting.places.due_s:
-            request.progress.was_let_in = self._waiting.places.due_s.pop(place_of(request), None) is not None
+        request.progress.came_back = self._waiting.places.take(request)
         for victim in victims:
             self._withdraw(victim, now)
             decisions.append(self._reject(victim, Refused(Refusal.QUEUE_FULL, 0.0), now, pressure))
@@ -202,7 +200,10 @@ class Deciding:
         is_held = request.progress.state is State.QUEUED and not self.working_set.has_room(request)
         self._withdraw(request, now)
         pressure = self._observe(now)
-        again_s = self.requests.starts.comes_back_in(request, 0.0, now) if is_held else 0.0
+        again_s = 0.0
+        if is_held:
+            wait_s = self.requests.expected(request, now, comes=True).late_s
+            again_s = self._waiting.comes_back_in(request, Refusal.WORKING_SET, wait_s, now)
         why = Refusal.QUEUE_TIMEOUT if self.is_served else Refusal.NO_BACKEND
         return self._reject(request, Refused(why, again_s), now, pressure)
 
@@ -214,9 +215,7 @@ class Deciding:
                 for engine in requests.charge_progress(now):
                     self.room.changed(engine)
             self.room.at(now)
-            requests.starts.expire(now)
-            if self._waiting.places.due_s:
-                self._waiting.places.expired(now)
+            self._waiting.places.expire(now)
         except Exception as error:
             self._noted(error, "")
         while True:
@@ -279,9 +278,9 @@ class Deciding:
         if self._waiting.requests and (refused.limit is not None or not refused.retry_after_s):
             again_s = max(again_s, self.requests.expected(request, now, comes=True).wait_s)
         if refused.reason is Refusal.QUEUE_FULL:
-            again_s = self._waiting.comes_back_in(request, again_s, now)
+            again_s = self._waiting.comes_back_in(request, refused.reason, again_s, now)
         ceiling = self.requests.tree.ceiling_in_words(request) if refused.reason in WAITED else ""
-        rejected = Reject(request.id, refused.reason, again_s, refused.limit, ceiling)
+        rejected = Reject(request.id, refused.reason, min(WAIT_S_MAX, again_s), refused.limit, ceiling)
         self.recent.note(rejected, request, now, pressure)
         return rejected
 
@@ -327,7 +326,6 @@ def strike(requests: RequestLedger, request: Request, now: float) -> None:
     before, progress.state = progress.state, State.ENDED
     if request.id in requests.waiting.requests:
         requests.waiting.remove(request)
-    order = requests.order_of(request)
     parts: list[Callable[[], object]] = [lambda: requests.waits.ended(request, now)]
     if before is State.DISPATCHED or lease is not None:
         received = ServiceTokens(request.prompt_tokens, 0 if lease is None else lease.output_tokens)
@@ -342,8 +340,6 @@ def strike(requests: RequestLedger, request: Request, now: float) -> None:
             parts.append(partial(ledger.remove, held, now))
     parts += [
         lambda: requests.giving_back.forget(request),
-        lambda: requests.expected_waits.left(order.backlog, len(order), request),
-        lambda: requests.starts.left(request) if progress.in_line else None,
         lambda: requests.working_set.left(request, NO_SERVICE, now),
         lambda: requests.interactions.broke_off(request, NO_SERVICE, now),
         lambda: requests.settle(request, NO_SERVICE, now),

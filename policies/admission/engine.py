@@ -101,7 +101,7 @@ class AdmissionEngine(Deciding):
                     self.elsewhere.ask(self, request)
                 return decisions
             refused = self.quotas.refusal(request, now) if self.quotas is not None else None
-            refused = refused or self.requests.refusal(request, self.limits.wait_s(request), pressure, now)
+            refused = refused or self.requests.refusal(request, pressure, now)
             return self._let_in(request, refused, now, pressure)
         except Exception as error:
             return self._mend(error, request.id, now, request)
@@ -126,7 +126,7 @@ class AdmissionEngine(Deciding):
             request.progress.deadline_s = since_s + self.limits.wait_s(request)
             self._waiting.add(request)
             pressure = self._observe(now)
-            refused = refused or self.requests.refusal(request, self.limits.wait_s(request), pressure, now)
+            refused = refused or self.requests.refusal(request, pressure, now)
             if refused is not None:
                 self.requests.refused(request, now)
                 return (self._reject(request, refused, now, pressure),)

@@ -28,9 +28,8 @@ from policies.limits.quotas import Quotas
 from policies.orders.order import Order
 from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.engine_start import EngineStart
-from policies.queue.expected_wait import Expected, ExpectedWaits
+from policies.queue.expected_wait import Expected, ExpectedWaits, Gate, GateState
 from policies.queue.giving_back import GivingBack
-from policies.queue.start_waits import StartWaits
 from policies.request import Pressure, Refusal, Refused, Request, ServiceTokens, State
 from policies.tree.pool_tree import PoolTree
 
@@ -57,7 +56,6 @@ class RequestLedger:
         self.tenants = tenants
         self.tree = tree
         self.working_set = WorkingSet(tenants)
-        self.starts = StartWaits()
         self.engine_start = EngineStart()
         self.expected_waits = ExpectedWaits()
         self.policy = policy
@@ -77,28 +75,45 @@ class RequestLedger:
         self._due = DueTimes()
         """When time alone changes what the ledgers of the others know."""
 
-    def refusal(self, request: Request, wait_s_max: float, pressure: Pressure, now: float) -> Refused | None:
-        """Is it beyond a limit of the order, or would this start wait for room in the working set for longer than this?
-        Then it is refused at once, with how long that would be, and its place in the line is kept. None: it may wait.
-        The first in line always may.
+    def refusal(self, request: Request, pressure: Pressure, now: float) -> Refused | None:
+        """Return why a request may not wait, with when its client is to come back: it is beyond a limit of the order,
+        or a start for which the working set has no room for longer than a start may wait. None: it may wait.
         """
         if (refused := self.policy.order.refusal(request, now, pressure)) is not None:
             return refused
-        if request.progress.inside or not self.starts.known(request.flow.tenant):
-            return None
-        if not self.starts.waiting(request.flow.tenant) or self.working_set.has_room(request):
-            wait_s_max = inf
-        wait_s = self.starts.comes_back_in(request, wait_s_max, now)
-        return Refused(Refusal.WORKING_SET, wait_s) if wait_s else None
+        most_s, place = self.waiting.limits.wait_s(request), self._place(request)
+        if request.progress.inside or most_s == request.wait_s_max or not place.is_behind_a_start:
+            return None  # the first in line always may
+        wait_s = self.waiting.places.left_s(request, now)
+        if wait_s is None:
+            wait_s = self.expected(request, now, comes=True).late_s
+        why = Refusal.WORKING_SET
+        return Refused(why, self.waiting.comes_back_in(request, why, wait_s, now)) if wait_s > most_s else None
 
     def expected(self, request: Request, now: float, *, comes: bool) -> Expected:
-        """How long is this request expected to wait? `comes`: it does not wait, and would come now. Changes nothing."""
+        """Return the expected wait of a request. `comes`: it does not wait, and would come now."""
+        held_s = self.engine_start.left_s(now)
+        return self.expected_waits.of(request, self._place(request), now, comes=comes, held_s=held_s)
+
+    def _place(self, request: Request, *, waits: bool = True) -> GateState:
+        """Return where a request waits, or would; or, if it has just gone, what it went through."""
         order, queues = self.order_of(request), max(1, len(self.policy.queues()))
+        gate, running = Gate(request.can_wait), len(self.leases)
         answer_s = fmean([ledger.pace.lifetime_s for ledger in self.backends.values()] or [0.0])
-        return self.expected_waits.of(
-            order.backlog, len(order), request, len(self.leases), queues, answer_s, now,
-            comes=comes, held_s=self.engine_start.left_s(now),
-        )  # fmt: skip
+        place = GateState(gate, order.backlog, len(order), queues, running, answer_s)
+        if order.backlog is None:
+            return place
+        node = self.tree.full_for(request)
+        if node is not None:
+            return place._replace(gate=Gate(request.can_wait, node.name), running=self.tree.running(node.name))
+        starts = place._replace(
+            gate=Gate(request.can_wait, starts_of=request.flow.tenant), running=1, answer_s=self.working_set.hold_s
+        )
+        if waits:
+            return place if self.working_set.has_room(request) else starts
+        told = request.progress.wait.expected if request.progress.wait is not None else None
+        has_waited = told is not None and told.gate == starts.gate
+        return starts if request.progress.context is None and (has_waited or starts.is_behind_a_start) else place
 
     def numbers(self, request: Request | None, now: float) -> dict[str, float]:
         """What decides about this request beside its order, by name. None: about requests that do not wait."""
@@ -150,10 +165,8 @@ class RequestLedger:
         self.policy.push(request, now)
 
     def waits_on(self, request: Request, now: float) -> Expected:
-        """It could not go at once. A start counts among those in line from now on. Returns how long it is to wait."""
+        """Note that a request could not go at once. Return its expected wait."""
         progress = request.progress
-        if progress.context is None and progress.state is State.QUEUED:
-            self.starts.queued(request, now)
         if progress.state is State.QUEUED:
             self.expected_waits.began(self.order_of(request).backlog, request, now)
         assert progress.wait is not None
@@ -205,10 +218,6 @@ class RequestLedger:
         if wait is not None:
             self.waits.ended(request, now)
             self._expect(request)  # more is known than when it began to wait
-        order = request.progress.order
-        if wait is not None or len(self.waiting) or self.expected_waits.has_clock_running(order.backlog, request):
-            queues = max(1, len(self.policy.queues()))
-            self.expected_waits.dispatched(order.backlog, len(order), request, queues, now)
         lease = self.leases[request.id] = Lease(request, backend, now)
         if request.can_wait:
             self.giving_back.dispatched(request, backend)
@@ -216,10 +225,16 @@ class RequestLedger:
         self.backends[backend].add(lease, spare=self.tenants.is_below(request))
         self.tenants.dispatched(request, lease.held_tokens)
         self.tree.dispatched(request, lease.held_tokens)
-        if request.progress.in_line:
-            self.starts.admitted(request, now)
+        if wait is not None or self.waiting.requests:
+            self._went(request, now)
         self.working_set.dispatched(request, now)
         self.policy.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
+
+    def _went(self, request: Request, now: float) -> None:
+        """Learn from a request that went while others waited, or that had waited, how fast its gate lets through."""
+        oldest = next(iter(self.waiting.requests.values()), request)
+        waits = [one.progress.wait.since_s for one in (request, oldest) if one.progress.wait is not None]
+        self.expected_waits.dispatched(request, self._place(request, waits=False), min(waits, default=now), now)
 
     def returned(self, request: Request, now: float, received: ServiceTokens = NO_SERVICE) -> None:
         """Its engine refused it or was not reached. It is charged nothing, and waits at the head of its flow.
@@ -416,13 +431,9 @@ class RequestLedger:
             request.progress.rests = False
         else:
             self.policy.remove(request, now)
-        order = self.order_of(request)
-        self.expected_waits.left(order.backlog, len(order), request)
         self.giving_back.forget(request)
         self.tenants.withdrawn(request)
         self.tree.left(request)
-        if request.progress.in_line:
-            self.starts.left(request)
         self.working_set.left(request, NO_SERVICE, now)
 
     def _end_lease(self, request: Request, charged: ServiceTokens, now: float, *, is_given_back: bool = False) -> float:

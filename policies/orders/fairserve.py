@@ -19,7 +19,7 @@ from policies.limits.throttle import Throttle, ThrottleSettings
 from policies.orders.order import Order
 from policies.orders.vtc import CounterOrder
 from policies.orders.wsc import Wsc, WscParams
-from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
+from policies.request import Flow, Pressure, Refusal, Refused, Request, ServiceTokens
 from policies.settings import setting
 
 
@@ -71,7 +71,7 @@ class FairServe(Wsc):
             beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)
         # A call beyond a limit is not cut inside its interaction, and does not go first. A start that the set has made
         # wait elsewhere does.
-        goes_first = (is_inside and not beyond) or progress.came_back
+        goes_first = (is_inside and not beyond) or progress.came_back is Refusal.WORKING_SET
         self._queue(request, front=front, is_inside=is_inside, goes_first=goes_first)
 
     def _end(self, request: Request, service: ServiceTokens, now: float) -> None:

@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import nsmallest
 from itertools import islice
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from policies.averages import USUAL
 from policies.queue.counters import Counters, Member
-from policies.queue.tenants_and_flows import FlowMember, TenantMember
+from policies.queue.tenants_and_flows import FlowMember, TenantMember, sleeps_as
 from policies.request import Flow, Request, is_batch
 
 TRIED: Final = 8
@@ -133,14 +133,14 @@ class Backlog:
         flow = self._by_flow[start.flow]
         flow.tenant.going_first -= start.id in flow.going_first
         flow.sleep(start)
-        insort(self.starts.setdefault(flow.tenant, []), (*_sleeps_as(start), start))
+        insort(self.starts.setdefault(flow.tenant, []), (*sleeps_as(start), start))
         self._rest(flow)
 
     def wake_starts(self, has_room: Callable[[Request], bool]) -> None:
         """The working set may have room again. The starts of the tenants that have received least are asked first."""
         for tenant in nsmallest(TRIED // 2, self.starts, key=_counter):
             starts = [one[3] for one in self.starts[tenant][: TRIED // 2] if has_room(one[3])]
-            for start in reversed(starts):  # the oldest becomes the oldest again
+            for start in starts:
                 flow = self._by_flow[start.flow]
                 self._forget_start(flow, start)
                 tenant.going_first += flow.wake(start)
@@ -213,7 +213,7 @@ class Backlog:
 
     def _forget_start(self, flow: FlowMember, start: Request) -> None:
         starts = self.starts[flow.tenant]
-        del starts[bisect_left(starts, _sleeps_as(start))]
+        del starts[bisect_left(starts, sleeps_as(start))]
         if not starts:
             del self.starts[flow.tenant]
 
@@ -430,8 +430,3 @@ class Backlog:
 
 def _counter(tenant: TenantMember) -> float:
     return tenant.counter
-
-
-def _sleeps_as(start: Request) -> Any:
-    """Its place among the starts of its tenant that sleep."""
-    return not start.progress.parked, start.arrived_s, start.id

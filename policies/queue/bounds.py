@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
-from math import inf
 from typing import Final, NamedTuple
 
-from policies.queue.places import Places, place_of
-from policies.request import WAIT_S_MAX, Request
+from policies.queue.places import Places
+from policies.request import WAIT_S_MAX, Refusal, Request
 from policies.settings import setting
 
 LOOKED_AT: Final = 64
@@ -106,7 +105,7 @@ class BoundedQueue:
         self._deadlines: list[tuple[float, str]] = []
         self.bytes = 0
         self.places = Places()
-        """Of requests that were refused because the queue was full."""
+        """Of requests that were refused with a time to come back."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -200,16 +199,17 @@ class BoundedQueue:
         """A request whose time is up, or None."""
         return self.requests[self._deadlines[0][1]] if self.earliest_deadline_s() <= now else None
 
-    def comes_back_in(self, request: Request, wait_s: float, now: float) -> float:
-        """In how many seconds is this request to come back, for which the queue is too full, and which would wait so
-        long if it were let in? Others are to come back before it. Its place is kept until then.
+    def comes_back_in(self, request: Request, why: Refusal, wait_s: float, now: float) -> float:
+        """Return in how many seconds a refused request is to come back that would wait for so long if it were let in,
+        and keep its place until then. Others of its tenant are to come back before it.
         """
-        place, due_s = place_of(request), self.places.due_s
-        if place in due_s:
-            return max(1.0, due_s[place] - now)
-        wait_s = min(WAIT_S_MAX, wait_s * (1.0 + len(due_s) / max(1, len(self.requests))))
-        if len(due_s) < PLACES_MAX:
-            self.places.keep(place, wait_s, now)
+        if (left_s := self.places.left_s(request, now)) is not None:
+            return max(1.0, left_s)
+        own = self._tenants.get(request.flow.tenant)
+        queued = own.size(by_bytes=False) if own is not None else 0
+        wait_s = min(WAIT_S_MAX, wait_s * (1.0 + self.places.kept(request.flow.tenant) / (queued + 1)))
+        if len(self.places) < PLACES_MAX:
+            self.places.keep(request, why, wait_s, now)
         return wait_s
 
     def giving_way(self, request: Request, now: float) -> list[Request] | None:
@@ -225,8 +225,8 @@ class BoundedQueue:
         O(tenants waiting), and only when the queue is full. A tenth of it is for requests that were refused, and are
         due to come back.
         """
-        most, due_s = self.limits.queue_requests_max, self.places.due_s
-        if due_s and due_s.get(place_of(request), inf) > now:
+        most, left_s = self.limits.queue_requests_max, self.places.left_s(request, now)
+        if len(self.places) and (left_s is None or left_s > 0.0):
             most = max(1, round(most * (1.0 - KEPT_FREE)))
         missing = self.bytes + request.body_bytes - self.limits.queue_bytes_max
         if missing > 0:
@@ -254,4 +254,4 @@ class BoundedQueue:
 
 
 def _has_come_back(request: Request) -> bool:
-    return request.progress.was_let_in
+    return request.progress.came_back is not None

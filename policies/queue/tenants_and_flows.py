@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from heapq import heappop, heappush
-from typing import Final
+from itertools import takewhile
+from typing import Any, Final
 
 from policies.queue.counters import Counters, Member
 from policies.request import Flow, Request
@@ -70,10 +71,12 @@ class FlowMember(Member):
         self.going_first.discard(start.id)
 
     def wake(self, start: Request) -> bool:
-        """It may go, as the oldest. Returns whether it goes before other flows."""
-        goes_first = self.asleep.pop(start.id)
+        """Let a start go after what woke before it. Return whether it goes before other flows."""
+        goes_first, own = self.asleep.pop(start.id), sleeps_as(start)
+        before = [*takewhile(lambda one: sleeps_as(one) < own, self.requests.values())]
         self.requests[start.id] = start
-        self.requests.move_to_end(start.id, last=False)
+        for one in (start, *reversed(before)):
+            self.requests.move_to_end(one.id, last=False)
         if goes_first:
             self.going_first.add(start.id)
         return goes_first
@@ -106,3 +109,8 @@ class TenantMember(Member):
         """Its next request; None: it has only starts that sleep."""
         flow = self.flows.least()
         return flow.next() if flow is not None else None
+
+
+def sleeps_as(start: Request) -> Any:
+    """Return the place of a start among the starts of its tenant that sleep."""
+    return not start.progress.parked, start.arrived_s, start.id

@@ -51,7 +51,7 @@ BOUNDS = """
     plain_data.ROWS_MAX plain_data.NUMBER_MAX settings.COUNT_MAX
     queue.bounds.KEPT_FREE queue.bounds.PLACES_MAX queue.bounds.LOOKED_AT
     queue.expected_wait.SAMPLED queue.expected_wait.SHORT_S queue.expected_wait.PASSED_MAX
-    queue.start_waits.PLACES_MAX
+    queue.expected_wait.GATES_MAX
     request.WAIT_S_MAX
     replicas.shared_interactions.ASKED_MAX replicas.messages.NUMBER_MAX replicas.messages.REPORTED_MAX
     replicas.messages.BUCKETS_MAX

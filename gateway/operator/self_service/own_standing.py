@@ -176,8 +176,8 @@ def _class(engine: AdmissionEngine, leaf: str, weight: float, seen: PoolSnapshot
     wait_s: float | None = 0.0
     if engine.blocked is not None:
         coming = Request("", flow, weight, 1, 1, now)
-        is_known = requests.expected_waits.is_learned(can_wait=is_batch(leaf))
-        wait_s = round(requests.expected(coming, now, comes=True).wait_s, 1) if is_known else None
+        expected = requests.expected(coming, now, comes=True)
+        wait_s = round(expected.wait_s, 1) if expected.is_learned else None
     share = None
     if not is_batch(leaf):
         tree = requests.tree

@@ -15,7 +15,7 @@ from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.policy_entries import POLICIES
 from policies.orders.vtc import CounterOrder
-from policies.request import NO_CLAIM, WAIT_S_MAX, Claim, Refusal, Request, ServiceTokens, State, of_batch
+from policies.request import NO_CLAIM, WAIT_S_MAX, Claim, Refusal, Request, ServiceTokens, State
 from tests.policies.making import LIMITS, dispatched, make_request, policy_with
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
@@ -242,13 +242,6 @@ class Admission(RuleBasedStateMachine):
             explanation = self.engine.explain(request_id, self.now)
             assert explanation is not None
             assert explanation.state == ("queued" if request_id in self.queued else "dispatched")
-
-    @invariant()
-    def no_wait_is_timed_while_nothing_waits(self) -> None:
-        if not self.queued:
-            requests, backlog = self.engine.requests, self.engine.policy.order.backlog
-            for tenant in ("a", of_batch("a")):
-                assert not requests.expected_waits.has_clock_running(backlog, make_request(tenant))
 
     @invariant()
     def queue_bounds_hold(self) -> None:

@@ -10,7 +10,7 @@ from policies.orders.fairserve import FairServe, FairServeParams
 from policies.orders.order import Selection
 from policies.orders.profiles import Profiles
 from policies.orders.wsc import Wsc, WscParams
-from policies.request import Request, ServiceTokens
+from policies.request import Refusal, Request, ServiceTokens
 from tests.policies.making import Room, make_request
 
 
@@ -81,7 +81,7 @@ def test_of_two_gateways_the_one_that_has_seen_more_is_believed() -> None:
 
 def test_a_start_that_has_waited_elsewhere_goes_first() -> None:
     order, first, back = FairServe(), make_request("a"), make_request("b")
-    back.progress.came_back = True
+    back.progress.came_back = Refusal.WORKING_SET
     order.push(first, 0.0)
     order.push(back, 0.0)
     assert pop(order) is back

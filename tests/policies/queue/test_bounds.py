@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.queue.bounds import BoundedQueue, QueueLimits
-from policies.request import Request
+from policies.request import Refusal, Request
 from tests.policies.making import make_request
 
 LIMITS = QueueLimits(queue_requests_max=6, queue_bytes_max=100)
@@ -159,23 +159,27 @@ def test_who_was_refused_finds_room_when_it_comes_back_and_nobody_takes_it() -> 
     for _ in range(20):
         enter(room, make_request("a"))
     assert enter(room, early) is None
-    wait_s = room.comes_back_in(early, 10.0, 0.0)
+    wait_s = room.comes_back_in(early, Refusal.QUEUE_FULL, 10.0, 0.0)
     assert wait_s == 10.0
-    assert room.comes_back_in(late, 10.0, 0.0) == pytest.approx(10.5), "one of twenty is to come back before it"
-    assert room.comes_back_in(early, 99.0, 4.0) == 6.0, "it came too early, and is still to come then"
+    assert room.comes_back_in(late, Refusal.QUEUE_FULL, 10.0, 0.0) == pytest.approx(10.0 * 22 / 21), (
+        "one more goes before it"
+    )
+    assert room.comes_back_in(early, Refusal.QUEUE_FULL, 99.0, 4.0) == 6.0, (
+        "it came too early, and is still to come then"
+    )
     for request in list(room.requests.values())[:2]:
         room.remove(request)
     assert room.giving_way(make_request("a"), 9.0) is None, "18 of 20 wait, and a tenth is kept free"
     assert room.giving_way(early, 9.0) is None
     assert room.giving_way(early, 10.0) == []
-    room.places.expired(14.0)
+    room.places.expire(14.0)
     assert room.giving_way(make_request("a"), 14.0) == []
 
 
-def test_of_a_tenant_that_gives_way_who_was_let_in_when_it_came_back_gives_way_last() -> None:
+def test_of_a_tenant_that_gives_way_who_came_back_in_time_gives_way_last() -> None:
     room = BoundedQueue(QueueLimits(queue_requests_max=3))
     requests = [make_request("a") for _ in range(3)]
     for request in requests:
         enter(room, request)
-    requests[2].progress.was_let_in = True
+    requests[2].progress.came_back = Refusal.QUEUE_FULL
     assert room.giving_way(make_request("b"), 0.0) == [requests[1]]

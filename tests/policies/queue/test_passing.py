@@ -185,6 +185,22 @@ def test_a_start_that_sleeps_holds_up_nothing_else_and_goes_first_when_it_wakes(
         backlog.take(start)
 
 
+def test_starts_that_sleep_go_in_the_order_in_which_they_came_whenever_they_wake() -> None:
+    """Some are woken while others that woke before are still there."""
+    backlog = Backlog(flows_max=10)
+    starts = [queued(backlog, make_request("a", arrived_s=float(number))) for number in range(12)]
+    for start in starts[:10]:
+        backlog.sleep_start(start)
+    gone: list[Request] = []
+    while backlog.queued:
+        backlog.wake_starts(lambda start: True)
+        head = backlog.head()
+        assert head is not None
+        backlog.take(head)
+        gone.append(head)
+    assert gone == starts
+
+
 def test_of_what_sleeps_at_a_node_the_line_that_goes_first_wakes_first() -> None:
     backlog = Backlog(flows_max=10)
     batch, others = (queued(backlog, make_request(name)) for name in (of_batch("a"), "b"))
