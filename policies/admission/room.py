@@ -186,7 +186,8 @@ class PoolRoom:
         self._working_set.is_ahead = policy.is_ahead
         self._backlog = backlog = policy.order.backlog
         self._working_set.batch_share = backlog.batch_share if backlog is not None else 0.0
-        self.prefill_parts.window_tokens = backlog.tenants.window if backlog is not None else inf
+        has_parts = backlog is not None and policy.order.has_prefill_parts
+        self.prefill_parts.window_tokens = backlog.tenants.window if backlog is not None and has_parts else inf
 
     def at(self, now: float) -> None:
         """Set the time. What is forgotten by now no longer decides, and engines whose time has come have changed."""

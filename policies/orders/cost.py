@@ -83,6 +83,13 @@ def batch_share_setting() -> Any:
     )
 
 
+def prefill_parts_setting() -> Any:
+    return setting(
+        True,
+        "A tenant that is ahead begins no more prefill at an engine than its part while others' answers run there.",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class CostParams:
     """What is service?"""
@@ -96,6 +103,7 @@ class CostParams:
     output_weight: float = output_weight_setting()
     cached_weight: float = cached_weight_setting()
     batch_guaranteed_share: float = batch_share_setting()
+    prefill_parts: bool = prefill_parts_setting()
 
     def charges(self) -> Cost:
         """The cost that these settings name."""

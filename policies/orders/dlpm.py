@@ -45,6 +45,7 @@ from policies.orders.cost import (
     cached_weight_setting,
     input_weight_setting,
     output_weight_setting,
+    prefill_parts_setting,
 )
 from policies.orders.order import Room, Selection
 from policies.orders.vtc import CounterOrder
@@ -194,6 +195,7 @@ class DlpmParams:
     output_weight: float = output_weight_setting()
     cached_weight: float = cached_weight_setting(0.0)
     batch_guaranteed_share: float = batch_share_setting()
+    prefill_parts: bool = prefill_parts_setting()
     quantum: float = setting(
         LONG_PROMPT, "Service that a flow receives per turn and weight before the next one's turn.", least=1, most=1e9
     )

@@ -79,6 +79,8 @@ class Order(ABC):
     def __init__(self) -> None:
         self.admits_wholes = False
         """Starts of interactions wait for the working set, and calls inside pass them."""
+        self.has_prefill_parts = False
+        """A tenant that is ahead begins no more prefill than its part while others' answers run (`PrefillParts`)."""
         self.passes = False
         """A request that an engine has cached may go before the next one (`Room.nearest`)."""
         self.backlog: Backlog | None = None

@@ -81,6 +81,7 @@ class CounterOrder(Order):
         self._params = params
         self._flows_max = flows_max
         backlog.batch_share = params.batch_guaranteed_share
+        self.has_prefill_parts = params.prefill_parts
         self.passes = backlog.tenants.window > 0.0
         self._backlog = backlog
         self.backlog = backlog

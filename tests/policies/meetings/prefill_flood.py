@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from math import inf
 from typing import Any
 
 from backends.simulated.engine_model import EngineModel
@@ -106,11 +105,10 @@ def serve(
 
 
 def _engine(profile: EngineProfile, engines: int, policy: str, tree: Tree | None, *, is_held: bool) -> AdmissionEngine:
-    engine = AdmissionEngine(named_policy(policy), limits=QueueLimits(queue_wait_s_max=1e5), tree=tree)
+    settings = {} if is_held else {"prefill_parts": False}
+    engine = AdmissionEngine(named_policy(policy, **settings), limits=QueueLimits(queue_wait_s_max=1e5), tree=tree)
     for number in range(engines):
         engine.add_backend(f"e{number}", max_num_seqs=profile.max_num_seqs)
-    if not is_held:
-        engine.room.prefill_parts.window_tokens = inf
     return engine
 
 
