@@ -58,8 +58,8 @@ class AnswerHead(RecurringHead):
 def answer_head(data: bytes, headers: list[tuple[bytes, bytes]]) -> AnswerHead | None:
     """Return the head of this answer, by which the next one is recognised. None: it is no such head."""
     if data.startswith(b"HTTP/1.1 200 "):
-        for field in headers:
-            if field[0] == b"content-length":
-                head = AnswerHead([each for each in headers if each is not field])
-                return head if head.keep(data[: data.index(b"\r\n\r\n") + 4], field[1]) else None
+        for number, (name, length) in enumerate(headers):
+            if name == b"content-length":
+                head = AnswerHead(headers[:number] + headers[number + 1 :])
+                return head if head.keep(data[: data.index(b"\r\n\r\n") + 4], length) else None
     return None
