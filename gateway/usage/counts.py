@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from math import ceil
 from typing import Final
 
 from gateway.telemetry.record import Outcome, RequestRecord
@@ -92,7 +93,7 @@ class UsageCounts:
         totals.output += service.output
         totals.queue_us += int(record.queue_s * 100_000 + 0.5) * 10
         if record.was_dispatched and request is not None:
-            totals.engine_ms += int((record.ended_s - record.dispatched_s) * request.sequences * 1000)
+            totals.engine_ms += ceil((record.ended_s - record.dispatched_s) * request.sequences * 1000)
         if is_refused:
             totals.refused += 1
             if request is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from backends.simulated.simulated_server import SimulatedServer
+from gateway.config.contradictions import contradictions
 from gateway.config.load import load_config
 from gateway.config.model import Config
 from tests.certificates import Authority
@@ -298,7 +299,8 @@ async def test_the_names_of_this_machine_are_looked_up_as_well(start: Starter) -
 )
 def test_what_cannot_be_meant_is_said(backends: list[dict[str, Any]], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Config.model_validate({"open_access": True, "pools": [{"name": "p", "backends": backends}]})
+        config = Config.model_validate({"open_access": True, "pools": [{"name": "p", "backends": backends}]})
+        raise ValueError([*contradictions(config)])
 
 
 async def test_a_request_waits_until_the_name_has_its_first_address(start: Starter) -> None:

@@ -136,7 +136,7 @@ async def test_a_longer_limit_goes_on_from_what_was_used_before(
     })  # fmt: skip
     assert config.usage is not None
     database = Database(config.usage, makes=True)
-    add(database, Batch("before", 1, {(int(time.time()) // 3600, "spent", "", "", ""): tally}), int(time.time()))
+    add(database, Batch("before", 1, {(int(time.time()) // 3600, "spent", "", "", "", ""): tally}), int(time.time()))
     database.close()
     async with run_directory() as (found, server), simulated(time_scale=0) as sim:
         await go_on(config, server, is_first=True)

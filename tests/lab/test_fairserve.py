@@ -141,8 +141,8 @@ def test_service_provided_is_all_of_what_was_begun_and_less_under_a_flat_limit(s
 def test_what_is_begun_is_finished_where_everybody_gives_up() -> None:
     """With one seed; `fairgate reproduce` asks it of all."""
     found = case_studies(SEEDS[0], ("VTC", "FairServe"))
-    # One of 164 interactions waits longer inside than its user does, since a start that nothing follows needs no room.
-    assert found["VTC"].cut() > 10 * found["FairServe"].cut()
+    # Few of 164 interactions wait longer inside than their users do: starts of an unknown kind need no room.
+    assert found["VTC"].cut() > 3 * found["FairServe"].cut()
     assert found["FairServe"].served() > 0.995
 
 
