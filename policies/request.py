@@ -162,7 +162,7 @@ class State(StrEnum):
     NEW = "new"
     """The request has arrived, and is not in the request ledger."""
     UNDECIDED = "undecided"
-    """Other gateways are still to be asked whether a limit that all gateways count has room for the request."""
+    """Other gateways are still to be asked about a limit that all of them count, or about the request's interaction."""
     ASKED = "asked"
     """Other gateways are asked. The request already counts towards its limits."""
     QUEUED = "queued"
