@@ -66,7 +66,7 @@ class AppPaces:
         self._apps[(tenant, app)] = reply_s
         self._forget()
 
-    # --- what was learned ---
+    # --- snapshots ---
 
     def snapshot(self) -> list[list[object]]:
         """Return rows of [tenant, app, seconds, replies]."""

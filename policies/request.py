@@ -80,12 +80,12 @@ class Claim:
     ends: bool
     """The client announces that no further call of this interaction follows."""
     extends: tuple[int, ...]
-    """Chained hashes of a raw prompt, the whole prompt last. An earlier prompt of the same flow belongs to the same
-    interaction if its last hash is among these."""
+    """Chained hashes of a raw prompt, the whole prompt last. An earlier prompt of the flow belongs to the interaction
+    of this one if its last hash is among these."""
     explicit: bool
     """The client named the interaction. Then only `ends` or silence ends it, and its correlation keys are ignored."""
     keys: CorrelationKeys
-    """Correlation keys that match an interaction of the same flow."""
+    """Correlation keys of earlier answers that the request brings back."""
     session: str
     """Name of the session; "" if there is none. A session may contain several interactions."""
     last_turn: bytes
@@ -239,7 +239,7 @@ class Progress:
         interaction: the open interaction; None for a request without one, and for a start until it is admitted.
         stage: place among the calls of the interaction, from 1.
         inside: whether the request continues an open interaction that is within its caps. Such a call is not throttled.
-        came_back: reason of an earlier refusal, if the client retried when its place was kept (`queue.places`).
+        came_back: reason of an earlier refusal, if the client retried while its place was kept (`queue.places`).
         wasted_tokens: tokens spent on the interaction in vain, because this call was rejected.
         context: the context in the working set of the pool (`capacity.working_set`); None until the request counts.
         parked: whether the interaction no longer counts in the working set, so that this call waits like a start.

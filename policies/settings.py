@@ -1,4 +1,4 @@
-"""What may an operator set? A setting is a dataclass field with a default, bounds and a description.
+"""The settings that an operator may change: dataclass fields with a default, bounds and a description.
 
 A setting is declared once, in the core. The YAML sections, their schema, their messages, the reference and `/config`
 are derived from these fields (`gateway.config.section`).

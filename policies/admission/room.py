@@ -427,6 +427,6 @@ def _is_full(ledger: BackendLedger, *, keeps: bool) -> bool:
 
 
 def _has_slot(ledger: BackendLedger, request: Request) -> bool:
-    """Return whether a slot is free for this request, or no number of slots is known. An idle engine has room for any."""
+    """Return whether a slot is free for this request, or the slots are unknown. An idle engine has room for any."""
     sequences = ledger.sequences_in_all()
     return not sequences or ledger.slots.known() is None or sequences + request.sequences <= ledger.slots.count

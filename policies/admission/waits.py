@@ -1,4 +1,4 @@
-"""What held each request back, and for how long? These clocks only explain; they decide nothing.
+"""How long did each obstacle hold a request back? The clocks only explain waits; they decide nothing.
 
 The next request in order waits for its obstacle, and all others wait for their turn. So an event attributes the time
 since the last event to the next in order alone, and the rest of a request's wait counts as its turn. While no engine is

@@ -321,7 +321,7 @@ class Backlog:
             if tenant.line is self.tenants:
                 self._owe(self.batch_share * new)
             else:
-                # A refund of service that was charged while nothing was owed does not become a debt.
+                # A refund creates no debt, because its charge may have come while only batch work waited.
                 self._owe(min((self.batch_share - 1.0) * new, max(0.0, -self._owed)))
         if self.changed is not None:
             self._note_change(flow)

@@ -22,7 +22,7 @@ LOOKED_AT: Final = 64
 PLACES_MAX: Final = 10_000
 """Places kept at once, for clients that were told to retry."""
 KEPT_FREE: Final = 0.1
-"""Fraction of the queue that only returning clients may use, while any place is kept."""
+"""Fraction of the queue that only clients whose retry is due may use, while any place is kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ class Counters(Generic[M]):
         return self._waiting
 
     def some(self, most: int) -> list[M]:
-        """Return a sample of at most about `most` waiting members, of all ranks."""
+        """Return a sample of at most `most` waiting members, of all ranks."""
         heap = self._heap
         return [entry[3] for entry in heap[:: len(heap) // most + 1] if entry[3].entry is entry]
 

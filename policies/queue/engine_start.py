@@ -28,7 +28,8 @@ class EngineStart:
     def left_s(self, now: float) -> float:
         """Return the expected seconds until an engine is in service.
 
-        Near or beyond its usual end, a start is expected to take at least the usual deviation longer.
+        A start near its usual end is expected to take the usual deviation longer, and a late start as much longer as
+        it is late.
         """
         if self._since_s < 0.0 or not self.s_max:
             return 0.0
