@@ -85,7 +85,7 @@ class Claim:
     explicit: bool
     """The client named the interaction. Then only `ends` or silence ends it, and its correlation keys are ignored."""
     keys: CorrelationKeys
-    """Correlation keys of earlier answers that the request brings back."""
+    """Correlation keys that the request carries."""
     session: str
     """Name of the session; "" if there is none. A session may contain several interactions."""
     last_turn: bytes

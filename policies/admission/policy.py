@@ -66,7 +66,7 @@ class QueueRoom:
         prefixes: PrefixIndex | None = None,
         homes: Homes | None = None,
     ) -> None:
-        """`only`: the engine that owns the queue. With `only` and without `engines`, each request is placed there."""
+        """Create a room. `only`: the engine that owns the queue; without `engines`, each request is placed there."""
         self.engines = engines
         self._only = only
         self._placement = placement
@@ -131,7 +131,7 @@ class Policy:
     def __init__(
         self, order: Order, placement: Placement | None = None, *, prefixes: PrefixIndex | None = None
     ) -> None:
-        """`prefixes`: index of the prompts that engines have cached; None if neither order nor placement reads it."""
+        """Create a policy. `prefixes`: index of cached prompts; None if neither order nor placement reads it."""
         self.order = order
         self.placement = placement if placement is not None else LEAST_LOADED
         self.prefixes = prefixes

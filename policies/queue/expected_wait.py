@@ -29,7 +29,7 @@ from policies.queue.counters import Counters, M, Member
 from policies.request import WAIT_S_MAX, Request
 
 SAMPLED: Final = 64
-"""Members of one level that an estimate reads, about."""
+"""Most members of one level that an estimate reads."""
 GATES_MAX: Final = 1000
 """Gates whose pace is remembered: those with the latest turns."""
 WINDOW_S: Final = 15.0

@@ -113,7 +113,7 @@ class Node:
         self.running_max = inf if terms.max_running is None else float(terms.max_running)
         self.share_max = terms.share_max
         self.is_by_borrowing = terms.max_share != terms.share_max
-        """True if `share_max` comes from the floor and the borrowing limit, and not from `max_share`."""
+        """True unless `share_max` is the configured `max_share`: it comes from the floor and the borrowing limit."""
         self.kept_share = terms.kept_share
         # By resource:
         self.used = [0.0, 0.0]
@@ -121,7 +121,7 @@ class Node:
         self.elsewhere = [0.0, 0.0]
         """Part of `used` that runs at other gateways, except the usage that they report for a node below this one."""
         self.filled = [0.0, 0.0]
-        """Sum of the children's `reserved`; of a tenant: its usage."""
+        """Sum of the children's `reserved`, plus `elsewhere`; of a tenant: its usage."""
         self.kept = [0.0, 0.0]
         """Amount that is kept for this node; of the pool: its capacity."""
         self.reserved = [0.0, 0.0]
