@@ -23,7 +23,7 @@ class AssignedPolicy(Policy):
     """A policy with a queue and an order for each engine."""
 
     def __init__(self, order: Order, placement: Assignment, *, prefixes: PrefixIndex | None = None) -> None:
-        """Create a policy. `order` decides which requests may be queued; each engine's queue has an order of its kind."""
+        """Create a policy. `order` decides which requests may be queued; each engine has an order of its kind."""
         super().__init__(order, placement, prefixes=prefixes)
         self._assignment = placement
         self._orders: dict[str, Order] = {}
