@@ -1,7 +1,7 @@
-"""How soon does a call of an app follow an answer? What follows at an agent's pace goes on with an interaction, where
-nothing better shows whether it does.
+"""How soon does the next call of an app follow an answer?
 
-Each app teaches its own pace, by what is said to answers that seemed final: people do not read so fast as agents.
+A call without better evidence continues the last interaction if the call follows at an agent's pace. The pace of each
+app is learned from the calls that follow answers which seemed final: agents reply faster than people can read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from policies.capacity.output_lengths import ENOUGH
 from policies.plain_data import rows
 
 AGENTS_REPLY_S: Final = 5.0
-"""An app whose next call usually follows within this time is an agent: people do not read so fast."""
+"""An app whose next call usually follows within this time is an agent: people read more slowly."""
 PACE_S_PEOPLE: Final = 2 * AGENTS_REPLY_S
 PACE_S_UNKNOWN: Final = 2 * PACE_S_PEOPLE
 PACE_S_MAX: Final = 60.0
@@ -43,39 +43,42 @@ class Median:
 
 
 class AppPaces:
-    """The paces of every app of every tenant. Bounded: the apps that were answered longest ago are forgotten."""
+    """The paces of every app of every tenant.
+
+    Bounded by `apps_max`: the apps that have replied least recently are forgotten.
+    """
 
     def __init__(self, apps_max: int) -> None:
         self.apps_max = apps_max
         self._apps: OrderedDict[tuple[str, str], Median] = OrderedDict()
 
     def pace_s(self, tenant: str, app: str) -> float:
-        """Within which time must a call follow an answer to be no new question of a person?"""
+        """Return the seconds within which a call must follow an answer to continue its interaction."""
         reply_s = self._apps.get((tenant, app))
         if reply_s is None or reply_s.seen < ENOUGH:
             return PACE_S_UNKNOWN
         return PACE_S_MAX if reply_s.value <= AGENTS_REPLY_S else PACE_S_PEOPLE
 
     def replied(self, tenant: str, app: str, pause_s: float) -> None:
-        """So long after an answer that seemed final something was said to it, be it by a person or an agent."""
+        """Learn from a reply of a person or an agent that came `pause_s` seconds after a final answer."""
         reply_s = self._apps.pop((tenant, app), None) or Median()
         reply_s.learn(pause_s)
         self._apps[(tenant, app)] = reply_s
         self._forget()
 
-    # --- what was learned ---
+    # --- snapshots ---
 
     def snapshot(self) -> list[list[object]]:
-        """As plain data: [tenant, app, seconds, replies]."""
+        """Return rows of [tenant, app, seconds, replies]."""
         return [[*app, reply_s.value, reply_s.seen] for app, reply_s in self._apps.items()]
 
     def read(self, learned: object) -> OrderedDict[tuple[str, str], Median]:
-        """What `adopt` takes of a snapshot. ValueError if it is not valid."""
+        """Parse a snapshot for `adopt`. Raise ValueError if the snapshot is not valid."""
         kinds = (str, str, float, int)
         return OrderedDict(((tenant, app), Median(value, seen)) for tenant, app, value, seen in rows(learned, kinds))
 
     def adopt(self, theirs: OrderedDict[tuple[str, str], Median]) -> None:
-        """Take over from a snapshot what was seen more of there."""
+        """Replace the pace of each app that has more replies in the snapshot."""
         for app, known in theirs.items():
             own = self._apps.get(app)
             if own is None or own.seen < known.seen:

@@ -1,19 +1,19 @@
-"""How much does one value count in a moving average?"""
+"""How much does the newest value count in a moving average?"""
 
 from __future__ import annotations
 
 from typing import Final
 
 QUICK: Final = 0.1
-"""About the last ten count."""
+"""Averages over about the last 10 values."""
 USUAL: Final = 0.05
-"""About the last twenty count."""
+"""Averages over about the last 20 values."""
 STEADY: Final = 0.02
-"""About the last fifty count."""
+"""Averages over about the last 50 values."""
 
 
 class Mean:
-    """A moving average over the last fifty values. The first values count alike."""
+    """A moving average over about the last 50 values. The first 50 values have equal weight."""
 
     __slots__ = ("seen", "value")
 
@@ -22,6 +22,6 @@ class Mean:
         self.value = 0.0
 
     def learn(self, value: float) -> None:
-        """Count one more value."""
+        """Add a value."""
         self.seen += 1
         self.value += max(STEADY, 1.0 / self.seen) * (value - self.value)

@@ -1,7 +1,7 @@
-"""Which interactions are known by this correlation key?
+"""Which interactions have a given correlation key?
 
-One interaction has many keys, and one key may be that of several: equal answers have equal lines, and some models
-number their calls of tools from 1 in each answer. The caller chooses among these interactions.
+An interaction has many keys, and several interactions may share a key: equal answers have equal lines of text, and some
+models number their tool calls from 1 in each answer. The caller chooses among the interactions that share a key.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from policies.limits.fullness import given_up
 from policies.request import Flow, Interaction
 
 KEYS_MAX: Final = 32
-"""Correlation keys of one interaction: those of its last few answers. The oldest are forgotten."""
+"""Correlation keys of one interaction. The oldest are forgotten."""
 HOLDERS_MAX: Final = 16
-"""Interactions that one key may be of. The one that has it longest is forgotten."""
+"""Interactions that share one key. The first that received the key loses it."""
 
 Held = Interaction | list[Interaction]
-"""Nearly every key is of one interaction, and there are millions: a list for each would be four times as dear."""
+"""Holders of one key. Nearly every key has one holder, and a list for each would take four times the memory."""
 
 
 class CorrelationTable:
-    """The keys of every tenant's interactions. A key holds within its flow: the same app and user.
+    """The correlation keys of all interactions. A key is valid within its flow of tenant, app and user.
 
-    Bounded: beyond `keys_max`, the tenant that has most of them loses its oldest ones.
+    Bounded: beyond `keys_max`, the tenant with the most keys loses its oldest ones.
     """
 
     def __init__(self, keys_max: int = 500_000) -> None:
         self._most = keys_max
         self._count = 0
         self._tenants: dict[str, dict[int, Held]] = {}
-        """By tenant, then by the hash of app, user and correlation key."""
+        """Holders by tenant, then by the hash of app, user and correlation key."""
 
     def set(self, keys_max: int) -> None:
-        """From now on so many are remembered."""
+        """Replace the bound. Keys beyond a lower bound are forgotten as further keys are added."""
         self._most = keys_max
 
     def __len__(self) -> int:
         return self._count
 
     def of(self, tenant: str, app: str, user: str, key: str | int) -> Sequence[Interaction]:
-        """The interactions that are known by this key, in the order in which it was added to them."""
+        """Return the interactions with this key, in the order in which they received the key."""
         own = self._tenants.get(tenant)
         held = own.get(hash((app, user, key))) if own is not None else None
         if held is None:
@@ -49,7 +49,7 @@ class CorrelationTable:
         return held if isinstance(held, list) else (held,)
 
     def has_any(self, flow: Flow, keys: Iterable[str | int]) -> bool:
-        """Is something of this flow known by one of these?"""
+        """Return whether an interaction of this flow has any of these keys."""
         tenant, app, user = flow
         own = self._tenants.get(tenant)
         if own is not None:
@@ -59,7 +59,10 @@ class CorrelationTable:
         return False
 
     def add(self, interaction: Interaction, key: str | int, *, alone: bool = False) -> bool:
-        """From now on the interaction is known by this key. `alone`: and no other is. False: the key is not new."""
+        """Give the interaction a key, or mark the key as its newest. Return whether the key is new to the interaction.
+
+        `alone`: take a new key from all other interactions.
+        """
         own = self._tenants.get(interaction.tenant)
         if own is None:
             own = self._tenants[interaction.tenant] = {}
@@ -91,20 +94,20 @@ class CorrelationTable:
         return True
 
     def add_all(self, interaction: Interaction, keys: Iterable[str | int]) -> None:
-        """The same of several keys, one after another."""
+        """Give the interaction several keys, the oldest first."""
         app, user, _ = interaction.key
         for key in keys:
             own, hashes = self._tenants.get(interaction.tenant), interaction.key_hashes
             key_hash = hash((app, user, key))
             if own is None or hashes is None or key_hash in own or len(hashes) >= KEYS_MAX or self._count >= self._most:
                 self.add(interaction, key)
-            else:  # as nearly always: nobody has it yet, and there is room
+            else:  # the usual case, inlined: the key has no holder, and no bound is reached
                 own[key_hash] = interaction
                 hashes.append(key_hash)
                 self._count += 1
 
     def forget(self, interaction: Interaction) -> None:
-        """It is known by nothing any longer."""
+        """Remove all keys of the interaction."""
         hashes = interaction.key_hashes
         if hashes:
             own = self._tenants[interaction.tenant]

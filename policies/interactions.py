@@ -1,22 +1,22 @@
-"""Which interactions are open, how far has each come, and how many tokens were spent in interactions that were cut?
+"""Which interactions are open, and how many tokens were spent on interactions that lost a call?
 
-An interaction is the calls behind one answer (FairServe, section 2). It is found by what its calls claim and show: the
-id that they claim, a raw prompt that extends an earlier one, or a correlation key of one of its answers. Several may
-say something. The strongest one counts:
+An interaction is the calls behind one answer (FairServe, section 2). A call is matched to its interaction by a claimed
+id, by a raw prompt that extends an earlier one, or by a correlation key of an earlier answer. The strongest evidence
+decides:
 
-    a name         the client named the interaction: nothing else is looked at
-    a strong key   an id that an answer gave out is brought back, so the call is inside, whatever its content has become
-    the question   a tool's result goes on with the answer to the same question
-    a weak key     a session, or a turn of the model, is known: the call goes on if it follows at an agent's pace
+    a name         the client named the interaction: no other evidence is read
+    a strong key   the call brings back an id that an answer issued, so it is inside, whatever its content has become
+    the question   a tool's result continues the answer to its question
+    a weak key     a known session, or a known turn of the model: the call continues it if it follows at an agent's pace
 
-It is looked for within one flow only: a client that claims the id of another client names an interaction of its own. It
-opens when its first call is admitted, not when a request claims it. A new question opens another one, even if the same
-question is open already.
+Matching stays within one flow: a client that claims another client's id names an interaction of its own. An interaction
+opens when its first call is admitted, not when a request claims it. A new question opens a new interaction, even if an
+equal question is open.
 
-It ends when its client says so, after a final answer unless the client named it, or after some time without a call,
-which is longer if its last answer asked for more. For a moment after a final answer it rests: an agent that calls its
+An interaction ends when its client says so, after a final answer unless the client named it, or after a silence, which
+may be longer if its last answer asked for more. For a moment after a final answer it rests: an agent that calls its
 tools in its text follows up at once.
-Beyond its caps it continues, but its calls no longer count as inside it.
+An interaction beyond its caps continues, but its calls no longer count as inside.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from policies.request import NO_CLAIM, NO_KEYS, CorrelationKeys, Flow, Interacti
 from policies.settings import COUNT_MAX, setting
 
 EXTENDED_MAX: Final = 256
-"""Number of hashes of a raw prompt that are looked up, the longest beginning first."""
+"""Hashes of a raw prompt that are looked up, the longest prefix first."""
 LOOKED_AT: Final = 8
-"""Interactions checked for idleness at each admission: several times as many as an admission can open."""
+"""Interactions checked for idleness whenever one opens, so that checks outpace openings."""
 KEYS_EACH: Final = 2
-"""Correlation keys over `open_max`."""
+"""Correlation keys remembered per interaction of `open_max`."""
 TENANTS_MAX: Final = 1000
 IDLE_S: Final = 300.0
 IDLE_S_AWAITED: Final = 12 * IDLE_S
-"""An interaction is silent for so long before it is over; the longer time if its last answer asked for something."""
+"""Longest silence of an interaction, and of one whose last answer asked for more, where `idle_s` is auto."""
 
 
 @dataclass(frozen=True, slots=True)
 class InteractionSettings:
-    """When is an interaction over, and how far does its immunity go?"""
+    """Settings for the end of an interaction, and for the caps of its immunity from throttling."""
 
     idle_s: float | Literal["auto"] = setting(
         "auto",
@@ -64,7 +64,7 @@ class InteractionSettings:
     lifetime_s_max: float = setting(86_400, "Time from its first call.", least=1, most=COUNT_MAX)
     open_max: int = 250_000
     apps_max: int = APPS_MAX
-    """Apps whose paces are remembered: how soon their users answer."""
+    """Apps whose paces are remembered (`app_paces`)."""
 
     def __post_init__(self) -> None:
         for name in ("idle_s", "calls_max", "tokens_max", "lifetime_s_max", "open_max", "apps_max"):
@@ -75,7 +75,7 @@ class InteractionSettings:
 
 @dataclass(slots=True)
 class Waste:
-    """How many interactions were cut, and how many tokens had been spent in them?"""
+    """Interactions that lost a call to a rejection, and the tokens spent on them until then."""
 
     interactions: int = 0
     tokens: int = 0
@@ -84,12 +84,12 @@ class Waste:
 class Interactions:
     """The open interactions of every flow. One table may serve several pools.
 
-    Bounded: `open_max` are open or rest after a final answer. Beyond that, the tenant that has most loses its oldest.
+    Bounded: at most `open_max` interactions are open or rest. Beyond that, the tenant with the most loses its oldest.
     """
 
     def __init__(self, settings: InteractionSettings | None = None) -> None:
         self.wasted: dict[str, Waste] = {}
-        """By tenant. Empty as long as no interaction was cut."""
+        """Waste by tenant; under "" for tenants beyond `TENANTS_MAX`."""
         settings = settings or InteractionSettings()
         self.paces = AppPaces(settings.apps_max)
         self._by_key = CorrelationTable()
@@ -97,11 +97,11 @@ class Interactions:
         self._open: dict[str, dict[Key, Interaction]] = {}
         self._count = 0
         self._resting: OrderedDict[Interaction, None] = OrderedDict()
-        """Those of them that rest, the longest first."""
+        """Interactions that rest after a final answer, the longest rest first."""
         self._to_look_at: deque[Interaction] = deque()
         self.changed: dict[Interaction, None] | None = None
-        """Interactions that changed, the oldest change first. The code that reports to other gateways takes them out.
-        Bounded: the oldest changes are dropped. None: no one takes them."""
+        """Interactions to report to other gateways, the oldest change first. Bounded: the oldest changes are dropped.
+        None if nothing is reported."""
 
     def __len__(self) -> int:
         return self._count - len(self._resting)
@@ -110,19 +110,17 @@ class Interactions:
         return f"<Interactions: {len(self)} open, of {len(self._open)} tenants>"
 
     def set(self, settings: InteractionSettings) -> None:
-        """From now on these are the rules, for what is open too."""
+        """Replace the settings, also for open interactions."""
         self.settings = settings
         self._by_key.set(KEYS_EACH * settings.open_max)
         self.paces.apps_max = settings.apps_max
         self._look_s = IDLE_S if settings.idle_s == "auto" else settings.idle_s
-        """The shortest silence that may end one, and how often one is looked at."""
+        """Seconds between checks for idleness, and the shortest silence that ends an interaction."""
 
     # --- events ---
 
     def arrived(self, request: Request, now: float) -> None:
-        """Find the open interaction that this request is a call of. Sets `interaction`, `stage` and `inside`; admits
-        nothing.
-        """
+        """Match the request to its open interaction. Sets `interaction`, `stage` and `inside`; admits nothing."""
         claim = request.claim
         if claim is NO_CLAIM:
             return
@@ -132,7 +130,7 @@ class Interactions:
         request.progress.interaction = interaction
         request.progress.stage = interaction.calls + 1
         if claim.stage is not None and 1 <= claim.stage < request.progress.stage and interaction.key[2] == claim.id:
-            # Parallel calls have the same stage. A client may claim an earlier stage, but none beyond the calls so far.
+            # Parallel calls share a stage. A client may claim an earlier stage, but none beyond the calls so far.
             request.progress.stage = claim.stage
         settings = self.settings
         request.progress.inside = (
@@ -142,7 +140,7 @@ class Interactions:
         )
 
     def admitted(self, request: Request, now: float) -> None:
-        """The request is queued: its interaction is open, and busy with it."""
+        """Count a queued request as a call under way. Open its interaction if the request begins one."""
         claim, interaction = request.claim, request.progress.interaction
         if interaction is None:
             if not claim.id and not claim.extends:
@@ -166,7 +164,10 @@ class Interactions:
             self._note_change(interaction)
 
     def served(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
-        """A call got its whole answer. `awaits_more`: the answer asks for a tool; None: that is not known."""
+        """Record the complete answer of a call.
+
+        `awaits_more`: whether the answer asks for a tool; None if that is unknown.
+        """
         interaction = request.progress.interaction
         if interaction is None:
             return
@@ -183,12 +184,12 @@ class Interactions:
         self._left(interaction, service, now)
 
     def broke_off(self, request: Request, service: ServiceTokens, now: float) -> None:
-        """A call ended before its answer was complete, or while it waited. It had received this much."""
+        """Record a call that ended while it waited or before its answer was complete."""
         if request.progress.interaction is not None:
             self._left(request.progress.interaction, service, now)
 
     def cut(self, request: Request) -> None:
-        """A call was rejected, so what its interaction has taken was spent for nothing."""
+        """Count the tokens of a rejected call's interaction as wasted. Tokens are counted once."""
         interaction = request.progress.interaction
         if interaction is None or not interaction.uncut_tokens:
             return
@@ -202,7 +203,7 @@ class Interactions:
         interaction.uncut_tokens = 0
 
     def idle_s(self, interaction: Interaction) -> float:
-        """How long may it be silent before it is over? Longer if its last answer asked for something."""
+        """Return the longest silence of an interaction in seconds."""
         return IDLE_S_AWAITED if interaction.awaited and self.settings.idle_s == "auto" else self._look_s
 
     # --- which interaction is it? ---
@@ -239,7 +240,7 @@ class Interactions:
         return None
 
     def _known_by(self, flow: Flow, key: str | int) -> Sequence[Interaction]:
-        """The interactions of this flow that have this name or key."""
+        """Return the interactions of this flow with this name or key."""
         holders = self._by_key.of(flow.tenant, flow.app, flow.user, key)
         own = self._open.get(flow.tenant)
         named = own.get((flow.app, flow.user, key)) if own is not None else None
@@ -248,14 +249,14 @@ class Interactions:
         return (named, *holders) if holders else (named,)
 
     def _of_several(self, known: Sequence[Interaction], now: float) -> Interaction | None:
-        """Among the interactions that are not over: one that waits for a call, and has waited longest."""
+        """Return the live interaction that has been silent longest, if possible one without a call under way."""
         there = [one for one in tuple(known) if self._is_there(one, now)]
         return min(there, key=lambda one: (one.under_way > 0, one.seen_s)) if there else None
 
     def _by_weak_keys(self, request: Request, now: float) -> Interaction | None:
-        """The interaction that weak keys are of, if the call follows at an agent's pace.
+        """Return the interaction that matches the weak keys, if the call follows at an agent's pace.
 
-        Where a key is of several interactions, the keys after it choose among them.
+        Where several interactions share a key, the next keys choose among them. Learns the app's pace.
         """
         flow = request.flow
         pace_s = self.paces.pace_s(flow.tenant, flow.app)
@@ -275,7 +276,7 @@ class Interactions:
         return self._of_several(self._by_text(request, found, now, pace_s) or found, now)
 
     def _by_text(self, request: Request, among: list[Interaction], now: float, pace_s: float) -> list[Interaction]:
-        """The interactions that share the most keys of text with the request: among `among`, unless that is empty."""
+        """Return the interactions that share most keys of text with the request, out of `among` unless it is empty."""
         counts: dict[Interaction, int] = {}
         tenant, app, user = request.flow
         for key in request.claim.keys.text:
@@ -288,7 +289,7 @@ class Interactions:
         return [one for one, count in counts.items() if count == most]
 
     def _is_there(self, interaction: Interaction, now: float) -> bool:
-        """Is it not over? One that has been silent for too long is closed."""
+        """Return whether an interaction is live. Close it if it has been silent for too long."""
         if interaction.under_way or now - interaction.seen_s <= self.idle_s(interaction):
             return True
         self._close(interaction)
@@ -300,11 +301,11 @@ class Interactions:
         flow, claim = request.flow, request.claim
         key = (flow.app, flow.user, claim.id or claim.extends[-1])
         if claim.begins and claim.id and not claim.explicit and self._known_by(flow, claim.id):
-            key = (flow.app, flow.user, claim.id[:8] + request.id[-8:])  # the same question once more
+            key = (flow.app, flow.user, claim.id[:8] + request.id[-8:])  # an equal question is open, so its id is taken
         return self.open(flow, key, now)
 
     def open(self, flow: Flow, key: Key, now: float) -> Interaction:
-        """Open a new interaction."""
+        """Open a new interaction. Close an open interaction with this key."""
         self._collect(now)
         if self._count >= self.settings.open_max:
             for tenant, key in given_up(self._open, self.settings.open_max):
@@ -317,7 +318,10 @@ class Interactions:
         return interaction
 
     def watch(self, interaction: Interaction, now: float) -> None:
-        """Close the interaction once it is idle. A question that is answered finally is never watched: it rests."""
+        """Plan checks that close the interaction once it is idle.
+
+        Only a call that leaves its interaction open needs this: after a final answer the interaction rests.
+        """
         interaction.look_s = max(0.0, now) + self._look_s
         self._to_look_at.append(interaction)
 
@@ -342,7 +346,7 @@ class Interactions:
                 del unreported[next(iter(unreported))]
 
     def _rename(self, interaction: Interaction, last: int) -> None:
-        """The prompt has grown, and the next prompt will extend this one."""
+        """Rename a raw prompt's interaction to the hash of its longer prompt, which the next call extends."""
         own = self._open.get(interaction.tenant)
         if own is None or own.get(interaction.key) is not interaction:
             return
@@ -351,7 +355,7 @@ class Interactions:
             del own[interaction.key]
             interaction.key = key
             own[key] = interaction
-            interaction.reported = None  # other gateways know nothing under the new name
+            interaction.reported = None  # other gateways do not know the new name
 
     def _left(self, interaction: Interaction, service: ServiceTokens, now: float) -> None:
         tokens = service.prompt + service.output
@@ -381,7 +385,7 @@ class Interactions:
         self._by_key.forget(interaction)
 
     def _collect(self, now: float) -> None:
-        """Close the idle interactions at the head of the list, and drop the closed ones."""
+        """Check the next few interactions: close the idle ones, and those that have rested for `PACE_S_MAX`."""
         looked, look_s = self._to_look_at, self._look_s
         for _ in range(min(LOOKED_AT, len(looked))):
             interaction = looked[0]
@@ -406,7 +410,7 @@ class Interactions:
             self._close(oldest)
 
     def is_open(self, tenant: str, key: Key) -> bool:
-        """Is an interaction with this key open?"""
+        """Return whether an interaction with this key is open, and does not rest."""
         found = self._open.get(tenant, {}).get(key)
         return found is not None and found not in self._resting
 
@@ -418,5 +422,5 @@ class Interactions:
 
 
 def _is_in_time(interaction: Interaction, now: float, pace_s: float) -> bool:
-    """Does a call that arrives now follow its last answer at this pace?"""
+    """Return whether a call that arrives now follows the last answer within `pace_s`, or runs beside another call."""
     return interaction.under_way > 0 or now - interaction.seen_s <= pace_s

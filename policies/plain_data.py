@@ -1,32 +1,32 @@
-"""What was learned, as plain data that JSON can represent. It is checked row by row when it is read back."""
+"""Snapshots of learned statistics, as plain data that JSON can represent. Reading one checks each row."""
 
 from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
 ROWS_MAX = 100_000
-"""More than is ever written."""
+"""Rows of one table. Every table that is written is smaller."""
 NUMBER_MAX: Final = 1 << 53
-"""More than is ever counted. Beyond it a float no longer counts by ones, and far beyond it no float has room."""
+"""Largest number that is accepted. No real count reaches it, and a float cannot count by ones beyond it."""
 
 
 class Learned(Protocol):
-    """What a restart should not lose."""
+    """Learned statistics that survive a restart."""
 
     def snapshot(self) -> object:
-        """What was learned, as plain data."""
+        """Return the statistics as plain data."""
 
     def read(self, learned: object) -> Any:
-        """What `adopt` takes of a snapshot. ValueError if it is not valid."""
+        """Parse a snapshot for `adopt`. Raise ValueError if the snapshot is not valid."""
 
     def adopt(self, theirs: Any) -> None:
-        """Take over from a snapshot what was seen more of there."""
+        """Replace each statistic for which the snapshot has more observations."""
 
 
 def rows(learned: object, kinds: tuple[type, ...]) -> list[list[Any]]:
-    """The rows of a table, each with one value per kind: str, int or float. Numbers are from 0 to `NUMBER_MAX`.
+    """Return the rows of a table, each with one value per kind: str, int or float. Numbers are from 0 to `NUMBER_MAX`.
 
-    ValueError, naming the row, if the data is anything else.
+    Raise ValueError, which names the row, for any other data.
     """
     if not isinstance(learned, list) or len(learned) > ROWS_MAX:
         raise ValueError(f"a list of at most {ROWS_MAX} rows is expected")
@@ -40,7 +40,7 @@ def rows(learned: object, kinds: tuple[type, ...]) -> list[list[Any]]:
 
 
 def fields(learned: object, *names: str) -> list[Any]:
-    """The values under these names. ValueError if one is missing."""
+    """Return the values of an object under these names. Raise ValueError if one is missing."""
     if not isinstance(learned, dict):
         raise ValueError("an object is expected")
     missing = [name for name in names if name not in learned]
@@ -54,4 +54,4 @@ def _is_of(kind: type, value: object) -> bool:
         return isinstance(value, str)
     if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
         return False
-    return bool(0 <= value <= NUMBER_MAX)  # not so of what is not a number
+    return bool(0 <= value <= NUMBER_MAX)  # False for NaN

@@ -1,6 +1,7 @@
-"""What does a request say, and what may be answered to it? The values that all of policies knows.
+"""Requests, and the values that describe their answers: the types that every room of `policies` shares.
 
-A `Request` is what the client said, and never changes. What the gateway notes of it on its way is its `Progress`.
+A `Request` holds what the client sent, and only its weight ever changes. Its `Progress` holds what the gateway decides
+and observes.
 """
 
 from __future__ import annotations
@@ -11,48 +12,48 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 BATCH: Final = " (batch)"
-"""Ends the name of a tenant's leaf for its work that can wait. Names of tenants have no space."""
+"""Suffix of the tenant node for a tenant's batch work. Names of tenants contain no space."""
 
 
 def is_batch(leaf: str) -> bool:
-    """Is this the leaf of a tenant's work that can wait (class batch)?"""
+    """Return whether this tenant node is for batch work."""
     return leaf.endswith(BATCH)
 
 
 def of_batch(tenant: str) -> str:
-    """The leaf of this tenant's work that can wait."""
+    """Return the tenant node for this tenant's batch work."""
     return tenant + BATCH
 
 
 def payer(leaf: str) -> str:
-    """The tenant that pays for what this leaf receives."""
+    """Return the tenant that owns this tenant node."""
     return leaf.removesuffix(BATCH)
 
 
 class Flow(NamedTuple):
-    """Whose request is it? Fair among tenants by weight, then among the (app, user) flows of one tenant."""
+    """The origin of a request. Service is fair among tenants by weight, then among the flows of one tenant."""
 
     tenant: str
-    """The leaf of the tree (`tree.pool_tree`): a tenant, or a tenant's work that can wait."""
+    """Name of the tenant node (`tree.pool_tree`): of a tenant, or of a tenant's batch work."""
     app: str = ""
     user: str = ""
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)  # never changed
 class CorrelationKeys:
-    """By what is a call matched to its interaction? Requests carry keys, and answers give keys out.
+    """The keys that match a call to its interaction. Answers issue keys, and later requests carry them.
 
-    Strong and weak keys are the same at every gateway. Keys of text are known only where the answer passed.
+    Every gateway derives equal strong and weak keys. Only the gateway that passed the answer on knows its keys of text.
     """
 
     strong: tuple[str, ...]
-    """Ids that one answer gave out to be brought back: they prove that the call is inside."""
+    """Ids that an answer issued to be sent back. They prove that the call is inside the interaction."""
     weak: tuple[str, ...]
-    """They hold only for a call that follows at an agent's pace: a session, a turn of the model."""
+    """Names of a session or of a turn of the model. They are valid only for a call at an agent's pace."""
     text: tuple[int, ...]
-    """Hashes of lines of text, which hold as weak keys do, where these do not decide."""
+    """Hashes of lines of text. They are valid as weak keys are, and decide where weak keys do not."""
     text_min: int
-    """So many of a request's keys of text must be of one interaction."""
+    """Least number of a request's keys of text that one interaction must have to match without a weak key."""
 
     def __init__(
         self, strong: tuple[str, ...] = (), weak: tuple[str, ...] = (), text: tuple[int, ...] = (), text_min: int = 1
@@ -68,30 +69,27 @@ NO_KEYS: Final = CorrelationKeys()
 
 @dataclass(slots=True, init=False, unsafe_hash=True)  # never changed
 class Claim:
-    """What does a request say of the interaction it belongs to, or carry from an earlier answer of it?"""
+    """The evidence that a request carries of its interaction."""
 
     id: str
     """Name of the interaction, given by the client or derived from the question it answers; "" if there is none."""
     stage: int | None
-    """Its place among the calls of the interaction, from 1; None: not given."""
+    """Place among the calls of the interaction, from 1; None if the client gives none."""
     begins: bool | None
-    """True: a new question. False: it continues an earlier one (a tool's result). None: its content does not show
-    which."""
+    """True for a new question, False for a continuation (a tool's result), None if the content does not show it."""
     ends: bool
-    """The client says that no call of this interaction follows."""
+    """The client announces that no further call of this interaction follows."""
     extends: tuple[int, ...]
-    """Chained hashes of a raw prompt, the whole prompt last. An earlier prompt of the same flow belongs to the same
-    interaction if its last hash is among these."""
+    """Chained hashes of a raw prompt, the whole prompt last. An earlier prompt of the flow belongs to the interaction
+    of this one if its last hash is among these."""
     explicit: bool
-    """The client named the interaction explicitly. Then only `ends` or silence ends it, and its correlation keys
-    are ignored."""
+    """The client named the interaction. Then only `ends` or silence ends it, and its correlation keys are ignored."""
     keys: CorrelationKeys
-    """By which an interaction of the same flow is known again."""
+    """Correlation keys that the request carries."""
     session: str
-    """Name of the session that it is part of; "" if there is none. A session is no interaction, but an interaction is
-    of one session."""
+    """Name of the session; "" if there is none. A session may contain several interactions."""
     last_turn: bytes
-    """Name of the last turn that it sends; b"" if that is none of the user's."""
+    """Name of the user's last turn; b"" if the last turn is not the user's."""
 
     def __init__(
         self,
@@ -122,11 +120,11 @@ _NEVER: Final = float("inf")
 
 
 Key = tuple[str, str, str | int]
-"""App, user, and the claimed id or the last hash of the prompt."""
+"""App, user, and the claimed id or the last hash of the raw prompt."""
 
 
 class Interaction:
-    """One open interaction: its calls so far, those under way, and the tokens it took."""
+    """An open interaction: its calls so far, its calls under way, and its tokens."""
 
     __slots__ = (
         "awaited", "began_s", "calls", "key", "key_hashes", "look_s", "over", "reported", "seen_s", "start_tokens",
@@ -138,76 +136,74 @@ class Interaction:
         self.key = key
         self.calls = 0
         self.start_tokens = 0
-        """Prompt of its first call at this gateway; 0: none has been admitted."""
+        """Prompt tokens of its first call at this gateway; 0 until a call is admitted."""
         self.under_way = 0
         self.tokens = 0
         self.uncut_tokens = 0
-        """Tokens spent since it was last cut, if it ever was."""
+        """Tokens spent since a call was last rejected, or since the start if none was."""
         self.over = False
-        """Its end was seen. It closes when none of its calls is under way."""
+        """The end was seen. The interaction closes or rests when none of its calls is under way."""
         self.began_s = self.seen_s = now
         self.look_s = 0.0
-        """When it is looked at for idleness; 0.0: not yet."""
+        """Time of the next check for idleness; 0.0 if none is planned."""
         self.awaited = False
-        """Its last answer asked for more, such as a tool's result: it may stay silent for longer."""
+        """The last answer asked for more, such as a tool's result, so a longer silence is allowed."""
         self.key_hashes: list[int] | None = None
-        """Of its correlation keys in `policies.correlation_table`, the oldest first; None: it has none."""
+        """Hashes of its keys in `policies.correlation_table`, the oldest first; None if it has no key."""
         self.reported: Any = None
-        """What other gateways know of it. Written by the code that reports to them."""
+        """State that other gateways know. Written by the code that reports to them."""
         self.unreported: dict[str, tuple[bool, bool]] | None = None
-        """Correlation keys that are still to be reported to other gateways: is each strong, and is it new? Bounded as
-        `key_hashes` is. None: no key is to be reported."""
+        """Keys not yet reported to other gateways, each with (is strong, is new). Bounded by `KEYS_MAX`."""
 
 
 class State(StrEnum):
-    """Where is a request between its arrival and its end? `admission.lifecycle` says what may happen in each state."""
+    """The state of a request. `admission.lifecycle` lists the events that are possible in each state."""
 
     NEW = "new"
-    """It has arrived, and is not in the request ledger."""
+    """The request has arrived, and is not in the request ledger."""
     UNDECIDED = "undecided"
-    """It waits until other gateways are asked whether a limit that all of them count has room for it."""
+    """Other gateways are still to be asked about a limit that all of them count, or about the request's interaction."""
     ASKED = "asked"
-    """It waits for their answer, and is counted."""
+    """Other gateways are asked. The request already counts towards its limits."""
     QUEUED = "queued"
-    """It waits for its turn."""
+    """The request waits for its turn."""
     MOVED = "moved"
-    """It has left the queue of a pool without an engine, for the queue of the pool that stands in."""
+    """The request fails over: it has left the queue of a pool without an engine for the queue of the fallback pool."""
     DISPATCHED = "dispatched"
-    """An engine has it."""
+    """An engine has the request."""
     ENDED = "ended"
 
 
 class Placed(StrEnum):
-    """Why did a request go to its engine?"""
+    """The reason for the choice of a request's engine."""
 
     ONLY = "only"
-    """No other engine had room for it."""
+    """No other engine had room."""
     CACHED = "cached"
-    """No engine has more of its prompt, and it is done soonest there."""
+    """No engine has more of the prompt cached, and the answer is done soonest there."""
     SPREAD = "spread"
-    """Another engine has more of its prompt, but is full or busy: it is done sooner there."""
+    """Another engine has more of the prompt cached, but is full or busy, so the answer is done sooner here."""
     RENDEZVOUS = "rendezvous"
-    """No engine has any of its prompt: prompts that begin alike meet there."""
+    """No engine has any of the prompt cached, and prompts with equal beginnings go to one engine."""
     LEAST_LOADED = "least_loaded"
-    """That engine ran least for its size."""
+    """The engine ran least for its size."""
     PASSED = "passed"
-    """The engine was free for the next in order. This one went instead, because of what engines have cached."""
+    """The engine was free for the next in order, but has more of this request's prompt cached."""
     ASSIGNED = "assigned"
-    """It was assigned when it came, and waited in the queue of that engine."""
+    """The request was assigned at arrival, and waited in the queue of its engine."""
     TAKEN = "taken"
-    """It was assigned elsewhere, and an engine that ran nothing took it."""
+    """The request was assigned to another engine, and an idle engine took it."""
 
 
 class Wait:
-    """What has a request that could not start at once waited for? `admission.waits` writes it.
+    """The wait of a request that could not start at once. `admission.waits` writes it.
 
     Attributes:
-        since_s: when it began to wait.
         by: seconds by obstacle (`capacity.obstacle.Obstacle`).
-        closed_s: the pool's own clock of `Obstacle.CLOSED` as it was when the request was queued.
-        rest: the obstacle for which all other time counts.
-        ended_s: when the wait ended; less than 0: it has not.
-        expected: how long it was expected to be when it began (`queue.expected_wait`); None: it began in another pool.
+        closed_s: reading of the pool's clock of `Obstacle.CLOSED` when the request was queued.
+        rest: the obstacle to which all other time is attributed.
+        ended_s: time at which the wait ended; negative while it lasts.
+        expected: the expected wait at its beginning (`queue.expected_wait`); None if an engine's return began the wait.
     """
 
     __slots__ = ("by", "closed_s", "ended_s", "expected", "rest", "since_s")
@@ -222,38 +218,32 @@ class Wait:
 
 
 class Progress:
-    """What the gateway notes of one request on its way. The admission engine writes it; an order writes its charges.
+    """The gateway's state of one request. The admission engine writes it; an order writes the charges.
 
     Attributes:
-        state: where it is on its way (`admission.lifecycle`).
-        deadline_s: when the request expires if it still waits.
-        answer_keys: keys that its answer gives out to later calls of its interaction. The gateway reads them from the
-            answer.
+        deadline_s: time at which the request expires if it still waits.
+        answer_keys: keys that the answer issues for later calls of the interaction. The gateway reads them from it.
         attempts: dispatches that ended in a failed connection.
-        refusals: dispatches that an engine refused, though it took a request that it was sent later.
-        closed: by engine, until when this request does not go there; None: it may go everywhere.
-        rests: it waits outside the order, since each engine in service is closed to it.
-        output_tokens_expected: mean output of similar requests; what a predicting policy charges ahead. 0: too few
-            were seen, so nothing is charged ahead, and forecasts take the reserve.
-        output_tokens_reserved: cautious output, a high quantile of similar requests; what the ledger reserves.
-        charged: service charged to its tenant so far, in the policy's own unit.
-        normalised: the same as its flow was charged, in calls that are normal for the app.
-        norm: service of a normal call of its app at its stage; 0: no order has asked yet.
-        cached_tokens: tokens of its prompt that its engine was expected to have cached at dispatch.
-        cached_blocks: leading blocks of its prompt that its engine was expected to hold at dispatch.
-        placed: why it went to its engine; says nothing as long as it waits.
-        engine, order: its engine since it was dispatched or assigned there, and the order that let it go there.
+        refusals: dispatches that an engine refused although it took a request that was sent later.
+        closed: by engine, the time until which the request may not go there; None if it may go everywhere.
+        rests: whether the request waits outside the order, because each engine in service is closed to it.
+        output_tokens_expected: mean output of similar requests, which a predicting policy charges ahead. 0 if too few
+            were seen: nothing is charged ahead, and forecasts use the reserve.
+        output_tokens_reserved: high quantile of the output of similar requests, which the ledger reserves.
+        charged: service charged to the tenant so far, in the policy's own unit.
+        normalised: service charged to the flow so far, where the policy compares flows in calls of normal cost.
+        norm: service of a normal call of the app at this stage; 0 until an order has looked it up.
+        cached_tokens, cached_blocks: beginning of the prompt that the engine was expected to have cached at dispatch.
+        engine, order: the engine to which the request is dispatched or assigned, and the order that dispatched it.
             `admission.policy` writes both.
-        interaction: its open interaction; None: it belongs to none, or is a start that is not admitted yet.
-        stage: its place among the calls of its interaction, from 1.
-        inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
-        came_back: why it was refused before it came back when it might (`queue.places`); None: it was not.
-        wasted_tokens: what its interaction had taken for nothing, since this call of it was rejected.
-        wait: what held it back; None: nothing did.
-        context: what it counts as in the working set of its pool; None: it does not count yet. `admission.working_set`
-            writes it.
-        parked: it goes on with an interaction that counts no more, and so waits like a start.
-        counted: the counts of its tenant's quota that it was added to; None: it is in none. `limits.quotas` writes it.
+        interaction: the open interaction; None for a request without one, and for a start until it is admitted.
+        stage: place among the calls of the interaction, from 1.
+        inside: whether the request continues an open interaction that is within its caps. Such a call is not throttled.
+        came_back: reason of an earlier refusal, if the client retried while its place was kept (`queue.places`).
+        wasted_tokens: tokens spent on the interaction in vain, because this call was rejected.
+        context: the context in the working set of the pool (`capacity.working_set`); None until the request counts.
+        parked: whether the interaction no longer counts in the working set, so that this call waits like a start.
+        counted: the counts of the quota that include this request; None if none do. `limits.quotas` writes it.
     """
 
     __slots__ = (
@@ -293,14 +283,14 @@ class Progress:
 
 
 class Price(NamedTuple):
-    """What a million tokens of a model cost: so many millionths each."""
+    """The price of a model, in units of the currency per million tokens."""
 
     input: float
     cached: float
     output: float
 
     def of(self, service: ServiceTokens) -> int:
-        """Return the cost of what was received, in millionths of the currency."""
+        """Return the cost of received service, in millionths of the currency."""
         cached = service.cached or 0
         return int((service.prompt - cached) * self.input + cached * self.cached + service.output * self.output)
 
@@ -309,20 +299,22 @@ FREE: Final = Price(0.0, 0.0, 0.0)
 
 
 class Request:
-    """What a client said: who asks, and what the answer is expected to take. Never changed, but for the weight.
+    """A request as the client sent it, with its estimated size. Only the weight changes.
 
     Attributes:
-        weight: of its tenant. It may be changed while the request waits. What runs is charged by the weight that it was
-            dispatched with.
-        prompt_tokens: an estimate before the answer; the true number comes with the service. output_tokens_max: upper
-        limit that the request itself sets, over all of its sequences. sequences: parallel sequences (`n`); each takes a
-        slot of the engine. body_bytes: memory of the gateway that it takes while it waits. streamed: whether progress
-        can be seen before the end. system_tokens: prompt tokens that are the app's own instructions. claim: what it
-        says of its interaction. can_wait: it is of class batch. prefix: chained hashes of the blocks of its prompt, the
-        first one first; empty where nothing reads them. adapter: name of the adapter (LoRA) that it asks for; "" if it
-        asks for a model itself. client_id: what its client calls it; "" if it does not. Not unique. wait_s_max: how
-        long its client is willing to wait. quota_names: what it counts as beside its tenant (`Quotas.names`). price:
-        of its model. engine: the only one that can serve it; "": any. progress: what the gateway notes of it.
+        weight: weight of the tenant. May change while the request waits; a running request keeps the one at dispatch.
+        prompt_tokens: estimate; the true number comes with the service.
+        output_tokens_max: limit that the request itself sets, over all of its sequences.
+        sequences: parallel sequences (`n`); each takes a slot of the engine.
+        body_bytes: memory that the request takes in the gateway while it waits.
+        streamed: whether progress is visible before the end.
+        system_tokens: prompt tokens of the app's own instructions.
+        prefix: chained hashes of the blocks of the prompt, the first block first; empty where nothing reads them.
+        adapter: name of the requested adapter (LoRA); "" for the model itself.
+        client_id: the client's own name of the request; "" if it has none. Not unique.
+        wait_s_max: longest wait that the client accepts, in seconds.
+        quota_names: names under which the request counts beside its tenant (`Quotas.names`).
+        engine: the only engine that can serve the request; "" if any can.
     """
 
     __slots__ = (
@@ -380,9 +372,9 @@ class Request:
 
 @dataclass(slots=True, init=False)
 class ServiceTokens:
-    """What has one request received so far?
+    """The tokens that one request has received.
 
-    `cached` of the `prompt` tokens were found in the engine's cache; None: the engine has not said.
+    `cached` of the `prompt` tokens were found in the engine's cache; None if the engine has not reported it.
     """
 
     prompt: int
@@ -396,44 +388,46 @@ class ServiceTokens:
 
 
 class Refusal(StrEnum):
-    """Why is a request not served?"""
+    """The reason for which a request is not served."""
 
     QUEUE_FULL = "queue_full"
+    """The queue is full, and the tenant has at least its fair share of it."""
     QUEUE_TIMEOUT = "queue_timeout"
+    """The request waited until its deadline."""
     NO_BACKEND = "no_backend"
     """No engine is in service, or none could be reached."""
     BACKEND_FAILED = "backend_failed"
-    """An engine had it and went away, and no other engine can take it."""
+    """An engine failed after it had received the request, and no other engine can take the request."""
     SERVER_BUSY = "server_busy"
-    """Each engine refuses it, and says for how long, or goes on to refuse it while it takes others."""
+    """Each engine refuses the request and names a time, or keeps refusing it while it takes others."""
     RATE_LIMITED = "rate_limited"
-    """Its tenant is beyond a limit that holds at any time."""
+    """The tenant is beyond a limit that always holds."""
     OVER_USER_LIMIT = "over_user_limit"
-    """The KV cache is overloaded, and its user is beyond a user's limit."""
+    """The KV cache is overloaded, and the user is beyond a user's limit."""
     WORKING_SET = "working_set"
-    """It would begin an interaction, those under way fill the KV cache, and there would be no room in time."""
+    """The request would begin an interaction, and the interactions under way leave no room in the KV cache in time."""
     OVER_APP_LIMIT = "over_app_limit"
-    """The KV cache is overloaded, and its app is beyond the app's limit."""
+    """The KV cache is overloaded, and the app is beyond its limit."""
     WAIT_TOO_LONG = "wait_too_long"
-    """It would wait for longer than its client is willing to."""
+    """The expected wait is longer than the client accepts."""
     INTERNAL_ERROR = "internal_error"
-    """An event of it failed, through a fault of this program."""
+    """An event of the request failed because of a fault in this program."""
 
 
 class Limit(NamedTuple):
-    """A limit, and how much of it is left for its caller."""
+    """A limit, and the rest of it that its caller may use."""
 
     name: str
     limit: int
     remaining: int
     reset_s: float
-    """Seconds until there is room again."""
+    """Seconds until the limit has room again."""
     window_s: float = inf
-    """Over how long the limit counts. No Retry-After is longer: within a window, some of the limit is free again."""
+    """Length of the counted time window. No Retry-After is longer, because some of the limit is free after a window."""
 
 
 class Refused(NamedTuple):
-    """A request that may not wait, with the reason, and when its client may try again."""
+    """A refusal: its reason, and the seconds after which the client may try again."""
 
     reason: Refusal
     retry_after_s: float
@@ -441,15 +435,15 @@ class Refused(NamedTuple):
 
 
 class Pressure(NamedTuple):
-    """Is the pool overloaded? Measured by its KV caches, never by a request rate."""
+    """The overload of a pool, measured by its KV caches and never by a request rate."""
 
     overloaded: bool
     reason: str
 
 
 RETRY_S_MAX: Final = 60.0
-"""A limit that holds under overload only is asked about again after a minute: the overload may be over."""
+"""Longest Retry-After for a limit that holds only under overload: the overload may be over by then."""
 WAIT_S_MAX: Final = 3600.0
-"""No wait is expected to be longer."""
+"""Upper bound of expected waits."""
 CALM: Final = Pressure(False, "")
-"""Nothing waits."""
+"""No overload. Also recorded with decisions that do not depend on overload."""

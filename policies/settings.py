@@ -1,7 +1,7 @@
-"""What may an operator set? Fields of a struct that carry their default, their bounds and their meaning.
+"""The settings that an operator may change: dataclass fields with a default, bounds and a description.
 
-A setting is declared once, here in the core. The YAML sections, their schema, their messages, the reference and
-`/config` are derived from these fields (`gateway.config.section`).
+A setting is declared once, in the core. The YAML sections, their schema, their messages, the reference and `/config`
+are derived from these fields (`gateway.config.section`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import MISSING, field, fields
 from typing import Any, Final, NamedTuple
 
 COUNT_MAX: Final = 10**12
-"""As much as any count may be set to."""
+"""Largest value to which any count may be set."""
 _KEY: Final = "setting"
 
 
 class Setting(NamedTuple):
-    """One field that an operator may set."""
+    """The description of one field that an operator may set."""
 
     kind: type
     default: Any
@@ -26,10 +26,10 @@ class Setting(NamedTuple):
     below: float | None
     choices: tuple[str, ...]
     auto: str
-    """What `auto`, the default, means in the place of a number; empty: a value is needed."""
+    """Meaning of the value `auto`, the default; "" if the setting does not take `auto`."""
 
     def allows(self, value: float) -> bool:
-        """Is this number within the bounds?"""
+        """Return whether this number is within the bounds."""
         return (
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 
 
 class Contradiction(ValueError):
-    """The setting `field` is out of its bounds, or contradicts another one of its struct."""
+    """The error that setting `field` is out of its bounds, or contradicts another setting of its struct."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ def setting(
     choices: tuple[str, ...] = (),
     auto: str = "",
 ) -> Any:
-    """A field with this default. `least` and `most` are allowed values, `above` and `below` are not.
+    """Return a dataclass field with this default. `least` and `most` are allowed values, `above` and `below` are not.
 
     `kind`: the type of a value that may be None.
     """
@@ -68,12 +68,12 @@ def setting(
 
 
 def settings_of(struct: type) -> dict[str, Setting]:
-    """The fields of a struct that an operator may set, by name."""
+    """Return the settings of a struct by name."""
     return {one.name: one.metadata[_KEY] for one in fields(struct) if one.default is not MISSING and one.metadata}
 
 
 def check_bounds(struct: Any) -> None:
-    """Contradiction if a number in this struct is out of its bounds."""
+    """Raise Contradiction if a number in this struct is out of its bounds."""
     for name, one in settings_of(type(struct)).items():
         value = getattr(struct, name)
         if value is not None and not one.allows(value):

@@ -1,7 +1,7 @@
-"""A queue for each engine: requests are assigned when they arrive, and each engine has an order of its own.
+"""A queue for each engine: requests are assigned after they arrive, and each engine has an order of its own.
 
-An engine serves first come, first served. So the requests for it wait here, and go out in the order's sequence as soon
-as the engine can start them. The placement decides to which engine a request is assigned. When an engine goes out of
+An engine serves first come, first served. So the requests for it wait here, and are dispatched in the order's sequence
+once the engine can start them. The placement decides to which engine a request is assigned. When an engine goes out of
 service, the requests that wait for it are assigned again.
 """
 
@@ -20,18 +20,18 @@ from policies.request import Flow, Placed, Request, ServiceTokens
 
 
 class AssignedPolicy(Policy):
-    """Which engine gets a request, and which request goes next there?"""
+    """A policy with a queue and an order for each engine."""
 
     def __init__(self, order: Order, placement: Assignment, *, prefixes: PrefixIndex | None = None) -> None:
-        """`order`: decides which requests may be queued. The queue of each engine has an order of the same kind."""
+        """Create a policy. `order` decides which requests may be queued; each engine has an order of its kind."""
         super().__init__(order, placement, prefixes=prefixes)
         self._assignment = placement
         self._orders: dict[str, Order] = {}
         self._siblings: dict[str, Siblings] = {}
         self._arrived: OrderedDict[str, tuple[Request, bool]] = OrderedDict()
-        """Not assigned yet: only `pop` knows where they can go. True: it came back, and goes first."""
+        """Requests that are not assigned yet, since only `pop` knows the loads. True: goes first in its flow."""
         self._queued: dict[str, tuple[Request, bool]] = {}
-        """The same of requests that wait at the engine that their progress names."""
+        """Requests that wait in the queue of the engine that their progress names. True: goes first in its flow."""
 
     def queues(self) -> Mapping[str, Order]:
         return self._orders
@@ -51,7 +51,7 @@ class AssignedPolicy(Policy):
         if self._arrived:
             self._assign_arrived(running, now)
             for request, _ in self._arrived.values():
-                return Blocked(request, {})  # its engine is out of service
+                return Blocked(request, {})  # the only engine that can serve it is out of service
         least_busy_first = sorted([(count, name) for name, count in running.items()])
         blocked: Blocked | None = None
         longest: Order | None = None
@@ -88,7 +88,7 @@ class AssignedPolicy(Policy):
             self._assignment.ended(request, request.progress.engine, service)
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
-        """Sums over all engines, except `*_ahead`, which is the least of all; with the numbers of the placement."""
+        """Return sums over all engines, except for the least `*_ahead` and the weight; and the placement's numbers."""
         numbers = {"queued": float(sum(request.flow == flow for request, _ in self._arrived.values()))}
         for order in self._orders.values():
             for name, number in order.explain(flow, now).items():
@@ -117,7 +117,7 @@ class AssignedPolicy(Policy):
         return None
 
     def _follow(self, running: dict[str, int], now: float) -> None:
-        """The set of engines in service has changed."""
+        """Create the orders of new engines in service, and assign the requests of stopped engines again."""
         for name in running:
             self._order_at(name)
         if any(len(order) for name, order in self._orders.items() if name not in running):
@@ -155,7 +155,7 @@ class AssignedPolicy(Policy):
             self._assignment.moved(request, None, engine)
 
     def _depths(self, request: Request, loads: dict[str, int]) -> dict[str, int]:
-        """Leading blocks that each engine holds, or will soon hold for a request that waits there."""
+        """Return the leading blocks that each engine holds, or will soon hold for a request that waits there."""
         if self.prefixes is None or not request.prefix:
             return {}
         cached = self.prefixes.depths(request.prefix)
@@ -175,7 +175,7 @@ class AssignedPolicy(Policy):
         return self._sent(selection, order)
 
     def _left(self, request: Request) -> str:
-        """The request waits no longer at the engine to which it was assigned. Returns that engine."""
+        """Forget that the request waits at its assigned engine. Return that engine."""
         del self._queued[request.id]
         engine = request.progress.engine
         if request.prefix:

@@ -1,7 +1,8 @@
-"""How does the admission engine decide? What the events of a pool have in common: time, expiry, dispatch and refusal.
+"""The steps that all events of a pool share: time, admission, expiry, dispatch, preemption and refusal.
 
-An event happens whole or not at all. Where an event of a request fails half way, through a fault of this program, the
-request is struck from every table (`strike`) and refused, and all others go on. The gateway hears of it.
+Each event ends with `_decide`: dispatch in the policy's order until the next request has no room. If an event of a
+request fails half way, through a fault of this program, the request is removed from every table (`strike`) and
+rejected, and all others continue. `on_fault` reports the fault.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ from policies.tree.terms import Tree
 
 NOTHING: Final[Sequence[Decision]] = ()
 WAITED: Final = frozenset({Refusal.QUEUE_FULL, Refusal.QUEUE_TIMEOUT, Refusal.WAIT_TOO_LONG})
-"""A ceiling may be why there was no room in time."""
+"""Reasons that a ceiling of the tree may have caused."""
 
 
 class Remembered(NamedTuple):
-    """How much is remembered of what is over?"""
+    """Bounds of the memory of past requests."""
 
     decisions_max: int = RECENT_MAX
     lengths_max: int = APPS_MAX
-    """Apps whose lengths of answers are remembered."""
+    """Apps whose answer lengths are remembered."""
     tenants_max: int = 10_000
-    """Tenants that may be active with nothing here."""
+    """Tenants without requests that still count as active."""
 
 
 REMEMBERED: Final = Remembered()
 
 
 class Deciding:
-    """What waits and runs in one pool, and the decisions that follow from it."""
+    """The waiting and running requests of one pool, and the decisions about them."""
 
     def __init__(
         self,
@@ -77,13 +78,13 @@ class Deciding:
         self.room = PoolRoom(self.backends, tenants, self.working_set, shares, self.requests.giving_back)
         self.room.follow(policy)
         self.elsewhere: Elsewhere | None = None
-        """None: this gateway is the only one that counts."""
+        """The other gateways; None if this gateway is the only one."""
         self.is_stood_in_for = False
-        """While no engine is in service, another pool takes what waits here."""
+        """A fallback pool takes waiting requests while no engine is in service."""
         self.blocked: Blocked | None = None
-        """The next request in order and its obstacles, as of the last event; None: nothing waits for room."""
+        """The next request in order and its obstacles, as of the last event; None if no request waits for room."""
         self.set_back_s = 0.0
-        """How far the clock of the events was set back in all."""
+        """Seconds by which the clock of the events was set back, in all."""
         self._waiting = self.requests.waiting
         self._waits = self.requests.waits
         self._leases = self.requests.leases
@@ -91,9 +92,9 @@ class Deciding:
         self.overload = Overload(overload or OverloadSettings())
         self.recent = Recent(remembered.decisions_max)
         self.faults = 0
-        """Events that have failed half way."""
+        """Number of events that have failed half way."""
         self.on_fault: Callable[[Exception, str], None] | None = None
-        """Hears of each, with the id of the request that was struck, or "". None: the error is raised."""
+        """Callback for a failed event, with the id of its request or "". If None, the error is raised."""
         self._now = 0.0
         self._arrived_s = float("-inf")
 
@@ -103,7 +104,7 @@ class Deciding:
 
     @property
     def queued(self) -> int:
-        """Requests that wait, including requests that wait for the answer of other gateways."""
+        """Return the number of waiting requests, including those that wait for the answer of other gateways."""
         return len(self._waiting)
 
     @property
@@ -116,14 +117,14 @@ class Deciding:
 
     @property
     def is_served(self) -> bool:
-        """Is an engine in service?"""
+        """Return whether an engine is in service."""
         for ledger in self.backends.values():  # noqa: SIM110 (each request asks, and a generator is two objects)
             if ledger.healthy:
                 return True
         return False
 
     def _time(self, now: float) -> float:
-        """The time of an event by a clock that is never set back."""
+        """Return the time of an event by a clock that is never set back."""
         now += self.set_back_s
         if now < self._now:
             self.set_back_s += self._now - now
@@ -132,7 +133,7 @@ class Deciding:
         return now
 
     def _observe(self, now: float) -> Pressure:
-        """How is the pool at this event? Updates the state of overload."""
+        """Update the state of overload, and return it."""
         blocked = self.blocked if self.queued else None
         found = self.overload.observe(self.backends.values(), blocked, now)
         return Pressure(found.active, found.reason)
@@ -140,7 +141,10 @@ class Deciding:
     def _let_in(
         self, request: Request, refused: Refused | None, now: float, pressure: Pressure, *, asks: bool = False
     ) -> Sequence[Decision]:
-        """Let it wait, unless it is beyond a limit or has no right to room. `asks`: other gateways are asked first."""
+        """Admit a request to the queue, or reject it: as `refused`, or because the queue has no room for it.
+
+        `asks`: other gateways are asked before it is queued.
+        """
         victims = self._waiting.giving_way(request, now) if refused is None else None
         if victims is None:
             refused = refused or Refused(Refusal.QUEUE_FULL, 0.0)
@@ -165,16 +169,14 @@ class Deciding:
         return decisions
 
     def _waits_on(self, request: Request, now: float, pressure: Pressure, decisions: list[Decision]) -> None:
-        """Tell a queued request its wait, and refuse the request if its client is not willing to wait for so long."""
+        """Estimate the wait of a request. Reject the request if even the least estimate is more than `wait_s_max`."""
         least_s, _ = interval_s(self.requests.waits_on(request, now).wait_s)
         if least_s > request.wait_s_max:
             self._withdraw(request, now)
             decisions.append(self._reject(request, Refused(Refusal.WAIT_TOO_LONG, 0.0), now, pressure))
 
     def _room_changed(self, now: float, engine: str | None = None) -> Sequence[Decision]:
-        """Something ended, started or became known at this engine, or time has passed: expire what is due, and dispatch
-        what can start.
-        """
+        """Expire and dispatch after a change at this engine, or after the passage of time (None)."""
         if engine is not None:
             self.room.changed(engine)
             self.requests.touched[engine] = None
@@ -196,7 +198,7 @@ class Deciding:
         return decisions
 
     def _expire(self, request: Request, now: float) -> Reject:
-        """Its time is up. A start that the working set has kept waiting may come back."""
+        """Reject a request at its deadline. A start that waited for the working set gets a place for its retry."""
         is_held = request.progress.state is State.QUEUED and not self.working_set.has_room(request)
         self._withdraw(request, now)
         pressure = self._observe(now)
@@ -208,10 +210,10 @@ class Deciding:
         return self._reject(request, Refused(why, again_s), now, pressure)
 
     def _decide(self, now: float, decisions: list[Decision]) -> None:
-        """Dispatch in the policy's order for as long as the next in order fits."""
+        """Dispatch in the policy's order for as long as the next in order fits. Then preempt batch work for it."""
         requests = self.requests
         try:
-            if now - requests.charged_s >= LOOK_AGAIN_S:  # in batches, so that a single token costs almost nothing
+            if now - requests.charged_s >= LOOK_AGAIN_S:  # not at each event, so that a token costs almost nothing
                 for engine in requests.charge_progress(now):
                     self.room.changed(engine)
             self.room.at(now)
@@ -240,15 +242,13 @@ class Deciding:
                 decisions.append(self._strike(request, error, now))
 
     def _lets_pass(self, popped: Blocked, now: float, decisions: list[Decision]) -> bool:
-        """Are the engines closed to the next in order, so that others may go before it? It rests, or leaves."""
+        """Set the next in order aside, or reject it, if every engine is closed to it alone. Return whether it was."""
         aside = self.requests.set_aside(popped, now, stays=self.is_stood_in_for)
         decisions += [self._reject(one, why, now, CALM) for one, why in aside if why is not None]
         return bool(aside)
 
     def _take_back(self, popped: Blocked, now: float, decisions: list[Decision]) -> None:
-        """Work that can wait makes room for the next in order at each queue, and of those that sleep at each full
-        node.
-        """
+        """Preempt batch work for the next in order at each queue, and for a sleeping request at each full node."""
         for blocked in (popped, *popped.others):
             decisions += self.requests.give_back(blocked, self.room.takes_back_at(blocked), now)
         for order in self.policy.queues().values():
@@ -266,13 +266,13 @@ class Deciding:
         return dispatch
 
     def _withdraw(self, request: Request, now: float) -> None:
-        """It leaves the queue without service."""
+        """Remove a request from the queue without service."""
         if self.elsewhere is not None and request.progress.state is not State.QUEUED:
             self.elsewhere.let_go(request)
         self.requests.withdrawn(request, now)
 
     def _reject(self, request: Request, refused: Refused, now: float, pressure: Pressure) -> Reject:
-        """It is not served, or no longer. It may come back when its limit has room and it would be served."""
+        """Return and record a rejection. Its Retry-After is when the limit has room and the request would be served."""
         self.interactions.cut(request)
         again_s = max(1.0, refused.retry_after_s)
         if self._waiting.requests and (refused.limit is not None or not refused.retry_after_s):
@@ -287,7 +287,7 @@ class Deciding:
     # --- events that fail ---
 
     def _mend(self, error: Exception, request_id: str, now: float, request: Request | None = None) -> list[Decision]:
-        """An event failed half way. Its request is struck, and all others go on."""
+        """Recover from an event that failed half way: strike its request, and let all others continue."""
         if isinstance(error, (IllegalEvent, UnknownRequest)):  # nothing has changed
             raise error
         now = self._time(now)
@@ -303,7 +303,7 @@ class Deciding:
         return decisions
 
     def _strike(self, request: Request, error: Exception, now: float) -> Reject:
-        """No table knows the request any more. It is refused, if its client still waits for a decision."""
+        """Remove a request from every table, and reject it."""
         strike(self.requests, request, now)
         self.room.changed()
         self._noted(error, request.id)
@@ -319,8 +319,9 @@ class Deciding:
 
 
 def strike(requests: RequestLedger, request: Request, now: float) -> None:
-    """An event of this request failed half way: take it out of every table that has it, by what each table says
-    of itrequests. What is counted by tenant is counted anew.
+    """Remove a request whose event failed half way from every table, by what each table itself says of the request.
+
+    The sums by tenant are counted anew.
     """
     progress, lease = request.progress, requests.leases.pop(request.id, None)
     before, progress.state = progress.state, State.ENDED
@@ -348,12 +349,12 @@ def strike(requests: RequestLedger, request: Request, now: float) -> None:
     for part in parts:
         try:
             part()
-        except Exception:  # it is not in that table, or what failed before has failed again, and was told then
+        except Exception:  # the request is not in that table, or the reported fault has occurred again
             continue
 
 
 def _recount(requests: RequestLedger) -> None:
-    """Count anew who is present and what runs, by the requests themselves."""
+    """Count the present and running requests of each tenant anew."""
     waiting = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
     leases = [(lease.request, lease.held_tokens) for lease in requests.leases.values()]
     requests.tenants.recount(waiting, leases)

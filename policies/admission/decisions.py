@@ -1,4 +1,4 @@
-"""What was decided, and why? The admission engine's decisions as values, and a bounded memory of the latest."""
+"""The admission engine's decisions as values, and a bounded memory of the latest ones."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ RECENT_MAX: Final = 4096
 
 
 class Failure(StrEnum):
-    """How did a dispatched request fail?"""
+    """The way in which a dispatched request failed."""
 
     REFUSED = "refused"
-    """The backend refused it, for lack of room as a rule. The request goes back to the queue."""
+    """The backend refused the request, usually for lack of room. The request returns to the queue, unless backends have
+    refused it `attempts_max` times while they took others."""
     UNREACHED = "unreached"
-    """No connection was made. The request may be tried elsewhere, a bounded number of times."""
+    """No connection was made. The request returns to the queue, up to `attempts_max` times."""
     DROPPED = "dropped"
-    """The backend had the request, and closed the connection without an answer. It goes to another backend, if at all:
-    this one may have died of it, and other requests still go there."""
+    """The backend closed the connection without an answer. The request may be the cause, so it never goes to that
+    backend again, but other requests do."""
     BROKEN = "broken"
-    """The answer broke off. What was received stays charged."""
+    """The answer broke off. The received service stays charged."""
     GIVEN_BACK = "given_back"
-    """It was stopped by a `GiveBack`. It goes back to the queue, and stays charged with what it received until then."""
+    """The request was preempted by a `GiveBack`. It returns to the queue, and its service so far stays charged."""
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class Dispatch:
+    """The decision to send a queued request to a backend."""
+
     id: str
     backend: str
 
@@ -39,17 +42,19 @@ class Dispatch:
 
 
 class Reject(NamedTuple):
+    """The decision that a request is not served."""
+
     id: str
     reason: Refusal
     retry_after_s: float
     limit: Limit | None = None
-    """The limit that it is beyond, if that is the reason."""
+    """The exceeded limit, if a limit is the reason."""
     ceiling: str = ""
-    """The ceiling that kept it waiting, in words."""
+    """A sentence on the ceiling that kept the request waiting; "" if none did."""
 
 
 class GiveBack(NamedTuple):
-    """This dispatched request can wait, and other work has no room: it is to be stopped (`queue.giving_back`)."""
+    """The decision to preempt a dispatched batch request in favour of interactive work (`queue.giving_back`)."""
 
     id: str
 
@@ -58,7 +63,7 @@ Decision = Dispatch | Reject | GiveBack
 
 
 class Decided(NamedTuple):
-    """One decision with what it was based on."""
+    """A decision with the facts behind it."""
 
     id: str
     client_id: str
@@ -67,15 +72,15 @@ class Decided(NamedTuple):
     user: str
     now: float
     wait: Wait | None
-    """What the request had waited for; None: it was decided at once."""
+    """The wait; None if the decision was made at once."""
     stage: int
     inside: bool
     placed: Placed | None
-    """Why it went to its engine, if it did."""
+    """Reason for the choice of the engine, if one was chosen."""
     cached_tokens: int
-    """Of its prompt, what that engine was expected to have cached."""
+    """Prompt tokens that the engine was expected to have cached."""
     backend: str
-    """"": it was rejected."""
+    """Name of the engine; "" if the request was rejected."""
     rejected: Reject | None
     pressure: Pressure
 
@@ -91,15 +96,15 @@ class Decided(NamedTuple):
 class Recent:
     """The latest decisions, the newest one last.
 
-    Each is kept as a plain tuple of the fields of `Decided`, without the request itself, its claim and its prompt. That
-    is less memory, and above all less for Python's garbage collector, which looks through whatever is kept for a while.
+    Each decision is kept as a plain tuple of the fields of `Decided`, without the request. That saves memory and, above
+    all, work of the garbage collector, which scans all objects that live for a while.
     """
 
     def __init__(self, most: int) -> None:
         self._decided: deque[tuple[Any, ...]] = deque(maxlen=min(most, RECENT_MAX))
 
     def set(self, most: int) -> None:
-        """From now on so many are remembered."""
+        """Replace the number of remembered decisions."""
         self._decided = deque(self._decided, maxlen=min(most, RECENT_MAX))
 
     def note(self, decision: Dispatch | Reject, request: Request, now: float, pressure: Pressure) -> None:
@@ -109,12 +114,12 @@ class Recent:
         self._decided.append((request.id, request.client_id, *request.flow, now, *about, backend, rejected, pressure))
 
     def last(self, request_id: str) -> Decided | None:
-        """The latest decision on this request, if it is remembered."""
+        """Return the latest decision on this request, if it is remembered."""
         for noted in reversed(self._decided):
             if noted[0] == request_id:
                 return Decided(*noted)
         return None
 
     def of_client(self, client_id: str) -> list[str]:
-        """Ids of the requests among them that their clients call so, the latest first."""
+        """Return the ids of the remembered requests with this client id, the latest first."""
         return list(dict.fromkeys(noted[0] for noted in reversed(self._decided) if noted[1] == client_id))

@@ -1,10 +1,10 @@
-"""AdmissionEngine: which request is dispatched, when and where? The only place where this is decided.
+"""AdmissionEngine: which request is dispatched, when and where? No other module decides this.
 
 Events go in with the time, and decisions come out as values. Nothing here waits, reads a clock or does I/O. The gateway
-maps decisions to connections and timers, the simulation maps them to a heap, and both see the same decisions.
+maps decisions to connections and timers, the simulation maps them to a heap, and both get equal decisions.
 
-Only events change what is decided. A question may be asked at any time, any number of times. What may happen to a
-request in which state is a table (`admission.lifecycle`). What is noted then is in `admission.request_ledger`.
+Only events change decisions; questions may be asked at any time, any number of times. A table lists the events that are
+possible in each state of a request (`admission.lifecycle`), and `admission.request_ledger` records them.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceT
 
 
 class AdmissionEngine(Deciding):
-    """One pool's queue, its engines' ledgers, and the policy that orders it.
+    """The admission engine of one pool: its queue, its engines' ledgers, and its policy.
 
-    `interactions` and `quotas` may be common to the admission engines of several pools. If a clock is set back, time is
-    taken to stand still, so nothing waits longer because of it.
+    The admission engines of several pools may share `interactions` and `quotas`. If a clock is set back, time stands
+    still meanwhile, so no request waits longer because of that.
     """
 
     # --- questions: they change nothing ---
 
     def received(self, request_id: str, now: float) -> ServiceTokens:
-        """What is a dispatched request believed to have received? Counted if streamed, else estimated from its age."""
+        """Return the service of a dispatched request so far: counted if streamed, else estimated from its age."""
         return self.requests.received(self.requests.lease(request_id), now + self.set_back_s)
 
     def pressure(self, now: float) -> Pressure:
-        """Would a request that arrives now find the pool overloaded, and why?"""
+        """Return the overload that a request would find if it arrived now."""
         now = max(self._now, now + self.set_back_s)
         blocked = self.blocked if self.queued else None
         seen = self.overload.seen(self.backends.values(), blocked, now)
         return Pressure(seen.active, seen.reason)
 
     def explain(self, request_id: str, now: float) -> Explanation | None:
-        """Why is a request where it is? None: it is neither here nor among the last decisions. O(queue of its
-        tenant).
+        """Return the explanation of a request's state; None if it neither waits nor is among the last decisions.
+
+        O(queue of the tenant).
         """
         request, last = self._waiting.get(request_id), self.recent.last(request_id)
         if (known := request or last) is None:
@@ -53,7 +54,7 @@ class AdmissionEngine(Deciding):
         pressure, tree = self.pressure(now), self.requests.tree
         now = max(self._now, now + self.set_back_s)
         numbers = self.policy.explain(known.flow, now) | self.requests.numbers(request, now)
-        if not tree.is_flat:  # the order's weight follows from who is present
+        if not tree.is_flat:  # the order's weight depends on the present tenants, so the tree's numbers replace it
             numbers.pop("weight", None)
             numbers |= tree.numbers(known.flow.tenant)
         return explain(
@@ -70,7 +71,7 @@ class AdmissionEngine(Deciding):
         )
 
     def next_wakeup(self) -> float | None:
-        """When must `woke` be called if nothing else happens? None: not at all."""
+        """Return the time at which `woke` must be called if no other event comes; None if no request waits."""
         if not self.queued:
             return None
         return min(self._waiting.earliest_deadline_s(), self.room.opens_s(), self.requests.rests_s()) - self.set_back_s
@@ -87,7 +88,7 @@ class AdmissionEngine(Deciding):
         self.room.changed()
 
     def arrived(self, request: Request, now: float) -> Sequence[Decision]:
-        """A request wants service. It is queued, refused at once, or waits for what other gateways say."""
+        """Queue an arriving request, reject it at once, or let it wait for the answer of other gateways."""
         try:
             now = self._arrived_s = self._time(now)
             self.interactions.arrived(request, now)
@@ -107,19 +108,19 @@ class AdmissionEngine(Deciding):
             return self._mend(error, request.id, now, request)
 
     def peers_asked(self, request_id: str, now: float) -> None:
-        """Other gateways are being asked about a request: from now on it counts."""
+        """Count a request about which other gateways are asked now."""
         request = self._waiting.get(request_id)
         if request is not None:
             self.requests.asked(request, self._time(now))
 
     def decided(self, request_id: str, refused: Refused | None, now: float) -> Sequence[Decision]:
-        """Other gateways have answered: the request is beyond a limit (`refused`), or may be queued."""
+        """Queue a request after the answer of other gateways, or reject it if it is beyond a limit (`refused`)."""
         try:
             now = self._time(now)
             request = self._waiting.get(request_id)
             if request is None:
                 return NOTHING
-            # By now it may be known to be inside an interaction. Then it is queued as such, and may wait longer.
+            # The answer may have shown that the request is inside an interaction. Then it may wait longer.
             self._waiting.remove(request)
             since_s = request.progress.deadline_s - self.limits.wait_s(request)
             self.interactions.arrived(request, now)
@@ -141,7 +142,7 @@ class AdmissionEngine(Deciding):
             return self._mend(error, request_id, now)
 
     def progressed(self, request_id: str, output_tokens: int, now: float) -> Sequence[Decision]:
-        """This many more output tokens of a dispatched request were seen; 0 with the first sign of its start."""
+        """Count further output tokens of a dispatched request; 0 with the first sign of its start."""
         try:
             lease = self._leases.get(request_id)
             if lease is None:
@@ -159,10 +160,10 @@ class AdmissionEngine(Deciding):
     def finished(
         self, request_id: str, service: ServiceTokens, now: float, awaits_more: bool | None = None
     ) -> Sequence[Decision]:
-        """A dispatched request is complete, and took this much service.
+        """Record the complete answer of a dispatched request.
 
-        `awaits_more`: the answer asks for a tool, so its interaction continues; False: it is a final answer; None: not
-        known.
+        `awaits_more`: True if the answer asks for a tool, so that its interaction continues; False for a final answer;
+        None if that is unknown.
         """
         try:
             now = self._time(now)
@@ -183,7 +184,10 @@ class AdmissionEngine(Deciding):
     def failed(
         self, request_id: str, failure: Failure, now: float, service: ServiceTokens | None = None, again_s: float = 0.0
     ) -> Sequence[Decision]:
-        """A dispatched request did not complete. `service`: what it received; `again_s`: it is wanted no sooner."""
+        """Return a failed request to the queue, or end it.
+
+        `service`: tokens that the request received. `again_s`: seconds for which the engine does not want it.
+        """
         try:
             lease = self.requests.lease(request_id)
             request = lease.request
@@ -214,9 +218,9 @@ class AdmissionEngine(Deciding):
             return self._mend(error, request_id, now)
 
     def cancelled(self, request_id: str, now: float, service: ServiceTokens | None = None) -> Sequence[Decision]:
-        """Its client is gone, or its answer broke off.
+        """End a request whose client is gone, or whose answer broke off.
 
-        A queued request leaves uncharged. A dispatched one ends, and is charged for what it received.
+        A queued request is charged nothing more. A dispatched request is charged for the service that it received.
         """
         try:
             request = self._waiting.get(request_id)
@@ -233,7 +237,7 @@ class AdmissionEngine(Deciding):
             return self._mend(error, request_id, now)
 
     def backend_changed(self, name: str, change: Gauges | EngineFacts | bool, now: float) -> Sequence[Decision]:
-        """An engine was scraped (gauges), was recognised (facts), or has become healthy or unhealthy (a boolean)."""
+        """Follow a scrape of an engine (gauges), its identification (facts), or its health (a bool)."""
         try:
             now = self._time(now)
             ledger = self.backends[name]
@@ -254,15 +258,15 @@ class AdmissionEngine(Deciding):
             return self._mend(error, "", now)
 
     def woke(self, now: float) -> Sequence[Decision]:
-        """The time that `next_wakeup` named has come."""
+        """Expire and dispatch at the time that `next_wakeup` named."""
         return self._room_changed(self._time(now))
 
     def wanted_elsewhere(self, now: float) -> Sequence[Decision]:
-        """A request that cannot wait has no room at another gateway: work that can wait makes room here."""
+        """Preempt batch work here, because an interactive request at another gateway has no room."""
         return self.requests.give_back(None, list(self.backends), self._time(now))
 
     def catch_up(self, now: float) -> float:
-        """Bring counters and ledgers up to the streamed tokens. Returns the time by the admission engine's clock."""
+        """Update counters and ledgers to the streamed tokens. Return the time by the admission engine's clock."""
         now = self._time(now)
         for engine in self.requests.charge_progress(now):
             self.room.changed(engine)

@@ -1,4 +1,4 @@
-"""Why is a request where it is? Its latest decision, or why it waits, with the numbers behind it."""
+"""Why does a request wait, or why was it dispatched or rejected? The reason in words, with the numbers behind it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, St
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why is a request where it is?
+    """The explanation of the state of one request.
 
     Attributes:
-        last: its latest decision; None while it is queued for the first time.
-        blocked: if the request waits, the next request in order and its obstacle at each engine.
+        last: latest decision; None while the request is queued for the first time.
+        blocked: for a waiting request, the next request in order and its obstacle at each engine.
         reason: one sentence.
-        waited_s: for what it waited, or has waited so far: seconds by obstacle.
-        expected_s: how long its wait was expected to be when it began; None: it did not wait.
-        pressure: whether the pool was overloaded when it was decided; for a waiting request: whether it is now.
-        limits: what its caller had left when it was refused, and has left now of the limits that hold at any time.
-        numbers: what decides its flow's place: counters, weights, counts and limits by name.
+        waited_s: seconds of the wait by obstacle, so far or in all.
+        expected_s: expected wait at its beginning in seconds; None if none was estimated.
+        pressure: overload of the pool now for a waiting request, else as recorded with the decision.
+        limits: the exceeded limit of a rejected request, then the present rest of the limits that always hold.
+        numbers: the numbers that decide the flow's place, by name: counters, weights, counts and limits.
         kv: by engine, the largest occupancy that the dispatched requests are expected to reach (1.0 = full).
     """
 
@@ -74,11 +74,11 @@ OF_WAIT: Final = {
     Obstacle.ASKED: "for the answer of other gateways about a limit",
     Obstacle.RETURNED: "at an engine that gave it back or was not reached",
 }
-"""What is said of a part of its wait, after the seconds."""
+"""Words for a part of a wait, after its seconds."""
 SHOWN_S_MIN: Final = 0.001
-"""A shorter part of a wait goes without saying."""
+"""Shortest part of a wait that is mentioned."""
 AHEAD_SHOWN: Final = 3
-"""Tenants that are named."""
+"""Tenants that are named; the others are summed up."""
 OF_PLACED: Final = {
     Placed.ONLY: "no other engine had room",
     Placed.CACHED: "no engine has more of its prompt cached, and it is done soonest there",
@@ -117,15 +117,16 @@ def explain(
     numbers: dict[str, float],
     kv: dict[str, float],
 ) -> Explanation:
-    """Why is a request where it is?
+    """Return the explanation of a request. At least one of `request` and `last` must be given.
 
     Args:
-        request: given if it waits.
-        last: its latest decision, if remembered. At least one of the two is given.
-        ceiling: which group or tenant has as much as it may, so that the request does not start; "" if none has.
-        blocked: the next request in order, and its obstacle at each engine.
-        waited_s: if it waits, for what it has waited so far: seconds by obstacle.
-        pressure: whether the pool is overloaded now. The others: as in `Explanation`.
+        request: the request, if it waits.
+        last: latest decision on the request, if remembered.
+        blocked: next request in order, and its obstacle at each engine.
+        ceiling: sentence on the full group or tenant that keeps the request from starting; "" if there is none.
+        waited_s: for a waiting request, the seconds so far by obstacle.
+        pressure: overload of the pool now.
+        limits, numbers, kv: as in `Explanation`.
     """
     if request is not None:
         progress = request.progress
@@ -156,7 +157,10 @@ def dispatched_in_words(backend: str, placed: str | None, *, at_once: bool) -> s
 
 
 def sentence(request_id: str, tenant: str, *parts: str) -> str:
-    """req_1 of chat was dispatched to gpu-1: no other engine had room; it waited 2.05 s behind 48 requests of batch."""
+    """Join the parts of an explanation to a sentence, such as:
+
+    req_1 of chat was dispatched to gpu-1: no other engine had room; it waited 2.05 s behind 48 requests of batch.
+    """
     verb = "is" if parts[0].startswith("queued") else "was"
     whose = f" of {tenant}" if tenant else ""
     return f"{request_id}{whose} {verb} {'; it '.join(part for part in parts if part)}."
@@ -175,10 +179,12 @@ def _reason(decided: Decided) -> str:
 
 
 def waited_in_words(by: Mapping[str, float], ahead: Mapping[str, int], own: str) -> str:
-    """waited 2.05 s behind 48 requests of batch and 14 of its own tenant: 1.9 s for its turn, 0.15 s for KV
+    """Return a wait in words; "" if there was none. Example:
 
-    `by`: seconds by obstacle. `ahead`: by tenant, the requests that an engine had while this one of the tenant `own`
-    waited.
+    waited 2.05 s behind 48 requests of batch, 14 of its own tenant: 1.9 s for its turn, 0.15 s for KV
+
+    `by`: seconds by obstacle. `ahead`: by tenant, the requests that an engine had during the wait of a request of the
+    tenant `own`.
     """
     if not by:
         return ""

@@ -1,15 +1,18 @@
-"""In which state is a request, and what may happen to it then?
+"""Which events are possible in which state of a request?
 
-The table is complete: an event that it does not list for a state is an `IllegalEvent`, and changes nothing. Each event
-is a method of `admission.request_ledger`, which makes its entries.
+The table is complete: an event that it does not list for a state raises `IllegalEvent`, and changes nothing. Each event
+is a method of `admission.request_ledger`, which updates all tables.
 
     new -> queued -> dispatched -> ended
      |       ^  |        |
-     |       |  |        '-> queued   the engine refused it or was not reached: back to the head of its flow, uncharged
-     |       |  |-> ended             it expired, gave way or was cancelled: charged nothing
-     |       |  '-> moved -> queued   its pool has no engine: it goes on waiting in the pool that stands in
+     |       |  |        '-> queued   refused or not reached: uncharged. Preempted: charged for its service so far
+     |       |  |-> ended             expired, evicted or cancelled: charged nothing more
+     |       |  '-> moved -> queued   failed over: the pool has no engine, so the request waits in the fallback pool
      |       |
-     '-> undecided -> asked           near a limit that several gateways count: the others decide whether it is queued
+     '-> undecided -> asked           near a limit that gateways count together, or with an interaction unknown here:
+                                      the reply of the others decides whether the request is queued
+
+An undecided request that leaves early ends, and so does a request that is rejected.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from policies.request import State
 
 
 class Event:
-    """Something that happens to a request, and the state that follows on each state where it is possible."""
+    """An event of a request: its name, and the next state for each state in which it is possible."""
 
     __slots__ = ("name", "states")
 
@@ -30,14 +33,14 @@ class Event:
 
 
 class IllegalEvent(Exception):
-    """This cannot happen to a request in this state. Nothing has changed."""
+    """The error that an event is impossible in the state of its request. Nothing has changed."""
 
     def __init__(self, request_id: str, state: State, event: Event) -> None:
         super().__init__(f"request {request_id} is {state.value}: it cannot be {event.name}")
 
 
 class UnknownRequest(Exception):
-    """No request with this id waits or is dispatched here. Nothing has changed."""
+    """The error that no request with this id waits or is dispatched here. Nothing has changed."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"request {request_id} is not here: it has ended, or never came")

@@ -1,4 +1,4 @@
-"""A policy by its name: its order and its placement, made with their settings."""
+"""Creation of a policy by name: its order and its placement, with their settings."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def named_policy(
     prefixes: PrefixIndex | None = None,
     **settings: Any,
 ) -> Policy:
-    """The policy of this name.
+    """Create the policy of this name.
 
-    `placement`: by its name; None: the one of the policy, or the usual one. `flows_max`: tenants and flows that each
-    queue remembers, `blocks_max`: blocks of prompts, over all engines. `prefixes`: an index to go on with.
-    TypeError for a setting that neither order nor placement has; KeyError for an unknown name.
+    `placement`: a name; None for the policy's own placement, or else the usual one. `flows_max`: tenants and flows that
+    each queue remembers. `blocks_max`: blocks of prompts that the index remembers, over all engines. `prefixes`: an
+    existing index to keep. Raise TypeError for a setting that neither order nor placement has, and KeyError for an
+    unknown name.
     """
     entry = POLICIES[name]
     place = PLACEMENTS[placement or entry.placement or USUAL_PLACEMENT]

@@ -1,8 +1,12 @@
-"""WHO goes next and WHERE: an order and a placement, side by side. Any order goes with any placement.
+"""WHO goes next and WHERE: an order and a placement, side by side. Any order works with any placement.
 
 A `Policy` has one queue in front of all engines. Where the placement assigns requests to engines at arrival, each
-engine has a queue with an order of its own (`admission.assigned`). Both keep the index of cached prefixes up to date,
-where the order or the placement reads it.
+engine has a queue with an order of its own (`admission.assigned`). Both policies maintain the index of cached prefixes
+if the order or the placement reads it.
+
+One dispatch: `pop` asks the order for the next request. The order offers requests to a `QueueRoom`, which asks
+`Engines` for those with room (WHEN) and lets the placement choose one of them (WHERE). The result is a `Selection`, or
+`Blocked` with the obstacles of the next in order.
 """
 
 from __future__ import annotations
@@ -23,35 +27,35 @@ LEAST_LOADED: Final = LeastLoaded()
 
 
 class Engines(Protocol):
-    """What can the engines of a pool start now?"""
+    """The engines of a pool, and the requests that they can start now."""
 
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
-        """The engines that can start it now, at least one; or the obstacle at each."""
+        """Return the engines that can start a request now, at least one; or the obstacle at each engine."""
 
     def full_beside(self) -> dict[str, Obstacle]:
-        """The obstacles at the other engines, where `with_room` has found some with room."""
+        """Return the obstacles at the other engines, after `with_room` has found engines with room."""
 
     def reserve(self, blocked: Blocked) -> str | None:
-        """The engine that is kept for the next request, which no engine can start (`Room.reserve`)."""
+        """Return the engine that is reserved for the next request, which no engine can start (`Room.reserve`)."""
 
     def may_begin(self, request: Request) -> bool:
-        """Has the working set of the pool room for it?"""
+        """Return whether the working set of the pool has room for a request."""
 
     def at_ceiling(self, request: Request) -> str | None:
-        """Which ceiling is reached for this request? None: none."""
+        """Return the name of the full node of the tree that keeps a request from starting, or None."""
 
     def has_part(self, request: Request, engine: str | None) -> bool:
-        """Has its tenant a part of the prefill left, at this engine or, with None, at any?"""
+        """Return whether the tenant has a part of the prefill left at this engine, or with None at any engine."""
 
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
-        """What keeps this one engine from starting it now? None: nothing."""
+        """Return the obstacle that keeps this engine from starting a request now, or None."""
 
     def loads(self) -> dict[str, int]:
-        """Requests dispatched to each engine in service, by its name."""
+        """Return the number of requests dispatched to each engine in service."""
 
 
 class QueueRoom:
-    """The engines of a pool as the order of one queue sees them, and which waiting requests they have cached."""
+    """The engines of a pool as the order of one queue sees them (`orders.order.Room`)."""
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class QueueRoom:
         prefixes: PrefixIndex | None = None,
         homes: Homes | None = None,
     ) -> None:
-        """`only`: the queue is that of one engine. Without `engines`, that engine has the request already."""
+        """Create a room. `only`: the engine that owns the queue; without `engines`, each request is placed there."""
         self.engines = engines
         self._only = only
         self._placement = placement
@@ -122,60 +126,58 @@ class QueueRoom:
 
 
 class Policy:
-    """Which request is served next, and at which engine?"""
+    """An order and a placement, with one queue in front of all engines."""
 
     def __init__(
         self, order: Order, placement: Placement | None = None, *, prefixes: PrefixIndex | None = None
     ) -> None:
-        """`prefixes`: what the engines are expected to have cached; None: neither the order nor the placement reads
-        it.
-        """
+        """Create a policy. `prefixes`: index of cached prompts; None if neither order nor placement reads it."""
         self.order = order
         self.placement = placement if placement is not None else LEAST_LOADED
         self.prefixes = prefixes
         self.on_sent: Callable[[Prefix, str], None] | None = None
-        """Hears how a prompt begins that was sent to an engine, where other gateways must know of it."""
+        """Callback for the prefix and the engine of each dispatch, where other gateways must know of it."""
         self._homes = Homes(prefixes) if prefixes is not None and order.passes else None
         self._room = QueueRoom(None, placement=self.placement, prefixes=prefixes, homes=self._homes)
 
     @property
     def reads_prefixes(self) -> bool:
-        """Must requests come with the hashes of their prompt's blocks?"""
+        """Return whether requests must carry the hashes of their prompt's blocks."""
         return self.prefixes is not None
 
     def is_ahead(self, tenant: str) -> bool:
-        """Has this tenant received more than one with a start that sleeps, by more than the window of the order?"""
+        """Return whether this tenant is ahead of one with a sleeping start by more than the window, in any queue."""
         return any([order.backlog is not None and order.backlog.is_ahead(tenant) for order in self.queues().values()])
 
     def first_start(self) -> Request | None:
-        """The start that waits for the working set, of the tenant that has received least. None: none does."""
+        """Return the first start that waits for the working set (`Backlog.first_start`); None if none waits."""
         for order in self.queues().values():
             if order.backlog is not None and order.backlog.starts:
                 return order.backlog.first_start()
         return None
 
     def queues(self) -> Mapping[str, Order]:
-        """The order of each queue, by its engine; "" is the one queue in front of all."""
+        """Return the order of each queue by its engine; "" is the one queue in front of all engines."""
         return {"": self.order}
 
     def queue(self, name: str) -> Order | None:
-        """The order of the queue with this name (`queues`), from now on if there was none. None: it cannot have one."""
+        """Return the order of the queue with this name (`queues`), created if missing; None if there can be none."""
         return None if name else self.order
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        """Queue the request. `front`: an engine refused it, and it goes first in its flow."""
+        """Queue the request. `front`: it goes first in its flow, because it was queued before."""
         self.order.push(request, now, front=front)
         if self._homes is not None:
             self._homes.add(request)
 
     def pop(self, now: float, engines: Engines) -> Selection | Blocked | None:
-        """Take out the next request that can start. `Blocked`: the next in order has no room. None: nothing waits."""
+        """Remove and return the next request that can start; `Blocked` if none can; None if the queue is empty."""
         self._room.engines = engines
         selection = self.order.pop(now, self._room)
         return self._sent(selection, self.order) if isinstance(selection, Selection) else selection
 
     def remove(self, request: Request, now: float) -> None:
-        """Take out a queued request that was cancelled or has expired."""
+        """Remove a request that leaves the queue without a dispatch."""
         self.order.remove(request, now)
         if self._homes is not None:
             self._homes.remove(request)
@@ -189,11 +191,11 @@ class Policy:
             return
         expected_blocks = progress.cached_blocks
         if service.cached is not None:
-            # An engine is believed within what is possible.
+            # An engine's report is believed within possible bounds.
             service = ServiceTokens(service.prompt, service.output, max(0, min(service.cached, service.prompt)))
         reported = service.cached
         if reported is None and expected_blocks:
-            # The answer is not whole, or broke off. The expected number is used.
+            # The answer is not complete, so the expected number is used.
             cached = tokens_of_blocks(expected_blocks, request.prefix, service.prompt)
             service = ServiceTokens(service.prompt, service.output, cached)
         order.charge(request, service, now, final=final)
@@ -204,47 +206,47 @@ class Policy:
             self.prefixes.reported(progress.engine, expected_blocks, found)
 
     def observe(self, engine: str, gauges: Gauges) -> None:
-        """An engine was scraped. One that has restarted has nothing cached."""
+        """Follow the gauges of a scraped engine. A restarted engine has nothing cached."""
         if self.prefixes is not None:
             self.prefixes.counted(engine, gauges.prompt_tokens_total)
 
     def sent_elsewhere(self, prefix: Prefix, engine: str) -> None:
-        """Another gateway sent a request with this prefix to an engine."""
+        """Index the prefix of a request that another gateway sent to an engine."""
         if self.prefixes is not None:
             self.prefixes.insert(prefix, engine)
             if self._homes is not None:
                 self._homes.sent(prefix)
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
-        """The numbers that decide this flow's place, by name."""
+        """Return the numbers that decide this flow's place, by name."""
         return self.order.explain(flow, now)
 
     def give_up(self, request: Request, now: float) -> None:
-        """Another policy goes on with this dispatched request: take back what it was charged."""
+        """Refund a dispatched request, because another policy will charge it."""
         order: Order = request.progress.order
         order.charge(request, ServiceTokens(0, 0), now, final=True)
 
     def go_on_with(self, request: Request, engine: str, now: float) -> None:
-        """A request that another policy dispatched runs at this engine. Nothing may be queued yet."""
+        """Adopt a request that another policy dispatched to this engine. No request may be queued yet."""
         self._run_at(self.order, request, engine, now)
 
     def forget_engine(self, engine: str, now: float) -> None:
-        """An engine is no longer there. Nothing of it runs."""
+        """Forget a removed engine, at which no request runs."""
         if self.prefixes is not None:
             self.prefixes.forget_engine(engine)
 
     def __len__(self) -> int:
-        """Requests queued."""
+        """Return the number of queued requests."""
         return len(self.order)
 
     def _run_at(self, order: Order, request: Request, engine: str, now: float) -> None:
-        """This order, which is empty, takes the request for one that it let go to the engine."""
+        """Let an empty order dispatch the request to the engine at which it already runs."""
         order.push(request, now)
         order.pop(now, QueueRoom(None, only=engine))
         request.progress.order, request.progress.engine = order, engine
 
     def _sent(self, selection: Selection, order: Order) -> Selection:
-        """This order lets a request go to an engine, which has its prompt cached from now on."""
+        """Record a dispatch: its order, its engine, and the prompt that the engine will have cached."""
         request, engine, progress = selection.request, selection.backend, selection.request.progress
         progress.order, progress.engine = order, engine
         if self.prefixes is not None and request.prefix:

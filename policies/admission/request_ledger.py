@@ -1,7 +1,10 @@
-"""What is noted about a request in which state? The requests of one pool, and the only place where their state changes.
+"""The record of one pool's requests, and the only place where their state changes.
 
-Five tables know a request: the bounded queue, the counts of its tenant's limits, its interaction, the order, and the
-ledger of its engine. Each event is a method here, which changes the state and makes all entries of the event.
+Each event is a method, which changes the state (`admission.lifecycle`) and updates every table that knows the request:
+
+    while it waits   the bounded queue, the clocks of waits, and the order (unless it rests or is not queued yet)
+    while it runs    its lease, its engine's ledger, and for batch work the candidates for preemption
+    in both states   fair shares, the tree, the working set, its interaction, and the counts of its limits
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ NO_SERVICE: Final = ServiceTokens(0, 0)
 
 
 class RequestLedger:
-    """Everything that is noted about the requests of one pool."""
+    """The state of the requests of one pool in all tables."""
 
     def __init__(
         self,
@@ -66,24 +69,21 @@ class RequestLedger:
         self._streaming: list[Lease] = []
         """Leases with tokens that are not charged yet."""
         self.charged_s = -inf
-        """When `charge_progress` was called last."""
+        """Time of the last `charge_progress`."""
         self.touched: dict[str, None] = {}
-        """Engines at which something has happened since the last `charge_progress`."""
+        """Engines with an event since the last `charge_progress`."""
         self.resting: list[tuple[float, str]] = []
-        """Until when requests rest that each engine is closed to, the first first. Those that have left are among
-        them."""
+        """Heap of resting requests by the end of their rest. Some have left since."""
         self._due = DueTimes()
-        """When time alone changes what the ledgers of the others know."""
+        """Times at which the estimates of an engine's ledger change without an event."""
 
     def refusal(self, request: Request, pressure: Pressure, now: float) -> Refused | None:
-        """Return why a request may not wait, with when its client is to come back: it is beyond a limit of the order,
-        or a start for which the working set has no room for longer than a start may wait. None: it may wait.
-        """
+        """Return the refusal by a limit of the order, or of a start that would wait too long for the working set."""
         if (refused := self.policy.order.refusal(request, now, pressure)) is not None:
             return refused
         most_s, place = self.waiting.limits.wait_s(request), self._place(request)
         if request.progress.inside or most_s == request.wait_s_max or not place.is_behind_a_start:
-            return None  # the first in line always may
+            return None  # the first start of a tenant may always wait
         wait_s = self.waiting.places.left_s(request, now)
         if wait_s is None:
             wait_s = self.expected(request, now, comes=True).late_s
@@ -91,12 +91,12 @@ class RequestLedger:
         return Refused(why, self.waiting.comes_back_in(request, why, wait_s, now)) if wait_s > most_s else None
 
     def expected(self, request: Request, now: float, *, comes: bool) -> Expected:
-        """Return the expected wait of a request. `comes`: it does not wait, and would come now."""
+        """Return the expected wait of a request. `comes`: the request is not queued, and would arrive now."""
         held_s = self.engine_start.left_s(now)
         return self.expected_waits.of(request, self._place(request), now, comes=comes, held_s=held_s)
 
     def _place(self, request: Request, *, waits: bool = True) -> GateState:
-        """Return where a request waits, or would; or, if it has just gone, what it went through."""
+        """Return the gate where a request waits or would wait; with `waits` False, the gate that it has just passed."""
         order, queues = self.order_of(request), max(1, len(self.policy.queues()))
         gate, running = Gate(request.can_wait), len(self.leases)
         answer_s = fmean([ledger.pace.lifetime_s for ledger in self.backends.values()] or [0.0])
@@ -116,7 +116,7 @@ class RequestLedger:
         return starts if request.progress.context is None and (has_waited or starts.is_behind_a_start) else place
 
     def numbers(self, request: Request | None, now: float) -> dict[str, float]:
-        """What decides about this request beside its order, by name. None: about requests that do not wait."""
+        """Return the numbers beside those of the order that decide about a waiting request (or none: None), by name."""
         numbers: dict[str, float] = {}
         if self.working_set.hold_s:
             numbers["working_set_tokens"] = float(self.working_set.tokens_in_all)
@@ -129,43 +129,43 @@ class RequestLedger:
         return numbers
 
     def wanted_tokens(self) -> float:
-        """Return the prompts and expected answers of all requests that wait or run. O(their number)."""
+        """Return the tokens of the prompts and expected answers of all waiting and running requests. O(requests)."""
         present = [*self.waiting.requests.values(), *[lease.request for lease in self.leases.values()]]
         return sum([each.prompt_tokens + each.progress.output_tokens_expected for each in present])
 
     def follow_start(self, now: float, *, is_served: bool) -> None:
-        """Begin or end the start of an engine where one is waited for."""
+        """Begin the start of an engine if requests wait without one in service, or end the start."""
         if not is_served and len(self.waiting):
             self.engine_start.wanted(now)
         elif is_served and self.engine_start.ended(now):
             self.expected_waits.resumed(now)
 
-    # --- events: one that is not possible in the request's state is an `IllegalEvent`, and changes nothing ---
+    # --- events: each raises `IllegalEvent`, and changes nothing, if it is not possible in the request's state ---
 
     def undecided(self, request: Request) -> None:
-        """It waits until other gateways are asked whether a limit has room for it."""
+        """Let a new request wait until other gateways are asked about it."""
         self._apply(lifecycle.UNDECIDED, request)
         self._wait(request)
 
     def asked(self, request: Request, now: float) -> None:
-        """Other gateways are being asked about it: from now on it counts."""
+        """Count an undecided request, because other gateways are asked about it now."""
         self._apply(lifecycle.ASKED, request)
         self._count(request, now)
 
     def admitted(self, request: Request, now: float) -> None:
-        """It waits for its turn. If other gateways were asked about it, it waits and counts already."""
+        """Queue a request for its turn. A request about which other gateways were asked waits and counts already."""
         is_new = self._apply(lifecycle.ADMITTED, request) is State.NEW
         self._enter(request)
         if is_new:
             self._wait(request)
             self._count(request, now)
         self.tenants.seen(request, now)
-        self.interactions.admitted(request, now)  # before the order asks for its stage
+        self.interactions.admitted(request, now)  # before the push: the order reads the stage
         self.working_set.queued(request, now)
         self.policy.push(request, now)
 
     def waits_on(self, request: Request, now: float) -> Expected:
-        """Note that a request could not go at once. Return its expected wait."""
+        """Record the expected wait of a request that could not start at once, and return it."""
         progress = request.progress
         if progress.state is State.QUEUED:
             self.expected_waits.began(self.order_of(request).backlog, request, now)
@@ -175,13 +175,13 @@ class RequestLedger:
         return expected
 
     def refused(self, request: Request, now: float) -> None:
-        """It is beyond a limit, or there is no room for it. If other gateways were asked about it, it has waited."""
+        """End a request that is rejected before it was queued. If other gateways were asked, it has waited."""
         if self._apply(lifecycle.REFUSED, request) is State.ASKED:
             self._wait_no_more(request, now)
             self._uncount(request, now)
 
     def withdrawn(self, request: Request, now: float) -> None:
-        """It was cancelled, has expired or gives way before it was dispatched."""
+        """End a waiting request that was cancelled, has expired, or is evicted or rejected."""
         before = self._apply(lifecycle.WITHDRAWN, request)
         self._wait_no_more(request, now)
         if before is State.ASKED:
@@ -192,14 +192,14 @@ class RequestLedger:
             self.settle(request, NO_SERVICE, now)
 
     def handed_over(self, request: Request, now: float) -> None:
-        """It leaves this pool, which has no engine. Its interaction stays busy with it."""
+        """Remove a request that fails over to another pool. Its interaction still has it under way."""
         self._apply(lifecycle.HANDED_OVER, request)
         self._wait_no_more(request, now)
         self._leave_line(request, now)
         self._uncount(request, now)
 
     def taken_in(self, request: Request, now: float) -> None:
-        """It comes from a pool without an engine, and waits for its turn here."""
+        """Queue a request that fails over from another pool."""
         self._apply(lifecycle.TAKEN_IN, request)
         self._enter(request)
         self._wait(request)
@@ -209,7 +209,7 @@ class RequestLedger:
         self._count(request, now)
 
     def dispatched(self, request: Request, backend: str, now: float) -> None:
-        """The order has let it go to this engine. Its prompt is charged."""
+        """Record a dispatch to this engine, and charge the prompt."""
         self._apply(lifecycle.DISPATCHED, request)
         self.waiting.remove(request)
         if not self.tree.is_flat:
@@ -217,7 +217,7 @@ class RequestLedger:
         wait = request.progress.wait
         if wait is not None:
             self.waits.ended(request, now)
-            self._expect(request)  # more is known than when it began to wait
+            self._expect(request)  # the lengths may have been learned while the request waited
         lease = self.leases[request.id] = Lease(request, backend, now)
         if request.can_wait:
             self.giving_back.dispatched(request, backend)
@@ -231,31 +231,32 @@ class RequestLedger:
         self.policy.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
 
     def _went(self, request: Request, now: float) -> None:
-        """Learn from a request that went while others waited, or that had waited, how fast its gate lets through."""
+        """Learn the pace of a gate from a request that had waited there, or that passed while others waited."""
         oldest = next(iter(self.waiting.requests.values()), request)
         waits = [one.progress.wait.since_s for one in (request, oldest) if one.progress.wait is not None]
         self.expected_waits.dispatched(request, self._place(request, waits=False), min(waits, default=now), now)
 
     def returned(self, request: Request, now: float, received: ServiceTokens = NO_SERVICE) -> None:
-        """Its engine refused it or was not reached. It is charged nothing, and waits at the head of its flow.
+        """Return a dispatched request to the head of its flow, uncharged.
 
-        `received`: it was given back, and stays charged with that until it goes again. Else it would go at once.
+        `received`: service of a preempted request, charged while it waits: a refund would let it go again at once.
         """
         self._apply(lifecycle.RETURNED, request)
         is_given_back = received is not NO_SERVICE
         self._end_lease(request, received, now, is_given_back=is_given_back)
-        if is_given_back:  # as long as it waits, it takes no room in the working set from others
+        if is_given_back:  # while it waits, it takes no room in the working set from others
             self.working_set.left(request, NO_SERVICE, now)
-        # It may have been changed while the request ran.
+        # The tenant's weight may have changed while the request ran.
         request.weight = self.tree.weight(request.flow.tenant, self.tenants.weight(request))
         self._wait(request, front=True)
         self.tenants.seen(request, now)
         self.policy.push(request, now, front=True)
 
     def set_aside(self, blocked: Blocked, now: float, *, stays: bool) -> list[tuple[Request, Refused | None]]:
-        """Is the next in order one that the engines are closed to, while they may take others? Then it waits outside
-        the order until one opens, so that it holds up nobody. Where that is after its time it leaves, with the reason,
-        unless it `stays` for the pool that stands in, which serves what needs no certain engine.
+        """Set aside the next in order of each queue if all engines are closed to it alone. Return those set aside.
+
+        Such a request rests outside the order until an engine opens, so that it holds up no other. If that is after its
+        deadline it is withdrawn, with a refusal, unless it `stays` for the fallback pool and needs no certain engine.
         """
         aside: list[tuple[Request, Refused | None]] = []
         for each in (blocked, *blocked.others):
@@ -276,17 +277,17 @@ class RequestLedger:
                 progress.rests = True
                 heappush(self.resting, (min(until_s, progress.deadline_s), request.id))
             aside.append((request, refused))
-        if len(self.resting) > 2 * len(self.waiting) + 64:  # most of them have left
+        if len(self.resting) > 2 * len(self.waiting) + 64:  # most entries are stale
             self.resting = [each for each in self.resting if each[1] in self.waiting.requests]
             heapify(self.resting)
         return aside
 
     def rests_s(self) -> float:
-        """When has the first request rested for long enough? inf: none rests."""
+        """Return the time at which the first rest ends; inf if no request rests."""
         return self.resting[0][0] if self.resting else inf
 
     def wake(self, now: float, until_s: float) -> None:
-        """Put requests that rest until then at most back to the heads of their flows."""
+        """Return requests whose rest ends by `until_s` to the heads of their flows."""
         while self.resting and self.rests_s() <= until_s:
             request = self.waiting.get(heappop(self.resting)[1])
             if request is not None and request.progress.rests:
@@ -294,10 +295,7 @@ class RequestLedger:
                 self.policy.push(request, now, front=True)
 
     def finished(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
-        """It has its whole answer, and took this much.
-
-        `awaits_more`: the answer asks for another call; None: that is not known.
-        """
+        """End a request with a complete answer. `awaits_more`: it asks for another call; None if that is unknown."""
         self._apply(lifecycle.FINISHED, request)
         lease = self.leases[request.id] if request.progress.wait is not None else None
         ran_s = self._end_lease(request, _charged(request, service), now)
@@ -309,7 +307,7 @@ class RequestLedger:
         self.settle(request, service, now, ran_s)
 
     def broken(self, request: Request, service: ServiceTokens, now: float) -> None:
-        """It ends without its whole answer, and took this much."""
+        """End a dispatched request without a complete answer."""
         self._apply(lifecycle.BROKEN, request)
         ran_s = self._end_lease(request, _charged(request, service), now)
         self.tree.left(request)
@@ -318,8 +316,9 @@ class RequestLedger:
         self.settle(request, service, now, ran_s)
 
     def give_back(self, blocked: Blocked | None, engines: list[str], now: float) -> list[GiveBack]:
-        """Is another request stopped at one of these engines, because this one cannot wait and has no room? `blocked`:
-        None: it waits at another gateway.
+        """Preempt at most one batch request, at one of these engines, for an interactive request without room.
+
+        `blocked`: that request and its obstacles; None if it waits at another gateway.
         """
         order, node = (self.order_of(blocked.request), blocked.ceiling) if blocked else (self.policy.order, "")
         if (blocked is not None and blocked.request.can_wait) or not engines or order.backlog is None:
@@ -336,28 +335,28 @@ class RequestLedger:
         return [] if id is None else [GiveBack(id)]
 
     def lease(self, request_id: str) -> Lease:
-        """The lease of a dispatched request. UnknownRequest if it is not dispatched."""
+        """Return the lease of a dispatched request. Raise UnknownRequest if there is none."""
         lease = self.leases.get(request_id)
         if lease is None:
             raise UnknownRequest(request_id)
         return lease
 
     def received(self, lease: Lease, now: float) -> ServiceTokens:
-        """What is a dispatched request believed to have received? Counted if streamed, else estimated from its age."""
+        """Return the service of a dispatched request so far: counted if streamed, else estimated from its age."""
         output_tokens = lease.output_tokens
         if not lease.request.streamed:
             output_tokens = self.backends[lease.backend].pace.output_tokens(lease, now)
         return ServiceTokens(lease.request.prompt_tokens, output_tokens)
 
     def streamed(self, lease: Lease, output_tokens: int) -> None:
-        """This many more tokens of its answer were seen. The next `charge_progress` charges them."""
+        """Count further tokens of an answer. The next `charge_progress` charges them."""
         if lease.charged_tokens == lease.output_tokens:
             self._streaming.append(lease)
         lease.output_tokens += output_tokens
 
     def charge_progress(self, now: float) -> list[str]:
-        """Bring counters and ledgers up to the tokens that have streamed. Asks only the engines where something has
-        happened or is due. Returns those where answers must have started by now.
+        """Charge the streamed tokens, and update the ledgers of engines with events. Return the engines where answers
+        must have started by now.
         """
         self.charged_s = now
         started: list[str] = []
@@ -376,7 +375,7 @@ class RequestLedger:
                     started.append(name)
         for request_id in self.giving_back:
             lease = self.leases[request_id]
-            if not lease.request.streamed:  # what it receives decides how much such work is owed
+            if not lease.request.streamed:  # batch work is charged in time, because its service decides what it is owed
                 self.policy.charge(lease.request, self.received(lease, now), now, final=False)
         for lease in streaming:
             request = lease.request
@@ -395,7 +394,7 @@ class RequestLedger:
     # --- entries ---
 
     def _apply(self, event: Event, request: Request) -> State:
-        """Change the state by the table. Returns the state before."""
+        """Change the state by the table. Return the state before. Raise IllegalEvent if the event is not possible."""
         before = request.progress.state
         after = event.states.get(before)
         if after is None:
@@ -404,7 +403,7 @@ class RequestLedger:
         return before
 
     def _enter(self, request: Request) -> None:
-        """It is present in this pool from now on, and weighs what its tenant is entitled to."""
+        """Count the request as present in the tree, and set its weight to its tenant's entitlement."""
         if not self.tree.is_flat:
             self.tree.arrived(request, request.weight)
             request.weight = self.tree.weight(request.flow.tenant, request.weight)
@@ -423,7 +422,7 @@ class RequestLedger:
         progress.output_tokens_reserved = self.lengths.reserved(request)
 
     def order_of(self, request: Request) -> Order:
-        """The order of the queue that it waits in, or would."""
+        """Return the order of the queue in which the request waits, or would wait."""
         return self.policy.queues().get(request.progress.engine, self.policy.order)
 
     def _leave_line(self, request: Request, now: float) -> None:
@@ -437,7 +436,7 @@ class RequestLedger:
         self.working_set.left(request, NO_SERVICE, now)
 
     def _end_lease(self, request: Request, charged: ServiceTokens, now: float, *, is_given_back: bool = False) -> float:
-        """For how long did it run?"""
+        """End the run of a request in every table. Return its seconds."""
         lease = self.leases[request.id]
         if request.can_wait:
             self.giving_back.ended(request, charged, is_given_back=is_given_back)
@@ -445,7 +444,7 @@ class RequestLedger:
         self.tenants.ended(request, lease.held_tokens)
         self.tree.ended(request, lease.held_tokens)
         self.policy.charge(request, charged, now, final=True)
-        del self.leases[request.id]  # last: an event that fails before knows its request by it
+        del self.leases[request.id]  # last, because an event that fails before this finds its request by the lease
         return now - lease.dispatched_s
 
     def _count(self, request: Request, now: float) -> None:
@@ -462,7 +461,7 @@ class RequestLedger:
 
 
 def _charged(request: Request, service: ServiceTokens) -> ServiceTokens:
-    """What is a request charged that has ended? Its prompt at least, for it took the place of another request in the
-    prefill window. Otherwise a flood of requests that engines refuse at once would always go next.
+    """Return the charge of a request that has ended: its service, or its prompt if it received none. Without a charge,
+    a flood of requests that engines refuse at once would always go next in the prefill window.
     """
     return service if service.prompt or service.output else ServiceTokens(request.prompt_tokens, 0)

@@ -1,4 +1,13 @@
-"""Which engines of a pool can start a request now? The policy asks this while it looks for the next request."""
+"""Which engines of a pool can start a request now? The policy asks this while it looks for the next request.
+
+The obstacles of a request are checked in this order: a rival at another gateway (TURN), a full node of the tree
+(CEILING), the working set (WORKING_SET), and then each engine by itself (`BackendLedger.obstacle`, `PrefillParts`).
+
+Engines are asked as seldom as possible. `_answers` keeps the obstacles of blocked requests, and only engines that have
+`changed` since are asked again. `_full` has the engines without a slot for any request, `_open` all others. `_opens`
+has the times at which an obstacle may disappear without an event: at that time its engine counts as changed. So an
+event at one engine asks that engine only, and a wake asks only the engines whose time has come.
+"""
 
 from __future__ import annotations
 
@@ -22,65 +31,65 @@ from policies.request import Refused, Request
 from policies.tree.pool_tree import PoolTree
 
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
-"""An engine with one of these may have room for a smaller request. So may one that is closed to this request alone."""
+"""Obstacles at an engine that may have room for a smaller request. So may one that is closed to this request alone."""
 FREED: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
-"""Obstacles that are gone when another request is stopped."""
+"""Obstacles that the preemption of another request removes."""
 NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, Obstacle.CEILING, Obstacle.WORKING_SET, None})
-"""Of an engine with one of these it is not known when the request can start."""
+"""Obstacles whose end at an engine cannot be foreseen."""
 ANSWERS_MAX: Final = 64
-"""Requests whose answers are kept. An order asks for few of them again and again."""
+"""Requests whose answers are kept. An order asks repeatedly about few requests."""
 
 
 class Rivals(Protocol):
     """Requests that wait at other gateways for the same engines."""
 
     def has_turn(self, request: Request, now: float) -> bool:
-        """Does one of them go before this request?"""
+        """Return whether one of them goes before this request."""
 
 
 class Asker(Protocol):
     """An admission engine that asks other gateways about a request."""
 
     def peers_asked(self, request_id: str, now: float) -> None:
-        """They are being asked: from now on the request counts."""
+        """Count the request, because the other gateways are asked about it now."""
 
     def decided(self, request_id: str, refused: Refused | None, now: float) -> Sequence[Decision]:
-        """They have answered: the request is beyond a limit (`refused`), or may be queued."""
+        """Queue the request after their answer, or reject it if it is beyond a limit (`refused`)."""
 
 
 class Elsewhere(Protocol):
-    """Other gateways that count the same limits and interactions, for decisions that depend on them."""
+    """The other gateways with which limits and interactions are shared."""
 
     def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
-        """Must this request wait until the others have said whether a limit that all of them count has room for it?"""
+        """Return whether the others must be asked first: about a shared limit, or about the request's interaction."""
 
     def ask(self, engine: Asker, request: Request) -> None:
-        """Ask the other gateways about this request of `engine`, and say to it when that was done, and their answer."""
+        """Ask the others about a request of `engine`. Calls its `peers_asked`, and then `decided` with the answer."""
 
     def let_go(self, request: Request) -> None:
-        """Forget it: it no longer wants an answer."""
+        """Forget a request that no longer needs an answer."""
 
 
 class DueTimes:
-    """When is something due at which engine, though nothing happens there? The earliest time of each engine counts."""
+    """The times at which something is due at an engine without an event. The earliest time of each engine counts."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
         self._earliest_s: dict[str, float] = {}
-        """By engine. Later times of the same engine in the heap mean nothing."""
+        """Earliest time by engine. Later times of an engine in the heap are stale."""
 
     def note(self, engine: str, due_s: float) -> None:
-        """Something is due at this time; inf: nothing is."""
+        """Add a time; inf adds nothing."""
         if due_s < self._earliest_s.get(engine, inf):
             self._earliest_s[engine] = due_s
             heappush(self._heap, (due_s, engine))
 
     def first_s(self) -> float:
-        """When is anything due? inf: nothing is."""
+        """Return the earliest time in the heap; inf if it is empty."""
         return self._heap[0][0] if self._heap else inf
 
     def pop(self, now: float) -> list[str]:
-        """The engines whose time has come. Nothing is due there any more."""
+        """Remove and return the engines whose time has come."""
         engines: list[str] = []
         while self._heap and self._heap[0][0] <= now:
             due_s, engine = heappop(self._heap)
@@ -95,21 +104,19 @@ class DueTimes:
 
 
 Standing = tuple[bool, bool, bool, bool]
-"""What of its tenant decides about a request's room (`BackendLedger.obstacle`): `spare`, `absent` and `paced`. Where no
-tenant is absent, no headroom is kept, so that nobody has any to use. And may no more of it be wasted?"""
+"""Properties of a request that decide about its room, as (spare, absent, paced, spent). Absent: an active tenant has
+nothing queued, so headroom is kept for it. Spare: the request may use that headroom. Paced: its start must be spread.
+Spent: it is batch work that could exceed the bound of waste (`queue.giving_back`)."""
 
 
 Answers = tuple[Blocked, Standing, int]
-"""What was found out about a request that had no room: its obstacles, what decided, and the number of the last change
-that they know of."""
+"""The answers about a blocked request: its obstacles, its standing, and the number of the last change they include."""
 
 
 class PoolRoom:
     """The engines of one pool, within one event (`admission.policy.Engines`).
 
-    Asking is part of the event: the ledger learns why a request had to wait at its engine. What an engine has answered
-    is valid until it has `changed`, or until the time at which its obstacle may be gone. So an event at one engine asks
-    that engine only, and a wake asks only the engines whose time has come.
+    Questions are part of the event: the ledgers learn why a request had to wait at their engines.
     """
 
     def __init__(
@@ -123,38 +130,38 @@ class PoolRoom:
         self._tree: Final = tree
         self._giving_back: Final = giving_back
         self.rivals: Rivals | None = None
-        """None: this gateway is the only one."""
+        """Requests at other gateways; None if this gateway is the only one."""
         self.prefixes: PrefixIndex | None = None
-        """What the engines are expected to have cached; None: nothing reads it."""
+        """Prompts that the engines are expected to have cached; None if the policy does not read them."""
         self._backends: Final = backends
         self._tenants: Final = tenants
         self._working_set: Final = working_set
         self.prefill_parts: Final = PrefillParts(backends)
         self._answers: dict[str, Answers] = {}
-        """By request."""
+        """Answers by request."""
         self._opens = DueTimes()
-        """When an obstacle may be gone through time alone."""
+        """Times at which an obstacle may disappear without an event."""
         self._changes = 0
         self._changed: OrderedDict[str, int] = OrderedDict()
-        """The number of the last change at each engine that has changed since all were to be asked, the latest last."""
+        """Number of the last change of each engine that changed since the last reset, the latest last."""
         self._full: dict[str, Obstacle] = {}
-        """Engines without a slot for any request: until something changes there, they need not be asked."""
+        """Engines without a slot for any request, which need not be asked until they change."""
         self._full_for_keeping = False
-        """They are full for requests that leave the headroom free."""
+        """True if `_full` holds for requests that must leave the headroom free, False if for those that may use it."""
         self._open: dict[str, BackendLedger] = {}
-        """All others."""
+        """Engines that are not in `_full`."""
         self._backlog: Backlog | None = None
-        """That of the order; None: it has none."""
+        """Backlog of the order, if it has one."""
         self._full_beside: dict[str, Obstacle] = {}
-        """What was found out about the engines without room when one had room."""
+        """Obstacles at the engines without room, when another one had room."""
         self._reserved = ("", "")
-        """The request that has a reservation, and the engine that is kept for it."""
+        """Id of the request with a reservation, and the engine that is reserved for it."""
         self._now = 0.0
         self.asked = ""
-        """The request that was asked about last: if a decision fails, it failed on this one."""
+        """Id of the last request of a question. If a decision fails, it failed on this request."""
 
     def changed(self, engine: str | None = None) -> None:
-        """Something ended, started or became known at this engine, or at any: a blocked request may have room now."""
+        """Note an event at this engine, or with None at any engine: blocked requests may have room there now."""
         self._changes += 1
         if engine is None:
             self._answers.clear()
@@ -169,8 +176,9 @@ class PoolRoom:
             self._open[engine] = self._backends[engine]
 
     def measure(self) -> None:
-        """How large are the engines in service together? What is not known of one of them is not known of all: a share
-        of the others alone would be too little.
+        """Set the capacity of the tree to the sum over the engines in service.
+
+        The sum is unknown if one capacity is unknown: shares of the other engines alone would be too small.
         """
         slots = kv_tokens = 0.0
         for ledger in self._backends.values():
@@ -180,7 +188,7 @@ class PoolRoom:
         self._tree.sized(slots or inf, kv_tokens or inf)
 
     def follow(self, policy: Policy) -> None:
-        """From now on this policy asks."""
+        """Follow a new policy."""
         self.prefixes = policy.prefixes
         self._working_set.first_start = policy.first_start if policy.order.admits_wholes else None
         self._working_set.is_ahead = policy.is_ahead
@@ -190,7 +198,7 @@ class PoolRoom:
         self.prefill_parts.window_tokens = backlog.tenants.window if backlog is not None and has_parts else inf
 
     def at(self, now: float) -> None:
-        """Set the time. What is forgotten by now no longer decides, and engines whose time has come have changed."""
+        """Set the time: expire tenants and contexts, and note a change at the engines whose time has come."""
         self._now = now
         self._tenants.expire(now)
         self._working_set.expire(now)
@@ -198,7 +206,7 @@ class PoolRoom:
             self.changed(engine)
 
     def opens_s(self) -> float:
-        """When may a blocked request have room through time alone? inf: never."""
+        """Return the time at which a blocked request may have room without an event; inf if never."""
         return min(self._opens.first_s(), self._tenants.expires_s(), self._working_set.expires_s())
 
     def full_beside(self) -> dict[str, Obstacle]:
@@ -227,7 +235,7 @@ class PoolRoom:
         return self._found(request, standing, self._full.copy(), list(self._open.values()))
 
     def _asked_again(self, request: Request, known: Answers) -> Sequence[BackendLedger] | Blocked:
-        """Only where something has changed since."""
+        """Ask only the engines that have changed since the known answers."""
         blocked, standing, changes = known
         names: list[str] = []
         for name in reversed(self._changed):
@@ -241,7 +249,7 @@ class PoolRoom:
     def _found(
         self, request: Request, standing: Standing, obstacles: dict[str, Obstacle], ledgers: list[BackendLedger]
     ) -> Sequence[BackendLedger] | Blocked:
-        """Ask these engines. `obstacles`: what is known of the others."""
+        """Ask these engines. `obstacles`: the known obstacles at the other engines."""
         free: list[BackendLedger] = []
         keeps = _keeps(standing)
         for ledger in ledgers:
@@ -262,7 +270,7 @@ class PoolRoom:
             self._full_beside = obstacles
             if len(free) == 1:
                 return free
-            # What may wait inside an engine is there to hide the way: nothing waits where another engine has a slot.
+            # A queue inside an engine only hides network latency, so engines with a free slot are preferred.
             return [ledger for ledger in free if _has_slot(ledger, request)] or free
         blocked = Blocked(request, obstacles)
         if len(self._answers) >= ANSWERS_MAX:
@@ -271,7 +279,7 @@ class PoolRoom:
         return blocked
 
     def _fits_elsewhere(self, request: Request, ledger: BackendLedger) -> bool:
-        """Is the whole cache of this engine too small for it, and that of another one in service is not?"""
+        """Return whether the prompt exceeds the whole KV cache of this engine, and fits that of another in service."""
         capacity, tokens = ledger.kv.capacity_tokens, request.prompt_tokens
         return (
             capacity is not None
@@ -288,7 +296,7 @@ class PoolRoom:
             return None
         request_id, engine = self._reserved
         if request_id != blocked.request.id or blocked.obstacles.get(engine) in NOT_SOON:
-            # What is least full runs empty first.
+            # The least full engine is expected to have room first.
             soon = [
                 name
                 for name, obstacle in blocked.obstacles.items()
@@ -301,14 +309,17 @@ class PoolRoom:
         return engine if waits != [engine] else None
 
     def _fraction_left(self, ledger: BackendLedger, request: Request) -> float:
-        """How full is it, without what can be taken back for the request, if that is room enough?"""
+        """Return the engine's KV occupancy, without batch work if its preemption would make room for the request."""
         fraction, capacity = ledger.kv_fraction(), ledger.kv.capacity_tokens
         if capacity is None or not self.can_be_freed(request, ledger.name):
             return fraction
         return fraction - self._batch_tokens(ledger) / capacity
 
     def can_be_freed(self, request: Request, engine: str) -> bool:
-        """Would the request find KV there, if all work that can wait were taken back? Else none is taken back."""
+        """Return whether an interactive request would fit the KV cache if all batch work there were preempted.
+
+        True if no batch work runs or the capacity is unknown; always False for a batch request.
+        """
         ledger = self._backends[engine]
         capacity = ledger.kv.capacity_tokens
         if request.can_wait or not len(self._giving_back) or capacity is None:
@@ -321,7 +332,7 @@ class PoolRoom:
         return sum([lease.held_tokens for lease in ledger.leases.values() if lease.request.can_wait])
 
     def takes_back_at(self, blocked: Blocked) -> list[str]:
-        """The engines where work is taken back for this request: that of its reservation, if it has one."""
+        """Return the engines where batch work may be preempted for the next in order: its reserved one, if any."""
         request, (request_id, engine) = blocked.request, self._reserved
         if blocked.nearest() is Obstacle.CEILING:
             return list(self._backends)
@@ -348,7 +359,7 @@ class PoolRoom:
     def _standing(self, request: Request) -> Standing:
         tenants = self._tenants
         absent = tenants.someone_is_absent()
-        # Where work runs that gives its room back, it fills the gaps: starts of other work need not be spread.
+        # Batch work fills the gaps, and its room can be preempted: interactive starts need not be spread beside it.
         is_paced = tenants.is_flooding(request) and (request.can_wait or not len(self._giving_back))
         backlog = self._backlog
         is_spent = (
@@ -385,7 +396,7 @@ class PoolRoom:
         return self._working_set.has_room(request)
 
     def waits_inside(self, engine: str) -> bool:
-        """Has the engine more sequences than slots, as far as is known?"""
+        """Return whether the engine has more sequences than its known number of slots."""
         ledger = self._backends[engine]
         known = ledger.slots.known()
         return known is not None and ledger.sequences_in_all() > known
@@ -405,17 +416,17 @@ class PoolRoom:
 
 
 def _keeps(standing: Standing) -> bool:
-    """Must the request leave the headroom free?"""
+    """Return whether the request must leave the headroom free."""
     spare, absent, _, _ = standing
     return absent and not spare
 
 
 def _is_full(ledger: BackendLedger, *, keeps: bool) -> bool:
-    """Is there no slot for any request? `keeps`: for any request that must leave the headroom free."""
+    """Return whether there is no slot for any request. `keeps`: for any request that must leave the headroom free."""
     return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(ahead=not keeps)
 
 
 def _has_slot(ledger: BackendLedger, request: Request) -> bool:
-    """Is a slot free for this request, as far as is known? An engine that runs nothing starts any request at once."""
+    """Return whether a slot is free for this request, or the slots are unknown. An idle engine has room for any."""
     sequences = ledger.sequences_in_all()
     return not sequences or ledger.slots.known() is None or sequences + request.sequences <= ledger.slots.count

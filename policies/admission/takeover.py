@@ -1,9 +1,8 @@
-"""What changes when a pool goes on under another configuration or after a restart, or what waits goes on in another
-pool? What stays?
+"""Takeover of a pool's state: by a new configuration, after a restart, or by another pool.
 
-What waits keeps its place, what runs goes on, and what was counted and learned counts on. A policy is replaced only
-where its own settings changed: the new one takes in what waits and what runs, and goes on with the counters of the old
-one where both count the same. Where they do not (another cost of a token, say), all tenants begin equal.
+Waiting requests keep their places, running requests go on, and counts and learned statistics stay. A policy is replaced
+only if its own settings changed. The new policy adopts the waiting and running requests, and the counters of the old
+policy if both have equal units. Otherwise (a changed cost of a token, say) all tenants begin equal.
 """
 
 from __future__ import annotations
@@ -28,19 +27,18 @@ from policies.tree.terms import Tree
 
 VERSION: Final = 2
 Read = list[tuple[Learned, Any]]
-"""The parts of an admission engine that learn, each with what was read for it."""
+"""The learning parts of an admission engine, each with its parsed snapshot."""
 MOVED_MAX: Final = 32
-"""Requests that move at once: there may be thousands, and streams must not wait for that."""
+"""Requests that move to a fallback pool at once: thousands may wait, and streams must not stall meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is configured for one pool.
+    """The configuration of one pool. None keeps the present `policy`, `interactions`, `quotas` or `tree`.
 
     Attributes:
-        slots: by engine, how many sequences it runs at once; None: that is learned.
-        policy: the one to go on with; None: the present one.
-        interactions, quotas: what all pools count together; None: the present ones. Their own settings are set there.
+        slots: by engine, the sequences that it runs at once; None if that is learned.
+        interactions, quotas: counted over all pools. Their settings are replaced elsewhere.
     """
 
     limits: QueueLimits
@@ -55,7 +53,7 @@ class Setup:
 
 
 def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Decision]:
-    """Go on under this configuration. What waits is not judged again by limits that it passed when it came."""
+    """Replace the configuration. Waiting requests are not checked again by limits that they passed at arrival."""
     time = engine.catch_up(now)
     requests = engine.requests
     engine.limits = requests.waiting.limits = setup.limits
@@ -82,7 +80,7 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
 
 
 def reweigh(engine: AdmissionEngine, weights: Mapping[str, float]) -> None:
-    """These tenants have these weights from now on. What waits goes by them, what runs is charged by the old ones."""
+    """Replace the weights of tenants, for waiting requests too. Running requests are charged by their old weights."""
     weights = {**weights, **{of_batch(tenant): weight for tenant, weight in weights.items()}}
     engine.requests.waiting.reweigh(weights)
     engine.requests.tenants.reweigh(weights)
@@ -93,7 +91,7 @@ def reweigh(engine: AdmissionEngine, weights: Mapping[str, float]) -> None:
 
 
 def remove_backend(engine: AdmissionEngine, name: str, now: float) -> Sequence[Decision]:
-    """An engine on which nothing of ours runs is no longer there."""
+    """Remove an engine on which no request of this gateway runs."""
     assert not engine.backends[name].leases
     del engine.backends[name]
     engine.policy.forget_engine(name, now + engine.set_back_s)
@@ -102,13 +100,13 @@ def remove_backend(engine: AdmissionEngine, name: str, now: float) -> Sequence[D
 
 
 def snapshot(engine: AdmissionEngine) -> dict[str, object]:
-    """What was learned, as plain data that JSON can represent."""
+    """Return the learned statistics as plain data that JSON can represent."""
     learned = {name: part.snapshot() for name, part in engine.policy.order.learned.items()}
     return {"version": VERSION, "interactions": engine.interactions.paces.snapshot(), "policy": learned}
 
 
 def read(engine: AdmissionEngine, learned: object) -> Read:
-    """What `adopt` takes of a snapshot. ValueError, saying why, if it is not valid."""
+    """Parse a snapshot for `adopt`. Raise ValueError, with the reason, if the snapshot is not valid."""
     version, interactions, policy = fields(learned, "version", "interactions", "policy")
     if version != VERSION:
         raise ValueError(f"version {version!r:.20}; this is version {VERSION}")
@@ -118,20 +116,22 @@ def read(engine: AdmissionEngine, learned: object) -> Read:
 
 
 def adopt(read: Read) -> None:
-    """Take over what was seen more of in a snapshot: of another gateway, or of this one before a restart."""
+    """Replace statistics for which a snapshot, of another gateway or from before a restart, has more observations."""
     for part, theirs in read:
         part.adopt(theirs)
 
 
 def stranded(engine: AdmissionEngine) -> list[Request]:
-    """Return some of the requests that wait though no engine is in service, the oldest first. No tenant has more of
-    them than another, as long as both have any. Requests that wait for the start of an engine are not among them,
-    unless another pool may stand in."""
+    """Return up to `MOVED_MAX` requests that wait while no engine is in service, the oldest first.
+
+    They are taken from the tenants in turn. None are returned while requests wait for the start of an engine and there
+    is no fallback pool.
+    """
     found: list[Request] = []
     if engine.is_served or (engine.requests.engine_start.s_max and not engine.is_stood_in_for):
         return found
     for request in engine.requests.waiting.in_turns():
-        if request.progress.state is State.QUEUED:  # about others an answer is awaited
+        if request.progress.state is State.QUEUED:  # the others wait for an answer of other gateways
             found.append(request)
             if len(found) == MOVED_MAX:
                 break
@@ -140,15 +140,15 @@ def stranded(engine: AdmissionEngine) -> list[Request]:
 
 
 def has_place(engine: AdmissionEngine, request: Request) -> bool:
-    """Is there room in the queue for it, such that nobody gives way?"""
+    """Return whether the queue has room for a request without evictions."""
     return engine.requests.waiting.giving_way(request, 0.0) == []
 
 
 def move(source: AdmissionEngine, target: AdmissionEngine, request: Request, moved: Request, now: float) -> None:
-    """A queued request goes on waiting elsewhere, as `moved`: what it is to the target, with the progress that it has.
+    """Move a queued request to another pool, where it is `moved`: a request for the target with its progress.
 
-    Until then it may wait as long as before. It is not judged again by limits that it passed when it came. The target
-    decides nothing yet: it must be woken.
+    Its deadline stays. Limits that the request passed at arrival are not checked again. The target decides nothing yet
+    and must be woken.
     """
     wait = moved.progress.wait
     assert wait is not None
@@ -161,12 +161,12 @@ def move(source: AdmissionEngine, target: AdmissionEngine, request: Request, mov
 
 
 def _present(engine: AdmissionEngine) -> list[Request]:
-    """What waits, and what runs."""
+    """Return the waiting and running requests."""
     return [*engine.requests.waiting.requests.values(), *[lease.request for lease in engine.requests.leases.values()]]
 
 
 def _regroup(engine: AdmissionEngine, tree: Tree) -> None:
-    """What waits and runs is present in this tree from now on. What tenants have received counts as it did."""
+    """Replace the tree, and wake all tenants that sleep in `Backlog.full`. Service counters stay."""
     requests = engine.requests
     waiting = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
     requests.tree.regroup(tree, waiting, [(lease.request, lease.held_tokens) for lease in requests.leases.values()])
@@ -176,14 +176,14 @@ def _regroup(engine: AdmissionEngine, tree: Tree) -> None:
 
 
 def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
-    """O(waiting + running + remembered tenants and flows)."""
+    """Replace the policy, and let it adopt all requests. O(waiting + running + remembered tenants and flows)."""
     before, requests = engine.policy, engine.requests
     backlogs = [order.backlog for order in before.queues().values() if order.backlog is not None]
     usual = [(backlog.usual, backlog.usual_of_flow) for backlog in backlogs]
     leases = list(requests.leases.values())
     queues = before.queue(""), policy.queue("")
     if before.order.units != policy.order.units or None in queues:
-        # What runs is charged anew: the new policy counts it otherwise. Else its charge stays, and no sum is rounded.
+        # The new policy counts in other units, so running requests are charged anew. Else charges stay, unrounded.
         for lease in leases:
             before.give_up(lease.request, now)
     for backlog, (of_tenants, of_flows) in zip(backlogs, usual, strict=True):
@@ -194,7 +194,7 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
     waiting = [each for each in present if each.progress.state is State.QUEUED and not each.progress.rests]
     for request in sorted(waiting, key=_arrival):
         policy.push(request, now)
-    # Last: to be queued is to be counted and lifted, and these were so before.
+    # After all pushes, which count and lift requests again: the old counts and counters replace those of the pushes.
     policy.order.resume(before.order)
     for name, known in before.queues().items():
         order = policy.queue(name)

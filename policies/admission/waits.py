@@ -1,12 +1,10 @@
-"""What held each request back, and for how long?
+"""How long did each obstacle hold a request back? The clocks only explain waits; they decide nothing.
 
-The next request in order waits for what the pool lacks: its obstacle counts. All others wait for their turn. So an
-event pays the time since the last one to the next in order alone, and what is left of a request's wait at its end was
-its turn. If no engine is in service, everybody waits for one: that is a clock of the pool, which a request reads when
-it is queued and when it leaves. An event costs O(1), however many requests wait (O(engines) where each engine has a
-queue of its own).
-
-Nothing is decided by this.
+The next request in order waits for its obstacle, and all others wait for their turn. So an event attributes the time
+since the last event to the next in order alone, and the rest of a request's wait counts as its turn. While no engine is
+in service, all requests wait for one: a clock of the pool counts that time, and a request reads the clock when it is
+queued and when it leaves. An event costs O(1), however many requests wait (O(engines) where each engine has a queue of
+its own).
 """
 
 from __future__ import annotations
@@ -21,36 +19,36 @@ NEVER_WAITED: Final[Mapping[str, float]] = {}
 
 
 class Waits:
-    """The clocks of one pool."""
+    """The clocks of one pool, which attribute waits to obstacles."""
 
     def __init__(self) -> None:
         self._blocked: Blocked | None = None
-        """What has held back the next in order since `_since_s`."""
+        """The next in order and its obstacles, since `_since_s`."""
         self._since_s = 0.0
         self._closed_s = 0.0
-        """How long no engine was in service while requests waited."""
+        """Seconds without an engine in service while requests waited."""
 
     def blocked(self, blocked: Blocked | None, now: float) -> None:
-        """From now on this is what the next in order waits for; None: nothing waits for room."""
+        """Set the next in order and its obstacles; None if no request waits for room."""
         if self._blocked is not None:
             self._pay(now)
         self._blocked = blocked
         self._since_s = now
 
     def began(self, request: Request, now: float, *, asked: bool) -> None:
-        """The request could not start at once. `asked`: other gateways are asked first."""
+        """Begin the wait of a request that could not start at once. `asked`: other gateways are asked first."""
         rest = Obstacle.ASKED if asked else Obstacle.TURN
         request.progress.wait = Wait(now, rest, self._closed_by(now))
 
     def answered(self, request: Request, now: float) -> None:
-        """Other gateways have answered: the request is queued from now on."""
+        """Count the time for the answer of other gateways. The request is queued now."""
         wait = request.progress.wait
         assert wait is not None
         _add(wait.by, wait.rest, now - wait.since_s)
         wait.rest, wait.closed_s = Obstacle.TURN, self._closed_by(now)
 
     def returned(self, request: Request, dispatched_s: float, now: float) -> None:
-        """The engine that had the request since then gave it back."""
+        """Resume or begin the wait of a request that its engine, which had it since `dispatched_s`, has returned."""
         wait = request.progress.wait
         if wait is None:
             wait = request.progress.wait = Wait(dispatched_s, Obstacle.TURN, 0.0)
@@ -58,11 +56,11 @@ class Waits:
         _add(wait.by, Obstacle.RETURNED, now - dispatched_s)
 
     def goes_on(self, wait: Wait, now: float) -> None:
-        """A wait had ended, and its request waits again, be it in another pool."""
+        """Resume a wait that had ended, in this pool or another."""
         wait.closed_s, wait.ended_s = self._closed_by(now), -1.0
 
     def ended(self, request: Request, now: float) -> None:
-        """The request waits no longer."""
+        """End the wait of a request, if it has one."""
         wait = request.progress.wait
         if wait is not None:
             self._pay(now)
@@ -71,7 +69,7 @@ class Waits:
             wait.ended_s = now
 
     def so_far(self, request: Request, now: float) -> Mapping[str, float]:
-        """Seconds by obstacle of a request that waits. Changes nothing."""
+        """Return the seconds by obstacle of a waiting request. Changes nothing."""
         wait = request.progress.wait
         if wait is None:
             return NEVER_WAITED
@@ -85,7 +83,7 @@ class Waits:
         return _with_rest(by, wait, now)
 
     def _pay(self, now: float) -> None:
-        """The time since the last event counts for what the next in order waited for."""
+        """Attribute the time since the last event to the obstacles of the next in order."""
         elapsed_s, blocked = now - self._since_s, self._blocked
         if elapsed_s <= 0 or blocked is None:
             return
@@ -99,14 +97,14 @@ class Waits:
                 _add(wait.by, each.nearest(), elapsed_s)
 
     def _closed_by(self, now: float) -> float:
-        """The clock of `Obstacle.CLOSED`."""
+        """Return the clock of `Obstacle.CLOSED` at this time."""
         if self._blocked is None or now <= self._since_s or not _is_closed(self._blocked):
             return self._closed_s
         return self._closed_s + now - self._since_s
 
 
 def seconds_of(wait: Wait | None) -> Mapping[str, float]:
-    """What did a request wait for that waits no longer? Seconds by obstacle; their sum is all of its wait."""
+    """Return the seconds by obstacle of a wait that has ended. Their sum is the whole wait."""
     return NEVER_WAITED if wait is None else _with_rest(wait.by.copy(), wait, wait.ended_s)
 
 
@@ -116,7 +114,7 @@ def _with_rest(by: dict[str, float], wait: Wait, now: float) -> dict[str, float]
 
 
 def _is_closed(blocked: Blocked) -> bool:
-    """Is no engine in service for anybody?"""
+    """Return whether no engine is open for the next request of any queue."""
     return all([each.nearest() is Obstacle.CLOSED for each in (blocked, *blocked.others)])
 
 

@@ -1,18 +1,21 @@
 """Which request is owed most service? Tenants by weight, then the (app, user) flows of a tenant, oldest request first.
 
-Both levels use the same `Counters`. A tenant that opens fifty flows still has one tenant's fair share, divided by
-fifty. The policy defines the unit of service; here it only accumulates.
+Both levels use `Counters`. A tenant that opens fifty flows still has one tenant's fair share, divided by fifty. The
+policy defines the unit of service; the backlog only accumulates it.
 
-Work that can wait (class batch) has a line of its own, beside the tenants of other work: it goes when nothing else may.
-While both wait, it is owed its guaranteed part of the service, and goes first as long as something is owed. So what it
-receives over such an interval is at least that part of the whole, less what is dispatched at once.
+Batch work has a line of its own, beside the line of interactive tenants: it goes when no interactive request may. While
+both lines wait, batch work is owed its guaranteed share of the service, and goes first as long as a usual request is
+owed. So over such an interval it receives at least that share of the whole, less what is dispatched at once.
 
-One window answers on each level who may go before whom. The candidates are the members whose counter is at most the
-window above the least one that waits. Of these, the ones with a call inside an interaction go first, and otherwise
-the least (`Counters`). Inside a flow the requests go in the order in which they came, but calls inside interactions
-and what an engine has cached may pass others. The window there is a number of requests: while the oldest request has
-been passed by `CALLS_PASSED` newer ones, nothing passes. Whatever passes a request also passes all older ones, so no
-request is passed by more than `CALLS_PASSED` of its own flow.
+One window bounds on each level who may go before whom. The candidates are the members whose counter is at most the
+window above the least waiting one. Of these, members with a call inside an interaction go first, and otherwise the
+least (`Counters`). Inside a flow the requests go in order of arrival, but calls inside interactions and requests with
+cached prompts may pass others. The window there is a number of requests: once `CALLS_PASSED` newer requests have passed
+the oldest one, nothing passes it. A request that passes another also passes all older ones, so no request is passed by
+more than `CALLS_PASSED` of its own flow.
+
+Requests that cannot start for a reason of their own *sleep*, so that they hold up no others: a start until the working
+set has room, and a tenant until a full node of the tree, or the tenant's part of the prefill, has room.
 """
 
 from __future__ import annotations
@@ -30,62 +33,62 @@ from policies.queue.tenants_and_flows import FlowMember, TenantMember, sleeps_as
 from policies.request import Flow, Request, is_batch
 
 TRIED: Final = 8
-"""Requests that are tried in one decision instead of the next one: of half as many tenants where it does not fit."""
+"""Bound of the search for alternatives to the next request. A search by tenant reads half as many of each class."""
 
 
 class Backlog:
     """Every queued request, ordered by the service per weight of its tenant and flow.
 
-    At most `flows_max` tenants and flows together are remembered, not counting those with something queued or running.
+    Idle tenants and flows are forgotten while more than `flows_max` tenants and flows together are remembered.
     `lift` and `quantum` are those of `Counters`, on both levels. A tenant's quantum counts service per weight.
-    `windows` are those of tenants and of flows, in the units of their counters.
+    `windows`: those of tenants and of flows, in the units of their counters.
     """
 
     def __init__(
         self, *, flows_max: int, lift: bool = True, quantum: float = 0.0, windows: tuple[float, float] = (0.0, 0.0)
     ) -> None:
         self.batch_share = 0.0
-        """The part of the service that work that can wait gets while other work waits."""
+        """Share of the service that batch work is guaranteed while interactive work waits."""
         self._owed = 0.0
-        """Service that this work is owed by other work, at all gateways together."""
+        """Service that interactive work owes to batch work, at all gateways together."""
         self.newly_owed = 0.0
-        """The part that is not reported to other gateways yet."""
+        """Part of `_owed` that is not yet reported to other gateways."""
         self._flows_max = flows_max
         self._lift = lift
         self._window_of_flows = windows[1]
         self.quantum = quantum
         self.tenants: Counters[TenantMember] = Counters(lift=lift, quantum=quantum, window=windows[0])
         self.batch: Counters[TenantMember] = Counters(lift=lift, quantum=quantum, window=windows[0])
-        """The same of work that can wait: it goes when nothing else may, or when it is owed."""
+        """Tenant nodes of batch work."""
         self._by_tenant: dict[str, TenantMember] = {}
         self._by_flow: dict[Flow, FlowMember] = {}
         self.queued = 0
         self.starts: dict[TenantMember, list[tuple[bool, float, str, Request]]] = {}
         """Starts that sleep until the working set has room for them, by tenant, in order: calls of parked interactions
-        before others, and then as they came.
+        before others, then by arrival.
         """
         self.full: dict[str, dict[TenantMember, None]] = {}
-        """Tenants that sleep until a node of the tree has room, by the name of the node."""
+        """Sleeping tenants by the name of the full node of the tree, or of the tenant's part of the prefill."""
         self.changed: dict[Member, None] | None = None
-        """Members that were queued or charged, the oldest change first. The code that reports to other gateways takes
-        them out. Bounded: the oldest changes are dropped. None: no one takes them."""
+        """Members to report to other gateways, the oldest change first. Bounded: the oldest changes are dropped. None
+        if nothing is reported."""
         self.usual = self.usual_of_flow = self.usual_service = 0.0
-        """Final charge of a usual request, to its tenant and to its flow, and before it is divided by the weight:
-        moving averages."""
+        """Moving averages of a request's final charge: to its tenant (per weight), to its flow, and before the division
+        by weight."""
 
     def __len__(self) -> int:
         return self.queued
 
     def push(self, request: Request, *, front: bool = False, is_inside: bool = False, goes_first: bool = False) -> None:
-        """Queue the request. `front`: it was dispatched and came back, so it goes first in its flow.
+        """Queue the request.
 
-        `is_inside`: it goes before the starts of its flow. `goes_first`: its flow and tenant go before others, within
-        the window.
+        `front`: it goes first in its flow, because it was queued before. `is_inside`: it goes before the starts of its
+        flow. `goes_first`: its flow and tenant go before others, within the window.
         """
         tenant = self._by_tenant.get(request.flow.tenant) or self._new_tenant(request.flow.tenant)
         tenant.weight = request.weight
         tenant.going_first += goes_first
-        # First, so that making room for its flow does not forget the tenant.
+        # Before the flow is created, so that making room for the flow does not forget the tenant.
         tenant.line.queued(tenant, preferred=tenant.going_first > 0)
         flow = self._by_flow.get(request.flow) or self._new_flow(request.flow, tenant)
         flow.add(request, is_inside=is_inside, front=front)
@@ -99,7 +102,7 @@ class Backlog:
             self._note_change(flow)
 
     def head(self) -> Request | None:
-        """The next request of the next flow of the next tenant, but for what sleeps."""
+        """Return the next request of the next flow of the next tenant that is awake, or None."""
         for line in self.lines():
             tenant = line.least()
             if tenant is not None:
@@ -107,29 +110,29 @@ class Backlog:
         return None
 
     def lines(self) -> tuple[Counters[TenantMember], Counters[TenantMember]]:
-        """In the order in which they go."""
+        """Return the counters of both classes, the class that goes first first."""
         return (self.batch, self.tenants) if self.owes_batch else (self.tenants, self.batch)
 
     def _owe(self, service: float) -> None:
-        """So much more. Work that can wait and may not start is owed two usual requests, and no more."""
+        """Add to the service owed to batch work, capped at two usual requests."""
         if service > 0.0:
             service = min(service, max(0.0, 2.0 * self.usual_service - self._owed))
         self._owed += service
         self.newly_owed += service
 
     def owe_in_all(self, owed: float) -> None:
-        """All gateways together owe so much, without what is `newly_owed` here."""
+        """Set the service that all gateways owe, without the part that is `newly_owed` here."""
         self._owed = owed + self.newly_owed
 
     @property
     def owes_batch(self) -> bool:
-        """Is it the turn of work that can wait? A whole request of it must be owed."""
+        """Return whether batch work goes first, because more than a usual request is owed to it."""
         return self._owed > self.usual_service
 
-    # --- what sleeps, for which reason, until which event ---
+    # --- sleep: for which reason, until which event ---
 
     def sleep_start(self, start: Request) -> None:
-        """The working set has no room for this start. It sleeps by itself, and holds up nothing else."""
+        """Let a start sleep for which the working set has no room. Other requests of its flow may go."""
         flow = self._by_flow[start.flow]
         flow.tenant.going_first -= start.id in flow.going_first
         flow.sleep(start)
@@ -137,7 +140,7 @@ class Backlog:
         self._rest(flow)
 
     def wake_starts(self, has_room: Callable[[Request], bool]) -> None:
-        """The working set may have room again. The starts of the tenants that have received least are asked first."""
+        """Wake the starts that have room in the working set, out of the first few of the few least served tenants."""
         for tenant in nsmallest(TRIED // 2, self.starts, key=_counter):
             starts = [one[3] for one in self.starts[tenant][: TRIED // 2] if has_room(one[3])]
             for start in starts:
@@ -147,14 +150,18 @@ class Backlog:
                 self._woke(flow)
 
     def first_start(self) -> Request | None:
-        """The oldest start that sleeps, of the tenant that has received least. What becomes free is kept for it."""
+        """Return the first sleeping start of the least served tenant, interactive if possible.
+
+        The working set keeps its free room for that start.
+        """
         tenants = [tenant for tenant in self.starts if tenant.line is self.tenants] or self.starts
         least = min(tenants, key=_counter, default=None)
         return self.starts[least][0][3] if least is not None else None
 
     def is_ahead(self, tenant: str) -> bool:
-        """Has this tenant received more than one with a start that sleeps, or that waits at another gateway, by more
-        than the window?
+        """Return whether this tenant is ahead of its class by more than the window.
+
+        The class is represented by its least tenant with a sleeping start here, or with requests at another gateway.
         """
         own = self._by_tenant.get(tenant)
         if own is None:
@@ -163,8 +170,9 @@ class Backlog:
         return own.counter - min(least, own.line.least_counter_elsewhere()) > own.line.window
 
     def sleep_at(self, request: Request, node: str, *, is_floor: bool = False) -> None:
-        """Let the tenant of this request sleep until this node of the tree has room. `is_floor`: its own prefill is
-        all that it waits for, so tenants that begin to wait are raised to it.
+        """Let the tenant of this request sleep under the name of a full node until `wake_at` finds room.
+
+        `is_floor`: `node` names the tenant's part of the prefill instead, and the tenant still bounds the floor.
         """
         tenant = self._by_flow[request.flow].tenant
         tenant.full = node
@@ -172,13 +180,13 @@ class Backlog:
         tenant.line.sleep(tenant, is_absent=not is_floor, is_floor=is_floor)
 
     def wake_at(self, has_room: Callable[[Request], bool]) -> None:
-        """Of each node that has room again, the tenant that has received least may go, of the line that goes first."""
+        """Wake one tenant under each name that has room again: the least served of the class that goes first."""
         for tenants in [*self.full.values()]:
             tenant = self._first_of(tenants)
             request = tenant.next()
             if request is None or not has_room(request):
                 continue
-            # To have all that it may have banks no credit, but for the request that follows the one that ended.
+            # A tenant at its ceiling banks no credit, except for the request that replaces the one that ended.
             line = tenant.line
             by = line.floor() - self.usual - tenant.counter
             for one in [one for one in tenants if one.line is line and by > 0.0]:
@@ -188,7 +196,7 @@ class Backlog:
             line.wake(tenant)
 
     def asleep_at(self) -> Iterator[tuple[Request, str]]:
-        """Of each full node, the next request of the tenant that has received least, of work that cannot wait."""
+        """Iterate over the full nodes: the next request of the least served interactive tenant there, and the node."""
         for node, tenants in self.full.items():
             least = min([one for one in tenants if one.line is self.tenants], key=_counter, default=None)
             request = least.next() if least is not None else None
@@ -196,7 +204,7 @@ class Backlog:
                 yield request, node
 
     def asleep(self) -> Request | None:
-        """The next request of what sleeps; None: nothing does."""
+        """Return the first sleeping start, or else the next request of a sleeping tenant; None if nothing sleeps."""
         firsts = [self._first_of(tenants) for tenants in self.full.values()]
         return self.first_start() or (min(firsts, key=_counter).next() if firsts else None)
 
@@ -218,7 +226,7 @@ class Backlog:
             del self.starts[flow.tenant]
 
     def _rest(self, flow: FlowMember) -> None:
-        """A start went to sleep, or something beside starts that sleep has left."""
+        """Let a flow and its tenant sleep if only sleeping starts are left. Otherwise update who goes first."""
         tenant = flow.tenant
         if flow.queued and not flow.requests:
             tenant.flows.sleep(flow)
@@ -232,7 +240,7 @@ class Backlog:
             tenant.line.prefer(tenant, tenant.going_first > 0)
 
     def _woke(self, flow: FlowMember) -> None:
-        """Something of this flow may go, as far as the working set is concerned."""
+        """Wake a flow, and its tenant unless that sleeps in `full`. Update who goes first."""
         tenant = flow.tenant
         tenant.flows.wake(flow)
         tenant.flows.prefer(flow, len(flow.going_first) > 0)
@@ -241,7 +249,7 @@ class Backlog:
         tenant.line.prefer(tenant, tenant.going_first > 0)
 
     def others(self, head: Request) -> Iterator[Request]:
-        """The requests to try where the head has no room: the next ones of some tenants and flows, in order."""
+        """Iterate over alternatives to a head without room: the next requests of a few tenants and flows, in order."""
         for tenant in (*self.tenants.first(TRIED // 2, within=inf), *self.batch.first(TRIED // 2, within=inf)):
             for flow in tenant.flows.first(2, within=inf):
                 for request in islice(flow.requests.values(), 2):
@@ -250,10 +258,10 @@ class Backlog:
                         break
 
     def may_pass(self, request: Request, head: Request) -> bool:
-        """May this waiting request go instead of the head, because of what an engine has cached?
+        """Return whether this waiting request may go instead of the head, because an engine has cached its prompt.
 
-        Its tenant, its flow and itself are within the window, and a call inside an interaction is passed by another one
-        only.
+        The request, its flow and its tenant must be within the window. Only a request that goes first passes another
+        that goes first.
         """
         flow, next_flow = self._by_flow[request.flow], self._by_flow[head.flow]
         tenant, next_tenant = flow.tenant, next_flow.tenant
@@ -269,7 +277,7 @@ class Backlog:
         return tenant.flows.may_pass(flow, next_flow) and flow.may_go(request)
 
     def take(self, request: Request, *, is_served: bool = True) -> None:
-        """Take the request out of the queue. `is_served`: it goes to a backend, and `end` will follow."""
+        """Remove the request from the queue. `is_served`: it is dispatched, and `end` will follow."""
         flow = self._by_flow[request.flow]
         tenant = flow.tenant
         if request.id in flow.asleep:
@@ -281,7 +289,7 @@ class Backlog:
             self._note_change(flow)
         tenant.going_first -= request.id in flow.going_first
         flow.take(request, is_served=is_served)
-        # A member that leaves the queue keeps its rank: newcomers begin there.
+        # A member that leaves the queue keeps its preference, because newcomers are raised to its rank.
         if flow.requests:
             tenant.flows.prefer(flow, len(flow.going_first) > 0)
         if tenant.queued > 1:
@@ -296,9 +304,9 @@ class Backlog:
             self._forget_beyond(self._flows_max, tenant.flows)
 
     def charge(self, request: Request, service: float, normalised: float | None = None) -> None:
-        """Set the total service of a dispatched request. Its tenant and flow are charged the difference.
+        """Set the total service of a dispatched request. Charge the difference to its tenant and flow.
 
-        `normalised`: total service for the flow, where the flows of a tenant are compared in another unit.
+        `normalised`: total service for the flow, where the flows of a tenant are compared in a unit of their own.
         """
         new = of_flow = service - request.progress.charged
         request.progress.charged = service
@@ -313,13 +321,13 @@ class Backlog:
             if tenant.line is self.tenants:
                 self._owe(self.batch_share * new)
             else:
-                # What was charged ahead while nothing else waited is taken back without being owed.
+                # A refund creates no debt, because its charge may have come while only batch work waited.
                 self._owe(min((self.batch_share - 1.0) * new, max(0.0, -self._owed)))
         if self.changed is not None:
             self._note_change(flow)
 
     def end(self, request: Request) -> None:
-        """A dispatched request ended, or comes back to the queue by `push` with `front`."""
+        """Count the end of a dispatched request. `push` with `front` follows if the request returns to the queue."""
         flow = self._by_flow[request.flow]
         flow.tenant.flows.ended(flow)
         flow.tenant.line.ended(flow.tenant)
@@ -330,14 +338,14 @@ class Backlog:
         self._forget_beyond(self._flows_max, flow.tenant.flows)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
-        """These tenants have these weights from now on. What they have received counts as it did."""
+        """Replace the weights of these tenant nodes. Their counters stay."""
         for name, weight in weights.items():
             tenant = self._by_tenant.get(name)
             if tenant is not None:
                 tenant.weight = weight
 
     def resume(self, before: Backlog, *, with_flows: bool) -> None:
-        """Let tenants, and flows if asked, go on with the counters of another backlog, which count the same."""
+        """Copy the counters of tenants, and of flows if asked, from another backlog. Their units must be equal."""
         for name, known in before._by_tenant.items():
             tenant = self._by_tenant.get(name) or self._new_tenant(name)
             tenant.weight = known.weight
@@ -357,7 +365,7 @@ class Backlog:
                 own.tenant.flows.last_left = own
 
     def explain(self, flow: Flow) -> dict[str, float]:
-        """Counters of a flow, relative to the next one that waits. 0 is next, larger is further away."""
+        """Return numbers on a flow and its tenant by name. `*_ahead` is the distance from the next one: 0 is next."""
         tenant, member = self._by_tenant.get(flow.tenant), self._by_flow.get(flow)
         if tenant is None:
             return {"queued": 0.0, "running": 0.0}
@@ -374,23 +382,23 @@ class Backlog:
         return numbers
 
     def tenant(self, name: str) -> TenantMember | None:
-        """The tenant of this name, if it is remembered."""
+        """Return the tenant of this name, if it is remembered."""
         return self._by_tenant.get(name)
 
     def tenant_names(self) -> list[str]:
-        """Names of the tenants that are remembered now."""
+        """Return the names of the remembered tenants."""
         return list(self._by_tenant)
 
     def flow(self, flow: Flow) -> FlowMember | None:
-        """This flow, if it is remembered."""
+        """Return the member of this flow, if it is remembered."""
         return self._by_flow.get(flow)
 
     def active(self) -> int:
-        """Tenants that have something waiting or running."""
+        """Return the number of tenants with waiting or running requests."""
         return len(self._by_tenant) - self.tenants.idle() - self.batch.idle()
 
     def remembered(self) -> int:
-        """Tenants and flows in memory, waiting or not."""
+        """Return the number of tenants and flows in memory."""
         return len(self._by_tenant) + len(self._by_flow)
 
     def _note_change(self, flow: FlowMember) -> None:
@@ -413,7 +421,7 @@ class Backlog:
         return member
 
     def _forget_beyond(self, remembered_max: int, flows: Counters[FlowMember] | None) -> None:
-        """Forget what has been idle longest: one of these flows if possible, else a tenant with all its flows."""
+        """Forget the members idle for longest: one of `flows` if possible, else a tenant with all its flows."""
         while len(self._by_tenant) + len(self._by_flow) > remembered_max:
             flow = flows.forget_longest_idle() if flows is not None else None
             if flow is not None:
@@ -425,7 +433,7 @@ class Backlog:
             del self._by_tenant[tenant.name[0]]
             while (flow := tenant.flows.forget_longest_idle()) is not None:
                 del self._by_flow[flow.flow]
-            tenant.flows.last_left = None  # else its flow and it would keep each other, and nothing looks for cycles
+            tenant.flows.last_left = None  # breaks a cycle, since full garbage collections are rare
 
 
 def _counter(tenant: TenantMember) -> float:

@@ -1,8 +1,7 @@
-"""Who waits, within which bounds, and who gives way when the queue is full?
+"""Which requests wait, within which bounds, and which are evicted when the queue is full?
 
-The policy decides the order. Here are only the bounds: requests, bytes and time. A request inside an interaction waits
-longer before it expires, and gives way only after all others, because the tokens spent on its interaction would be
-lost.
+The policy decides the order; this module bounds requests, bytes and time. A call inside an interaction may wait longer
+and is evicted only after starts, because the tokens spent on its interaction would be lost.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from policies.request import WAIT_S_MAX, Refusal, Request
 from policies.settings import setting
 
 LOOKED_AT: Final = 64
-"""Newest requests of a tenant: of these, the ones that came back when they might give way last."""
+"""Newest requests of a tenant among which those whose clients came back are evicted last."""
 PLACES_MAX: Final = 10_000
-"""Beyond that, no place is kept."""
+"""Places kept at once, for clients that were told to retry."""
 KEPT_FREE: Final = 0.1
-"""Part of the queue that is for clients who come back when they may, while any are to come."""
+"""Fraction of the queue that only clients whose retry is due may use, while any place is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How much may wait for one pool, how long, and how often may one request fail to reach a backend?"""
+    """The bounds of one pool's queue, and of the attempts to reach a backend."""
 
     queue_requests_max: int = setting(10_000, "Requests that wait at once; more are refused.", least=1, most=10_000_000)
     queue_bytes_max: int = 268_435_456
-    """Follows from the memory that the process may take."""
+    """Body bytes of the waiting requests. Derived from the memory that the process may use."""
     queue_wait_s_max: float = setting(
         120, "Longest time a request waits before it is refused.", kind=float, above=0, most=86_400
     )
@@ -46,23 +45,23 @@ class QueueLimits:
     attempts_max: int = setting(3, "Backends tried for one request whose answer has not begun.", least=1, most=100)
 
     def wait_s(self, request: Request) -> float:
-        """How long may this request wait?"""
+        """Return the longest wait of a request in seconds."""
         most_s = self.queue_wait_s_max_inside if request.progress.inside or request.can_wait else self.queue_wait_s_max
         return most_s if most_s <= request.wait_s_max else request.wait_s_max
 
     @property
     def spares_calls_inside(self) -> bool:
-        """May a call inside an interaction wait longer than a start?"""
+        """Return whether a call inside an interaction may wait longer than a start."""
         return self.queue_wait_s_max_inside > self.queue_wait_s_max
 
 
 class Waiting(NamedTuple):
-    """What waits of one tenant?"""
+    """A summary of one tenant's waiting requests."""
 
     requests: int
     weight: float
     oldest_s: float
-    """When its oldest request arrived."""
+    """Arrival time of the oldest request."""
 
 
 class _TenantQueue:
@@ -80,9 +79,7 @@ class _TenantQueue:
         return self.bytes if by_bytes else len(self.starts) + len(self.inside)
 
     def newest(self, missing: int, *, by_bytes: bool, may_be_inside: bool) -> list[Request] | None:
-        """Its newest requests that together have this many bytes, or are as many, starts first. None: all of them are
-        not enough.
-        """
+        """Return the newest requests that make up `missing` bytes or requests, starts first; None if all do not."""
         found: list[Request] = []
         for queue in (self.starts, self.inside) if may_be_inside else (self.starts,):
             newest = reversed(queue.values())
@@ -95,17 +92,16 @@ class _TenantQueue:
 
 
 class BoundedQueue:
-    """Every queued request by id, by tenant and by deadline."""
+    """All waiting requests of a pool by id, by tenant and by deadline, within bounds."""
 
     def __init__(self, limits: QueueLimits) -> None:
         self.requests: dict[str, Request] = {}
-        """By id."""
         self.limits = limits
         self._tenants: dict[str, _TenantQueue] = {}
         self._deadlines: list[tuple[float, str]] = []
         self.bytes = 0
         self.places = Places()
-        """Of requests that were refused with a time to come back."""
+        """Places of requests that were told to retry later."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -114,22 +110,22 @@ class BoundedQueue:
         return self.requests.get(request_id)
 
     def place_of(self, request: Request) -> int:
-        """Place of a request among those of its tenant by arrival, from 1. O(requests of the tenant)."""
+        """Return the place of a request among its tenant's by arrival, from 1. O(requests of the tenant)."""
         own = self._tenants[request.flow.tenant]
         others = (*own.starts.values(), *own.inside.values())
         return sum(other.arrived_s <= request.arrived_s for other in others)
 
     def of_tenant(self, tenant: str) -> list[Request]:
-        """What waits of this tenant."""
+        """Return the waiting requests of this tenant, calls inside interactions before starts."""
         own = self._tenants.get(tenant)
         return [] if own is None else [*own.inside.values(), *own.starts.values()]
 
     def first_of_each_tenant(self) -> list[Request]:
-        """Return a request of each tenant that has some waiting, the oldest of its calls or starts."""
+        """Return one request of each waiting tenant: its oldest call inside an interaction, else its oldest start."""
         return [next(iter((tenant.inside or tenant.starts).values())) for tenant in self._tenants.values()]
 
     def by_tenant(self) -> dict[str, Waiting]:
-        """What waits of each tenant that has something waiting. O(tenants waiting)."""
+        """Return a summary of each tenant that has requests waiting. O(tenants waiting)."""
         return {
             name: Waiting(
                 tenant.size(by_bytes=False),
@@ -140,7 +136,7 @@ class BoundedQueue:
         }
 
     def in_turns(self) -> Iterator[Request]:
-        """The oldest of each tenant, then the second of each, and so on; calls inside an interaction before starts."""
+        """Iterate over all requests, one of each tenant in turn; calls inside interactions before starts."""
         turns = deque([chain(own.inside.values(), own.starts.values()) for own in self._tenants.values()])
         while turns:
             turn = turns.popleft()
@@ -150,7 +146,7 @@ class BoundedQueue:
                 yield request
 
     def add(self, request: Request, *, front: bool = False) -> None:
-        """Queue the request. `front`: it comes back, and counts as the oldest of its tenant."""
+        """Queue the request. `front`: it returns from an engine, and counts as the oldest of its tenant."""
         self.requests[request.id] = request
         tenant = self._tenants.get(request.flow.tenant)
         if tenant is None:
@@ -172,12 +168,12 @@ class BoundedQueue:
         if not tenant.starts and not tenant.inside:
             del self._tenants[request.flow.tenant]
         self.bytes -= request.body_bytes
-        if len(self._deadlines) > 2 * len(self.requests) + 64:  # most of them have left
+        if len(self._deadlines) > 2 * len(self.requests) + 64:  # most entries are stale
             self._deadlines = [(each.progress.deadline_s, each.id) for each in self.requests.values()]
             heapify(self._deadlines)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
-        """These tenants have these weights from now on, and so have their waiting requests."""
+        """Replace the weights of these tenant nodes and of their waiting requests."""
         for name, weight in weights.items():
             tenant = self._tenants.get(name)
             if tenant is not None:
@@ -186,7 +182,7 @@ class BoundedQueue:
                     request.weight = weight
 
     def earliest_deadline_s(self) -> float:
-        """When the first waiting request expires; infinite if none waits."""
+        """Return the time at which the first waiting request expires; inf if none waits."""
         while self._deadlines:
             deadline_s, request_id = self._deadlines[0]
             request = self.requests.get(request_id)
@@ -196,12 +192,14 @@ class BoundedQueue:
         return float("inf")
 
     def expired(self, now: float) -> Request | None:
-        """A request whose time is up, or None."""
+        """Return a request whose deadline has passed, or None."""
         return self.requests[self._deadlines[0][1]] if self.earliest_deadline_s() <= now else None
 
     def comes_back_in(self, request: Request, why: Refusal, wait_s: float, now: float) -> float:
-        """Return in how many seconds a refused request is to come back that would wait for so long if it were let in,
-        and keep its place until then. Others of its tenant are to come back before it.
+        """Return the seconds after which a refused request is to retry, and keep its place until then.
+
+        `wait_s`: expected wait if the request were admitted. It grows with the kept places of the tenant, whose clients
+        come first.
         """
         if (left_s := self.places.left_s(request, now)) is not None:
             return max(1.0, left_s)
@@ -213,17 +211,17 @@ class BoundedQueue:
         return wait_s
 
     def giving_way(self, request: Request, now: float) -> list[Request] | None:
-        """Which queued requests must be refused to make room for this one? []: none; None: it has no right to any room.
+        """Return the queued requests to evict for this one: [] if there is room; None if it must be rejected itself.
 
-        A full queue is divided by weight. The tenant that fills most of it per weight gives up its newest requests to a
-        tenant that fills less. So a flood of requests meets the bound alone.
+        A full queue is divided by weight: the tenant that fills most of it per weight loses its newest requests to a
+        tenant that fills less. So only the tenant that floods the queue meets its bound.
 
-        Starts give way before calls inside an interaction. A start takes the place of such a call only if the call's
-        tenant fills more than half of the queue. A call inside an interaction takes the place of any tenant's start, as
-        long as its own tenant fills no more than half.
+        Starts are evicted before calls inside an interaction. A start evicts such a call only if the call's tenant
+        fills more than half of the queue. Otherwise a call inside evicts a start of its own tenant or, if there is none
+        and its tenant fills at most half, of the tenant with most starts per weight.
 
-        O(tenants waiting), and only when the queue is full. A tenth of it is for requests that were refused, and are
-        due to come back.
+        A tenth of the queue is reserved for requests that return when they are due (`Places`). O(tenants waiting), and
+        only when the queue is full.
         """
         most, left_s = self.limits.queue_requests_max, self.places.left_s(request, now)
         if len(self.places) and (left_s is None or left_s > 0.0):
@@ -234,7 +232,7 @@ class BoundedQueue:
         return [] if len(self.requests) < most else self._victims(request, 1, by_bytes=False)
 
     def _victims(self, request: Request, missing: int, *, by_bytes: bool) -> list[Request] | None:
-        """Which requests leave together this many bytes, or places? None: the request has no right to them."""
+        """Return the requests to evict for `missing` bytes or places; None if the request has no right to them."""
         bound = self.limits.queue_bytes_max if by_bytes else self.limits.queue_requests_max
         own, is_inside = self._tenants.get(request.flow.tenant), request.progress.inside
         own_after = (own.size(by_bytes) if own else 0) + (request.body_bytes if by_bytes else 1)

@@ -1,7 +1,7 @@
 """How long does an engine take to start? Learned from earlier starts of a pool that had no engine in service.
 
-A start begins when a request first waits while no engine is in service, since an autoscaler begins then, too. It ends
-when an engine comes into service.
+A start begins when a request first waits while no engine is in service, because an autoscaler reacts then. The start
+ends when an engine comes into service.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ class EngineStart:
 
     def __init__(self) -> None:
         self.s_max = 0.0
-        """The longest start that requests wait for; 0: without an engine, requests are refused at once."""
+        """Longest start that requests wait for; 0 if requests are refused at once when no engine is in service."""
         self._since_s = -1.0
-        """When the present start began; -1: none is under way."""
+        """Time at which the present start began; -1 if none is under way."""
         self._usual_s = self._deviation_s = 0.0
         self._starts = 0
 
     @property
     def usual_s(self) -> float:
-        """How long starts usually take; until one was seen, the longest that is waited for."""
+        """Return the usual seconds of a start; `s_max` until one was seen."""
         return self._usual_s if self._starts else self.s_max
 
     def left_s(self, now: float) -> float:
         """Return the expected seconds until an engine is in service.
 
-        A start that is about to end, or is late, takes at least as much longer as starts usually deviate.
+        A start near its usual end is expected to take the usual deviation longer, and a late start as much longer as
+        it is late.
         """
         if self._since_s < 0.0 or not self.s_max:
             return 0.0
@@ -46,7 +47,7 @@ class EngineStart:
         return self.s_max > 0.0
 
     def ended(self, now: float) -> bool:
-        """An engine is in service: learn from the start. Return whether a start was under way."""
+        """Learn from a start that ended, because an engine is in service. Return whether one was under way."""
         if self._since_s < 0.0:
             return False
         took_s, self._since_s = now - self._since_s, -1.0

@@ -1,19 +1,19 @@
 """How long will a request wait that cannot start at once?
 
-A request waits at one gate: for its turn in the pool; below a full node of the tree; or, if it is a start, for room in
-the working set. The tree and the set that decide say at which. The wait is the number of turns until it has gone, times
-the seconds that a turn took lately while something waited at that gate.
+A request waits at one gate: for its turn in the pool; below a full node of the tree; or, as a start, for room in the
+working set. The tree and the working set decide at which gate. The expected wait is the number of turns until the
+request passes the gate, times the seconds that a turn took lately while something waited there.
 
-What stands before it is counted as the order counts. The k-th request of a flow goes when the flow has received what
-k - 1 usual requests of it take. Until then, every other flow of its tenant, and every other tenant at the gate, goes
-first as often as brings it up to there, but no more often than requests of it wait and come at its usual rate. The
-starts of a tenant enter the working set one after another. These are the known turns. Tenants that do not wait yet will
-come and go first, too: the true number of turns over the known one (`passed`) is learned from waits that have ended.
+The *known turns* follow the order's counters. The k-th request of a flow goes when the flow has received the service of
+k - 1 of its usual requests. Until then every other flow of the tenant, and every other tenant at the gate, goes first
+until its counter has reached that level, but no more often than its requests wait and arrive at its usual rate. The
+starts of a tenant enter the working set one after another. Tenants that do not wait yet will come and go first, too:
+the ratio of true to known turns (`passed`) is learned from waits that have ended.
 
-If the tenants before a request have longer answers than the tenants that went lately, a turn takes so much longer.
+Turns take proportionally longer if the tenants before a request have longer answers than those that went lately.
 
-All of it is asked and learned only of requests that wait. Of many members that wait, a sample is looked at, so that an
-answer costs about the same however many they are.
+Estimates are made for waiting requests only, and learned only from requests that waited. They read a sample of the
+waiting members, so the cost of an estimate is bounded.
 """
 
 from __future__ import annotations
@@ -29,39 +29,40 @@ from policies.queue.counters import Counters, M, Member
 from policies.request import WAIT_S_MAX, Request
 
 SAMPLED: Final = 64
-"""Members of one level."""
+"""Most members of one level that an estimate reads."""
 GATES_MAX: Final = 1000
-"""Gates whose pace is remembered, the last ones at which a turn ended."""
+"""Gates whose pace is remembered: those with the latest turns."""
 WINDOW_S: Final = 15.0
-"""Of the pace: what lies so far back counts 1/e."""
+"""Time constant of the pace: a turn of this age has weight 1/e."""
 PASSED: Final = 1.5
 """True turns over known ones, until it is learned: `bench.expected_waits` finds 1.4 to 1.6 in each kind of traffic."""
 PASSED_MAX: Final = 3.0
 STEP: Final = 0.003
 """Part of the logarithm of true turns over expected ones by which one wait changes `passed`."""
 ERROR_MAX: Final = 0.5
-"""Of this logarithm: a few waits that nobody could foresee change little."""
+"""Bound of this logarithm, so that a few unforeseeable waits change little."""
 SHORT_S: Final = 1e-3
-"""Two requests of a member come no closer, as far as this is concerned."""
+"""Least gap between two requests of a member in an estimate."""
 COUNTED_S_MIN: Final = 1.0
-"""Shorter waits are not counted."""
+"""Shorter waits are neither counted nor learned from."""
 BAND: Final = 2.0
-"""A wait that is expected to take N seconds is told as N / BAND to N * BAND seconds, and is right within these."""
+"""An expected wait of N seconds is reported as N / BAND to N * BAND seconds, and counts as right within these."""
 
 
 def interval_s(wait_s: float) -> tuple[float, float]:
-    """Return the least and the most seconds that a wait takes which is expected to take `wait_s` seconds."""
+    """Return the bounds within which an expected wait of `wait_s` seconds counts as right."""
     return wait_s / BAND, wait_s * BAND
 
 
 class Gate(NamedTuple):
-    """Where requests of one class wait: at a node of the tree, or as the starts of a tenant for the working set."""
+    """The place where requests of one class wait: the pool, a full node of the tree, or the working set."""
 
     can_wait: bool
+    """True for batch work."""
     node: str = ""
-    """The full node; "": the pool, where each waits for its turn."""
+    """Name of the full node; "" for the pool and for the working set."""
     starts_of: str = ""
-    """The tenant; "": they do not wait for the working set."""
+    """Tenant whose starts wait for the working set; "" at the other gates."""
 
 
 class Expected(NamedTuple):
@@ -69,43 +70,43 @@ class Expected(NamedTuple):
 
     wait_s: float
     since_s: float
-    """When this was expected."""
+    """Time of the estimate."""
     turns: float
-    """Known turns until the request goes, its own among them."""
+    """Known turns until the request goes, including its own."""
     gone: int
-    """Requests that had gone through the gate by then."""
+    """Requests that had passed the gate at the time of the estimate."""
     gate: Gate
     is_learned: bool
-    """A turn at the gate was seen. Else nobody knows how long one takes."""
+    """True if a turn at the gate has been seen; otherwise the length of a turn is a guess."""
 
     @property
     def late_s(self) -> float:
-        """The wait and one standard deviation, where turns vary as exponentially distributed times do."""
+        """Return the wait plus one standard deviation, if turns are exponentially distributed."""
         return min(WAIT_S_MAX, self.wait_s * (1.0 + 1.0 / sqrt(max(1.0, self.turns))))
 
 
 class GateState(NamedTuple):
-    """Where a request waits, and what of the pool decides about the length of its turns."""
+    """The gate of a request, and the state of the pool that determines the length of its turns."""
 
     gate: Gate
     backlog: Backlog | None
-    """None: all go in the order in which they came."""
+    """None if requests go in order of arrival."""
     queued: int
-    """Requests in its queue."""
+    """Requests in the queue of this request."""
     queues: int
-    """Queues of the pool. Each has one turn in as many."""
+    """Queues of the pool, which take turns."""
     running: int
     """Requests that run behind the gate."""
     answer_s: float
-    """How long answers take, where none was seen of a request that waited; of starts: how long a context counts."""
+    """Guess of the seconds of an answer; at the working set, the seconds for which a context counts."""
 
     @property
     def is_behind_a_start(self) -> bool:
-        """Does another start of its tenant wait for the working set, as this one does?"""
+        """Return whether a start of the gate's tenant waits for the working set."""
         return self.backlog is not None and len(_starts(self.backlog, self.gate.starts_of)) > 0
 
     def is_empty(self, tenant: str) -> bool:
-        """Does nothing wait at the gate? `tenant`: of a request that went through it."""
+        """Return whether nothing waits at the gate. `tenant`: that of a request that passed the gate."""
         gate, backlog = self.gate, self.backlog
         if backlog is None:
             return self.queued == 0
@@ -118,35 +119,35 @@ class GateState(NamedTuple):
 
 
 class _Pace:
-    """How fast do requests go through one gate while something waits there?"""
+    """The rate at which requests pass one gate while something waits there."""
 
     __slots__ = ("_answers_s", "_seconds", "_turns", "gone", "is_waited_for", "last_s", "passed")
 
     def __init__(self, passed: float) -> None:
         self.passed = passed
         self.gone = 0
-        """Requests that went through the gate while others waited, or that had waited."""
+        """Requests that passed the gate while others waited, or after they had waited."""
         self.last_s = -inf
-        """When the last one went that had waited."""
+        """Time at which the last request that had waited passed the gate."""
         self.is_waited_for = False
-        """It left others waiting."""
+        """True if others still waited at that time."""
         self._turns = self._seconds = self._answers_s = 0.0
-        """While something waited: requests that went, seconds, and the sum of their tenants' `answer_s`."""
+        """Decaying sums over the turns: their number, their seconds, and the `answer_s` of their tenants."""
 
     @property
     def is_learned(self) -> bool:
         return self._seconds > 0.0
 
     def turn_s(self, running: int, answer_s: float) -> float:
-        """By Little's law while nothing is known, which counts as one turn."""
+        """Return the seconds of a turn. A guess by Little's law counts as one observed turn."""
         return (self._seconds + answer_s / max(1, running)) / (self._turns + 1.0)
 
     def answer_s(self) -> float:
-        """Usual seconds of the answers of the tenants whose requests went lately; 0: none is known."""
+        """Return the mean answer time of the tenants that went lately, in seconds; 0 if none is known."""
         return self._answers_s / self._turns if self._turns else 0.0
 
     def went(self, elapsed_s: float, answer_s: float) -> None:
-        """A request of a tenant with such answers went, so long after the one before it or after it began to wait."""
+        """Count a turn that took `elapsed_s`, of a tenant whose answers usually take `answer_s`."""
         kept = max(exp(-elapsed_s / WINDOW_S), 1.0 - STEADY)
         self.gone += 1
         self._turns = self._turns * kept + 1.0
@@ -154,25 +155,28 @@ class _Pace:
         self._answers_s = self._answers_s * kept + answer_s
 
     def learn(self, expected: Expected, turns: float) -> None:
-        """A wait has ended after so many turns."""
+        """Learn from a wait that ended after this many turns."""
         error = log(turns / (self.passed * expected.turns))
         self.passed *= exp(STEP * max(-ERROR_MAX, min(ERROR_MAX, error)))
         self.passed = max(1.0, min(PASSED_MAX, self.passed))
 
 
 class ExpectedWaits:
-    """The expected waits of one pool, and what waits that have ended taught."""
+    """The estimator of waits in one pool, which learns from the waits that have ended."""
 
     def __init__(self) -> None:
         self._right = self._longer = self._shorter = 0
         self._usual = Member(())
-        """What a request of any tenant takes."""
+        """Means over the requests of all tenants."""
         self._paces: OrderedDict[Gate, _Pace] = OrderedDict()
         self._resumed_s = -inf
-        """When an engine came into service last. No turn began before."""
+        """Time at which the pool last had an engine in service again. No turn is counted from before."""
 
     def of(self, request: Request, place: GateState, now: float, *, comes: bool, held_s: float = 0.0) -> Expected:
-        """Return the expected wait. `comes`: the request does not wait yet. `held_s`: until the first turn."""
+        """Return the expected wait.
+
+        `comes`: the request is not queued yet. `held_s`: seconds until the first turn.
+        """
         gate, backlog = place.gate, place.backlog
         pace = self._paces.get(gate) or _new_pace(place)
         if gate.starts_of or backlog is None:
@@ -189,7 +193,7 @@ class ExpectedWaits:
     def _among_members(
         self, request: Request, place: GateState, backlog: Backlog, pace: _Pace, now: float, *, comes: bool
     ) -> tuple[float, float]:
-        """Return the known turns until a request goes whose tenant takes turns with others, and their seconds."""
+        """Return the known turns until the request goes, and the expected seconds, where tenants take turns."""
         answer_s = self._usual.answer_s or place.answer_s
         turn_s = pace.turn_s(place.running, answer_s)
         tenant, own = backlog.tenant(request.flow.tenant), backlog.flow(request.flow)
@@ -198,7 +202,7 @@ class ExpectedWaits:
         first = float((own.queued if own is not None else 0) + comes)
         line = _line_at(backlog, place.gate)
         turns, wait_s = first, inf
-        for _ in range(2):  # how much comes meanwhile depends on the wait: at first, all that may go before is counted
+        for _ in range(2):  # arrivals depend on the wait, so the first round sets no bound to them
             turns = first
             if tenant is not None:
                 flows = _line_of(tenant.flows)
@@ -208,7 +212,7 @@ class ExpectedWaits:
             turns += others
             known = all_s / pace.answer_s() if pace.answer_s() and all_s else turns
             wait_s = known * turn_s * pace.passed
-        if request.can_wait:  # what waits that cannot goes first
+        if request.can_wait:  # interactive work goes first
             gate = Gate(False, place.gate.node)
             others_pace = self._paces.get(gate) or _new_pace(place)
             wait_s += (
@@ -217,24 +221,24 @@ class ExpectedWaits:
         return turns, wait_s
 
     def counts(self) -> dict[str, int]:
-        """How many waits of more than `COUNTED_S_MIN` were as long as expected, longer or shorter?"""
+        """Return how many waits above `COUNTED_S_MIN` were as long as expected, longer, or shorter."""
         return {"right": self._right, "longer": self._longer, "shorter": self._shorter}
 
     # --- events ---
 
     def began(self, backlog: Backlog | None, request: Request, now: float) -> None:
-        """Count the request, which is in its queue, among those that wait."""
+        """Count the arrival of a queued request that waits."""
         if backlog is not None:
             for member in (backlog.tenant(request.flow.tenant), backlog.flow(request.flow)):
                 if member is not None:
                     _asks(member, now)
 
     def resumed(self, now: float) -> None:
-        """Count no time of a turn in which no engine was in service."""
+        """Exclude the time without an engine in service from the present turns."""
         self._resumed_s = now
 
     def dispatched(self, request: Request, place: GateState, oldest_s: float, now: float) -> None:
-        """Count a request that left its queue for an engine. `oldest_s`: since when anything has waited in the pool."""
+        """Count the turn of a dispatched request. `oldest_s`: time since which anything has waited in the pool."""
         wait, is_left = request.progress.wait, not place.is_empty(request.flow.tenant)
         pace = self._paces.get(place.gate)
         if wait is None and not is_left:
@@ -257,13 +261,13 @@ class ExpectedWaits:
             self._compare(wait.expected, place.queues, now)
 
     def _compare(self, expected: Expected, queues: int, now: float) -> None:
-        """Compare a wait that has ended with what was expected of it."""
+        """Compare a wait that has ended with its estimate, and learn from the difference."""
         wait_s = now - expected.since_s
         if wait_s <= COUNTED_S_MIN:
             return
         pace = self._paces.get(expected.gate)
         turns = (pace.gone - expected.gone) / queues if pace is not None else 0.0
-        # A request that another pool handed over, or that was in no engine's queue yet, knew of none of these turns.
+        # For a request from another pool, or one that no engine's queue had yet, the estimate knew none of these turns.
         if pace is not None and turns > 0.0 and expected.turns > 0.0:
             pace.learn(expected, turns)
         least_s, most_s = interval_s(expected.wait_s)
@@ -275,7 +279,7 @@ class ExpectedWaits:
             self._right += 1
 
     def answered(self, backlog: Backlog | None, request: Request, answer_s: float) -> None:
-        """A request that had waited was answered, so long after its dispatch."""
+        """Learn from the answer of a request that had waited. `answer_s`: seconds since its dispatch."""
         _learn(self._usual, request.progress.charged, answer_s, STEADY)
         if backlog is None:
             return
@@ -287,16 +291,17 @@ class ExpectedWaits:
 
 
 class _Line(NamedTuple):
-    """Members that wait at one gate, one level of the order, or a sample of them."""
+    """The members that wait at one gate, on one level of the order, or a sample of them."""
 
     counters: Any
     members: Sequence[Any]
     number: int
+    """Members that wait, not only those of the sample."""
     floor: float
-    """The least rank of them, where a member begins."""
+    """Rank at which a new member begins."""
 
     def queued(self) -> float:
-        """Return how many requests of them wait."""
+        """Return the estimated number of requests that wait."""
         queued = float(sum([member.queued for member in self.members]))
         return queued * self.number / max(1, len(self.members))
 
@@ -306,7 +311,7 @@ def _line_of(counters: Counters[M]) -> _Line:
 
 
 def _line_at(backlog: Backlog, gate: Gate) -> _Line:
-    """Return the tenants that wait at a gate: the ones that sleep at its node, or, in the pool, the ones awake."""
+    """Return the tenants that wait at a gate: those that sleep at its node, or, for the pool, those awake."""
     counters = backlog.batch if gate.can_wait else backlog.tenants
     if not gate.node:
         return _line_of(counters)
@@ -317,26 +322,26 @@ def _line_at(backlog: Backlog, gate: Gate) -> _Line:
 
 
 def _new_pace(place: GateState) -> _Pace:
-    """Return the pace of a gate of which nothing is known. Whoever goes in the order of arrival is passed by nobody."""
+    """Return the pace of an unknown gate. In order of arrival nothing passes, so all turns are known."""
     return _Pace(1.0 if place.backlog is None or place.gate.starts_of else PASSED)
 
 
 def _starts_before(backlog: Backlog, request: Request) -> int:
-    """Return how many starts of its tenant that sleep go before this one."""
+    """Return the number of sleeping starts of the tenant that go before this request."""
     starts = [one[3] for one in _starts(backlog, request.flow.tenant)]
     return starts.index(request) if request in starts else len(starts)
 
 
 def _starts(backlog: Backlog, name: str) -> Sequence[Any]:
-    """Return the starts of a tenant that sleep."""
+    """Return the sleeping starts of a tenant."""
     tenant = backlog.tenant(name)
     return () if tenant is None else backlog.starts.get(tenant, ())
 
 
 def _asks(member: Member, now: float) -> None:
-    """Note that one more request of a member waits."""
+    """Update a member's gap between arrivals with an arrival now."""
     if member.asked_s < 0.0:
-        member.gap_s = WINDOW_S  # as good as any other: twice or half as long changes no row of the benchmark
+        member.gap_s = WINDOW_S  # arbitrary: twice or half of it changes no row of the benchmark
     else:
         member.gap_s += QUICK * (now - member.asked_s - member.gap_s)
     member.asked_s = now
@@ -353,8 +358,10 @@ def _before(
     line: _Line, own: Member | None, weight: float, place: float, usual: float, answer_s: float, wait_s: float,
     now: float,
 ) -> tuple[float, float]:  # fmt: skip
-    """Return the turns of other members before the request that is in this place of a member and waits for so long, and
-    the seconds of their answers.
+    """Return the turns of other members before one request, and the seconds of their answers.
+
+    `place`: of the request among those of `own`, from 1. `wait_s`: its expected wait, during which others arrive; inf
+    sets no bound to arrivals.
     """
     rank = line.floor
     if own is not None:
@@ -366,7 +373,7 @@ def _before(
         rounds = (level - line.counters.rank(member)) * member.weight / (member.usual or usual)
         if rounds < 0.0:
             continue
-        rounds += 0.5  # of those that are level with it, half go first
+        rounds += 0.5  # half of the members with an equal rank go first
         if wait_s < inf:
             rounds = min(rounds, member.queued + wait_s / max(member.gap_s, now - member.asked_s, SHORT_S))
         turns += rounds

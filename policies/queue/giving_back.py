@@ -1,17 +1,19 @@
-"""Which running request is given back, so that other work need not wait?
+"""Which running batch request is preempted, so that interactive work need not wait?
 
-Work that can wait (class batch) takes what is free. When other work finds no room, a request of it is stopped at its
-engine and returns to the head of its flow. Its client has seen nothing of the answer, so nothing is lost but what the
-engine has computed. The request that has received least is chosen. So little is wasted, and the others end.
+Batch work takes what is free. When interactive work finds no room, a batch request is stopped at its engine and returns
+to the head of its flow. Its client has seen nothing of the answer, so only the engine's computation is lost. The
+request that has received least is preempted: that wastes little, and lets the others end.
 
-What is given back is kept for the request that it is given back for: where that has a reservation, only at that engine;
-where a node of the tree is full, only below that node.
+A request with a reservation at an engine causes preemptions only there. A request that waits for a full node of the
+tree causes preemptions only below that node.
 
-Two bounds. At least the guaranteed part of the running sequences stays. And all that is wasted is at most that part of
-what such work has received, and once the most of it that was expected to be computed at the same time.
+Two bounds, where g is the guaranteed share of batch work. At least g of the running sequences stay. And the wasted
+tokens are at most g of the tokens that batch requests had received when they ended, plus the largest sum of tokens that
+was expected of batch requests running together.
 
-While the second bound leaves nothing, no more of such work begins at an engine than ran there after the last give-back.
-That room stays free for other work, whose next visit would else wait for a whole answer of class batch.
+A batch request that could exceed the second bound does not start at an engine that would then run more batch sequences
+than after the last preemption there. That room stays free for interactive work, which would otherwise wait for a
+complete batch answer when it returns.
 """
 
 from __future__ import annotations
@@ -22,33 +24,34 @@ from policies.request import Request, ServiceTokens
 
 
 class GivingBack:
-    """The running requests of a pool that can wait, and what was wasted of them."""
+    """The running batch requests of a pool, and the tokens wasted by preemption."""
 
     def __init__(self) -> None:
         self.wasted_tokens = 0
         self.given_back = 0
-        """Requests, so far."""
+        """Number of preemptions."""
         self._running: dict[str, tuple[Request, str, int]] = {}
-        """By id, with the engine, and the tokens that are expected to be computed for it."""
+        """Running batch requests by id, with the engine and the expected tokens."""
         self._running_tokens = 0
+        """Sum of the expected tokens of the running batch requests."""
         self._left: dict[str, int] = {}
-        """Sequences that ran at each engine when the last one had been given back there, until more run."""
+        """Batch sequences that still ran at each engine after the last preemption there, until more run."""
         self._asked: set[str] = set()
-        """Requests to be stopped."""
+        """Ids of the requests that the gateway was told to preempt."""
         self._wasted: dict[str, tuple[int, int]] = {}
-        """How often each request was given back that has not ended, and its tokens then."""
+        """Preemptions and lost tokens of each request that has not ended."""
         self.received_tokens = 0
-        """By work that can wait and has ended."""
+        """Tokens that batch requests had received when they ended."""
         self.at_once_tokens = 0
-        """The most that was expected to be computed for requests that ran at the same time."""
+        """Largest `_running_tokens` so far."""
         self._none: set[tuple[tuple[str, ...], str]] = set()
-        """Engines and nodes where none could be given back, and nothing has started or ended since."""
+        """Cached negative results of `choose`, by engines and node; cleared by any start or end of a batch request."""
 
     def __len__(self) -> int:
         return len(self._running)
 
     def __iter__(self) -> Iterator[str]:
-        """The ids of the requests that run, and can wait."""
+        """Iterate over the ids of the running batch requests."""
         return iter(self._running)
 
     def dispatched(self, request: Request, engine: str) -> None:
@@ -61,7 +64,7 @@ class GivingBack:
         self._none.clear()
 
     def ended(self, request: Request, service: ServiceTokens, *, is_given_back: bool) -> None:
-        """It runs no more. `is_given_back`: what it received is wasted."""
+        """Record the end of a run. `is_given_back`: the request was preempted, so its tokens are wasted."""
         tokens = service.prompt + service.output
         _, engine, expected_tokens = self._running.pop(request.id)
         self._running_tokens -= expected_tokens
@@ -75,19 +78,19 @@ class GivingBack:
             self._wasted[request.id] = times + 1, before + tokens
         else:
             self.received_tokens += tokens
-            # What the engine still had of its prompt was not computed again.
+            # The cached part of the prompt was not computed again.
             self.wasted_tokens -= min(before, times * (service.cached or 0))
 
     def forget(self, request: Request) -> None:
-        """It has left the queue, and will not run."""
+        """Forget a request that has left the queue and will not run."""
         self._wasted.pop(request.id, None)
 
     def may_waste(self, request: Request, share: float) -> bool:
-        """Could this request, which waits, be given back as late as at its end? `share`: as for `choose`."""
+        """Return whether a waiting request could be preempted even just before its end. `share`: as for `choose`."""
         return _expected_tokens(request) <= share * self.received_tokens + self.at_once_tokens - self.wasted_tokens
 
     def is_kept_free(self, request: Request, engine: str) -> bool:
-        """Was the room given back there that this request would take?"""
+        """Return whether the request would take room at this engine that a preemption has freed."""
         left = self._left.get(engine)
         return left is not None and self._sequences_at(engine) + request.sequences > left
 
@@ -105,20 +108,20 @@ class GivingBack:
         node: str = "",
         is_below: Callable[[Request], bool] | None = None,
     ) -> str | None:
-        """Which request is to be stopped at one of these engines? None: none.
+        """Return the id of the request to preempt at one of these engines, or None.
 
         Args:
-            sequences: that run in the pool, of all work.
-            share: the part of the service that is guaranteed to work that can wait.
-            received: what a request has received so far.
-            has_started: has its first token been seen?
-            node: of the tree, whose room is wanted; "": that of the engines.
-            is_below: does a request run in that node?
+            sequences: running sequences of the pool, of both classes.
+            share: guaranteed share of batch work.
+            received: returns the tokens that a request has received.
+            has_started: returns whether the first token of a request was seen.
+            node: full node of the tree that needs room; "" if the engines need room.
+            is_below: returns whether the end of a request makes room at that node.
         """
         place = tuple(engines), node
         if place in self._none:
             return None
-        # One that was to be stopped and goes on has shown something to its client.
+        # A request that runs on although it was to be preempted has sent something to its client.
         running = {id: one for id, one in self._running.items() if id not in self._asked}
         of_it = sum([request.sequences for request, _, _ in running.values()])
         tokens = {id: service.prompt + service.output for id, service in ((id, received(id)) for id in running)}

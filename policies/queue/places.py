@@ -1,7 +1,7 @@
-"""Which places in the line are kept, for clients that were refused with a time to come back?
+"""Queue places that are kept for clients that were told to retry later.
 
-A client is known when it comes back by its flow and the tokens of its prompt. A place to which nobody comes back is
-kept for a quarter of its wait longer.
+A returning client is recognised by its flow and the number of its prompt tokens. A place expires a quarter of its wait
+after the retry is due.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Final
 from policies.request import Flow, Refusal, Request
 
 KEPT_LONGER: Final = 0.25
-"""Part of the wait. `retry-after` is in whole seconds and spread over a tenth more, and clients are late."""
+"""Fraction of the wait. `retry-after` is in whole seconds and spread over a tenth more, and clients are late."""
 
 Place = tuple[Flow, int]
 
 
 class Places:
-    """The places that are kept, and when their clients are to come back."""
+    """The kept places, with the times at which their clients are to retry."""
 
     def __init__(self) -> None:
         self._due: dict[Place, tuple[float, Refusal]] = {}
-        """When, and why it was refused."""
+        """Time of the retry, and reason of the refusal."""
         self._kept: Counter[str] = Counter()
-        """By tenant."""
+        """Number of kept places by tenant."""
         self._ends: list[tuple[float, float, Place]] = []
-        """A heap: until when a place is kept, and for when it was given. Some of these places were given up since."""
+        """Heap of (expiry, time of the retry, place). An entry is stale if its place was given up or kept anew."""
 
     def __len__(self) -> int:
-        """Return how many places are kept."""
+        """Return the number of kept places."""
         return len(self._due)
 
     def kept(self, tenant: str) -> int:
-        """Return how many places of this tenant are kept."""
+        """Return the number of places that are kept for this tenant."""
         return self._kept[tenant]
 
     def left_s(self, request: Request, now: float) -> float | None:
-        """Return the seconds until the request is due to come back; None: no place is kept for it."""
+        """Return the seconds until the retry is due; None if no place is kept for the request."""
         due = self._due.get((request.flow, request.prompt_tokens))
         return None if due is None else due[0] - now
 
@@ -52,12 +52,12 @@ class Places:
             heapify(self._ends)
 
     def take(self, request: Request) -> Refusal | None:
-        """Give up the place of a request that has come back. Return why it was refused; None: no place was kept."""
+        """Give up the place of a request that has come back. Return why it was refused; None if it had no place."""
         place = request.flow, request.prompt_tokens
         return self._give_up(place) if place in self._due else None
 
     def expire(self, now: float) -> None:
-        """Give up the places to which nobody has come back."""
+        """Give up the places whose clients have not come back."""
         while self._ends and self._ends[0][0] <= now:
             end = heappop(self._ends)
             if self._is_due(end):

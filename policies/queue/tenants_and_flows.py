@@ -1,4 +1,4 @@
-"""Who waits? A flow with its requests, and a tenant with its flows: the members that the backlog compares."""
+"""The members that the backlog compares: a flow with its requests, and a tenant with its flows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policies.queue.counters import Counters, Member
 from policies.request import Flow, Request
 
 CALLS_PASSED: Final = 48
-"""The window of the requests of one flow, in calls: about as many as run at once."""
+"""Requests of a flow that may pass its oldest one: about as many as run at once."""
 
 
 class FlowMember(Member):
@@ -25,19 +25,20 @@ class FlowMember(Member):
         self.tenant = tenant
         self.requests: OrderedDict[str, Request] = OrderedDict()
         self.asleep: dict[str, bool] = {}
-        """Starts that the working set has no room for, which are not among `requests`: do they let the flow go first
-        when they wake?"""
+        """Starts for which the working set has no room, apart from `requests`. True if the flow goes first when the
+        start wakes."""
         self.inside: OrderedDict[str, Request] = OrderedDict()
-        """The calls inside interactions that count in the working set."""
+        """Calls inside interactions, and starts that already count in the working set. They go before other starts."""
         self.going_first: set[str] = set()
-        """The requests that let the flow and its tenant go before others, within the window."""
+        """Requests that let the flow and its tenant go before others, within the window."""
         self._numbers: dict[str, int] = {}
+        """Places by arrival, by request."""
         self._newest = 0
         self._ahead: list[int] = []
-        """The numbers of requests that went before the oldest one, as a heap."""
+        """Heap of the numbers of the requests that have passed the oldest one."""
 
     def add(self, request: Request, *, is_inside: bool, front: bool) -> None:
-        """Queue the request. `front`: as the oldest."""
+        """Queue the request. `front`: it counts as the oldest."""
         if front and self.requests:
             number = self._numbers[next(iter(self.requests))] - 1
         else:
@@ -51,7 +52,7 @@ class FlowMember(Member):
                 queue.move_to_end(request.id, last=False)
 
     def take(self, request: Request, *, is_served: bool) -> None:
-        """The request leaves the queue. `is_served`: for an engine."""
+        """Remove the request. `is_served`: it is dispatched, so it may count as one that passed the oldest."""
         number = self._numbers.pop(request.id)
         if self.asleep.pop(request.id, None) is not None:
             return
@@ -65,13 +66,16 @@ class FlowMember(Member):
             heappop(self._ahead)
 
     def sleep(self, start: Request) -> None:
-        """The working set has no room for this start: it is passed by all others."""
+        """Set a start aside for which the working set has no room. All others pass it."""
         del self.requests[start.id]
         self.asleep[start.id] = start.id in self.going_first
         self.going_first.discard(start.id)
 
     def wake(self, start: Request) -> bool:
-        """Let a start go after what woke before it. Return whether it goes before other flows."""
+        """Queue a sleeping start at the head, behind requests there that go before it (`sleeps_as`).
+
+        Return whether its flow goes first.
+        """
         goes_first, own = self.asleep.pop(start.id), sleeps_as(start)
         before = [*takewhile(lambda one: sleeps_as(one) < own, self.requests.values())]
         self.requests[start.id] = start
@@ -82,35 +86,36 @@ class FlowMember(Member):
         return goes_first
 
     def next(self) -> Request | None:
-        """The oldest request, or the oldest one inside an interaction as long as that may pass the oldest."""
+        """Return the oldest request of `inside` while it may pass, else the oldest request."""
         queue = self.inside if self.inside and len(self._ahead) < CALLS_PASSED else self.requests
         return next(iter(queue.values()), None)
 
     def may_go(self, request: Request) -> bool:
-        """Is this the oldest request, or have fewer gone before the oldest than may?"""
+        """Return whether this request is the oldest, or may pass the oldest."""
         return len(self._ahead) < CALLS_PASSED or next(iter(self.requests)) == request.id
 
 
 class TenantMember(Member):
-    """A tenant and its flows, and how many of its waiting requests are inside interactions."""
+    """A tenant with its flows, as a member of its line."""
 
     __slots__ = ("flows", "full", "going_first", "line")
 
     def __init__(self, tenant: str, line: Counters[TenantMember], flows: Counters[FlowMember]) -> None:
         super().__init__((tenant,))
         self.line = line
-        """Among which it waits: the others, or those of work that can wait."""
+        """Counters of its class, interactive or batch."""
         self.flows = flows
         self.going_first = 0
+        """Waiting requests that let the tenant go before others, within the window."""
         self.full = ""
-        """The node of the tree that is full, so that nothing of this tenant may go; "": none."""
+        """Key in `Backlog.full` under which this tenant sleeps; "" if it does not."""
 
     def next(self) -> Request | None:
-        """Its next request; None: it has only starts that sleep."""
+        """Return the next request; None if only sleeping starts wait."""
         flow = self.flows.least()
         return flow.next() if flow is not None else None
 
 
 def sleeps_as(start: Request) -> Any:
-    """Return the place of a start among the starts of its tenant that sleep."""
+    """Return the sort key of a start among the sleeping starts of its tenant."""
     return not start.progress.parked, start.arrived_s, start.id

@@ -1,16 +1,16 @@
-"""A node of the tree: the pool, a group or a tenant. What part of the pool is it entitled to, and what is there for it?
+"""A node of the tree: the pool, a group or a tenant. What part of the pool is it entitled to, and what can it use now?
 
 **Parts.** The pool is divided from the root down among the children that have requests: a child gets its part by
 weight, but at least its floor (`ClassLine.share`). Class batch is a second line at each node, with parts of its own.
 
-**Usage.** A node counts what runs below it, of both lines together, and of each resource. What a floor does not lend
-is kept for the node: it counts as used at the parent, used or not. So one recursion answers for ceilings, borrowing and
-lending at every level, as in Kueue:
+**Usage.** A node counts what runs below it, by resource, and for both lines together. The part of a floor that is not
+lent is kept for the node: the parent counts it as used, whether the node uses it or not. One recursion then covers
+ceilings, borrowing and lending at every level, as in Kueue:
 
-    available(node) = the least of what its own ceiling leaves it,
-                      and of what it keeps unused plus available(parent)
+    available(node) = min(ceiling - used, kept but unused + available(parent))
 
-A node that runs nothing has room for one request whatever its ceiling: else a large one would never start.
+Example: a group keeps 4 of 16 slots and uses 1. It has 3 kept slots, and may take what is available at the pool.
+A node that runs nothing has room for one request whatever its ceiling: otherwise a large request would never start.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from policies.tree.terms import GroupSettings
 
 RESOURCES: Final = (0, 1)
 SEQUENCES, TOKENS = RESOURCES
-"""Sequences that run, and KV tokens that they hold."""
+"""Running sequences, and the KV tokens that they hold."""
 _IN_WORDS: Final = (("run", "sequence slots"), ("hold", "KV cache"))
 LEAST_PART: Final = 0.01
-"""Of a group, for its children without a floor: where floors are all of it, they would wait for ever."""
+"""Fraction of a node for its children without a floor. Floors that add up to the whole node would starve them."""
 
 
 class ClassLine:
-    """The work of one class at a node: who is present, and what is its part?"""
+    """The work of one class at a node, with the part of the pool that it is entitled to."""
 
     __slots__ = ("floor", "floored", "parent", "present", "weight", "weights")
 
@@ -38,17 +38,17 @@ class ClassLine:
         self.weight = weight
         self.floor = floor
         self.present = 0
-        """Present children; of a tenant: requests queued or running, and gateways where it has some."""
+        """Number of present children. Of a tenant: requests queued or running, plus 1 if other gateways have some."""
         self.weights = 0.0
-        """Sum over the present children."""
+        """Sum of the weights of the present children."""
         self.floored: dict[ClassLine, None] = {}
-        """Those of them with a floor."""
+        """Present children with a floor."""
 
     def __hash__(self) -> int:
         return id(self)
 
     def add(self) -> None:
-        """One more child, or request, is present."""
+        """Count one more child or request as present."""
         self.present += 1
         if self.present == 1 and self.parent is not None:
             self.parent.weights += self.weight
@@ -70,7 +70,7 @@ class ClassLine:
         self.weight = weight
 
     def share(self) -> float:
-        """Its part of the pool, taken for present."""
+        """Return the part of the pool that this line is entitled to, as if it were present."""
         parent = self.parent
         if parent is None:
             return 1.0
@@ -96,7 +96,7 @@ def _floor_per_weight(line: ClassLine) -> float:
 
 
 class Node:
-    """The pool, a group or a tenant, with its two lines."""
+    """The pool, a group or a tenant, with its two lines and its usage by resource."""
 
     __slots__ = (
         "batch", "elsewhere", "filled", "is_by_borrowing", "kept", "kept_share", "most", "name", "others", "parent",
@@ -107,33 +107,33 @@ class Node:
         self.name = name
         self.parent = parent
         self.others: ClassLine = ClassLine(None if parent is None else parent.others, terms.weight, floor)
-        """Work that cannot wait."""
+        """Interactive work."""
         self.batch: ClassLine = ClassLine(None if parent is None else parent.batch, terms.weight, 0.0)
-        """Work that can (class batch)."""
+        """Batch work."""
         self.running_max = inf if terms.max_running is None else float(terms.max_running)
         self.share_max = terms.share_max
         self.is_by_borrowing = terms.max_share != terms.share_max
-        """Is `share_max` the floor and what may be borrowed?"""
+        """True unless `share_max` is the configured `max_share`: it comes from the floor and the borrowing limit."""
         self.kept_share = terms.kept_share
         # By resource:
         self.used = [0.0, 0.0]
-        """By all below it, at all gateways."""
+        """Usage of the whole subtree, at all gateways."""
         self.elsewhere = [0.0, 0.0]
-        """The part of it that runs at other gateways, and is in no node below that they report."""
+        """Part of `used` that runs at other gateways, except the usage that they report for a node below this one."""
         self.filled = [0.0, 0.0]
-        """What its children use, or keep if that is more; of a tenant: what it uses."""
+        """Sum of the children's `reserved`, plus `elsewhere`; of a tenant: its usage."""
         self.kept = [0.0, 0.0]
-        """What is kept for it; of the pool: all that there is."""
+        """Amount that is kept for this node; of the pool: its capacity."""
         self.reserved = [0.0, 0.0]
-        """What it takes of its parent: what is filled, or kept if that is more."""
+        """Amount that counts as used at the parent: the larger of `filled` and `kept`."""
         self.most = [self.running_max, inf]
-        """Its ceiling."""
+        """The ceiling."""
 
     def __repr__(self) -> str:
         return f"<Node {self.name or 'the pool'}: {self.used[SEQUENCES]:g} of {self.most[SEQUENCES]:g} sequences>"
 
     def ceiling_in_words(self, resource: int, capacity: float) -> str:
-        """Return its ceiling, where that comes from, and how much is used: `capacity` is the whole pool's."""
+        """Return the ceiling, its origin and the usage as a sentence. `capacity` is that of the whole pool."""
         who = f"group {self.name[1:]}" if self.name[:1] == " " else f"tenant {self.name}"
         most, used = self.most[resource], self.used[resource]
         if resource == SEQUENCES and not most < self.running_max:
@@ -144,14 +144,14 @@ class Node:
 
     @property
     def is_limited(self) -> bool:
-        """May it have less than the pool has, or is something kept for it?"""
+        """Return whether the node has a ceiling, or a part that is kept for it."""
         return self.kept_share > 0.0 or min(self.running_max, self.share_max) < inf
 
     def available(self, resource: int) -> float:
-        """How much more of this may it use now? inf: no ceiling and nothing that is kept for others bounds it."""
+        """Return how much more of a resource the node may use now; inf if nothing bounds it."""
         parent = self.parent
         if parent is None:
-            # How full the engines are is for their ledgers. The pool only leaves free what is kept and not used.
+            # The engines' ledgers know how full the engines are. The tree only protects what is kept but unused.
             is_kept = self.filled[resource] > self.used[resource] > 0.0
             return self.kept[resource] - self.filled[resource] if is_kept else inf
         unused = self.reserved[resource] - self.filled[resource]
@@ -159,7 +159,7 @@ class Node:
         return min(below, unused + parent.available(resource))
 
     def use(self, resource: int, amount: float) -> None:
-        """So much more is used by it (less if negative). O(depth)."""
+        """Add to the usage of this node and its ancestors (subtract if negative). O(depth)."""
         node, more = self, amount
         while True:
             node.used[resource] += amount
@@ -170,13 +170,15 @@ class Node:
             node = parent
 
     def fill(self, resource: int, more: float) -> float:
-        """So much more of it is filled. Returns how much more it takes of its parent."""
+        """Add to `filled`. Return the change of `reserved`, which the parent must fill."""
         self.filled[resource] += more
         before, self.reserved[resource] = self.reserved[resource], max(self.kept[resource], self.filled[resource])
         return self.reserved[resource] - before
 
     def size(self, resource: int, capacity: float, sharers: int) -> None:
-        """The pool has so much of it, or that is not known (inf). `sharers`: gateways that have an equal part each."""
+        """Set ceiling and kept part for this capacity of the pool (inf if unknown). Each of `sharers` gateways gets an
+        equal part.
+        """
         self.most[resource] = min(
             self.running_max if resource == SEQUENCES else inf, self.share_max * capacity
         ) / sharers  # fmt: skip

@@ -1,25 +1,25 @@
-"""The tree of one pool: what part of it is each tenant entitled to now, and may its groups have more running?
+"""The tree of one pool: what part of the pool is each tenant entitled to now, and may its groups run more?
 
-Groups stand in a tree, and tenants are its leaves. A leaf is present while a request of it waits or runs. What nobody
-uses goes to the siblings, at every level (`tree.node`).
+Groups form a tree, and tenant nodes are its leaves: one for a tenant's interactive work, and one for its batch work. A
+tenant node is present while a request of it waits or runs. Unused parts go to the siblings, at every level
+(`tree.node`).
 
-The part of a leaf is expressed as a weight: its part times the weights of the present children of the root. A tenant
-without groups and floors has the weight that is configured. The order charges service per weight, so every order that
-compares tenants follows the tree without knowing it. A request is charged by the weight that its leaf has when the
-request is dispatched.
+The part of a tenant node is expressed as a weight: its part times the weights of the present children of the root. A
+tenant without groups and floors has its configured weight. The order charges service per weight, so every order that
+compares tenants follows the tree without knowing it. A request is charged by the weight of its tenant node at dispatch.
 
-Theorem (floor). Let the floors be feasible: those of the children of a node are in sum at most the node's own, and 1 at
-the root. Let a leaf wait over an interval in which the pool serves S. Then the leaf receives at least g S - C, where g
-is its floor, and C is what is dispatched at once and the bound of the order (`orders.vtc`), for each leaf that is
-present in the interval. Proof sketch: let V be the least waiting counter. The parts of present leaves sum to 1. A leaf
-that is present receives at most its part of the growth of V, and once what it may be ahead by; so S is at most the
-growth of V and the sum of these leads. The waiting leaf has a part of at least g throughout, by induction along its
-path, and its counter keeps up with V. The same holds for a group with g the floor of the group, by summing over its
-leaves. A leaf that was not present is lifted to V, so absence banks no credit. Where floors are all of a node, its
+Theorem (floor). Let the floors be feasible: those of the children of a node sum to at most the node's own, and 1 at the
+root. Let a tenant node wait over an interval in which the pool serves S. Then the node receives at least g S - C, where
+g is its floor, and C is the burst that is dispatched at once plus the bound of the order (`orders.vtc`), for each
+tenant node that is present in the interval. Proof sketch: let V be the least waiting counter. The parts of present
+tenant nodes sum to 1. A present node receives at most its part of the growth of V, and once its possible lead; so S is
+at most the growth of V and the sum of these leads. The waiting node has a part of at least g throughout, by induction
+along its path, and its counter keeps up with V. For a group, g is the floor of the group, by summing over its tenant
+nodes. A node that was not present is lifted to V, so absence banks no credit. Where the floors take all of a node, its
 other children have a hundredth of it (`LEAST_PART`), and a floor is g / 1.01.
 
-How much of the pool work that can wait (class batch) gets beside other work is decided by the backlog
-(`queue.backlog`). Ceilings count what runs, of both classes together.
+The backlog (`queue.backlog`) decides how much of the pool batch work gets beside interactive work. Ceilings count the
+running requests of both classes together.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from policies.tree.node import RESOURCES, SEQUENCES, TOKENS, ClassLine, Node
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
 ROUNDING: Final = 1e-6
-"""Parts of a pool are no whole numbers."""
+"""Tolerance of comparisons, since parts of a pool are not whole numbers."""
 PRESENT: Final = "\x1c"
 OF_RESOURCE: Final = ("\x1d", "\x1e")
-"""With these begin the names of what gateways report to each other. No tenant's name has them."""
+"""Prefixes of the names that gateways report to each other. No tenant's name contains them."""
 
 
 class PoolTree:
-    """The tree of one pool, with what is present and what runs."""
+    """The tree of one pool, with its present tenant nodes and their usage."""
 
     def __init__(self, terms: Tree | None = None) -> None:
         self._capacity = (inf, inf)
@@ -50,26 +50,26 @@ class PoolTree:
     def _begin(self, terms: Tree) -> None:
         self.terms = terms
         self.is_flat = not terms.groups and not terms.tenants
-        """Each tenant's weight is what is configured, so that no event needs to be known."""
+        """True without groups and terms: each tenant has its configured weight, and events change nothing."""
         self._root = Node(ROOT, None, GroupSettings(), 1.0)
         self._groups: dict[str, Node] = {ROOT: self._root}
         self._elsewhere: set[str] = set()
-        """Leaves that are present at other gateways."""
+        """Tenant nodes that are present at other gateways."""
         floors = terms.floors()
         for name, place in terms.groups.items():
             self._groups[name] = Node(f" {name}", self._groups[place.group], place.settings, floors[name])
         own = [self._new(name) for name in terms.tenants]
         self._tenants: dict[str, Node] = {node.name: node for node in own if node.is_limited}
-        """Those that have something present, and those that have limits."""
+        """Tenants with requests, and tenants with limits."""
         self._limited = {node.name: node for node in (*self._groups.values(), *own) if node.is_limited}
-        """Groups before tenants, and outer ones before inner ones. A group's name begins with a space, so that it is
-        no tenant's."""
+        """Nodes with limits, groups before tenants, and outer groups before inner ones. The name of a group begins with
+        a space, which no tenant's name does."""
         self._size()
 
     # --- questions ---
 
     def weight(self, leaf: str, weight: float) -> float:
-        """What does this leaf weigh now? `weight`: as configured for its key or tenant."""
+        """Return the present weight of a tenant node. `weight`: the configured one of its key or tenant."""
         if self.is_flat:
             return weight
         line = self._line(leaf)
@@ -79,28 +79,29 @@ class PoolTree:
         return line.share() * (root.weights or 1.0)
 
     def configured_weight(self, leaf: str, weight: float) -> float:
-        """The weight of its key or tenant, which a request with this weight has."""
+        """Return the configured weight of a tenant node; `weight` if the node is not present."""
         line = self._line(leaf)
         return line.weight if line.present else weight
 
     def numbers(self, leaf: str) -> dict[str, float]:
-        """Return the part of the pool in per cent, and the configured weight of a leaf that has requests."""
+        """Return the part of the pool in per cent, and the configured weight if the tenant node has requests."""
         line = self._line(leaf)
         return {"part_percent": round(100 * line.share(), 2)} | ({"weight": line.weight} if line.present else {})
 
     def share(self, leaf: str) -> float:
-        """The part of the pool that this leaf is entitled to, if it has requests."""
+        """Return the part of the pool that this tenant node is entitled to while it has requests."""
         return self._line(leaf).share()
 
     def full_for(self, request: Request) -> Node | None:
-        """Which node has as much running as it may, so that this request does not start? None: none. Where only what
-        is kept for others is free, it is the request's own tenant.
+        """Return the full node that keeps this request from starting, or None.
+
+        If all that is free is kept for others, the node is the request's own tenant.
         """
         found = self._full_resource(request) if self._limited else None
         return None if found is None else found[0]
 
     def ceiling_in_words(self, request: Request) -> str:
-        """Return which group or tenant has as much as it may, so that this request does not start; "" if none has."""
+        """Return a sentence on the full group or tenant that keeps this request from starting; "" if there is none."""
         found = self._full_resource(request) if self._limited else None
         if found is None:
             return ""
@@ -112,7 +113,7 @@ class PoolTree:
         return said + needs
 
     def _full_resource(self, request: Request) -> tuple[Node, int, bool] | None:
-        """Return the full node, what is full there, and whether that is the node's ceiling."""
+        """Return the full node, the full resource, and whether the ceiling is reached; None if the request fits."""
         tenant = self._node(payer(request.flow.tenant))
         for resource, amount in ((SEQUENCES, request.sequences), (TOKENS, request.prompt_tokens)):
             if amount <= tenant.available(resource) + ROUNDING:
@@ -126,8 +127,10 @@ class PoolTree:
         return None
 
     def makes_room(self, request: Request, node: str) -> bool:
-        """Does the end of this request make room at a full node: does it run below that node? Where only what is kept
-        for others is free, the end of any request does that has nothing kept for it.
+        """Return whether the end of this running request makes room at a full node: whether it runs below that node.
+
+        If the node is below its ceiling of sequences, the free room is taken to be kept for others. Then every request
+        helps that runs below no node with a kept part.
         """
         at: Node | None = self._node(payer(request.flow.tenant))
         full = self._limited.get(node)
@@ -144,12 +147,12 @@ class PoolTree:
         return found
 
     def running(self, name: str) -> int:
-        """Sequences of this tenant, or of this group after a space, at all gateways."""
+        """Return the running sequences of a node at all gateways, by its name; 0 if the node is unknown."""
         node = self._limited.get(name) or self._tenants.get(name)
         return 0 if node is None else int(node.used[SEQUENCES])
 
     def report(self, rows_max: int) -> list[tuple[str, int]]:
-        """What must other gateways know? What runs below each limit, and which leaves are present here."""
+        """Return the rows for other gateways: the usage of each limited node, and the tenant nodes present here."""
         usage = [
             (OF_RESOURCE[resource] + node.name, int(used))
             for node in self._limited.values()
@@ -176,7 +179,7 @@ class PoolTree:
     # --- events ---
 
     def sized(self, slots: float, kv_tokens: float) -> None:
-        """The pool runs so many sequences, and holds so many KV tokens; inf: that is not known."""
+        """Set the capacity of the pool; inf if it is unknown."""
         if (slots, kv_tokens) != self._capacity:
             self._capacity = slots, kv_tokens
             self._size()
@@ -188,7 +191,7 @@ class PoolTree:
             self._root.kept[resource] = self._capacity[resource]
 
     def arrived(self, request: Request, weight: float) -> None:
-        """A request waits."""
+        """Count a request as present. `weight`: the configured one of its key or tenant."""
         if not self.is_flat:
             line = self._line(request.flow.tenant, is_kept=True)
             if not line.present:
@@ -196,20 +199,20 @@ class PoolTree:
             line.add()
 
     def left(self, request: Request) -> None:
-        """A request that waited, or ran, is there no more."""
+        """Remove a request that waited or ran."""
         if not self.is_flat:
             self._remove(request.flow.tenant)
 
     def dispatched(self, request: Request, held_tokens: int) -> None:
-        """A request runs, and holds so many KV tokens."""
+        """Add the sequences and KV tokens of a dispatched request."""
         self.grew(request, held_tokens, request.sequences)
 
     def ended(self, request: Request, held_tokens: int) -> None:
-        """A request that ran holds nothing any more."""
+        """Subtract the sequences and KV tokens of a request that ran."""
         self.grew(request, -held_tokens, -request.sequences)
 
     def grew(self, request: Request, tokens: int, sequences: int = 0) -> None:
-        """A request that runs holds so many more KV tokens."""
+        """Add to the usage of a running request."""
         if self._limited:
             node = self._tenants[payer(request.flow.tenant)]
             node.use(TOKENS, tokens)
@@ -217,8 +220,9 @@ class PoolTree:
                 node.use(SEQUENCES, sequences)
 
     def set_elsewhere(self, reported: Mapping[str, int], sharers: int = 1) -> None:
-        """Other gateways together report this (`report`). Where that is not known, `sharers` gateways keep to an equal
-        part of each limit.
+        """Replace the sum of the rows that other gateways report (`report`).
+
+        `sharers`: gateways that each keep to an equal part of every limit; more than 1 while their usage is unknown.
         """
         if self.is_flat:
             return
@@ -232,7 +236,7 @@ class PoolTree:
         for leaf in before - present.keys():
             self._remove(leaf)
         for resource in RESOURCES:
-            # What runs below a node that is reported, too, counts there.
+            # The usage of a reported node counts there, so it is subtracted from the reported node above.
             own = {node: float(reported.get(OF_RESOURCE[resource] + node.name, 0)) for node in self._limited.values()}
             for node in own:
                 outer = node.parent
@@ -248,15 +252,16 @@ class PoolTree:
             self._size()
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
-        """These tenants have these weights from now on."""
+        """Replace the weights of these tenant nodes. Nodes that are not remembered are skipped."""
         for leaf, weight in weights.items():
             node = self._tenants.get(payer(leaf))
             if node is not None:
                 (node.batch if is_batch(leaf) else node.others).reweigh(weight)
 
     def regroup(self, terms: Tree, waiting: Iterable[Request], running: Iterable[tuple[Request, int]]) -> None:
-        """From now on it has these terms. What is present is counted anew: what waits, and what runs with the KV tokens
-        that it holds. The weights of waiting requests follow.
+        """Replace the terms, and count all waiting and running requests anew. `running`: with the KV tokens held.
+
+        The weights of waiting requests follow the new terms.
         """
         present = [(each, self.configured_weight(each.flow.tenant, each.weight)) for each in waiting]
         held = [(each, self.configured_weight(each.flow.tenant, each.weight), tokens) for each, tokens in running]
@@ -282,7 +287,7 @@ class PoolTree:
         return Node(tenant, self._groups[place.group], place.settings, place.settings.guaranteed_share or 0.0)
 
     def _line(self, leaf: str, *, is_kept: bool = False) -> ClassLine:
-        """`is_kept`: from now on it is remembered."""
+        """Return the line of a tenant node. `is_kept`: remember its tenant, if it is new."""
         tenant = payer(leaf)
         node = self._node(tenant)
         if is_kept:

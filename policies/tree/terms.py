@@ -1,4 +1,4 @@
-"""On what terms do groups and tenants share a pool? Weights, floors, ceilings and limits, and where each stands."""
+"""The terms on which groups and tenants share a pool: weights, floors, ceilings, and the place of each in the tree."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Final
 from policies.settings import Contradiction, check_bounds, setting
 
 ROOT: Final = ""
-"""No group: the pool itself."""
+"""Name of the root: the pool itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """What is a group, or a tenant, entitled to among its siblings? Shares are parts of a whole pool."""
+    """The entitlement of a group or tenant among its siblings. Shares are fractions of the whole pool."""
 
     weight: float = setting(1.0, "Share relative to its siblings that have requests.", above=0, most=1000)
     guaranteed_share: float | None = setting(
@@ -49,19 +49,19 @@ class GroupSettings:
 
     @property
     def share_max(self) -> float:
-        """The part of the pool that it may take; inf: all."""
+        """Return the largest share that it may use, by `max_share` and by `borrowing_limit`; inf if there is none."""
         borrowed = inf if self.borrowing_limit is None else (self.guaranteed_share or 0.0) + self.borrowing_limit
         return min(inf if self.max_share is None else self.max_share, borrowed)
 
     @property
     def kept_share(self) -> float:
-        """The part of the pool that is kept for it."""
+        """Return the share that is kept free for it: the floor less `lending_limit`. 0.0 if no lending limit is set."""
         return 0.0 if self.lending_limit is None else (self.guaranteed_share or 0.0) - self.lending_limit
 
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """Where does a group or tenant stand, and on what terms? `group`: the group it is in, or `ROOT`."""
+    """The place of a group or tenant: the group that contains it (`ROOT` if none does), and its terms."""
 
     group: str
     settings: GroupSettings
@@ -69,13 +69,13 @@ class Placing:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Groups by name, each after the group that it is in, and the tenants that are in one or have terms."""
+    """The configured tree: groups, each after the group that contains it, and tenants with a group or with terms."""
 
     groups: Mapping[str, Placing] = field(default_factory=dict)
     tenants: Mapping[str, Placing] = field(default_factory=dict)
 
     def floors(self) -> dict[str, float]:
-        """The floor of each group: its own, or what those in it are guaranteed together."""
+        """Return the floor of each group: its own, or the sum of the floors inside it if that is more."""
         inside = dict.fromkeys(self.groups, 0.0) | {ROOT: 0.0}
         for place in self.tenants.values():
             inside[place.group] += place.settings.guaranteed_share or 0.0
