@@ -123,7 +123,7 @@ class StepTrust:
 
 
 class Grant(NamedTuple):
-    """This gateway's part of an engine that several gateways use, and what the others use there now."""
+    """A gateway's part of an engine that several gateways use, and the use by the others now."""
 
     sequences: int
     kv_tokens: int

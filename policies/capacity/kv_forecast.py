@@ -29,7 +29,7 @@ CATCHING_UP: Final = 0.5
 """Fraction of the unused capacity beyond `TOLERATED` that may be filled at once. The rest is spread, so that a wave
 halves each time."""
 LATE: Final = 1.3
-"""One in ten exponentially distributed lengths exceeds the mean by at least this many times the mean: ln 10 - 1."""
+"""Excess over the mean, in means, of the longest tenth of exponentially distributed lengths: at least ln 10 - 1."""
 LOOKS: Final = 6
 """Number of further checks of the occupancy: at 1/2, 1/4, ... 1/2^LOOKS of the way to the last end."""
 FINE: Final = 7

@@ -32,7 +32,7 @@ class Lease:
         self.slots = 0
         """Slots of the engine that the request takes."""
         self.is_first = False
-        """At dispatch the engine had no other prompt to compute."""
+        """The engine had no other prompt to compute at dispatch."""
         self.passed: list[Request] = []
         """Requests that the engine was sent before this one, and refused."""
         self.prefill_tokens = 0

@@ -41,7 +41,7 @@ class BackendLedger:
         self.healthy = True
         self.leases: dict[str, Lease] = {}
         self.allowance: Grant | None = None
-        """This gateway's part of the engine; None if no other gateway uses the engine."""
+        """The gateway's part of the engine; None if no other gateway uses the engine."""
         self.allowed_until_s = float("inf")
         """End of the allowance, after which this gateway starts nothing here."""
         self.pace = Pace()
@@ -298,7 +298,7 @@ class BackendLedger:
             self.slots.came_whole(seconds_per_token, self.sequences_in_all())
 
     def refused(self, now: float, *, full_for: Lease | None = None) -> None:
-        """Leave an engine that refused a request or could not be reached alone, twice as long after each failure.
+        """Leave the engine alone after a refusal or a failed connection, twice as long after each failure.
 
         `full_for`: the request that was refused for lack of room; None if the engine could not be reached. After such a
         refusal the engine has as many slots as it runs sequences. But if it was sent a later request, and takes that

@@ -29,15 +29,15 @@ class Obstacle(StrEnum):
     KV = "kv"
     """The engine's KV cache has no room."""
     SLOTS = "slots"
-    """No sequence slot of the engine is free."""
+    """All sequence slots of the engine are taken."""
     WAITING = "waiting"
     """The engine's own queue is above the target, or holds requests that the engine has preempted."""
     CLOSED = "closed"
     """The engine is not in service, is left alone after a failure, or cannot serve this request."""
     ASKED = "asked"
-    """No engine's obstacle: other gateways are asked whether a limit that all of them count has room."""
+    """Other gateways are asked whether a limit that all of them count has room. Not an engine's obstacle."""
     RETURNED = "returned"
-    """No engine's obstacle: the request came back after its dispatch, preempted, refused or undelivered."""
+    """The request came back after its dispatch: preempted, refused or undelivered. Not an engine's obstacle."""
 
     __hash__ = str.__hash__  # an enumeration's own is no machine code, and takes ten times as long
 

@@ -73,7 +73,7 @@ UNLIMITED = Quota()
 
 
 class Rule(NamedTuple):
-    """One limit of a member."""
+    """A limit of a member."""
 
     name: str
     """Name of the `Limit` that clients see."""
@@ -178,7 +178,7 @@ class Quotas:
 
     @property
     def is_off(self) -> bool:
-        """Whether no member has a limit."""
+        """Return whether no member has a limit."""
         return not (self._default or any([any(each.values()) for each in (self._of_models, self._rules, self._issued)]))
 
     def counted(self, tenants: Iterable[str]) -> int:

@@ -78,12 +78,12 @@ class ThrottleSettings:
 
     @property
     def is_off(self) -> bool:
-        """Whether there is no limit."""
+        """Return whether there is no limit."""
         return self.user == self.app_user == self.app == UNLIMITED
 
 
 class _Level:
-    """One of three levels (users, an app's users, apps): the counts of its members, and their limits."""
+    """A level of three (users, an app's users, apps): the counts of its members, and their limits."""
 
     def __init__(
         self, name: str, member: Callable[[Flow], Hashable], ceilings: Ceilings, window_s: float, members_max: int

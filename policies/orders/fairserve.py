@@ -45,7 +45,7 @@ class FairServe(Wsc):
         super().__init__(params, flows_max=flows_max)
         self.admits_wholes = params.working_set
         self.throttle = None if params.throttle.is_off else Throttle(params.throttle, members_max=flows_max)
-        """None if no limit is configured."""
+        """Limits at the start of interactions; None if none is configured."""
         self.counts = self.throttle.counts if self.throttle is not None else {}
 
     def share(self, other: CounterOrder) -> None:

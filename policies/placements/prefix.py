@@ -37,7 +37,7 @@ from policies.request import Placed, Request
 SEQUENCE_TOKENS: Final = 16.0
 """Cost of one running sequence to a new request, in prompt tokens to compute."""
 MOVED: Final = 8.0
-"""How often a prompt that is sent to another engine is computed anew, or evicts another prompt, before its
+"""Number of times that a prompt sent to another engine is computed anew, or evicts another prompt, before its
 conversation ends."""
 ADAPTER_TOKENS: Final = 1024.0
 """Cost of loading an adapter (LoRA), in prompt tokens to compute: some 100 MB, about a tenth of a second."""

@@ -89,7 +89,7 @@ class Standing(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """One gateway's use of a backend, its estimate of the backend's size, and the needs of its next request there."""
+    """A gateway's use of a backend, its estimate of the backend's size, and the needs of its next request there."""
 
     backend: str
     sequences: int
@@ -107,7 +107,7 @@ class Holding(NamedTuple):
     """KV tokens that the next request needs."""
     left_sequences: int = 0
     left_kv_tokens: int = 0
-    """KV tokens that the next request leaves free: the headroom for tenants below their fair share."""
+    """KV tokens that the next request must leave free: the headroom for tenants below their fair share."""
 
 
 class Charge(NamedTuple):
@@ -190,7 +190,7 @@ class Opened(NamedTuple):
 
 
 class ReplicaReport(NamedTuple):
-    """One gateway's report to the others, about one pool, or about the limits and interactions of all pools."""
+    """A gateway's report to the others, about one pool, or about the limits and interactions of all pools."""
 
     standings: list[Standing]
     """Next requests of the tenants that go next, in order."""
@@ -234,7 +234,7 @@ class ReplicaView(NamedTuple):
 
 
 class News(NamedTuple):
-    """One gateway's report to all others of the prompts that it sent since its last news (`replicas.prefixes`)."""
+    """A gateway's report to all others of the prompts that it sent since its last news (`replicas.prefixes`)."""
 
     version: int
     replica: str

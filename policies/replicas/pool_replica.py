@@ -1,4 +1,4 @@
-"""One gateway among several in front of the same engines: its side of the sync rounds about one pool."""
+"""A gateway's side of the sync rounds about one pool, whose engines several gateways use."""
 
 from __future__ import annotations
 

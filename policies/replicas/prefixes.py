@@ -30,7 +30,7 @@ BLOCKS_MAX: Final = 4096
 
 
 class SharedPrefixes:
-    """One gateway's side of the news: its own prompts to report, and the reports of others to apply."""
+    """A gateway's side of the news: its own prompts to report, and the reports of others to apply."""
 
     def __init__(self, policy: Policy, engines: Container[str], *, name: str) -> None:
         """Follow the prompts that `policy` sends. `engines`: names in the pool. `name`: unique name of this gateway."""
@@ -46,7 +46,7 @@ class SharedPrefixes:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is anything to report."""
+        """Return whether there is anything to report."""
         return bool(self._sent or self._charged)
 
     def report(self) -> News:

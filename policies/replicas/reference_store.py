@@ -57,7 +57,7 @@ class _Kept(NamedTuple, Generic[T]):
 
 
 class _Held(NamedTuple):
-    """One gateway's report about one engine, and its grant there."""
+    """A gateway's report about one engine, and its grant there."""
 
     holding: Holding
     granted: int

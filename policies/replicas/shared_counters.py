@@ -64,7 +64,7 @@ class _Growth:
 
 
 class SharedCounters:
-    """One gateway's side of the sync rounds about its backlog."""
+    """A gateway's side of the sync rounds about its backlog."""
 
     def __init__(self, backlog: Backlog, *, epoch_s: float) -> None:
         backlog.changed = {}

@@ -16,7 +16,7 @@ ASKED_MAX: Final = 8
 
 
 class SharedInteractions:
-    """One gateway's side of the sync rounds about open interactions."""
+    """A gateway's side of the sync rounds about open interactions."""
 
     def __init__(self, interactions: Interactions) -> None:
         interactions.changed = {}

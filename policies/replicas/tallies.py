@@ -23,7 +23,7 @@ RESERVED: Final = 4
 
 
 class SharedCounts:
-    """One gateway's side of the sync rounds about the counts of one population."""
+    """A gateway's side of the sync rounds about the counts of one population."""
 
     def __init__(self, name: str, counts: SlidingCounts, *, epoch_s: float) -> None:
         counts.epoch_s = epoch_s

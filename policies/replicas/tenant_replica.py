@@ -1,4 +1,4 @@
-"""One gateway among several that serve the same tenants: its side of the sync rounds about limits and interactions.
+"""A gateway's side of the sync rounds about limits and interactions, whose tenants several gateways serve.
 
 Limits and interactions do not depend on the pool, so one sync round serves all pools of a gateway. Near a limit a
 request stays undecided until a sync round has counted it. So the number of gateways does not multiply a limit. A
