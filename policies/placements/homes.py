@@ -17,7 +17,7 @@ from policies.queue.backlog import TRIED
 from policies.request import Request
 
 HOMES_MAX: Final = TRIED // 2
-"""Homes kept per request. A prompt that more engines have cached is found there without them."""
+"""Homes kept per request. If more engines have its prompt cached, the request finds its prompt almost anywhere."""
 
 
 def is_local(depth: int, prefix: Prefix) -> bool:
