@@ -1,4 +1,4 @@
-"""What does an engine report about itself, how is its capacity judged, and how much of it may this gateway use?"""
+"""What does an engine report about itself, how is its capacity judged, and how much may this gateway use?"""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 from policies.settings import setting
 
 USAGE_DIFFERS_MAX: Final = 0.02
-"""An engine counts its blocks a little differently in one place than in another (the null block)."""
+"""Largest fraction by which usage and free blocks may disagree: engines count the null block in one of them only."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapacitySettings:
-    """How full are the engines of a pool kept?"""
+    """Settings that decide how full the engines of a pool are kept."""
 
     waiting_target: int = setting(
         2,
@@ -45,9 +45,9 @@ class CapacitySettings:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What an engine reported; None: it did not report this, which is neither zero nor full.
+    """Numbers that an engine reported. None if the engine did not report a number: neither zero nor full.
 
-    `taken_s`: on the monotonic clock, when it was asked, so that nothing dispatched later is in it; of a step, its end.
+    `taken_s`: when a page was asked for, so that nothing dispatched later is in it, or the end of a step (monotonic).
     """
 
     taken_s: float
@@ -59,19 +59,18 @@ class Gauges:
     block_size: int | None = None
     preemptions_total: int | None = None
     prompt_tokens_total: int | None = None
-    """Prompt tokens processed since it started: less than before means that it has restarted."""
+    """Prompt tokens processed since the engine started. A smaller number than before means a restart."""
     is_step: bool = False
-    """The engine said this itself, right after a step: nothing here is older than that step, and what follows are
-    facts."""
+    """The engine sent these numbers itself right after a step, so none is older than that step."""
     free_blocks: int | None = None
     total_blocks: int | None = None
     scheduled_tokens: int | None = None
     """Tokens that the last step computed, of prompts and of answers."""
     scheduled_tokens_max: int | None = None
-    """The most that one step computes."""
+    """Largest number of tokens that one step computes."""
     max_num_seqs: int | None = None
     deferred: int | None = None
-    """Requests that wait in the engine for something else than room, such as an adapter, a grammar or a transfer."""
+    """Requests that wait in the engine for something other than room, such as an adapter, a grammar or a transfer."""
     output_tokens_total: int | None = None
 
     @property
@@ -79,7 +78,7 @@ class Gauges:
         return max(0, (self.waiting or 0) - (self.deferred or 0))
 
     def contradiction(self) -> str:
-        """What in this step cannot be? Empty: nothing."""
+        """Return what is impossible in this step; empty if nothing is."""
         running, waiting, slots = self.running, self.waiting, self.max_num_seqs
         free, total, usage = self.free_blocks, self.total_blocks, self.kv_usage
         counts = (running, waiting, self.deferred, slots, free, total, self.scheduled_tokens, self.scheduled_tokens_max)
@@ -98,24 +97,24 @@ class Gauges:
 
 
 class EngineFacts(NamedTuple):
-    """Facts about an engine that comes into service, which none of its gauges tells."""
+    """Facts about an engine that comes into service, which no gauge reports."""
 
     slots: int | None
     """Sequences that the engine runs side by side."""
     is_other_kind: bool
-    """Is the engine of another kind than the one before under its name?"""
+    """The engine is of another kind than the engine before it under this name."""
 
 
 class StepTrust:
-    """Are the steps that an engine reports believed? After one that cannot be, none is for a while."""
+    """Trust in the steps that an engine reports. After an impossible step, none is believed for a while."""
 
     def __init__(self) -> None:
         self._doubted_until_s = float("-inf")
 
     def believes(self, step: Gauges, capacity_tokens: int | None, now: float, doubt_s: float) -> bool:
-        """Is this step believed, where the KV cache is known to hold `capacity_tokens`?
+        """Return whether this step is believed.
 
-        One that says less than is known to be true would let too much in.
+        A step that claims a larger KV cache than the known `capacity_tokens` would admit too much.
         """
         claims = step.kv_capacity_tokens
         if step.contradiction() or (claims and capacity_tokens and claims > capacity_tokens):
@@ -124,7 +123,7 @@ class StepTrust:
 
 
 class Grant(NamedTuple):
-    """How much of one engine may this gateway use where others use it too, and what do they use there now?"""
+    """A gateway's part of an engine that several gateways use, and the use by the others now."""
 
     sequences: int
     kv_tokens: int

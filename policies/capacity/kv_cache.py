@@ -1,9 +1,12 @@
 """How full is an engine's KV cache, how full will it get, and has it room for one more request?
 
-The ledger counts every dispatched request at the largest size it is expected to reach. The engine's gauge corrects it.
-What the gauge shows above the ledger belongs to other clients of the engine. What it shows below are prefixes that
-prompts have in common. Where the ledger alone would refuse a request, a forecast over the ends of the running requests
-decides (`kv_forecast`).
+Three numbers model the cache. `held_tokens` is the sum of all dispatched requests, each at the largest size that it is
+expected to reach. `_foreign_tokens` is the excess of the engine's gauge over the ledger: other clients of the engine.
+`_prompt_part` is the fraction of prompt tokens that the gauge shows: the rest are prefixes that prompts share.
+
+A request has room if `held_tokens` with it stays below the ceiling. Otherwise a forecast over the ends of the running
+requests decides (`kv_forecast`). Example: with 90 of 100 blocks reserved and 40 filled, a request of 20 may start if
+enough other requests end before it has grown.
 """
 
 from __future__ import annotations
@@ -23,62 +26,60 @@ from policies.request import Request
 
 ENDED_MAX: Final = 1024
 EVENLY: Final = 0.94
-"""Starts are spread as if only this part of the cache could be filled. A gap between starts comes back as a gap between
-ends, and then as one between the starts that wait for them, with each generation. Starts that are a little slower close
-it; what is then still missing is filled by starts in place of ends."""
+"""Part of the KV limit for which starts are spread. Bursty starts produce bursty ends, and those bursty starts again.
+Starts paced slightly below capacity damp this; the rest of the cache is filled by starts in place of ends."""
 PROMPT_PART_SHARE_PER_S: Final = 0.5
-"""What a comparison of gauge and ledger counts for, for each second since the one before it: hundreds of steps in a
-second say no more of prefixes in common than ten pages do."""
+"""Weight of one comparison of gauge and ledger, per second since the comparison before it: hundreds of steps in a
+second say no more about shared prefixes than ten pages do."""
 OFF_BY_TOKENS: Final = 1.0
 OFF_BY_TOKENS_PER_LEASE: Final = 0.01
-"""A request that is farther from where the forecast takes it to be is noted anew."""
+"""Tokens per sequence by which a request may differ from its forecast before it is noted anew: a fixed number, and
+another for each lease."""
 OFF_BY_PART: Final = 0.02
-"""The same of the part of prompts that is really held: then all are."""
+"""Change of the held part of prompts after which the forecast is rebuilt."""
 CLOCK_MAX: Final = 65536.0
-"""The steps by the clock of a forecast, after which it is made anew: its sums stay exact."""
+"""Steps by the clock of a forecast after which it is rebuilt, so that its sums stay exact."""
 NOTHING_MORE: Final = Growing(0.0, 0.0, 0, 0.0, 0.0)
 
 
 class KvUse(NamedTuple):
-    """KV tokens of one gateway at one engine: held now, expected peak, limit, and the headroom kept free below the
-    limit.
-    """
+    """KV tokens of one gateway at one engine: held now, expected peak, limit, and headroom below the limit."""
 
     now: int
     peak: int
     limit: int
-    """0: the capacity is not known."""
+    """Limit of the tokens held; 0 if the capacity is not known or other clients hold all of it."""
     kept: int
-    """Kept for the next request of a tenant below its fair share."""
+    """Headroom for the next request of a tenant below its fair share."""
 
 
 class KvCache:
-    """The KV cache of one engine, in tokens. Each sequence also costs half a block, for the block it has not filled."""
+    """The KV cache of one engine, in tokens. Each sequence also costs half a block, for the block not yet filled."""
 
     def __init__(self, settings: CapacitySettings, leases: Mapping[str, Lease], pace: Pace) -> None:
         self.capacity_tokens: int | None = None
         self.held_tokens = 0
-        """By all dispatched requests, each at its largest."""
+        """Tokens of all dispatched requests, each at its largest."""
         self.settings = settings
         self._unsure_tokens = 0
-        """Those of them that were reserved for requests whose answers may take more."""
+        """Tokens reserved at dispatch for requests whose answers may take more."""
         self._leases = leases
         self._pace = pace
         self._block_size = 16
         self._foreign_tokens = 0.0
         self._ended: deque[tuple[float, float]] = deque(maxlen=ENDED_MAX)
-        """When requests ended since the last scrape, and the tokens they held. A scrape taken before that still counts
-        them."""
+        """Ends since the last gauge, and the tokens then held. A gauge taken before an end still counts them."""
         self._compared_s = float("-inf")
         self._prompt_part = 1.0
-        """Fraction of the prompt tokens that is really held. The rest are prefixes in common with other prompts."""
+        """Fraction of the prompt tokens that is really held. The rest are prefixes shared with other prompts."""
         self._spare_tokens = 0.0
+        """Moving average of the size of requests of tenants below their fair share."""
         self._prompts = self._outputs = 0.0
-        """Held by the prompts of what has started, and by the outputs that were counted, half blocks included."""
+        """Tokens of the prompts of started requests, and of streamed outputs, half blocks included."""
         self._unstreamed: dict[str, Lease] = {}
-        """Leases of requests that have started and are not streamed: what they hold is estimated."""
+        """Leases of started requests that are not streamed, so their outputs are estimated."""
         self._forecast = KvForecast()
-        """Of all leases. `_forecast_s` and `_forecast_clock`: a time, and its clock then."""
+        """Forecast of all leases. Its clock was `_forecast_clock` at the time `_forecast_s`."""
         self._forecast_s = 0.0
         self._forecast_clock = 0.0
         self._forecast_part = 1.0
@@ -86,13 +87,12 @@ class KvCache:
     # --- questions ---
 
     def footprint_tokens(self, request: Request) -> float:
-        """KV tokens of a request at its largest, with half-filled blocks."""
+        """Return the KV tokens of a request at its largest, with half-filled blocks."""
         reserved = request.progress.output_tokens_reserved
         return request.prompt_tokens + reserved + request.sequences * self._block_size / 2
 
     def fraction(self, more_tokens: float = 0.0) -> float:
-        """Largest occupancy that the dispatched requests and `more_tokens` are expected to reach, as a fraction of
-        capacity.
+        """Return the largest occupancy that the dispatched requests and `more_tokens` may reach (1.0 = full).
 
         The capacity must be known.
         """
@@ -109,10 +109,12 @@ class KvCache:
         slots: int | None,
         sequences: int,
     ) -> Obstacle | None:
-        """Has it no room for this request, or is it too early for an even spread of starts? None: it may start.
+        """Return `KV` if there is no room, `SPREAD` if a start now would be uneven, None if the request may start.
 
         Args:
-            slots: the slots of the engine if starts are to be spread, because more of its tenant waits than can start.
+            allowance: what this gateway may hold; None if no other gateway uses the engine.
+            keep_headroom: leave the headroom free.
+            slots: the slots of the engine if starts are to be spread, because more of the tenant waits than can start.
             sequences: sequences that would then be dispatched, this request's included.
         """
         capacity = self.capacity_tokens
@@ -145,7 +147,7 @@ class KvCache:
         return Obstacle.KV
 
     def use(self, starting_tokens: int, now: float) -> KvUse:
-        """What is held now, what is the expected peak, and what is the limit?"""
+        """Return the tokens held now, the expected peak, the limit and the headroom."""
         capacity = self.capacity_tokens
         peak, limit = float(self.held_tokens), self.limit_tokens()
         if capacity is not None and self._leases:
@@ -155,14 +157,14 @@ class KvCache:
         return KvUse(held, round(peak), limit, round(self._kept_tokens(limit)))
 
     def limit_tokens(self) -> int:
-        """How much may be held in all? 0: the capacity is not known."""
+        """Return the tokens that may be held in all; 0 if the capacity is not known."""
         if self.capacity_tokens is None:
             return 0
         unsure_part = self._unsure_tokens / self.held_tokens if self.held_tokens else 0.0
         return max(0, round(self._ceiling_tokens(self.capacity_tokens, unsure_part) - self._foreign_tokens))
 
     def needed_tokens(self, request: Request, use: KvUse, now: float) -> int:
-        """How many tokens must be free, beyond what is in use, so that this request can start?"""
+        """Return the tokens that must be free beyond `use.peak`, so that this request can start."""
         needed = min(self.footprint_tokens(request), float(use.limit))
         if self._leases and self.capacity_tokens is not None:
             candidate = self._candidate(request, now)
@@ -184,7 +186,7 @@ class KvCache:
         self._note(lease, lease.dispatched_s)
 
     def started(self, lease: Lease, now: float) -> None:
-        """Its first token was seen."""
+        """Note that a request has its first token."""
         self._prompts += lease.request.prompt_tokens
         if not lease.request.streamed:
             self._unstreamed[lease.request.id] = lease
@@ -192,7 +194,7 @@ class KvCache:
         self._note(lease, now)
 
     def regrown(self, lease: Lease, now: float) -> None:
-        """Count the output of a lease. If it has outgrown its reserve, it is expected to grow further."""
+        """Count the output of a lease, and raise its size if the answer is about to outgrow its reserve."""
         request, growing, forecast = lease.request, lease.growing, self._forecast
         if request.streamed:
             self._outputs += lease.output_tokens - lease.counted_tokens
@@ -229,12 +231,12 @@ class KvCache:
     def observe(
         self, gauges: Gauges, now: float, *, starting_tokens: int, elsewhere: Grant | None, preempted: bool
     ) -> None:
-        """The engine said how it is.
+        """Correct the model by the engine's gauges.
 
         Args:
-            elsewhere: what other gateways hold there.
-            preempted: it has thrown out requests that the ledger counts as running. They hold nothing until it takes
-                them in again, so what it shows below the ledger is not theirs to keep.
+            elsewhere: use of the engine by other gateways.
+            preempted: the engine has preempted requests that the ledger counts as running. They hold no KV, so a gauge
+                below the ledger says nothing about shared prefixes.
         """
         if gauges.block_size and gauges.block_size != self._block_size:
             sequences = sum([lease.request.sequences for lease in self._leases.values()])
@@ -258,8 +260,9 @@ class KvCache:
     def _correct(
         self, used_tokens: float, starting_tokens: int, elsewhere: Grant | None, prompt_part_share: float
     ) -> None:
-        """Compare the gauge with the ledger. A surplus belongs to others. A shortfall comes from shared prefixes;
-        `prompt_part_share` says how far this comparison corrects their share.
+        """Compare the gauge with the ledger. A surplus belongs to other clients, a shortfall to shared prefixes.
+
+        `prompt_part_share`: weight of this comparison in `_prompt_part`.
         """
         prompts, outputs = self._held_now()
         others = 0
@@ -267,7 +270,7 @@ class KvCache:
             used_tokens -= elsewhere.kv_tokens_elsewhere
             others = elsewhere.sequences_elsewhere
         if not self._leases and not others:
-            # An idle engine's gauge may be frozen at an old value. It must not keep requests away.
+            # An idle engine's gauge may be frozen at an old value, which must not keep requests away.
             self._foreign_tokens = 0.0
             return
         beyond = max(0.0, used_tokens - prompts - outputs - float(starting_tokens))
@@ -277,15 +280,16 @@ class KvCache:
             self._prompt_part += prompt_part_share * (part - self._prompt_part)
 
     def _held_now(self) -> tuple[float, float]:
-        """Tokens held now by the prompts and by the outputs of what was dispatched."""
+        """Return the tokens of the prompts of started requests, and of all outputs."""
         outputs = self._outputs
         for lease in self._unstreamed.values():
             outputs += lease.output_tokens
         return self._prompts, outputs
 
     def _ceiling_tokens(self, capacity_tokens: float, unsure_part: float) -> float:
-        """How much may be held in all? What is below the capacity is kept for answers that turn out longer than
-        expected, so nothing is where all lengths are known.
+        """Return the tokens that may be held in all. `unsure_part`: fraction of tokens whose answers may take more.
+
+        The rest of the capacity is kept for answers longer than reserved: nothing if all lengths are known.
         """
         return capacity_tokens * (1.0 - (1.0 - self.settings.kv_ceiling) * min(1.0, unsure_part))
 
@@ -293,12 +297,14 @@ class KvCache:
         return min(self._spare_tokens, capacity_tokens * self.settings.headroom)
 
     def _first_token_steps(self) -> float:
-        """Steps of the engine until a request dispatched now has its first token."""
+        """Return the engine's steps until a request dispatched now has its first token."""
         return self._pace.first_token_s / self._pace.token_s
 
     def pass_time(self, now: float) -> float:
-        """Bring the forecast up to now: what may end from now on is known by what it has taken. Returns when that
-        must be done again. Nothing is forecast of a cache whose capacity is not known."""
+        """Advance the forecast to now, and note due leases anew.
+
+        Returns when this must be called again: never (inf) while the capacity is not known.
+        """
         if self.capacity_tokens is None:
             return inf
         forecast = self._forecast
@@ -317,14 +323,14 @@ class KvCache:
         return now + (min(forecast.next_due(), CLOCK_MAX) - forecast.clock) * self._pace.token_s
 
     def estimate(self, now: float) -> float:
-        """Time has passed: estimate the answers that are not streamed. Returns when that must be done again."""
+        """Estimate the answers that are not streamed. Returns when this must be called again."""
         for lease in self._unstreamed.values():
             lease.output_tokens = self._pace.output_tokens(lease, now)
         due_s = self.pass_time(now)
         return now if self._unstreamed else due_s
 
     def _look_anew(self, now: float) -> None:
-        """Note all leases as they are now."""
+        """Rebuild the forecast from all leases."""
         if self._forecast:
             self._forecast = KvForecast()
         self._forecast.clock = 0.0
@@ -334,13 +340,13 @@ class KvCache:
             self._note(lease, now)
 
     def _looked_ahead(self, now: float) -> KvForecast:
-        """The forecast as of now."""
+        """Return the forecast with its clock set to now."""
         forecast = self._forecast
         forecast.clock = self._forecast_clock + (now - self._forecast_s) / self._pace.token_s
         return forecast
 
     def _note(self, lease: Lease, now: float) -> None:
-        """The forecast knows this lease as it is now."""
+        """Note a lease in the forecast as it is now."""
         if self.capacity_tokens is None:
             return
         forecast = self._forecast
@@ -354,7 +360,7 @@ class KvCache:
         return self._growing(Lease(request, "", now), now, 0.0)
 
     def _growing(self, lease: Lease, now: float, wait_s: float) -> Growing:
-        """How does a lease grow, if its first token comes after `wait_s`?"""
+        """Return the growth of a lease whose first token comes after `wait_s`."""
         request, each, token_s = lease.request, lease.request.sequences, self._pace.token_s
         done = lease.output_each()
         prompt = request.prompt_tokens * (self._prompt_part if lease.started_s is not None else 1.0)
@@ -370,12 +376,10 @@ class KvCache:
         return Growing(grows, held, each, done + grows + spread / 2, age, spread, same, request.id)
 
     def _off_by(self) -> float:
-        """So many tokens may a request be from where the forecast takes it to be. In a fuller engine one counts
-        less.
-        """
+        """Return the tokens per sequence by which a request may differ from its forecast: more in a fuller engine."""
         return OFF_BY_TOKENS + OFF_BY_TOKENS_PER_LEASE * len(self._leases)
 
 
 def _may_outgrow(request: Request) -> bool:
-    """May its answer take more than is reserved for it?"""
+    """Return whether the answer may take more than its reserve."""
     return request.progress.output_tokens_reserved < request.output_tokens_max

@@ -2,16 +2,19 @@
 
 Every sequence grows by one token per step until it ends. Occupancy rises until a sequence ends, and then falls. The
 peak is therefore at one of the ends (as in LightLLM's admission check). For most answers only the distribution of the
-length is known. The end is then equally likely at every step of a stretch of steps. Occupancy at a step is a sum over
-many requests, so its mean plus one standard deviation is used. The margin against long answers therefore grows with the
-square root of their number.
+length is known. The end is then taken to be equally likely at every step of a stretch. Occupancy at a step is a sum
+over many requests, so its mean plus one standard deviation is used. The margin against long answers therefore grows
+with the square root of their number.
 
-The forecast is kept, not made anew: a request is noted when it starts, and forgotten when it ends. By a clock that
-counts the engine's steps, nothing of it moves in between. Where a request may not have ended yet, the steps of its end
-are fixed, and so is what it will hold there. Once its end is possible it is *open*: whatever it has taken, the same
-stretch lies ahead of it, and only what it holds grows with the clock. Only sums are kept, of requests whose steps are
-alike within a hundredth of the way there: so an event costs the same however many run, and a question costs as much as
-there are different ends.
+The forecast is kept, not rebuilt: a request is noted when it is dispatched, and forgotten when it ends. The clock
+counts the engine's steps. Before the minimum length of an answer, the stretch of its end is fixed on this clock, and so
+are the tokens that it will hold there. After that the remaining length no longer depends on the tokens generated so far
+(a memoryless tail): the request is *open*. A stretch of constant width lies ahead, and only the tokens held grow with
+the clock. Example: answers take 100 tokens on average, and nine of ten at most 230. `still_to_come(100, 230, 1000, x)`
+is (0, 200) for x from 0 to 400: the answer may end now, and has a stretch of 200 tokens ahead.
+
+Sums are kept over cells of requests with nearly equal steps (`FINE`). So an event costs the same however many requests
+run, and a question costs as much as there are cells.
 """
 
 from __future__ import annotations
@@ -23,29 +26,30 @@ from typing import Final
 TOLERATED: Final = 0.1
 """Fraction of the capacity that may be unused before starts run further ahead to fill it."""
 CATCHING_UP: Final = 0.5
-"""Fraction of the unused capacity beyond that which may be filled at once. The rest is spread, so that a wave halves
-each time."""
+"""Fraction of the unused capacity beyond `TOLERATED` that may be filled at once. The rest is spread, so that a wave
+halves each time."""
 LATE: Final = 1.3
-"""One in ten exponentially distributed lengths exceeds the mean by at least this many times the mean: ln 10 - 1."""
+"""Excess over the mean, in means, of the longest tenth of exponentially distributed lengths: at least ln 10 - 1."""
 LOOKS: Final = 6
-"""Where ends are spread, occupancy is also checked at 1/2, 1/4, ... 1/2^6 of the way to the last end."""
+"""Number of further checks of the occupancy: at 1/2, 1/4, ... 1/2^LOOKS of the way to the last end."""
 FINE: Final = 7
-"""Steps count as one if they are nearer to each other than 1/2^FINE of the way there, or in the same step."""
+"""Fineness of cells: 1/2^FINE to 2/2^FINE of the way from now to their place, and at least one step."""
 PARTS: Final = 8
-"""An end that does not move is noted anew after one of so many parts of the way there: the nearer it is, the finer."""
+"""An end at the upper limit of an answer is noted anew after 1/PARTS of the way there: the nearer, the finer."""
 FINE_OPEN: Final = 5
-"""The same of the stretches of open requests."""
+"""Fineness of the cells of open requests, by the stretch ahead of them."""
 
 NEVER: Final = -1
+"""Key of the due place of a request that is never noted anew."""
 
 
 def still_to_come(expected: float, reserved: float, most: float, done: float) -> tuple[float, float]:
-    """How many more tokens will an answer add? At least the first number, and up to the second number more.
+    """Return the least number of tokens that an answer still adds, and the width of the stretch in which it then ends.
 
     Similar answers take `expected` tokens on average, and nine of ten take at most `reserved`. This fits answers that
-    end at random from some length on: an answer that has come that far still has the same mean ahead of it, whatever it
-    has taken. An answer near its reserve may well outgrow it, and then adds a quarter of its length on average. It ends
-    at `most` at the latest.
+    end at random from some length on: the mean ahead of such an answer does not depend on the tokens it has taken. An
+    answer near its reserve may well outgrow the reserve, and then adds a quarter of its length on average. An answer
+    ends at `most` at the latest.
     """
     mean = max(0.0, reserved - expected) / LATE
     least = max(0.0, expected - mean - done)
@@ -55,14 +59,14 @@ def still_to_come(expected: float, reserved: float, most: float, done: float) ->
 
 
 def lasts(expected: float, reserved: float, most: float, done: float, off_by: float) -> float:
-    """For how many more tokens does `still_to_come` name the same end, to within about `off_by` tokens?"""
+    """Return for how many more tokens the forecast of `still_to_come` stays true to within about `off_by` tokens."""
     mean = max(0.0, reserved - expected) / LATE
     least, width = still_to_come(expected, reserved, most, done)
     beyond = most - done - least - width
     if least > 0.0 and beyond <= 0.0:
-        return max(least / PARTS, off_by)  # it ends at `most`, which does not move
+        return max(least / PARTS, off_by)  # the answer ends at `most`, which does not move
     if least > 0.0:
-        # From four fifths of the expected length on it may outgrow its reserve, by more with each token.
+        # From four fifths of the expected length on, the width grows with each token.
         steady = 0.8 * expected - done
         steady = min(least, steady if steady > 0.0 else off_by)
     else:
@@ -71,7 +75,7 @@ def lasts(expected: float, reserved: float, most: float, done: float, off_by: fl
 
 
 class Growing:
-    """One request in the cache, in tokens. `grows`, `whole` and `spread` are per sequence."""
+    """The growth of one request in the cache, in tokens. `grows`, `whole` and `spread` are per sequence."""
 
     __slots__ = (
         "age", "base", "begins", "begins_key", "due", "due_key", "ends", "ends_key", "grows", "held", "is_open",
@@ -91,47 +95,47 @@ class Growing:
     ) -> None:
         self.name = name
         self.lasts = lasts
-        """For how many steps this is so, if it grows by a token in each."""
+        """Steps for which these numbers hold, if each sequence grows by a token per step."""
         self.grows = grows
-        """What each sequence will add at least."""
+        """Least number of tokens that each sequence still adds."""
         self.held = held
-        """What it holds now, over all its sequences."""
+        """Tokens held now, over all sequences."""
         self.sequences = float(sequences)
         self.whole = whole
-        """What each sequence adds on average from its start to its end."""
+        """Tokens that each sequence adds on average from its start to its end."""
         self.age = age
-        """Time since its dispatch, in steps of the engine."""
+        """Steps of the engine since the dispatch."""
         self.spread = spread if spread >= 1.0 else 0.0
-        """It may add any number of tokens from `grows` to `grows + spread`."""
-        # Where it is noted, by the clock of the forecast.
+        """Width of the stretch of the end: each sequence adds from `grows` to `grows + spread` tokens."""
+        # Places by the clock of the forecast, set when the request is noted.
         self.noted = 0.0
         self.base = 0.0
-        """What it would have held when the clock was 0."""
+        """Tokens held at clock 0, if the growth is continued backwards."""
         self.is_open = False
         self.begins = self.ends = self.starts = self.due = 0.0
         self.begins_key = self.ends_key = self.starts_key = self.due_key = 0
 
     def done(self) -> float:
-        """What each sequence had added when it was noted."""
+        """Return the tokens that each sequence had added when the request was noted."""
         return self.whole - self.grows - self.spread / 2
 
     def at_start(self) -> float:
-        """What it held at its start."""
+        """Return the tokens held at the start."""
         return self.held - self.sequences * self.done()
 
     def work(self) -> float:
-        """Token-steps from its start to its end."""
+        """Return the token-steps from start to end."""
         return self.whole * (self.at_start() + self.sequences * self.whole / 2)
 
     def share_at(self, step: float) -> float:
-        """Probability that it has not ended by this step."""
+        """Return the probability that the request has not ended by this step."""
         if step <= self.grows:
             return 1.0
         return (self.grows + self.spread - step) / self.spread if step < self.grows + self.spread else 0.0
 
 
 class _Cell:
-    """Sums over what is at about the same place."""
+    """Sums over requests with about one place: an end, a start, a due step, or a stretch ahead."""
 
     __slots__ = ("count", "h0", "h1", "h2", "place", "requests", "v0", "v1", "v2")
 
@@ -141,7 +145,7 @@ class _Cell:
         """Sum of the places."""
         self.h0 = self.h1 = self.h2 = self.v0 = self.v1 = self.v2 = 0.0
         self.requests: dict[Growing, None] = {}
-        """Requests that must be noted anew from this place on."""
+        """Requests that must be noted anew from this place on; only in cells of due steps."""
 
     def at(self) -> float:
         return self.place / self.count
@@ -186,7 +190,7 @@ class _Cells:
 
 
 def _key(place: float, distance: float, fine: int) -> int:
-    """The key of the cell of a place that is so far away. Keys are in the order of the places."""
+    """Return the key of the cell of a place at this distance. Keys are in the order of the places."""
     bits = (int(distance) >> fine).bit_length()
     return (int(place) >> bits << bits) * 64 + bits
 
@@ -198,34 +202,34 @@ class KvForecast:
         self.clock = 0.0
         """Steps of the engine, set by the caller before each question. No noted request may be due by then."""
         self._steps = _Cells()
-        """Where the ends of requests become possible, and where they must have come: how what is held changes there,
-        and its variance, as polynomials in the step."""
+        """First and last possible ends of requests that are not open: the change there of the tokens held and of
+        their variance, as polynomials in the step."""
         self._open = _Cells()
         """Open requests, by the stretch ahead of them: base, sequences; base squared, base * sequences, sequences
         squared."""
         self._due = _Cells()
-        """Until when what was noted is so."""
+        """Requests by the step at which they must be noted anew."""
         self._starts = _Cells()
-        """By when they started: their work, as a polynomial in the step."""
+        """Work of the requests by the step of their dispatch, as a polynomial in the step."""
         self._count = 0
         self._h0 = self._h1 = 0.0
-        """What those hold that are not open, as a polynomial in the step."""
+        """Tokens held by requests that are not open, as a polynomial in the step."""
         self._w0 = self._w1 = self._w2 = 0.0
-        """All work."""
+        """Work of all requests, as a polynomial in the step."""
         self._l0 = self._l1 = 0.0
-        """What all hold on average over their lives."""
-        # What the last questions found: it holds until something is noted or forgotten.
+        """Tokens that all requests hold on average over their lives, as a polynomial in the step."""
+        # Results of the last questions, valid until a request is noted or forgotten.
         self._full_at = self._full_own = -1.0
         self._full_tokens = 0.0
-        """At this step the last candidate did not fit, and so much is held without it."""
+        """Tokens held at the step `_full_at`, without the last candidate, which did not fit there."""
         self._lead_tokens = self._lead_clock = self._lead_capacity = -1.0
 
     def __len__(self) -> int:
-        """Requests that are noted."""
+        """Return the number of noted requests."""
         return self._count
 
     def due(self) -> list[Growing]:
-        """Requests that must be noted anew, as they are now."""
+        """Return the requests that must be noted anew by now."""
         due: list[Growing] = []
         for cell in self._due.cells:
             if cell.at() >= self.clock:
@@ -234,7 +238,7 @@ class KvForecast:
         return due
 
     def next_due(self) -> float:
-        """When must the first one be noted anew, by the clock?"""
+        """Return the step at which the first request must be noted anew; inf if none must."""
         return self._due.cells[0].at() if self._due.cells else inf
 
     def add(self, one: Growing) -> None:
@@ -278,7 +282,7 @@ class KvForecast:
         w1 = w2 = l1 = 0.0
         if one.is_open:
             self._open.add(one.begins_key, sign, width, base, n, 0.0, base * base, base * n, n * n)
-            # By the clock its whole length is `whole + clock`.
+            # An open request's whole length at a clock is this `whole` + clock.
             whole -= one.noted
             w1, w2, l1 = at_start + n * whole, n / 2, n / 2
         else:
@@ -307,20 +311,20 @@ class KvForecast:
         self._steps.add(one.ends_key, sign, ends, -h0, -h1, -h2, -v0, -v1, -v2)
 
     def held(self) -> float:
-        """What all hold now."""
+        """Return the tokens that all requests hold now."""
         return sum([cell.h0 + cell.h1 * self.clock for cell in self._open.cells], self._h0 + self._h1 * self.clock)
 
     def _peak_at_full(self, candidate: Growing, delay: float) -> float:
-        """Occupancy with this candidate at the step where the last one did not fit; 0 if that says nothing."""
+        """Return the occupancy with this candidate at the step where the last one did not fit; 0 if not known."""
         ahead = self._full_at - self.clock
         if ahead < 0.0 or (ahead < delay and self._full_own != candidate.grows):
             return 0.0
         return self._full_tokens + candidate.share_at(ahead) * (candidate.held + candidate.sequences * ahead)
 
     def peak_with(self, candidate: Growing, delay: float = 0.0, limit: float = inf) -> float:
-        """Largest occupancy ahead, in tokens, if the candidate starts in `delay` steps and nothing starts after it.
+        """Return the largest occupancy ahead, in tokens, if the candidate starts in `delay` steps and no other does.
 
-        Requests that end before then make room for it. Above the `limit`, the first occupancy found is returned.
+        Requests that end before that start make room. Above the `limit`, the first occupancy found is returned.
         """
         peak = self._peak_at_full(candidate, delay)
         if peak > limit:
@@ -379,7 +383,7 @@ class KvForecast:
                 next_open = opened[j].at() if j < open_count else inf
 
     def _open_ahead(self) -> tuple[float, float, float, float, float]:
-        """What open requests hold, and its variance, as polynomials in the steps ahead."""
+        """Return the tokens that open requests hold, and the variance, as polynomials in the steps ahead."""
         clock = self.clock
         m0 = m1 = m2 = u1 = u2 = 0.0
         for cell in self._open.cells:
@@ -390,15 +394,15 @@ class KvForecast:
         return m0, m1, m2, u1, u2
 
     def is_level_with(self, candidate: Growing, capacity_tokens: float) -> bool:
-        """Would starts still be evenly spread if the candidate started now?
+        """Return whether starts stay evenly spread if the candidate starts now.
 
         Requests that start together end together. The cache is half empty at the start of such a wave and full at its
-        end, and then the next wave starts together. With evenly spread starts the same cache holds more on average.
+        end, and then the next wave starts together. With evenly spread starts the cache holds more on average.
 
         A full cache gets through `capacity_tokens` token-steps per step. So within the last k steps, for every k, no
-        more than k * `capacity_tokens` token-steps of work may have been started. Two amounts are allowed on top: the
-        candidate itself, and part of what is missing in a cache that has become empty. Answers whose lengths differ by
-        `spread` steps end that far apart, even if they start together.
+        more than k * `capacity_tokens` token-steps of work may have been started. Three amounts are allowed on top: the
+        candidate itself, a part of the unused capacity of a cache that has become empty, and `spread` steps, since
+        answers whose lengths differ by so much end that far apart even if they start together.
         """
         work = candidate.work()
         level = (self._l0 + self._l1 * self.clock) / capacity_tokens
@@ -407,8 +411,9 @@ class KvForecast:
         return self._lead(capacity_tokens) + work <= capacity_tokens * ahead
 
     def _lead(self, capacity_tokens: float) -> float:
-        """How much more work has been started than a cache of this size gets through, within the k steps where that is
-        most?
+        """Return the started work beyond what a cache of this size gets through, at its largest over the last k steps.
+
+        In token-steps, and 0 at least.
         """
         clock = self.clock
         if clock != self._lead_clock or capacity_tokens != self._lead_capacity:

@@ -1,4 +1,4 @@
-"""What does one dispatched request hold of its engine until it ends?"""
+"""What does a dispatched request hold of its engine until it ends?"""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from policies.capacity.kv_forecast import Growing
 from policies.request import Request
 
 OUTGROWN = 1.25
-"""An answer longer than its reserve is expected to add up to a quarter of what it has taken."""
+"""Factor by which an answer may still grow when that takes it beyond its reserve."""
 
 
 class Lease:
-    """One dispatched request, and what it holds of its engine. A lease ends exactly once, in one way."""
+    """A dispatched request and its share of its engine. A lease ends exactly once, in one way."""
 
     __slots__ = (
         "backend", "charged_tokens", "counted_tokens", "dispatched_s", "growing", "held_tokens", "is_first",
@@ -24,29 +24,30 @@ class Lease:
         self.output_tokens = 0
         """Output over all sequences: counted as it streams, estimated for an answer that is not streamed."""
         self.started_s: float | None = None
-        """When its first token was seen, or is inferred to have come."""
+        """Time at which the first token was seen, or is inferred to have come; None before that."""
         self.held_tokens = 0
-        """KV tokens that it is counted with, at its largest."""
+        """KV tokens counted for the request at its largest."""
         self.unsure_tokens = 0
-        """The same at its dispatch, if its answer may take more than was reserved."""
+        """The `held_tokens` at dispatch if the answer may outgrow its reserve, otherwise 0."""
         self.slots = 0
-        """Slots of its engine that it takes."""
+        """Slots of the engine that the request takes."""
         self.is_first = False
-        """No other prompt was before it in its engine."""
+        """The engine had no other prompt to compute at dispatch."""
         self.passed: list[Request] = []
-        """Requests that its engine was sent before this one, and refused."""
+        """Requests that the engine was sent before this one, and refused."""
         self.prefill_tokens = 0
-        """Prompt tokens that its engine is expected to compute, since it has not cached them."""
+        """Prompt tokens that are not expected to be cached, so the engine must compute them."""
         self.charged_tokens = 0
         """Output tokens at the last charge."""
         self.counted_tokens = 0
-        """Output tokens that its ledger counts as held."""
+        """Output tokens that the ledger counts as held."""
         self.growing: Growing | None = None
-        """How the forecast of its ledger knows it."""
+        """Entry in the forecast of the ledger; None if the KV capacity is not known."""
 
     def was_taken(self) -> bool:
-        """Its engine took it. Had the engine refused a request that it was sent before? Then it was not full, and the
-        refusal counts against that request.
+        """Count earlier refusals against their requests, since the engine took this one. Return whether there were any.
+
+        An engine that takes a later request was not full when it refused the earlier one.
         """
         passed, self.passed = self.passed, []
         for request in passed:
@@ -57,7 +58,7 @@ class Lease:
         return self.output_tokens / self.request.sequences
 
     def reserve_left(self) -> float:
-        """Output tokens that each of its sequences may still add, by the cautious estimate."""
+        """Return the output tokens that each sequence may still add, by the cautious estimate."""
         done = self.output_each()
         cap = self.request.output_tokens_max / self.request.sequences
         reserved = self.request.progress.output_tokens_reserved / self.request.sequences

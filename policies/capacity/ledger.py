@@ -1,14 +1,14 @@
 """What does each engine hold, and can it start one more request *now*?
 
-Once a request is inside the engine, nobody can reorder it. So a request is dispatched only when the engine can start
-it. That takes a free sequence slot, free KV for it and for the growth of all running requests, and room in the prefill
+A request inside the engine cannot be reordered. So a request is dispatched only when the engine can start it. That
+takes a free sequence slot, free KV for the request and for the growth of all running requests, and room in the prefill
 of about one step.
 
-Dispatched requests without a first token stand in for the engine's own queue, without delay. The scraped gauges correct
-this model with bounded trust. A stale gauge is ignored after a while, and an absent one counts neither as zero nor as
-full. An engine on which nothing of ours runs may always be tried.
+Dispatched requests without a first token model the engine's own queue, without delay. The engine's gauges correct this
+model with bounded trust. A stale gauge is ignored after a while, and an absent one counts neither as zero nor as full.
+An engine that no other gateway uses, and that has none of our requests, may always be tried.
 
-`obstacle` and the other questions change nothing. That a request had to wait is an event of its own (`held_back`).
+`obstacle` and the other questions change nothing. A wait is an event of its own (`held_back`).
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from policies.capacity.slots import Slots
 from policies.request import Request
 
 KV_IS_SHORT: Final = 0.7
-"""Above this KV occupancy a request in the engine's queue may wait for KV. It then says nothing about the number of
-slots."""
+"""KV occupancy above which a request in the engine's queue may wait for KV, and says nothing about slots."""
 LOOK_AGAIN_S: Final = 0.01
-"""Running requests make room in the KV cache as they age, and no event announces it."""
+"""Seconds until the KV cache is checked again: running requests make room as they age, and no event announces it."""
 SUSTAINED_S: Final = 0.25
 """Requests keep coming if the last one arrived within this time."""
 
 
 class BackendLedger:
-    """How full is this engine, by what was dispatched and by its gauges?"""
+    """The load of one engine, by the requests dispatched to it and by its gauges."""
 
     def __init__(self, name: str, settings: CapacitySettings, *, max_num_seqs: int | None = None) -> None:
         self.name = name
         self.healthy = True
         self.leases: dict[str, Lease] = {}
         self.allowance: Grant | None = None
-        """How much of the engine this gateway may use; None: no other gateway uses it."""
+        """The gateway's part of the engine; None if no other gateway uses the engine."""
         self.allowed_until_s = float("inf")
-        """Until when the allowance is valid. After that this gateway may use nothing."""
+        """End of the allowance, after which this gateway starts nothing here."""
         self.pace = Pace()
         self.usual = UsualLoad()
         self.prefill = PrefillWindow()
@@ -55,22 +54,22 @@ class BackendLedger:
         self.sequences = 0
         """Dispatched sequences."""
         self.slots_taken = 0
-        """By them, as far as one request takes them (`Slots.taken_by`)."""
+        """Slots that the dispatched requests take (`Slots.taken_by`)."""
         self._streaming = 0
         """Sequences whose first token was seen and that have not ended."""
         self.starting: dict[str, Lease] = {}
         """Dispatched requests without a first token."""
         self.starting_tokens = 0
         self.prefill_tokens = 0
-        """Those of the starting tokens that the engine is expected to compute, since it has not cached them."""
+        """Starting tokens that are not expected to be cached, so the engine must compute them."""
         self.adapters: dict[str, int] = {}
-        """Dispatched requests by the adapter they ask for."""
+        """Number of dispatched requests by adapter."""
         self._settings = settings
         self._gauges: Gauges | None = None
         self.preemptions_total: int | None = None
-        """How often has the engine taken the KV cache from a running request? As it says; None: it does not."""
+        """Preemptions inside the engine, by its own count; None if it reports none."""
         self._preempted = 0
-        """Sequences that it has started and that wait inside it again, as of its last step."""
+        """Sequences that the engine has preempted and that wait inside it, as of its last step."""
         self._trust = StepTrust()
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
@@ -89,13 +88,13 @@ class BackendLedger:
     def obstacle(
         self, request: Request, *, spare: bool, absent: bool, now: float, paced: bool = False, cached_tokens: int = 0
     ) -> Obstacle | None:
-        """What keeps this request from starting now? None: nothing.
+        """Return the obstacle that keeps this request from starting now; None if there is none.
 
         Args:
-            spare: its tenant is below its fair share, so it may use the headroom and wait inside the engine.
-            absent: some active tenant has nothing queued. Its next request is to find headroom, and no queue inside.
-            paced: more of its tenant waits than can start soon, so starts are spread to keep the KV evenly full.
-            cached_tokens: part of its prompt that the engine need not compute.
+            spare: the tenant is below its fair share, so the request may use the headroom and wait inside the engine.
+            absent: an active tenant has nothing queued. Its next request is to find headroom, and no queue inside.
+            paced: more of the tenant waits than can start soon, so starts are spread to keep the KV evenly full.
+            cached_tokens: part of the prompt that the engine need not compute.
         """
         allowance = self.allowance
         if not self.healthy or now < self._closed_until_s or (allowance is not None and now > self.allowed_until_s):
@@ -116,8 +115,8 @@ class BackendLedger:
             return Obstacle.SLOTS
         else:
             prefill_limit /= allowance.sharers
-        # An engine without gauges does not show its queue. If its concurrency is configured, that is all that is known
-        # of what it takes at once, and the prefill window does not apply.
+        # An engine without gauges does not show its queue. If its concurrency is configured, nothing else is known of
+        # what it takes at once, and the prefill window does not apply.
         has_window = self._gauges is not None or self._settings.max_concurrency is None
         if has_window and self.starting and self.prefill_tokens + request.prompt_tokens - cached_tokens > prefill_limit:
             return Obstacle.PREFILL
@@ -133,8 +132,7 @@ class BackendLedger:
         )
 
     def kv_fraction(self) -> float:
-        """Largest KV occupancy that the dispatched requests are expected to reach, as a fraction of capacity (1.0 =
-        full).
+        """Return the largest KV occupancy that the dispatched requests are expected to reach (1.0 = full).
 
         If the capacity is not known: sequences divided by slots, which is enough to compare the engines of one pool.
         """
@@ -144,12 +142,11 @@ class BackendLedger:
         return self.kv.fraction(0.0 if elsewhere is None else elsewhere.kv_tokens_elsewhere)
 
     def sequences_in_all(self) -> int:
-        """Sequences that this gateway and others have dispatched to it."""
+        """Return the sequences that this gateway and others have dispatched to the engine."""
         return self.sequences + (0 if self.allowance is None else self.allowance.sequences_elsewhere)
 
     def occupancy(self, head: Request | None, obstacle: Obstacle | None, now: float) -> tuple[float, str]:
-        """How full is the KV cache as a fraction of its capacity, and how is that known? Measured if possible, else
-        projected.
+        """Return the KV occupancy (1.0 = full) and its source: measured if possible, otherwise projected.
 
         `head` is the request that waits for `obstacle`. If that is KV, the cache counts as full, because this request
         would take it to its ceiling. If starts are spread, or only an allowance is used up, the cache counts as full as
@@ -173,14 +170,14 @@ class BackendLedger:
         return max(level, (with_head, "KV cache, projected with the next request,"))
 
     def closed_until_s(self, request: Request) -> float:
-        """Until when is it left alone, or closed to this request? inf: another has what it goes on from."""
+        """Return until when the engine is left alone, or closed to this request; inf if it can never serve it."""
         if request.engine not in ("", self.name):
             return inf
         closed = request.progress.closed
         return self._closed_until_s if closed is None else max(self._closed_until_s, closed.get(self.name, 0.0))
 
     def opens_s(self, request: Request, obstacle: Obstacle, now: float) -> float:
-        """When may this obstacle to this request be gone through time alone? inf: never."""
+        """Return when time alone may remove this obstacle to this request; inf if it never does."""
         if obstacle is Obstacle.CLOSED:
             until_s = self.closed_until_s(request)
             return until_s if now < until_s else inf
@@ -198,34 +195,34 @@ class BackendLedger:
         return now + LOOK_AGAIN_S
 
     def has_gauges(self) -> bool:
-        """Does the engine report how many requests wait inside it?"""
+        """Return whether the engine reports how many requests wait inside it."""
         return self._gauges is not None and self._gauges.waiting is not None
 
     def _engine_queues(self, now: float) -> bool:
-        """Does a gauge that is still trusted show that the engine has a queue of its own?"""
+        """Return whether a gauge that is still trusted shows preempted requests or a queue above the target."""
         gauges = self._gauges
         if gauges is None or gauges.waiting is None or now >= gauges.taken_s + self._settings.gauge_trust_s:
             return False
         if self._preempted:
-            # It takes those in again first, so nobody else starts. Whatever takes their room makes it throw out more.
+            # The engine restarts preempted requests first, and a request that took their room would preempt more.
             return True
-        # The engine serves first come, first served. Each request that started since the scrape has left its queue, and
-        # each that ended has let another one start.
+        # The engine serves in order of arrival. Each request that started since the gauge has left the engine's queue,
+        # and each that ended has let another one start.
         left = max(self._starts_since_gauges, self._ends_since_gauges)
         return gauges.waiting_for_room - left > self._settings.waiting_target
 
     # --- events ---
 
     def set(self, settings: CapacitySettings, *, max_num_seqs: int | None) -> None:
-        """From now on its capacity is judged like this. What runs there stays, and so does what was learned."""
+        """Replace the settings by which capacity is judged. Running requests and learned values stay."""
         self._settings = self.kv.settings = settings
         self.slots.set(max_num_seqs, waiting_target=settings.waiting_target, most=settings.max_concurrency)
 
     def held_back(self, request: Request, obstacle: Obstacle) -> None:
-        """The next request in order could not start here for this reason. The ledger learns from it."""
+        """Learn from the obstacle that kept the head of a queue from starting here."""
         if obstacle is Obstacle.SLOTS:
-            # Where others use less than they are granted, slots stay empty for that reason, and not because requests
-            # are on their way.
+            # Slots that other gateways are granted and do not use stay empty, but not because requests are on their
+            # way.
             allowance = self.allowance
             others = None if allowance is None else allowance.sequences_elsewhere
             if others is None or self.sequences + others + request.sequences > self.slots.most(ahead=True):
@@ -234,7 +231,7 @@ class BackendLedger:
             self.prefill.held_back()
 
     def add(self, lease: Lease, *, spare: bool = False) -> None:
-        """A request was dispatched to it. `spare`: its tenant is below its fair share."""
+        """Count a dispatched request. `spare`: its tenant is below its fair share."""
         request = lease.request
         self.usual.ran(self.sequences_in_all(), lease.dispatched_s)
         self.kv.add(lease, spare=spare)
@@ -251,7 +248,7 @@ class BackendLedger:
             self.adapters[request.adapter] = self.adapters.get(request.adapter, 0) + 1
 
     def started(self, lease: Lease, now: float) -> None:
-        """Its first token was seen: the engine had room for it."""
+        """Note that a request has its first token, seen or inferred: the engine had room for it."""
         if lease.started_s is not None:
             return
         lease.started_s = now
@@ -270,7 +267,7 @@ class BackendLedger:
         self.kv.started(lease, now)
 
     def remove(self, lease: Lease, now: float) -> None:
-        """The request ended, in whatever way."""
+        """Take out a request that ended, in whatever way."""
         request = lease.request
         self.usual.ran(self.sequences_in_all(), now)
         del self.leases[request.id]
@@ -293,7 +290,7 @@ class BackendLedger:
         self.pace.ended(lease, now)
 
     def came_whole(self, lease: Lease, now: float) -> None:
-        """An answer came whole, with no sign of its start."""
+        """Learn from a complete answer that was not streamed."""
         if lease.was_taken():
             self._closed_until_s = self._backoff_s = 0.0
         if lease.started_s is None and not self.has_gauges():
@@ -301,13 +298,13 @@ class BackendLedger:
             self.slots.came_whole(seconds_per_token, self.sequences_in_all())
 
     def refused(self, now: float, *, full_for: Lease | None = None) -> None:
-        """It refused a request or could not be reached: leave it alone for a while, twice as long after each failure in
-        a row.
+        """Leave the engine alone after a refusal or a failed connection, twice as long after each failure.
 
-        `full_for`: what it refused for lack of room; None: it could not be reached. It then has as many slots as it
-        runs sequences, unless it runs none, or takes what it was sent after this one.
+        `full_for`: the request that was refused for lack of room; None if the engine could not be reached. After such a
+        refusal the engine has as many slots as it runs sequences. But if it was sent a later request, and takes that
+        one, it was not full.
         """
-        if now >= self._closed_until_s:  # otherwise it belongs to the same incident
+        if now >= self._closed_until_s:  # otherwise the failure belongs to the incident before
             settings = self._settings
             self._backoff_s = min(max(settings.retry_backoff_s, 2 * self._backoff_s), settings.retry_backoff_s_max)
             self._closed_until_s = now + self._backoff_s
@@ -326,11 +323,10 @@ class BackendLedger:
             self.slots.refused(running)
 
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
-        """Correct the model by the engine's gauges, from a page of metrics or after a step. An impossible step is not
-        believed, nor are the steps that follow it within the time for which a gauge is trusted. From a page older than
-        that, only what does not change is taken.
+        """Correct the model by the engine's gauges, from a page of metrics or after a step.
 
-        `arrived_s`: when the last request arrived.
+        An impossible step is not believed, nor are the steps that follow it within `gauge_trust_s`. Of gauges that are
+        older than `gauge_trust_s`, the requests and the KV usage are ignored. `arrived_s`: when the last request came.
         """
         if gauges.is_step and not self._trust.believes(
             gauges, self.kv.capacity_tokens, now, self._settings.gauge_trust_s
@@ -364,14 +360,15 @@ class BackendLedger:
         self.kv.observe(gauges, now, starting_tokens=starting_tokens, elsewhere=elsewhere, preempted=preempted)
 
     def recognised(self, facts: EngineFacts) -> None:
-        """Judge the capacity of an engine that comes into service by its facts."""
+        """Set the slots of an engine that comes into service, and forget the gauges of another kind of engine."""
         self.slots.reported(facts.slots)
         if facts.is_other_kind:
             self._gauges = self.kv.capacity_tokens = None
 
     def estimate(self, now: float) -> float:
-        """Time has passed. An answer that is not streamed has started by now if others have taken so long to their
-        first token. Returns when this must be asked again, if nothing happens here before.
+        """Estimate the answers that are not streamed. They have started after the usual time to a first token.
+
+        Returns when this must be called again if nothing happens here before.
         """
         due_s = self.kv.estimate(now)
         if self.has_gauges():
@@ -383,11 +380,11 @@ class BackendLedger:
         return due_s
 
     def _running(self) -> int:
-        """Sequences that are known to have started."""
+        """Return the sequences that have started."""
         return self.sequences - sum(lease.request.sequences for lease in self.starting.values())
 
     def _infer_starts(self, gauges: Gauges, now: float) -> None:
-        """The engine is first come, first served: all that it had received have started, except the last `waiting`."""
+        """Mark unstreamed requests as started, except the last `waiting`: the engine serves in order of arrival."""
         received = [
             lease
             for lease in self.starting.values()
@@ -399,7 +396,7 @@ class BackendLedger:
     def _adapt(self, gauges: Gauges, before: Gauges | None, now: float, *, is_sustained: bool) -> None:
         """Learn the number of slots and the size of the prefill window from whether the engine has a queue.
 
-        It runs what is seen to stream at least, whatever its gauge says.
+        The engine runs at least the sequences that are seen to stream, whatever its gauge says.
         """
         running = max(self._streaming, min(gauges.running or 0, self.sequences_in_all()))
         waiting = gauges.waiting_for_room

@@ -10,56 +10,54 @@ from policies.request import Request
 
 
 class Obstacle(StrEnum):
-    """What keeps one engine from starting one request now, listed from the one that disappears soonest to the last; and
-    what else a request may have waited for.
+    """A reason why an engine cannot start a request now, or why a request has waited. Listed in the order in which
+    obstacles disappear, the soonest first.
     """
 
     TURN = "turn"
-    """Another request goes first. At an engine: one that waits at another gateway."""
+    """Another request goes first; as an engine's obstacle, a request that waits at another gateway."""
     CEILING = "ceiling"
-    """Its group or tenant has as much running as it may."""
+    """The request's group or tenant has as much running as it may."""
     WORKING_SET = "working_set"
     """The contexts of the interactions under way fill the KV cache, and the request would begin another one."""
     PREFILL_PART = "prefill_part"
-    """Its tenant has begun more prefill than its part, and answers of other tenants run."""
+    """The request's tenant has begun more prefill than its part, and answers of other tenants run."""
     SPREAD = "spread"
     """The engine has room, but starts are spread so that the KV cache stays evenly full."""
     PREFILL = "prefill"
     """The prompts of other requests are processed first."""
     KV = "kv"
-    """Its KV cache has no room."""
+    """The engine's KV cache has no room."""
     SLOTS = "slots"
-    """None of its sequence slots is free."""
+    """All sequence slots of the engine are taken."""
     WAITING = "waiting"
-    """Its own queue is above the target."""
+    """The engine's own queue is above the target, or holds requests that the engine has preempted."""
     CLOSED = "closed"
-    """It is not in service, or does not have what the request goes on from."""
+    """The engine is not in service, is left alone after a failure, or cannot serve this request."""
     ASKED = "asked"
-    """Of no engine: other gateways are asked whether a limit that all of them count has room for the request."""
+    """Other gateways are asked whether a limit that all of them count has room. Not an engine's obstacle."""
     RETURNED = "returned"
-    """Of no engine: one had the request, and gave it back or was not reached."""
+    """The request came back after its dispatch: preempted, refused or undelivered. Not an engine's obstacle."""
 
     __hash__ = str.__hash__  # an enumeration's own is no machine code, and takes ten times as long
 
 
 ASLEEP: Final = (Obstacle.CEILING, Obstacle.WORKING_SET, Obstacle.PREFILL_PART)
-"""A request that waits for one of these wants no room at the engines."""
+"""Obstacles of requests that want no room at the engines meanwhile."""
 _BY_NEARNESS = {obstacle: place for place, obstacle in enumerate(Obstacle)}
 
 
 def nearest(obstacles: Iterable[Obstacle]) -> Obstacle | None:
-    """Which of the obstacles at several engines stands for all? The one that disappears soonest; None if there is
-    none.
-    """
+    """Return the obstacle that disappears soonest; None if there is none."""
     found: Obstacle | None = None
-    for obstacle in obstacles:  # most often the same, and asked at each event
+    for obstacle in obstacles:  # most often all are equal, and this runs at each event
         if found is None or (obstacle is not found and _BY_NEARNESS[obstacle] < _BY_NEARNESS[found]):
             found = obstacle
     return found
 
 
 class Blocked:
-    """No engine could take the next request in order: what was the obstacle at each?"""
+    """The head of a queue that no engine can start, and the obstacle at each engine."""
 
     __slots__ = ("_nearest", "ceiling", "obstacles", "others", "request")
 
@@ -67,12 +65,12 @@ class Blocked:
         self.request = request
         self._nearest: Obstacle | None = None
         self.obstacles = obstacles
-        """By the name of the engine; empty if there is none."""
+        """Obstacles by engine; empty if there is no engine."""
         self.ceiling = ""
-        """Name of the ceiling that is reached, where that is the obstacle."""
+        """Name of the tree node whose ceiling is reached, if the obstacle is a ceiling."""
         self.others: tuple[Blocked, ...] = ()
-        """Those that are next at the other engines, which found no room either: where each engine has a queue of its
-        own, or where one is kept for this request."""
+        """Heads of the other engines' own queues that found no room either. With one queue, the first interactive
+        request that found none beside an engine reserved for the head."""
 
     def __repr__(self) -> str:
         return f"<Blocked {self.request.id}: {', '.join(f'{name}: {why}' for name, why in self.obstacles.items())}>"
@@ -82,7 +80,7 @@ class Blocked:
         return Blocked(self.request, {name: why for name, why in self.obstacles.items() if name != engine})
 
     def nearest(self) -> Obstacle:
-        """The obstacle that disappears soonest. Without any engine, none is in service."""
+        """Return the obstacle that disappears soonest; `CLOSED` if there is no engine."""
         if self._nearest is None:
             self._nearest = nearest(self.obstacles.values()) or Obstacle.CLOSED
         return self._nearest

@@ -1,7 +1,7 @@
 """How long will the answer be? Output lengths are learned from similar requests.
 
-There are two answers. What is *charged* ahead is a mean. What is *reserved* of the KV cache is a high quantile, because
-too small a reserve ends in preemption, and too large a one only wastes a little memory.
+There are two estimates. A mean is *charged* at dispatch. A high quantile is *reserved* in the KV cache, because a small
+reserve ends in preemption, and a large one only wastes a little memory.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ ENOUGH: Final = 8
 
 
 class OutputPredictor(Protocol):
-    """How long will the answer to this request be, in tokens over all its sequences?"""
+    """Estimates of the length of an answer, in tokens over all sequences of its request."""
 
     def expected(self, request: Request) -> float:
-        """Its mean, which is charged ahead."""
+        """Return the mean length, which is charged at dispatch."""
 
     def reserved(self, request: Request) -> int:
-        """A cautious length, for which KV tokens are held."""
+        """Return a cautious length, for which KV tokens are reserved."""
 
     def learn(self, request: Request, output_tokens: int) -> None:
-        """An answer ended by itself after this many tokens."""
+        """Learn from a complete answer of this length."""
 
 
 class _Population:
@@ -58,9 +58,9 @@ class _Population:
 
 
 class OutputLengths:
-    """How long are the answers of this tenant and app? Falls back to the whole pool, then to `unknown_tokens`.
+    """Lengths of the last answers by tenant and app. Falls back to the whole pool, then to `unknown_tokens`.
 
-    Bounded: at most `populations_max` (tenant, app) pairs. The least recently used is forgotten first.
+    Bounded: at most `populations_max` (tenant, app) pairs. The pair longest without an answer is forgotten first.
     """
 
     def __init__(self, *, quantile: float = 0.9, unknown_tokens: int = 256, populations_max: int = APPS_MAX) -> None:
@@ -77,16 +77,16 @@ class OutputLengths:
         return self._everybody if len(self._everybody.arrivals) >= ENOUGH else None
 
     def expected(self, request: Request) -> float:
-        """Mean output tokens, at most what the request allows; 0 while too few answers were seen.
+        """Return the mean output tokens, at most what the request allows; 0 while too few answers were seen.
 
         A guess that is too long is refunded when the answer ends. The refunds of a flood would take its counter below
-        that of a flow that was lifted to it meanwhile. Without a guess a fresh gateway charges as plain VTC does.
+        that of a flow that was lifted to it meanwhile. So a fresh gateway guesses nothing, and charges as plain VTC.
         """
         population = self._population(request)
         return min(population.mean, float(request.output_tokens_max)) if population else 0.0
 
     def reserved(self, request: Request) -> int:
-        """Output tokens that nine of ten such answers do not exceed, at most what the request allows."""
+        """Return output tokens that most such answers do not exceed, at most what the request allows."""
         population = self._population(request)
         cautious = population.quantile(self._quantile) if population else self._unknown_tokens
         return min(cautious, request.output_tokens_max)

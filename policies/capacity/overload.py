@@ -1,7 +1,7 @@
 """Is the KV cache overloaded? A state with hysteresis, on which throttling depends; no request rate matters.
 
-It turns on when the occupancy, measured or projected, reaches `enter`, and off when it falls below `leave`. In between
-it stays as it is. Each state lasts at least `dwell_s`, so that it does not change with every request that ends.
+Overload begins when the occupancy, measured or projected, reaches `enter`, and ends when it falls below `leave`. Each
+state lasts at least `dwell_s`, so that the state does not change with every request that ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from policies.settings import Contradiction, check_bounds, setting
 
 @dataclass(frozen=True, slots=True)
 class OverloadSettings:
-    """When does overload begin and end?"""
+    """Occupancies at which overload begins and ends."""
 
     enter: float = setting(
         0.95, "Share of the KV cache, in use or expected to be, from which the pool is overloaded.", above=0, most=1
@@ -33,7 +33,7 @@ class OverloadSettings:
 
 
 class Overloaded(NamedTuple):
-    """Is the pool overloaded, why, and since when is it in this state?"""
+    """The state of a pool: whether it is overloaded, why, and since when."""
 
     active: bool
     reason: str
@@ -41,7 +41,7 @@ class Overloaded(NamedTuple):
 
 
 class Overload:
-    """Is a pool overloaded, and why? `observe` is an event and changes the state; `seen` only asks."""
+    """The overload of a pool. `observe` changes the state; `seen` does not."""
 
     def __init__(self, settings: OverloadSettings) -> None:
         self.settings = settings
@@ -52,19 +52,19 @@ class Overload:
         return self._state.active
 
     def observe(self, backends: Iterable[BackendLedger], blocked: Blocked | None, now: float) -> Overloaded:
-        """Observe a pool at an event, and keep the result as the state."""
+        """Update the state at an event, and return it."""
         self._state = self.seen(backends, blocked, now)
         return self._state
 
     def seen(self, backends: Iterable[BackendLedger], blocked: Blocked | None, now: float) -> Overloaded:
-        """What state would an event find now? `blocked`: the next request and its obstacles; None: nothing waits.
+        """Return the state that an event would find now. `blocked`: the head and its obstacles; None if nothing waits.
 
         A pool is as full as its emptiest open backend. Overload begins only while a request waits.
         """
         state, settings = self._state, self.settings
         if blocked is None and not state.active:
             return state
-        # Below this, one engine says enough.
+        # One engine below `enter` is enough to rule out that overload begins.
         occupancy, known = _fullness(backends, blocked, now, enough=0.0 if state.active else settings.enter)
         turns = occupancy < settings.leave if state.active else occupancy >= settings.enter
         since_s = min(state.since_s, now)  # if a clock was set back, the state has lasted since `now`
@@ -80,9 +80,9 @@ class Overload:
 def _fullness(
     backends: Iterable[BackendLedger], blocked: Blocked | None, now: float, *, enough: float
 ) -> tuple[float, str]:
-    """How full is the emptiest open backend, and how is that known? Where none is open, the emptiest in service.
+    """Return the occupancy of the emptiest open backend (of the emptiest in service if none is open) and its source.
 
-    Any open backend that is emptier than `enough` will do.
+    The first open backend that is emptier than `enough` ends the search.
     """
     open_least: tuple[float, str] | None = None
     closed_least: tuple[float, str] | None = None

@@ -14,15 +14,15 @@ from policies.request import ServiceTokens
 SEEN_MIN: Final = round(2 / QUICK)
 """Values after which the first guess of a moving average weighs little: an eighth."""
 TOKEN_S_MIN: Final = 1e-6
-"""No engine makes a token faster. A whole answer may come in one piece, and so take no time."""
+"""Lower bound of the seconds per token. A complete answer may come in one piece, and so take no time."""
 USUAL_S: Final = 10.0
-"""Longer than most requests run, so that what chance brings and takes counts little."""
+"""Period of a usual load: longer than most requests run, so that chance counts little."""
 PREFILL_TOKENS_MIN: Final = 2048
 PREFILL_TOKENS_MAX: Final = 262_144
 
 
 class Pace:
-    """Seconds from dispatch to the first token, per further token, and from dispatch to the end."""
+    """Moving averages of the seconds from dispatch to the first token, per further token, and from dispatch to end."""
 
     def __init__(self) -> None:
         self.first_token_s = 0.05
@@ -41,11 +41,14 @@ class Pace:
             self._answers += 1
 
     def known_token_s(self) -> float | None:
-        """Seconds per token after the first; None: too few answers have been seen."""
+        """Return the seconds per token after the first; None if too few answers have been seen."""
         return self.token_s if self._answers >= SEEN_MIN else None
 
     def output_tokens(self, lease: Lease, now: float) -> int:
-        """How many tokens has an answer that is not streamed now, over all its sequences? At most its reserve."""
+        """Return the tokens that an answer is estimated to have now, over all its sequences: at most its reserve.
+
+        For answers that are not streamed.
+        """
         if lease.started_s is None:
             return lease.output_tokens
         request = lease.request
@@ -54,10 +57,9 @@ class Pace:
 
 
 class UsualLoad:
-    """How many sequences does an engine run on average over the last `USUAL_S`?
+    """The sequences that an engine runs on average over the last `USUAL_S`.
 
-    Each event and each gauge of the engine brings the number up to date. So an engine without events and gauges keeps
-    its number.
+    The number changes with events and gauges of the engine only.
     """
 
     def __init__(self) -> None:
@@ -65,18 +67,18 @@ class UsualLoad:
         self._at_s = 0.0
 
     def ran(self, sequences: float, now: float) -> None:
-        """It has run so many since this was last said."""
+        """Count that the engine has run this many sequences since the last call."""
         passed_s = max(0.0, now - self._at_s)
         self.sequences -= (sequences - self.sequences) * math.expm1(-passed_s / USUAL_S)
         self._at_s = now
 
 
 class PrefillWindow:
-    """How many prompt tokens may be between their dispatch and a first token at the same time?
+    """A limit of the prompt tokens that are between dispatch and first token at a time.
 
     One step of the engine prefills many short prompts, or part of a long one. The window grows if it delays requests
-    although the engine has no queue: an engine whose steps are short would else stand still between a first token and
-    the arrival of the next prompt. It shrinks while the engine has a queue, to the tokens of one step at least.
+    although the engine has no queue: otherwise an engine with short steps would idle between a first token and the
+    arrival of the next prompt. The window shrinks while the engine has a queue, to the tokens of one step at least.
     """
 
     def __init__(self) -> None:
@@ -84,19 +86,18 @@ class PrefillWindow:
         self._held_back = False
 
     def reported(self, step_tokens_max: int | None) -> None:
-        """The engine says how many tokens one step of it computes at most; None: what it said is not believed any
-        more.
-        """
+        """Note the largest number of tokens in one step of the engine; None if its report is not believed any more."""
         self._least = min(PREFILL_TOKENS_MAX, max(PREFILL_TOKENS_MIN, step_tokens_max or 0))
         self.tokens = max(self.tokens, self._least)
 
     def held_back(self) -> None:
-        """A request waits because the window is full."""
+        """Note that a request waits because the window is full."""
         self._held_back = True
 
     def observed(self, *, engine_queues: bool, engine_waits: bool) -> None:
-        """The engine was scraped, or made a step. `engine_queues`: more wait inside it than the target. `engine_waits`:
-        any wait.
+        """Resize the window after a page or a step.
+
+        `engine_queues`: more requests than the target wait inside the engine. `engine_waits`: any request waits there.
         """
         if engine_queues:
             self.tokens = max(self._least, self.tokens * 3 // 4)
@@ -106,29 +107,31 @@ class PrefillWindow:
 
 
 class PrefillRate:
-    """How many prompt tokens does an engine compute in a second while it has prompts to compute?
+    """The prompt tokens that an engine computes in a second while it has prompts to compute.
 
-    Whatever a prompt takes beside its own tokens, such as a step's fixed time and the sequences that decode meanwhile,
-    weighs least in the longest prompts. So prompts are compared by size, and the rate is that of the best size. Idle
-    times do not count, and short prompts do not change what long ones have shown. Where the engine reports each of its
-    steps, the tokens and the time of a step count instead.
+    A prompt's time has other parts beside its own tokens, such as a step's fixed time and the sequences that decode
+    meanwhile. They weigh least in the longest prompts. So prompts are grouped by size, and the rate is that of the best
+    size. Idle times do not count, and short prompts do not change the rate of long ones. If the engine reports each of
+    its steps, the tokens and the time of a step count instead.
     """
 
     __slots__ = ("_reports_steps", "_sizes", "_stepped_s", "seen", "tokens_per_s")
 
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None
-        """None: too little was seen."""
+        """The rate; None if too little was seen."""
         self.seen = 0
         self._reports_steps = False
         self._stepped_s: float | None = None
-        """When the last step ended; None: nothing ran after it."""
+        """End of the last step; None if nothing ran after it."""
         self._sizes: dict[int, tuple[Mean, Mean]] = {}
         """Tokens and seconds of the prompts of one size, by the number of bits of the tokens."""
 
     def answered(self, lease: Lease, service: ServiceTokens) -> None:
-        """Learn from a complete answer whose prompt was alone in the engine. An engine that reports no cached tokens
-        may report none at all, so a call inside an interaction then shows nothing.
+        """Learn from a complete streamed answer whose prompt was alone in the engine.
+
+        An engine without cached tokens in its answer may never report them. A call inside an interaction then shows
+        nothing.
         """
         request = lease.request
         if self._reports_steps or lease.started_s is None or not (request.streamed and lease.is_first):
@@ -140,7 +143,7 @@ class PrefillRate:
             )
 
     def saw_step(self, step: Gauges) -> None:
-        """Learn from a step that says what it computed, right after another one."""
+        """Learn from a step that reports its tokens, if the engine was busy since the step before."""
         if step.scheduled_tokens is not None:
             self._reports_steps = True
             if self._stepped_s is not None:
@@ -148,7 +151,7 @@ class PrefillRate:
         self._stepped_s = step.taken_s if step.running else None
 
     def observed(self, tokens: int, seconds: float) -> None:
-        """So many tokens took so long."""
+        """Learn from a prompt or step: its tokens and its seconds."""
         if tokens < 1:
             return
         self.seen += 1
@@ -160,10 +163,10 @@ class PrefillRate:
 
 
 class PrefillPace:
-    """Prompt tokens by which the steps of an engine become a second longer.
+    """The prompt tokens that make the steps of an engine one second longer in all.
 
-    Between two looks at an engine, running answers show how many steps it made. What these steps took beyond as many
-    steps without prompts, the prompts took. An engine that reports each of its steps is looked at after each.
+    Between two looks at an engine, running answers show how many steps it made. The prompts took the time that these
+    steps took beyond as many steps without prompts. An engine that reports each of its steps is looked at after each.
     """
 
     __slots__ = ("_before", "_reports_steps", "_seconds", "_started_tokens", "_step_s", "_tokens")
@@ -171,17 +174,17 @@ class PrefillPace:
     def __init__(self) -> None:
         self._reports_steps = False
         self._before: tuple[float, dict[str, int], int] | None = None
-        """The last look: its time, output tokens of running answers, and starting prompts, or running sequences."""
+        """The last look: time, output tokens of running answers, and starting prompts (page) or sequences (step)."""
         self._step_s = Mean()
         """Seconds of a step without prompts."""
         self._tokens = Mean()
         self._seconds = Mean()
-        """Of prompts between two looks."""
+        """Seconds of prompts between two looks; `_tokens` are their tokens."""
         self._started_tokens = 0
-        """Of the prompts that have started since the last look."""
+        """Tokens of the prompts that have started since the last look."""
 
     def tokens_per_s(self) -> float | None:
-        """Return the rate; None: too little was seen."""
+        """Return the rate; None if too little was seen."""
         seconds = self._seconds.value
         return self._tokens.value / seconds if self._tokens.seen >= SEEN_MIN and seconds > 0.0 else None
 
@@ -190,7 +193,7 @@ class PrefillPace:
         self._started_tokens += lease.prefill_tokens
 
     def saw_page(self, leases: Mapping[str, Lease], starting: int, now: float) -> None:
-        """Learn from the answers that ran since the last page. If none made a token, a step is still under way."""
+        """Learn from the answers that ran since the last page, unless none made a token: a step is still under way."""
         if self._reports_steps:
             return
         outputs = {
@@ -209,7 +212,7 @@ class PrefillPace:
         self._before, self._started_tokens = (now, outputs, starting), 0
 
     def saw_step(self, step: Gauges, now: float) -> None:
-        """Learn from a step that says what it computed, right after another step."""
+        """Learn from a step that reports its tokens, if sequences ran after the step before."""
         before, self._before = self._before, (now, {}, step.running or 0)
         if step.scheduled_tokens is not None and self._reports_steps and before is not None and before[2]:
             tokens = max(0, step.scheduled_tokens - before[2])

@@ -1,8 +1,8 @@
 """How many sequences may be dispatched to an engine at once?
 
-How many sequences an engine runs side by side is configured, or the engine says so after each step. A page of metrics
-does not say it. Then the number is learned from how many were seen to run, and from where the running gauge levels off
-while others wait. For an engine without gauges it is learned from whether answers get slower.
+The number of sequences that an engine runs side by side is configured, or reported by the engine. Most pages of metrics
+lack it. Then it is learned from how many sequences were seen to run, and from where the running gauge levels off while
+others wait. For an engine without gauges it is learned from whether answers get slower.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Final
 from policies.averages import QUICK
 
 FIRST_SLOTS: Final = 4
-"""Assumed for an engine that has not shown anything yet."""
+"""Slots assumed for an engine about which nothing is known yet."""
 TAKEN_MAX: Final = 0.25
-"""Part of the slots that one request takes at most."""
+"""Largest part of the slots that one request takes."""
 
 
 class Slots:
-    """The slots of one backend, and what may be dispatched beyond them so that none stays empty.
+    """The slots of one backend, and the sequences that may be dispatched beyond them so that none stays empty.
 
-    `waiting_target`: requests that may wait inside the engine. `most`: never exceeded.
+    `waiting_target`: requests that may wait inside the engine. `most`: upper limit of dispatched sequences.
     """
 
     def __init__(self, max_num_seqs: int | None, *, waiting_target: int, most: int | None) -> None:
@@ -32,7 +32,7 @@ class Slots:
         self._learned_before = FIRST_SLOTS
         self.set(max_num_seqs, waiting_target=waiting_target, most=most)
         self._on_the_way = 0
-        """Sequences dispatched beyond the slots, because they are still on their way to the engine when others end."""
+        """Sequences dispatched beyond the slots, since they are still on their way to the engine when others end."""
         self._was_short = False
         self._seen = self._running_seen = self._waiting_seen = 0
         self._period_ends_s = 0.0
@@ -40,14 +40,14 @@ class Slots:
         self._answer_s_best = float("inf")
 
     def set(self, max_num_seqs: int | None, *, waiting_target: int, most: int | None) -> None:
-        """From now on this is configured. What was learned stays, where it is not configured."""
+        """Replace the configured limits. Learned slots stay if none are configured or reported."""
         self._configured = max_num_seqs
         self._know()
         self._waiting_target = waiting_target
         self._most = most
 
     def reported(self, max_num_seqs: int | None) -> None:
-        """The engine says that it has this many; None: what it said is not believed any more."""
+        """Note the slots that the engine reports; None if its report is not believed any more."""
         if max_num_seqs == self._reported:
             return
         if self._reported is None and self._configured is None:
@@ -58,16 +58,16 @@ class Slots:
         self._know()
 
     def _know(self) -> None:
-        """What is configured and what the engine says are both upper bounds."""
+        """Take the least of the configured and the reported slots, which are both upper bounds."""
         known = [count for count in (self._configured, self._reported) if count is not None]
         self._is_known = bool(known)
         self.count = min(known) if known else self.count
 
     def most(self, *, ahead: bool) -> int:
-        """How many sequences may be dispatched in all?
+        """Return how many sequences may be dispatched in all.
 
-        `ahead`: also what would have to wait inside the engine, where nothing can pass it. As long as nothing is known,
-        as many again are dispatched, to find out whether there are more slots.
+        `ahead`: include sequences that would have to wait inside the engine, where nothing can pass them. As long as
+        the slots are not known, `waiting_target` more are dispatched, to find out whether there are more slots.
         """
         if not (self._is_known or self._is_learned):
             limit = self.count + self._on_the_way + self._waiting_target * (2 if ahead else 1)
@@ -78,45 +78,44 @@ class Slots:
         return max(1, limit if self._most is None else min(limit, self._most))
 
     def taken_by(self, sequences: int) -> int:
-        """How many slots does one request with so many sequences take? At most a quarter of them, if their number is
-        known.
+        """Return the slots that a request with this many sequences takes: at most a quarter of all, if that is known.
 
-        If the request waited until all that it needs are free at once, and held them until its last sequence ends, the
-        engine would run empty before and after. The engine takes its sequences in one by one, and as long as others of
-        them wait inside the engine, its gauges keep everybody else away. The request is charged in full.
+        If the request waited for a free slot for each sequence, and held all of them until its last sequence ends, the
+        engine would run empty before and after. The engine starts the sequences one by one, and while some of them wait
+        inside the engine, its gauges keep other requests away. The request is charged in full.
         """
         return sequences if self.known() is None else min(sequences, max(1, round(self.count * TAKEN_MAX)))
 
     def known(self) -> int | None:
-        """How many there are; None: neither configured nor learned."""
+        """Return the number of slots; None if it is neither configured nor reported nor learned."""
         return self.count if self._is_known or self._is_learned else None
 
     def is_short(self) -> None:
-        """A request waits because no slot is free."""
+        """Note that a request waits because no slot is free."""
         self._was_short = True
 
     def seen_running(self, sequences: int) -> None:
-        """This many sequences were seen to run at once."""
+        """Raise the number of slots to the sequences that were seen to run at once."""
         if sequences > self.count and not self._is_known:
             self.count = sequences
 
     def levels_off(self, running: int) -> None:
-        """The engine runs this many, no more than before, while others wait for a slot."""
+        """Lower the number of slots to what the engine runs, which stays level while others wait for a slot."""
         if not self._is_known:
             self.count = min(self.count, running)
             self._is_learned = True
 
     def seen(self, running: int, waiting: int, now: float, *, period_s: float, is_sustained: bool) -> None:
-        """The engine runs and queues this many.
+        """Adapt the number of sequences on their way to what the engine runs and queues.
 
-        Suppose slots stay empty on average, over as long as a request lives (`period_s`), although requests wait for a
-        slot all that time. Then sequences are missing because they are still on their way, and half as many more may be
-        under way. A shorter observation may be a burst that has just begun, or a wave of requests that ended together.
-        A queue that only drains is soon over (`is_sustained`: requests keep coming). In those cases more dispatches
-        would only wait inside the engine.
+        Suppose slots stay empty on average, over a request's life (`period_s`), although requests wait for a slot all
+        that time. Then sequences are missing because they are still on their way, and half as many more may be under
+        way. A shorter observation may be a burst that has just begun, or a wave of requests that ended together. A
+        queue that only drains is soon over (`is_sustained`: requests keep coming). In those cases more dispatches would
+        only wait inside the engine.
         """
         if not self._was_short and waiting <= self._waiting_target:
-            self._forget()  # nobody waits for a slot, so empty slots say nothing
+            self._forget()  # no request waits for a slot, so empty slots say nothing
             return
         self._was_short = False
         if not self._seen:
@@ -135,7 +134,7 @@ class Slots:
         self._forget()
 
     def emptied(self) -> None:
-        """Nothing is dispatched any more. The next requests find an idle engine, and none of them replaces another."""
+        """Forget the sequences on their way: the next requests find an idle engine, and none replaces another."""
         self._on_the_way = 0
         self._was_short = False
         self._forget()
@@ -144,16 +143,16 @@ class Slots:
         self._seen = self._running_seen = self._waiting_seen = 0
 
     def refused(self, running: int) -> None:
-        """The engine refused one more than it runs."""
+        """Learn the slots from an engine that refused one sequence more than it runs."""
         if not self._is_known:
             self.count = max(1, running)
             self._is_learned = True
 
     def came_whole(self, seconds_per_token: float, sequences: int) -> None:
-        """An engine without gauges gave a whole answer at this pace, with this many sequences dispatched.
+        """Learn from a complete answer of an engine without gauges, with this many sequences dispatched.
 
-        The count changes by one per answer, in both directions, while all slots are in use. An average of more than
-        twice the best pace is taken for a queue inside the engine.
+        The count falls by one per answer, to `FIRST_SLOTS` at least, while the average is more than twice the best
+        pace: the engine then has a queue inside. Otherwise it grows by one per answer while all slots are in use.
         """
         if self._is_known:
             return

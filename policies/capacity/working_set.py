@@ -2,31 +2,33 @@
 
 Agents spend much of their time in tools. Meanwhile their contexts lie idle in the prefix cache, and are needed again in
 seconds. If more interactions are open than the cache can hold, each call that returns finds its context evicted and
-computes all of it anew. So an interaction is admitted as a whole: its start waits until there is room for it.
+computes all of it anew. So an interaction is admitted as a whole: its start waits until the cache has room for it.
 
 K is the number of KV tokens that the pool keeps, R its prefill rate. The working set is the sum of the contexts that
-count: an interaction while a call of it is under way, and for K / R seconds after that, the time to compute the whole
-cache anew. Holding an idle context pays if, and only if, its next call comes within that time (the five-minute rule,
-Gray and Putzolu 1987). `policies.contexts` says what a context counts with, and how much the cache keeps.
+count. An interaction's context counts while a call of the interaction is under way, and for K / R seconds after that,
+the time to compute the whole cache anew. Holding an idle context pays if, and only if, its next call comes within that
+time (the five-minute rule, Gray and Putzolu 1987). `policies.contexts` says how many tokens a context counts with, and
+how much the cache keeps.
 
 A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. A
-tenant that has received more than the one whose start goes first, by more than the window of the order, begins nothing:
-or small starts would always take the room that a large one waits for. A start that alone is beyond its tenant's part
-stops nobody so. A start whose tenant holds nothing waits for K / R seconds at most: one enters in each K / R, and
-parking makes the room. A start that no call is likely to follow holds nothing beyond its run, and needs no room. Nor
-does a start of a kind of interaction about which little is known, while such contexts are a tenth of K.
+tenant that is more than the window of the order ahead of the tenant whose start goes first begins nothing: otherwise
+small starts would always take the room that a large start waits for. But a first start that alone is beyond its
+tenant's part holds up no other tenant. After a wait of K / R seconds a start whose tenant holds nothing enters without
+room, one such start in each K / R seconds, and parking makes the room. A start that no call is likely to follow holds
+nothing beyond its run, and needs no room. A start of a kind of interaction with few calls so far needs no room while
+the contexts of that kind are within a tenth of K.
 
-Of work that can wait (class batch) only its guaranteed part counts for others: the rest is taken back. Where nothing
-counts, nothing waits. The order says who goes next, the set only whether. A call inside an interaction that counts
-never waits for the set.
+Of batch work only its guaranteed part counts for others: the rest can be preempted. Where nothing counts, nothing
+waits. The order says who goes next, the set only whether. A call inside an interaction that counts never waits for the
+set.
 
-Bound: while a tenant has a start waiting, another one that is more than the window ahead of it receives only what its
-interactions under way still take. With I, the most that those in K take until they end, service per weight differs by
-at most 2 (U + L + I) over an interval in which both have starts waiting (U and L as in `orders.vtc`).
+Bound: while a tenant has a start waiting, a tenant that is more than the window ahead of it receives only what its own
+interactions under way still take. With I, the most that the interactions in K take until they end, service per weight
+differs by at most 2 (U + L + I) over an interval in which both have starts waiting (U and L as in `orders.vtc`).
 
-If the set exceeds K by a tenth, because contexts grew, interactions are parked: the newest idle one of the tenant that
-holds most for its weight no longer counts, and its next call waits like a start, once. Where calls inside interactions
-may wait no longer than starts, none is parked: a call would be refused in the middle when starts are.
+If the set exceeds K by a tenth, because contexts grew, interactions are parked. The newest idle interaction of the
+tenant that holds most for its weight no longer counts, and its next call waits like a start, once. No interaction is
+parked if calls inside interactions may wait no longer than starts: a call would then be rejected in the middle.
 
 As long as K is not known, nothing waits.
 """
@@ -47,15 +49,15 @@ from policies.contexts import KeptShare, Kind, Kinds
 from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens, is_batch
 
 MEASURED_EVERY_S: Final = 0.5
-"""How often K and R are read, and whether the set has outgrown K."""
+"""Least time between two measurements of K and R, and of whether the set has outgrown K."""
 HOLD_S_MAX: Final = 60.0
-"""Bounds what a wrong rate can do. While no engine has shown its rate, `USUAL_S` stands for K / R."""
+"""Largest K / R, against wrong rates. While no engine has shown its rate, `USUAL_S` stands for K / R."""
 OVER: Final = 1.1
-"""Contexts are parked above this multiple of K. What was expected of a start is a mean, so the set varies about K."""
+"""Multiple of K above which contexts are parked. The estimate of a start is a mean, so the set varies about K."""
 
 
 class Context:
-    """What one interaction, or one request that belongs to none, holds of the KV cache."""
+    """The share of the KV cache of one interaction, or of one request outside interactions."""
 
     __slots__ = (
         "calls", "engine", "held_tokens", "idle_s", "key", "kind", "prompt_tokens", "returns", "tenant",
@@ -68,17 +70,17 @@ class Context:
         self.returns = kind.return_rate.value > 0.0
         self.tenant = tenant
         self.tokens = 0
-        """What it counts with; 0: it does not count."""
+        """Tokens that the context counts with; 0 if it is parked or not worth holding."""
         self.held_tokens = self.prompt_tokens = 0
-        """Prompt and answer of its last call, and the prompt alone."""
+        """Tokens of the prompt and answer of the last call, and of the prompt alone."""
         self.engine = ""
-        """Where its last call ran."""
+        """Engine of the last call."""
         self.to_find_tokens = 0
-        """What the call that returned to it should find in the cache; 0: none is under way."""
+        """Tokens that the call that has returned should find in the cache; 0 if no such call is under way."""
         self.calls = 0
-        """Those under way."""
+        """Number of calls under way."""
         self.idle_s = now
-        """Since when no call is under way."""
+        """Time at which the last call under way ended."""
 
 
 class WorkingSet:
@@ -86,25 +88,27 @@ class WorkingSet:
 
     def __init__(self, shares: FairShares) -> None:
         self.capacity_tokens = 0
-        """K."""
+        """K: the KV tokens that the pool keeps, or this gateway's part of them; 0 if not known."""
         self.hold_s = 0.0
-        """K / R: how long an idle context counts; 0: K is not known, so nothing waits."""
+        """K / R: seconds for which an idle context counts; 0 if K is not known, so nothing waits."""
         self.tokens = 0
         """Sum of the contexts that count here."""
         self.first_start: Callable[[], Request | None] | None = None
-        """Which start waits for the set, of the tenant that has received least? None: the order lets no start wait."""
+        """Function for the oldest start that waits for the set, of the tenant that has received least; None if the
+        order lets no start wait."""
         self._shares: Final = shares
         self.kinds: Final = Kinds(APPS_MAX)
-        """What contexts count with, as the calls of each kind of interaction teach it."""
+        """Learned sizes of contexts, by kind of interaction."""
         self.kept: Final = KeptShare()
         self.is_ahead: Callable[[str], bool] = _nobody
-        """Has this tenant received more than one with a start that waits, by more than the window of the order?"""
+        """Function that tells whether a tenant is more than the window of the order ahead of one with a waiting
+        start."""
         self.batch_share = 0.0
-        """The part of K that work that can wait has beside other work."""
+        """Part of K that batch work has beside other work."""
         self.batch_tokens = 0
-        """What counts of such work here."""
+        """Tokens of batch contexts that count here."""
         self._now = self._entered_s = -inf
-        """When a start entered last without room, because its tenant held nothing."""
+        """Time of the last `expire`, and of the last start that entered without room."""
         self._tenants: dict[str, int] = {}
         """Tokens of the contexts that count, by tenant."""
         self._contexts: dict[Interaction | str, Context] = {}
@@ -113,7 +117,7 @@ class WorkingSet:
         self._parked: OrderedDict[Context, None] = OrderedDict()
         """Contexts that no longer count, and whose next call waits like a start."""
         self._returning = 0
-        """Contexts of kinds whose calls return. Where there are none, nothing is worth holding."""
+        """Number of contexts of kinds whose calls return. If there are none, nothing is worth holding."""
         self._measured_s = -inf
         self._elsewhere: Mapping[str, int] = {}
         """Tokens that count at other gateways, by tenant."""
@@ -121,7 +125,7 @@ class WorkingSet:
         self._sharers = 1
 
     def __len__(self) -> int:
-        """Contexts that count."""
+        """Return the number of contexts that are not parked."""
         return len(self._contexts) - len(self._parked)
 
     def __repr__(self) -> str:
@@ -130,18 +134,18 @@ class WorkingSet:
     # --- questions ---
 
     def has_room(self, request: Request) -> bool:
-        """May this request start, as far as the set is concerned?"""
+        """Return whether this request may start, as far as the set is concerned."""
         if not self._holds or request.progress.context is not None or self.first_start is None:
             return True
         return not self._counted_for(request) or self._fits(request) or self._has_turn(request)
 
     @property
     def _holds(self) -> bool:
-        """Is there anything that starts may have to wait for?"""
+        """Return whether there is anything that starts may have to wait for."""
         return self.hold_s > 0.0 and (self._returning > 0 or self._tokens_elsewhere > 0)
 
     def _fits(self, request: Request) -> bool:
-        """Is there room for it, or is it within the part of its tenant?"""
+        """Return whether the set has room for the request, or its tenant stays within its part."""
         tenant, expected = request.flow.tenant, self._expected_tokens(request)
         if self.is_ahead(tenant) and self._is_within_its_part(self.first_start):
             return False
@@ -154,17 +158,18 @@ class WorkingSet:
         return self._tokens_of(tenant) + expected <= self._part(request)
 
     def _is_within_its_part(self, first_start: Callable[[], Request | None] | None) -> bool:
-        """Is the start that goes first no larger by itself than the part of its tenant? One at another gateway is."""
+        """Return whether the start that goes first is no larger than its tenant's part, or waits at another gateway."""
         first = first_start() if first_start is not None else None
         return first is None or self._expected_tokens(first) <= self._part(first)
 
     def _part(self, request: Request) -> float:
-        """Of the set, for the tenant of the request."""
+        """Return the tokens of K that the request's tenant has by weight."""
         return self.capacity_tokens * self._shares.part(request)
 
     def _is_followed(self, request: Request) -> bool:
-        """Is another call likely to follow it? Else it holds nothing beyond its run. A kind of which that is not known
-        shows it in what the set may be beyond K.
+        """Return whether another call is likely to follow, so that the context is held beyond the run.
+
+        A kind with few calls so far is taken to be followed if its contexts exceed what the set may have beyond K.
         """
         if request.claim is NO_CLAIM:
             return False
@@ -174,19 +179,20 @@ class WorkingSet:
         return kind.held_tokens + request.prompt_tokens > (OVER - 1.0) * self.capacity_tokens
 
     def _counted_for(self, request: Request) -> float:
-        """What counts, as this request sees it: of work that can wait no more than its part, for the rest is taken
-        back.
-        """
+        """Return the tokens that count for this request. Batch beyond its part does not: it can be preempted."""
         if request.can_wait:
             return self.tokens_in_all
         return self.tokens_in_all - max(0.0, self.batch_tokens - self._batch_part())
 
     def _batch_part(self) -> float:
-        """Of the set, for work that can wait."""
+        """Return the tokens of K that batch work has."""
         return self.batch_share * self.capacity_tokens
 
     def _has_turn(self, request: Request) -> bool:
-        """Does its tenant hold nothing, and has the start waited for `hold_s`? One such start enters in that time."""
+        """Return whether the start may enter without room: its tenant holds nothing, and it has waited for `hold_s`.
+
+        One such start enters per `hold_s`.
+        """
         wait = request.progress.wait
         if wait is None or request.can_wait or self._tokens_of(request.flow.tenant):
             return False
@@ -198,11 +204,11 @@ class WorkingSet:
         return self.tokens + self._tokens_elsewhere
 
     def tenants(self) -> dict[str, int]:
-        """Tokens that count here, by tenant."""
+        """Return the tokens that count here, by tenant."""
         return self._tenants.copy()
 
     def expires_s(self) -> float:
-        """When may a start have room through time alone? inf: never."""
+        """Return when time alone may make room for a start; inf if it never does."""
         if not self.hold_s:
             return inf
         first = self.first_start() if self.first_start is not None else None
@@ -215,13 +221,14 @@ class WorkingSet:
     # --- events ---
 
     def set_elsewhere(self, tokens: Mapping[str, int], sharers: int = 1) -> None:
-        """Set what counts at other gateways, by tenant. Where that is not known, `sharers` gateways have an equal part
-        of K each.
+        """Set the tokens that count at other gateways, by tenant.
+
+        If they are not known, `sharers` gateways have an equal part of K each.
         """
         self._elsewhere, self._tokens_elsewhere, self._sharers = tokens, sum(tokens.values()), sharers
 
     def queued(self, request: Request, now: float) -> None:
-        """The request waits for its turn. A call inside an interaction that counts is under way from now on."""
+        """Count a queued call if it is inside an interaction. If that is parked, the call waits like a start."""
         progress = request.progress
         if progress.context is None and progress.inside:
             context = self._contexts.get(progress.interaction) if progress.interaction is not None else None
@@ -234,15 +241,16 @@ class WorkingSet:
                 self._count(request, now)
 
     def dispatched(self, request: Request, now: float) -> None:
-        """An engine has it: a start counts from now on."""
+        """Count a dispatched start."""
         if request.progress.context is None:
             if self._holds and not self._fits(request):
                 self._entered_s = now
             self._count(request, now)
 
     def left(self, request: Request, service: ServiceTokens, now: float) -> None:
-        """Note that the request ended, or left the queue. Its interaction counts for `hold_s` more, unless its client
-        said that it is over.
+        """Note that the request ended, or left the queue.
+
+        Its interaction counts for `hold_s` more, unless the client said that the interaction is over.
         """
         progress = request.progress
         context, progress.context = progress.context, None
@@ -272,8 +280,9 @@ class WorkingSet:
                 self._forget(context)
 
     def measure(self, engines: Iterable[BackendLedger], now: float, *, parks: bool = True) -> None:
-        """Read K and R of these engines. `parks`: park what the set has grown beyond K. Does nothing more often than
-        every `MEASURED_EVERY_S`.
+        """Read K and R of these engines, at most once per `MEASURED_EVERY_S`.
+
+        `parks`: park interactions if the set has grown beyond K.
         """
         if now < self._measured_s + MEASURED_EVERY_S:
             return
@@ -286,14 +295,14 @@ class WorkingSet:
         hold_s = share * fmean(times_s) if times_s else USUAL_S
         self.hold_s = min(HOLD_S_MAX, hold_s) if self.capacity_tokens else 0.0
         if parks and self.hold_s and self.tokens:
-            # Each gateway parks its part of what is too much.
+            # Each gateway parks its part of the excess.
             self._park(OVER * self.capacity_tokens * self.tokens / self.tokens_in_all)
 
     # --- the table ---
 
     def _expected_tokens(self, request: Request) -> int:
         kind = self.kinds.known(request)
-        if request.claim is NO_CLAIM:  # no call follows it
+        if request.claim is NO_CLAIM:  # no call follows
             return kind.own_tokens(request.prompt_tokens)
         return kind.running_tokens(request.prompt_tokens)
 
@@ -318,7 +327,7 @@ class WorkingSet:
             context.kind.prompt_tokens.learn(request.prompt_tokens)
 
     def _learn_cached(self, request: Request, context: Context, service: ServiceTokens) -> None:
-        """Learn from what the engine of an ended call had cached, as far as the engine said it."""
+        """Learn from the tokens that the engine of an ended call had cached, if the engine reported them."""
         to_find_tokens, context.to_find_tokens = context.to_find_tokens, 0
         if not request.progress.inside:
             context.kind.shared_tokens.learn(service.cached or request.progress.cached_tokens)
@@ -347,7 +356,10 @@ class WorkingSet:
         self._resize(context, 0)
 
     def _park(self, most_tokens: float) -> None:
-        """Park idle interactions until the set is within this, the newest first of the tenant that holds most."""
+        """Park idle interactions until the set is within `most_tokens`: the newest of the tenant that holds most.
+
+        Batch goes first while it counts with more than its part.
+        """
         if self.tokens <= most_tokens:
             return
         idle: dict[str, list[Context]] = {}
@@ -370,7 +382,7 @@ class WorkingSet:
         return self._tokens_of(tenant) / self._shares.weight_of(tenant)
 
     def _tokens_of(self, tenant: str) -> int:
-        """What counts of this tenant, here and at other gateways."""
+        """Return the tokens of this tenant that count, here and at other gateways."""
         return self._tenants.get(tenant, 0) + self._elsewhere.get(tenant, 0)
 
 

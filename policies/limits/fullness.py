@@ -1,4 +1,4 @@
-"""Which entries are forgotten when a table that all tenants share is full? Those of the tenant that has most."""
+"""Which entries are forgotten when a table that all tenants share is full? Those of the tenant with most entries."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from itertools import islice
 from typing import Final, TypeVar
 
 PART: Final = 100
-"""So many times is a full table forgotten in part until all of it is: so the look at all tenants is rare."""
+"""Fraction of a full table that is forgotten at once is 1 / PART, so that the scan of all tenants is rare."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 def given_up(tables: Mapping[str, Mapping[K, V]], most: int) -> list[tuple[str, K]]:
-    """A hundredth of `most` entries, each with its tenant: the oldest of the tenant that has most of them.
+    """Return the entries to forget, each with its tenant: the oldest `most / PART` entries of the largest tenant.
 
-    Where no tenant has so many, the oldest one of each of as many tenants. `tables` has no empty one. O(tenants).
+    If no tenant has that many, the oldest entry of each of that many tenants. No table may be empty. O(tenants).
     """
     count = max(1, most // PART)
     tenant = max(tables, key=lambda name: (len(tables[name]), name))

@@ -1,7 +1,7 @@
-"""Who does something too often? Leaky counts: so much at once, and after that so much per second.
+"""Who does something too often? Leaky buckets: a burst of limited size, then a limited rate per second.
 
-Where `sliding_counts.py` answers what was done within a window, this answers when one more may be done, in one number
-for each member.
+`sliding_counts.py` says what was done within a window. A leaky count says when the next event is allowed, from one
+number for each member.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ MEMBERS_MAX: Final = 10_000
 
 
 class LeakyCounts:
-    """What did each member do that still counts? Bounded: who did nothing for longest is forgotten first."""
+    """The events of each member that still count. Bounded: the member longest without an event is forgotten first."""
 
     __slots__ = ("_at_once_max", "_counts", "_members_max", "_per_s")
 
     def __init__(self, per_s: float, at_once_max: float, *, members_max: int = MEMBERS_MAX) -> None:
-        """`at_once_max`: at least 1."""
+        """Allow `at_once_max` (at least 1) events at once, and `per_s` events a second after that."""
         self._members_max = members_max
         self._per_s = per_s
         self._at_once_max = at_once_max
         self._counts: dict[str, tuple[float, float]] = {}
-        """The count, and when it was that; who did something last stands last."""
+        """Count of each member and the time of that count; the latest event comes last."""
 
     def __bool__(self) -> bool:
         return bool(self._counts)
 
     def take(self, member: str, now: float) -> float:
-        """The member does it, and 0 is the answer; or it may not yet, and the answer is how long it has to wait."""
+        """Count an event of the member and return 0.0, or return the seconds that the member has to wait."""
         count = self._count(member, now)
         if count + 1.0 > self._at_once_max:
             return self.wait_s(member, now)
@@ -39,7 +39,7 @@ class LeakyCounts:
         return 0.0
 
     def wait_s(self, member: str, now: float) -> float:
-        """How long until the member may do it again? 0: now."""
+        """Return the seconds until the next event of the member is allowed; 0.0 if it is allowed now."""
         return max(0.0, self._count(member, now) + 1.0 - self._at_once_max) / self._per_s
 
     def _count(self, member: str, now: float) -> float:

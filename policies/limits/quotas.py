@@ -1,8 +1,9 @@
-"""Is a tenant, a group around it, or a key beyond a limit that holds at any time? These are the classic rate limits.
+"""Is a tenant, a group around it, a key or a user beyond a limit that holds at any time? The classic rate limits.
 
-They are off by default, and hold under every policy. A request counts for its tenant, for its key and each group around
-the tenant that has a limit, and for its model with each of them that limits the model. Work that can wait counts for
-the tenant that pays. Interactions are not looked at: a request beyond a limit is refused in the middle of one too.
+These limits are off by default, and hold under every policy. A *member* is anything that has limits. A request counts
+for its tenant and each group around it, for its key and its user, and for its model with each of them, as far as these
+have limits. Batch counts for the tenant that pays. Interactions make no difference: a request beyond a limit is
+rejected in the middle of one too.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ DAY_S = 86_400.0
 MONTH_S = 30 * DAY_S
 WINDOWS: Final = {"minute": MINUTE_S, "day": DAY_S, "month": MONTH_S}
 GROUP: Final = " "
-"""Begins the name under which a group is counted. Names of tenants have no space."""
+"""Prefix of the names of groups as members. Names of tenants have no space."""
 KEY: Final = "  "
-"""The same of a key, before its hash. What each of them may have of one model is counted under both names, with a space
+"""Prefix of the hash of a key as a member. A member's use of one model is counted under both names, with a space
 between."""
 USER: Final = "   "
-"""The same of a user, before `user_of`."""
+"""Prefix of users as members (`user_of`)."""
 ANYONE: Final = "*"
-"""In the place of a user's name: each user without limits of its own."""
+"""Name for each user of a tenant without limits of its own."""
 ENGINE: Final = "engine_ms"
-"""The measure of engine-seconds."""
+"""Measure of engine-seconds."""
 MEASURES: Final = (ENGINE, "requests", "tokens", "cost")
-"""What is counted in each window, in this order."""
+"""Measures counted in each window, in this order."""
 _UNITS: Final = {ENGINE: 1000, "cost": 1_000_000}
-"""In what parts of a limit's unit a measure is counted: milliseconds, and millionths of the currency."""
+"""Counts per unit of a limit: milliseconds per second, and millionths of the currency."""
 
 
 def _limit(doc: str) -> Any:
@@ -43,7 +44,7 @@ def _limit(doc: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one tenant, or one group, may have. None: no limit."""
+    """The limits of one tenant, group, key or user. None if unlimited."""
 
     requests_per_minute: int | None = _limit("Requests in any 60 seconds.")
     tokens_per_minute: int | None = _limit("Tokens in any 60 seconds, prompt and output.")
@@ -72,28 +73,29 @@ UNLIMITED = Quota()
 
 
 class Rule(NamedTuple):
-    """One limit of a tenant or a group."""
+    """A limit of a member."""
 
     name: str
-    """As its `Limit` is called."""
+    """Name of the `Limit` that clients see."""
     place: int
-    """Of what it limits in `MEASURES`."""
+    """Index of the measure in `MEASURES`; -1 for concurrent requests."""
     window: int
-    """Its place in `WINDOWS`; -1: it holds at once."""
+    """Index of the window in `WINDOWS`; -1 for concurrent requests."""
     most: int
+    """Largest count."""
     unit: int
-    """How many of what is counted are 1 of the limit."""
+    """Counts per unit of the limit."""
 
 
 Counted = tuple[tuple[str, ...], tuple[int, int, int]]
-"""The tenant and the groups for which a request counts, and its bucket in each of `WINDOWS`."""
+"""The members for which a request counts, and its bucket in each of `WINDOWS`."""
 
 
 class Used(NamedTuple):
-    """What a tenant used of a model in an hour or a day, as it was written down."""
+    """A tenant's recorded use of a model in an hour or a day."""
 
     until_s: float
-    """When the hour or day ended, by the clock that cuts time into buckets."""
+    """End of the hour or day, by the clock that cuts time into buckets."""
     tenant: str
     model: str
     requests: int
@@ -116,7 +118,7 @@ def _rules(quota: Quota, member: str = "") -> tuple[Rule, ...]:
 
 
 def _whose(member: str) -> str:
-    """How people tell its limits from those of the tenant."""
+    """Return the suffix that tells the limits of this member from those of the tenant."""
     name, _, model = member.lstrip().partition(" ")
     if member.startswith(USER):
         return " (user)"
@@ -126,12 +128,12 @@ def _whose(member: str) -> str:
 
 
 def user_of(tenant: str, user: str) -> str:
-    """Return the name under which a user of a tenant is counted."""
+    """Return the name of a user of a tenant as a member."""
     return f"{USER}{tenant}\0{user}"
 
 
 class Quotas:
-    """The limits of every tenant, and how much each has used. One object may serve several pools."""
+    """The limits of every member, and how much each has used. One object may serve several pools."""
 
     def __init__(
         self,
@@ -144,15 +146,16 @@ class Quotas:
         calendar: tuple[Window, Window] | None = None,
         tenants_max: int = 100_000,
     ) -> None:
-        """
-        Attributes:
-            tenants: limits of tenants that do not have the default, of groups and keys, whose names begin with `GROUP`
-                and `KEY`, and of models with any of them.
-            around: of a tenant the groups around it that have a quota, by these names.
+        """Create counts for these limits.
+
+        Args:
+            default: limits of a tenant without limits of its own.
+            tenants: limits of other members by name: tenants, groups, keys and users, and models with any of them.
+            around: names of the groups around a tenant that have a quota.
             of_models: limits of each model for tenants that have the default.
-            prices: of models, for limits on cost.
-            calendar: its days and months. None: any 24 hours, and any 30 days.
-            tenants_max: tenants and groups that are counted in a window.
+            prices: prices of models, for limits on cost.
+            calendar: days and months; None for any 24 hours and any 30 days.
+            tenants_max: members that are counted in a window.
         """
         self._default = _rules(default)
         self._of_models = {model: _rules(quota, f"_ {model}") for model, quota in (of_models or {}).items()}
@@ -166,48 +169,48 @@ class Quotas:
         self.minute, self.day, self.month = self.windows
         self._now = float("-inf")
         self.under_way: dict[str, int] = {}
-        """By tenant or group: requests queued and dispatched."""
+        """Requests queued and dispatched, by member."""
         self.under_way_elsewhere: Mapping[str, int] = {}
-        """The same at other gateways."""
+        """Requests queued and dispatched at other gateways, by member."""
         self.may_have: Callable[[str, Measures], bool] | None = None
-        """May this tenant or group have this much more? Set while other gateways count the same
-        limits but cannot be asked. None: there are none, or they can be asked."""
+        """Function that tells whether a member may have further amounts, while other gateways count these limits but
+        cannot be reached; None otherwise."""
 
     @property
     def is_off(self) -> bool:
-        """Has nobody a limit?"""
+        """Return whether no member has a limit."""
         return not (self._default or any([any(each.values()) for each in (self._of_models, self._rules, self._issued)]))
 
     def counted(self, tenants: Iterable[str]) -> int:
-        """Return how many members are counted where all of these tenants ask for all models that are limited."""
+        """Return how many members are counted if all of these tenants ask for all models that are limited."""
         names = {*tenants}
         return 0 if self.is_off else len(names | self._rules.keys()) + len(self._of_models) * len(names)
 
     @property
     def longest(self) -> SlidingCounts:
-        """The longest window in which anybody has a limit; a day at least."""
+        """Counts of the longest window in which any member has a limit: a day at least."""
         sets = (self._default, *self._of_models.values(), *self._rules.values(), *self._issued.values())
         return self.windows[max([rule.window for rules in sets for rule in rules] + [1])]
 
     def set(self, other: Quotas) -> None:
-        """From now on the limits are the other's, beside what is issued. What was counted counts on."""
+        """Replace the configured limits by the other's. Limits of issued keys and all counts stay."""
         self._default, self._rules, self._members = other._default, other._rules, other._members
         self._of_models, self._has_names = other._of_models, other._has_names
 
     def issue(self, quotas: Mapping[str, Quota]) -> None:
-        """From now on these limits of keys hold beside what is configured, by names as `tenants` has them."""
+        """Replace the limits of issued keys, by their names as members. They go before configured limits."""
         self._issued = {name: _rules(quota, name) for name, quota in quotas.items()}
 
     def members(self, leaf: str, names: tuple[str, ...] = ()) -> tuple[str, ...]:
-        """For whom does a request of this leaf count? The tenant that pays comes first, then the groups around it, then
-        its further `names`."""
+        """Return the members for which a request counts: the tenant that pays, the groups around it, then `names`."""
         tenant = payer(leaf)
         own = self._members.get(tenant) or (tenant,)
         return own + names if names else own
 
     def names(self, tenant: str, key: str, model: str, user: str = "") -> tuple[str, ...]:
-        """Under which further names does a request count: with a key that counts as this one, for this model and user
-        ("": none is known)?
+        """Return the further members with limits for which a request counts: its key, its user, its model with each.
+
+        `key`: hash under which the key counts. `user`: "" if not known.
         """
         if not self._has_names and not self._issued:
             return ()
@@ -216,7 +219,7 @@ class Quotas:
         return tuple([name for name in (*own, *[f"{node} {model}" for node in nodes]) if self.rules(name)])
 
     def rules(self, member: str) -> tuple[Rule, ...]:
-        """The limits of a tenant, a group or a key, or of a model with one of them."""
+        """Return the limits of a member."""
         found = self._issued.get(member) or self._rules.get(member)
         if found is not None:
             return found
@@ -228,11 +231,11 @@ class Quotas:
         return self._of_models.get(model, ()) if model else self._default
 
     def refusal(self, request: Request, now: float) -> Refused | None:
-        """Is its tenant, or a group around it, beyond a limit? None: they are not."""
+        """Return why this request is rejected; None if no member for which it counts is beyond a limit with it."""
         return self._refusal(request, wanted(request), now)
 
     def _refusal(self, request: Request, more: Measures, now: float) -> Refused | None:
-        """Would one of them be beyond a limit with this much more? None: none would."""
+        """Return why the request is rejected if its members need these further amounts; None if it is not."""
         self._move(now)
         members = self.members(request.flow.tenant, request.quota_names)
         limits = self._standing(members, more, now)
@@ -246,7 +249,7 @@ class Quotas:
         return None
 
     def admitted(self, request: Request, now: float) -> None:
-        """The request was queued."""
+        """Count a queued request."""
         self._move(now)
         members = self.members(request.flow.tenant, request.quota_names)
         for member in members:
@@ -255,10 +258,10 @@ class Quotas:
         self._add(counted, amounts(request))
 
     def ended(self, request: Request, service: ServiceTokens, now: float, ran_s: float = 0.0) -> None:
-        """The request ended, in whatever way, took this many tokens, and ran for so long at its engine.
+        """Correct the counts of a request that ended, in whatever way, after `ran_s` at its engine.
 
-        What it took beyond the estimate counts now. What was counted and not taken is taken back from the buckets in
-        which it was counted: else the limits of a later bucket would let through as much more.
+        Use beyond the estimate counts now. Unused amounts are taken back from the buckets in which they were counted:
+        otherwise the limits of a later bucket would admit as much more.
         """
         members, buckets = self._left(request, now)
         _, _, tokens, cost = amounts(request)
@@ -269,12 +272,12 @@ class Quotas:
         self._add((members, self._buckets()), (engine_ms, 0, max(tokens, 0), max(cost, 0)))
 
     def withdrawn(self, request: Request, now: float) -> None:
-        """The request was counted, but is not served: undo the count."""
+        """Undo the count of a request that is not served."""
         _, requests, tokens, cost = amounts(request)
         self._add(self._left(request, now), (0, -requests, -tokens, -cost))
 
     def _left(self, request: Request, now: float) -> Counted:
-        """The request is under way no longer. Returns where it was counted, also where its tenant has moved since."""
+        """End a request's time under way. Return where it was counted, even if its tenant has changed groups since."""
         self._move(now)
         counted: Counted = request.progress.counted
         request.progress.counted = None
@@ -287,11 +290,11 @@ class Quotas:
         return counted
 
     def standing(self, leaf: str, now: float, names: tuple[str, ...] = ()) -> list[Limit]:
-        """Every limit of this leaf's tenant, of the groups around it and under these `names`, and how much is used."""
+        """Return every limit of a tenant node's tenant, of the groups around it and of `names`, with what is left."""
         return self._standing(self.members(leaf, names), (1, 1, 1, 1), now)
 
     def used(self, leaf: str, now: float) -> dict[str, float]:
-        """Which part of each limit of this leaf's tenant, and of the groups around it, is used?"""
+        """Return the used fraction of each limit of a tenant node's tenant and of the groups around it, by name."""
         return {
             rule.name: (
                 self.windows[rule.window].sums(member, now)[rule.place] if rule.window >= 0 else self._at_once(member)
@@ -302,11 +305,11 @@ class Quotas:
         }
 
     def overrun(self, request: Request, now: float) -> Refused | None:
-        """Is its tenant, or a group around it, beyond a limit, now that this request has been counted?"""
+        """Return why a request that is counted already exceeds a limit; None if it does not."""
         return self._refusal(request, NOTHING, now)
 
     def of_past(self, used: Iterable[Used]) -> Iterator[tuple[int, str, int, Measures]]:
-        """Of what was used before, the window, member and bucket where it counts: as if each had been used last."""
+        """Yield window, member, bucket and amounts of earlier use, as if all was used at the end of its hour or day."""
         for until_s, tenant, model, requests, service, engine_ms in used:
             amounts = engine_ms, requests, service.prompt + service.output, self.price(model).of(service)
             for window, counts in enumerate(self.windows[1:], 1):
@@ -316,13 +319,13 @@ class Quotas:
                         yield window, member, bucket, amounts
 
     def go_on(self, used: Iterable[Used], now: float) -> None:
-        """Limits of a day and a month go on from what gateways wrote that have ended."""
+        """Continue the counts of a day and a month from the recorded use of gateways that have ended."""
         self.at(now)
         for window, member, bucket, amounts in self.of_past(used):
             self.windows[window].add(member, amounts, bucket, reports=False)
 
     def price(self, model: str) -> Price:
-        """What a model costs."""
+        """Return the price of a model; `FREE` if it has none."""
         return self.prices.get(model, FREE)
 
     def at(self, now: float) -> None:
@@ -346,7 +349,7 @@ class Quotas:
                 self.windows[window].add(member, more, bucket, reports=window in limited)
 
     def _at_once(self, member: str) -> int:
-        """Requests queued or dispatched, here and at other gateways."""
+        """Return the requests queued or dispatched, here and at other gateways."""
         return self.under_way.get(member, 0) + self.under_way_elsewhere.get(member, 0)
 
     def _standing(self, members: Sequence[str], more: Measures, now: float) -> list[Limit]:
@@ -363,12 +366,12 @@ class Quotas:
 
 
 def wanted(request: Request) -> Measures:
-    """What must be left of each limit when a request comes."""
+    """Return the amounts that must be left of each limit when a request comes."""
     _, requests, tokens, cost = amounts(request)
     return 1, requests, max(1, tokens), max(1, cost)
 
 
 def amounts(request: Request) -> Measures:
-    """What a request counts as when it comes."""
+    """Return the amounts that a request counts when it comes: 1 request, its prompt tokens, and their cost."""
     prompt = ServiceTokens(request.prompt_tokens, 0)
     return 0, 1, request.prompt_tokens, request.price.of(prompt)

@@ -1,7 +1,7 @@
 """What did each member of a population do within a window? Sliding counts.
 
-Time is cut into buckets. A count is the sum of the present bucket and of those before it in which any moment of the
-window lies, each as a whole. So a window of any length that the counts promise is never undercounted:
+Time is cut into buckets. A count is the sum of the present bucket and of all earlier buckets that overlap the window,
+each counted whole. So no window of `window_s` is undercounted:
 
 *Bound.* Let an event be admitted only where the count, the event included, is at most the limit. Then no window of
 `window_s` holds more than the limit. *Proof sketch.* Let e be the last event in a window (t - window_s, t]. Its count
@@ -23,28 +23,28 @@ from typing import Final, NamedTuple
 from policies.request import Limit
 
 Measures = tuple[int, int, int, int]
-"""Four counts. Their population says what they count."""
+"""Four counts, whose meaning depends on the population."""
 NOTHING: Final = (0, 0, 0, 0)
 PLACES: Final = range(len(NOTHING))
 TAKES_BACK, NEW, LOST = range(3)
-"""Why is something to be reported? It takes back what was reserved; it is new; the store has lost it."""
+"""Reasons for a report, the strongest last: a reservation is taken back, a count is new, the store has lost a count."""
 PARTS: Final = 60
 """Buckets in a window: an event counts for 1.7 % longer than the window."""
 _ROW: Final = 1 + len(NOTHING)
-"""A bucket's number, and its counts."""
+"""Values of a row: a bucket's number, and its counts."""
 
 
 class Window(NamedTuple):
-    """How time is cut into buckets, and how many of them count."""
+    """The cut of time into buckets, and the number of buckets that count."""
 
     kept: int
-    """The present bucket, and those before it that count."""
+    """Number of buckets that count, the present one included."""
     longest_s: float
-    """How long anything counts at most."""
+    """Longest time for which an event counts."""
     bucket: Callable[[float], int]
-    """Returns the number of the bucket at this time."""
+    """Function from a time to the number of its bucket."""
     begins_s: Callable[[int], float]
-    """Returns when a bucket begins."""
+    """Function from the number of a bucket to its beginning."""
 
     def since_s(self, at_s: float) -> float:
         """Return when the first bucket begins that counts at this time."""
@@ -52,7 +52,7 @@ class Window(NamedTuple):
 
 
 def rolling(window_s: float, parts: int = PARTS) -> Window:
-    """Any stretch of `window_s`."""
+    """Return a window that slides over any stretch of `window_s`."""
     part_s = window_s / parts
     return Window(parts + 1, window_s + part_s, partial(_bucket, part_s), partial(mul, part_s))
 
@@ -62,7 +62,7 @@ def _bucket(part_s: float, at_s: float) -> int:
 
 
 class _History:
-    """The buckets in which one member did anything, the oldest first, and their sums."""
+    """The rows of the buckets in which one member did anything, the oldest first, and the sums over the rows."""
 
     __slots__ = ("answered", "rows", "sums")
 
@@ -70,7 +70,7 @@ class _History:
         self.rows = array("q")
         self.sums = [0] * len(NOTHING)
         self.answered = -(1 << 62)
-        """The last bucket of which other gateways have said what they counted. Written by what asks them."""
+        """Last bucket for which other gateways have answered with their counts. Written by the code that asks them."""
 
     def forget_before(self, bucket: int) -> None:
         rows, end = self.rows, 0
@@ -93,13 +93,13 @@ class _History:
             at += _ROW
             self.rows[at:at] = array("q", (bucket, *NOTHING))
         for place in PLACES:
-            # A member that was forgotten has nothing that could be taken back.
+            # A count that was forgotten cannot be taken back, so none falls below 0.
             more = max(amounts[place], -self.rows[at + 1 + place])
             self.rows[at + 1 + place] += more
             self.sums[place] += more
 
     def _place(self, bucket: int) -> int:
-        """Where is the last row that is not after this bucket? Before all rows: a negative place."""
+        """Return the index of the last row that is not after this bucket; negative if there is none."""
         rows = self.rows
         at = len(rows) - _ROW
         while at >= 0 and rows[at] > bucket:
@@ -108,33 +108,33 @@ class _History:
 
 
 class SlidingCounts:
-    """What each member of a population did within the window.
+    """Counts of each member of a population within the window.
 
-    Bounded: a member that was silent for a window is forgotten, and of more than `members_max` members the half that
-    did least. So a client that invents members is freed of nothing that another member did. A clock that jumps by more
-    than the window, in either direction, starts the counts anew.
+    Bounded: a member without events in a window is forgotten, and beyond `members_max` members the half that did least.
+    So a client that invents members cannot drive out the counts of busy ones. A clock that jumps by more than the
+    window, in either direction, starts the counts anew.
     """
 
     def __init__(self, window: Window, *, members_max: int = 200_000) -> None:
         self.window = window
         self.epoch_s = 0.0
-        """How far the clock that cuts time into buckets is ahead of `now`."""
+        """Seconds by which the clock that cuts time into buckets is ahead of `now`."""
         self.bucket = -(1 << 62)
-        """The present one."""
+        """Number of the present bucket."""
         self.pending: dict[Hashable, dict[int, list[int]]] | None = None
-        """By member and bucket: what was counted and is not reported to other gateways, and why it is to be. Bounded:
-        the oldest are dropped. None: there are no other gateways."""
+        """Counts not yet reported to other gateways, by member and bucket, each with the reason of its report. Bounded:
+        the oldest are dropped. None if there are no other gateways."""
         self._members_max = members_max
         self._histories: dict[Hashable, _History] = {}
         self._changes_s = (0.0, 0.0)
-        """When the present bucket began, and when it ends."""
+        """Beginning and end of the present bucket."""
 
     def __len__(self) -> int:
         return len(self._histories)
 
     @property
     def oldest(self) -> int:
-        """The oldest bucket that counts."""
+        """Number of the oldest bucket that counts."""
         return self.bucket - self.window.kept + 1
 
     def at(self, now: float) -> None:
@@ -146,7 +146,7 @@ class SlidingCounts:
         window, last = self.window, self.bucket
         bucket = window.bucket(at_s)
         if last - window.kept < bucket <= last:
-            return  # a clock that is set back a little frees nobody of what counts
+            return  # a clock that is set back a little must not clear the counts
         self.bucket = bucket
         self._changes_s = window.begins_s(bucket), window.begins_s(bucket + 1)
         if not last < bucket < last + window.kept:
@@ -155,7 +155,7 @@ class SlidingCounts:
             self._forget_silent()
 
     def add(self, member: Hashable, amounts: Measures, bucket: int | None = None, *, reports: bool = True) -> None:
-        """Count this for the member, now or in an earlier bucket. `reports`: other gateways are to know of it."""
+        """Count amounts for the member, now or in an earlier bucket. `reports`: also report them to other gateways."""
         if bucket is None:
             bucket = self.bucket
         elif bucket < self.oldest:
@@ -175,36 +175,36 @@ class SlidingCounts:
                 del self.pending[next(iter(self.pending))]
 
     def pend(self, member: Hashable, bucket: int, why: int) -> list[int]:
-        """What the member did in a bucket is to be reported. Returns what was not reported yet, to add to."""
+        """Mark a bucket of the member to be reported. Returns its unreported counts, for the caller to add to."""
         assert self.pending is not None
         pending = self.pending.setdefault(member, {}).setdefault(bucket, [*NOTHING, why])
         pending[-1] = max(pending[-1], why)
         return pending
 
     def pend_all(self) -> None:
-        """All that other gateways have answered for is to be reported anew."""
+        """Mark all counts to be reported again of the members that other gateways have answered for."""
         for member, history in self._histories.items():
             if history.answered >= self.oldest:
                 for bucket in history.rows[::_ROW]:
                     self.pend(member, bucket, LOST)
 
     def of(self, member: Hashable, bucket: int) -> Measures:
-        """What the member did in one bucket."""
+        """Return the counts of the member in one bucket."""
         history = self._histories.get(member)
         return history.of(bucket) if history is not None else NOTHING
 
     def last(self, member: Hashable) -> int | None:
-        """The last bucket in which the member did anything. None: it did nothing within the window."""
+        """Return the last bucket in which the member did anything; None if no bucket is remembered."""
         history = self._histories.get(member)
         return history.rows[-_ROW] if history is not None and history.rows else None
 
     def answered(self, member: Hashable) -> int:
-        """The last bucket of which other gateways have said what they counted for the member."""
+        """Return the last bucket for which other gateways have answered with their counts of the member."""
         history = self._histories.get(member)
         return history.answered if history is not None else -(1 << 62)
 
     def answer(self, member: Hashable, bucket: int, known: Measures) -> None:
-        """All gateways together have counted this. What is not yet reported comes on top."""
+        """Set a bucket to the sum of all gateways, plus the counts here that are not reported yet."""
         if bucket < self.oldest or self.pending is None:
             return
         before = self.of(member, bucket)
@@ -217,7 +217,7 @@ class SlidingCounts:
             history.answered = max(history.answered, bucket)
 
     def sums(self, member: Hashable, now: float | None = None) -> Measures:
-        """What the member did within the window. A question: `now` may be in the future."""
+        """Return the counts of the member within the window. Changes nothing; `now` may be in the future."""
         history = self._histories.get(member)
         if history is None:
             return NOTHING
@@ -230,10 +230,10 @@ class SlidingCounts:
         return found[0], found[1], found[2], found[3]
 
     def limit(self, name: str, place: int, member: Hashable, more: float, limit: float, now: float) -> Limit:
-        """Return how much of a limit a member has used that wants `more` of the measure at this place.
+        """Return how much of a limit is left for a member that wants `more` of the measure at this place.
 
-        `reset_s` says when it may have that much; 0 if now. A request for more than the whole limit waits until nothing
-        counts. A question: `now` may be in the future.
+        `reset_s` is the time until the member may have that much; 0 if now. A request for more than the whole limit
+        waits until nothing counts. Changes nothing; `now` may be in the future.
         """
         used = self.sums(member, now)[place]
         left = max(0, min(int(limit), int(limit - used)))
@@ -241,7 +241,7 @@ class SlidingCounts:
         return Limit(name, int(limit), left, reset_s, self.window.longest_s)
 
     def _reset_s(self, place: int, member: Hashable, used: float, room: float, now: float) -> float:
-        """In how long is no more than `room` used?"""
+        """Return the seconds until at most `room` is used."""
         window, oldest = self.window, self._oldest_at(now)
         history = self._histories.get(member)
         rows = history.rows if history is not None else array("q")
@@ -255,18 +255,18 @@ class SlidingCounts:
         return reset_s
 
     def _oldest_at(self, now: float | None) -> int:
-        """The oldest bucket that counts at this time. None: at the last time that it was moved to."""
+        """Return the oldest bucket that counts at this time; None for the time of the last `at`."""
         if now is None or now + self.epoch_s < self._changes_s[1]:
             return self.oldest
         return self.window.bucket(now + self.epoch_s) - self.window.kept + 1
 
     def _forget_silent(self) -> None:
-        """Once in a window, forget the members that did nothing in it."""
+        """Forget the members without events in the window. Called once in a window."""
         for member in [member for member, history in self._histories.items() if history.rows[-_ROW] < self.oldest]:
             del self._histories[member]
 
     def _forget_least(self) -> None:
-        """Forget the half of the members that did least: by each measure, as a part of all."""
+        """Forget the half of the members that did least, by the sum over the measures of their part of all."""
         wholes = [sum([history.sums[place] for history in self._histories.values()]) or 1 for place in PLACES]
         most_first = sorted(
             self._histories.items(),

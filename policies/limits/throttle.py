@@ -1,12 +1,12 @@
-"""Which starts are refused now? Overload- and interaction-driven throttling (OIT; FairServe, section 4.2).
+"""Which starts are rejected now? Overload- and interaction-driven throttling (OIT; FairServe, section 4.2).
 
-Requests are refused only while the KV cache is overloaded, only at the start of an interaction, and only beyond a
+Requests are rejected only while the KV cache is overloaded, only at the start of an interaction, and only beyond a
 configured limit of their user or app. Only admitted requests count, so a client that keeps trying is not locked out by
 its attempts.
 
-If an app is beyond its limit, only those of its users are refused that have more than an equal part of it. One user
-cannot use up what the others may have. Users are what the tenant says they are. A tenant that names a new user for each
-request leaves each of them almost no part.
+If an app is beyond its limit, only users with more than an equal part of it are rejected. So one user cannot use up the
+parts of the others. The tenant names its users. A tenant that names a new user for each request leaves each of them
+almost no part.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from policies.request import RETRY_S_MAX, Flow, Limit, Pressure, Refusal, Refuse
 from policies.settings import COUNT_MAX, Contradiction, check_bounds, setting
 
 MEASURES: Final = ("starts", "requests", "tokens")
-"""What `Ceilings` limit, in the order in which it is counted."""
+"""Measures of `Ceilings`, in the order of the counts."""
 PARTS: Final = 12
-"""A user is counted at three levels: so few buckets that all of them are small."""
+"""Buckets in a window: few, because each user is counted at three levels."""
 
 
 def _ceiling(doc: str) -> Any:
@@ -32,7 +32,7 @@ def _ceiling(doc: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """How much may one user or app start, request and take (in tokens) within a window? None: no limit."""
+    """Limits of one user or app within a window: interactions started, requests, and tokens. None if unlimited."""
 
     starts: int | None = _ceiling(
         "Interactions begun. auto, here and below, sets no number: starts wait for the working set instead of being "
@@ -48,7 +48,7 @@ class Ceilings:
             raise Contradiction("requests", message)
 
     def above(self, other: Ceilings) -> Iterator[tuple[str, int, int]]:
-        """Measures for which this limit is the larger one, with both numbers."""
+        """Yield the measures for which this limit is above the other, with both numbers."""
         for name in MEASURES:
             own, its = getattr(self, name), getattr(other, name)
             if own is not None and its is not None and own > its:
@@ -78,17 +78,17 @@ class ThrottleSettings:
 
     @property
     def is_off(self) -> bool:
-        """Is there no limit?"""
+        """Return whether there is no limit."""
         return self.user == self.app_user == self.app == UNLIMITED
 
 
 class _Level:
-    """One of three levels (users, an app's users, apps): the counts of its members, and their limits."""
+    """A level of three (users, an app's users, apps): the counts of its members, and their limits."""
 
     def __init__(
         self, name: str, member: Callable[[Flow], Hashable], ceilings: Ceilings, window_s: float, members_max: int
     ) -> None:
-        """`member`: to whom of this level does a flow belong?"""
+        """Create an empty level. `member`: function from a flow to its member of this level."""
         self.name = name
         self.member = member
         self.counts = SlidingCounts(rolling(window_s, PARTS), members_max=members_max)
@@ -98,9 +98,9 @@ class _Level:
     def exceeded(
         self, flow: Flow, requests: int, tokens: int, now: float, limits: Mapping[str, float] | None = None
     ) -> Limit | None:
-        """Which of these limits would the member be beyond with this many more starts, requests and tokens? None: none.
+        """Return a limit that the flow's member would exceed with further requests and tokens; None if there is none.
 
-        `limits`: by measure; None: its own.
+        `requests` counts as starts too. `limits`: by measure; the level's own if None.
         """
         for measure, most in (self.limits if limits is None else limits).items():
             more = tokens if measure == "tokens" else requests
@@ -111,7 +111,7 @@ class _Level:
         return None
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
-        """Counts and limits by name. Changes nothing."""
+        """Return counts and limits by name. Changes nothing."""
         numbers: dict[str, float] = {}
         for measure, done in zip(MEASURES, self.counts.sums(self.member(flow), now), strict=False):
             if measure in self.limits:
@@ -121,7 +121,7 @@ class _Level:
 
 
 class Throttle:
-    """Is this start refused, and for how long?"""
+    """Limits of users and apps at the start of interactions, and the counts against them."""
 
     def __init__(self, settings: ThrottleSettings | None = None, *, members_max: int = 200_000) -> None:
         settings = settings or ThrottleSettings()
@@ -131,14 +131,14 @@ class Throttle:
         self._app = _Level("app", lambda flow: flow[:2], settings.app, window_s, members_max)
         self._levels = {"users": self._user, "app_users": self._app_user, "apps": self._app}
         self.counts = {name: level.counts for name, level in self._levels.items()}
-        """By level: what each member did within the window."""
+        """Counts by the name of the level."""
 
     def __len__(self) -> int:
-        """Members in memory."""
+        """Return the number of members in memory, over all levels."""
         return sum(len(level.counts) for level in self._levels.values())
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        """Is this request refused, and after which time may it come back? None: it may be queued. Counts nothing."""
+        """Return why this request is rejected, and when it may come back; None if it may be queued. Counts nothing."""
         if not pressure.overloaded or request.progress.inside:
             return None
         flow, tokens = request.flow, request.prompt_tokens
@@ -151,15 +151,13 @@ class Throttle:
         return None
 
     def _has_part_left(self, flow: Flow, tokens: int, now: float) -> bool:
-        """Does the user stay within an equal part of what its app may have?"""
+        """Return whether the user stays within an equal part of its app's limits."""
         users = max(1, self._users(flow))
         part = {measure: most / users for measure, most in self._app.limits.items()}
         return self._app_user.exceeded(flow, 1, tokens, now, part) is None
 
     def count(self, request: Request, now: float) -> bool:
-        """The request is queued: count it. Is its user now beyond a limit (`is_beyond`)? Checked only inside an
-        interaction.
-        """
+        """Count a queued request. Return whether it is inside an interaction and its user is beyond a limit."""
         flow, is_inside = request.flow, request.progress.inside
         for level in self._levels.values():
             level.counts.at(now)
@@ -171,18 +169,21 @@ class Throttle:
         return is_inside and self.is_beyond(request, now)
 
     def _users(self, flow: Flow) -> int:
-        """How many users has its app had, in this stretch of a window's length or the one before?"""
+        """Return how many users the app has had in the present stretch of `PARTS` buckets or the one before it.
+
+        The larger number of the two.
+        """
         counts = self._app.counts
         begin = counts.bucket // PARTS * PARTS
         stretches = range(counts.oldest, begin), range(begin, counts.bucket + 1)
         return max([sum([counts.of(flow[:2], bucket)[3] for bucket in stretch]) for stretch in stretches])
 
     def is_beyond(self, request: Request, now: float) -> bool:
-        """Is its user beyond a limit, in total or in this app, whether or not that refuses anything now?"""
+        """Return whether the user is beyond a limit, in total or in this app, whatever the pressure."""
         return any([level.exceeded(request.flow, 0, 0, now) for level in (self._user, self._app_user)])
 
     def settle(self, request: Request, service: ServiceTokens, now: float) -> None:
-        """The request ended, and took this much in all. At least its estimated prompt stays counted."""
+        """Count the tokens of an ended request beyond its estimated prompt, which stays counted in any case."""
         tokens = service.prompt + service.output - request.prompt_tokens
         if tokens > 0:
             for level in self._levels.values():
@@ -190,11 +191,11 @@ class Throttle:
                 level.counts.add(level.member(request.flow), (0, 0, tokens, 0))
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
-        """Counts and limits of its user, of its user in this app, and of its app."""
+        """Return counts and limits of the flow's user, of the user in this app, and of the app."""
         return {name: number for one in self._levels.values() for name, number in one.explain(flow, now).items()}
 
     def resume(self, before: Throttle) -> None:
-        """Go on with what another throttle has counted, if that was within the same window."""
+        """Take over the counts of another throttle whose window is equally long."""
         for level, other in zip(self._levels.values(), before._levels.values(), strict=True):
             if other.counts.window.longest_s == level.counts.window.longest_s:
                 level.counts = other.counts

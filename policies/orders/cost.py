@@ -11,11 +11,11 @@ from policies.settings import setting
 LONG_PROMPT: Final = 20_000.0
 """About the cost of computing one long document. A smaller window or quantum evicts prompts before they are used."""
 BATCH_SHARE: Final = 0.05
-"""Work that can wait ends, and other work does not feel that."""
+"""Enough for batch work to end, and too little for other work to feel."""
 
 
 class Cost(Protocol):
-    """What is this much service worth? Zero for nothing, and increasing in every argument except `cached`."""
+    """A service function. Zero for no service; never falls as prompt or output grow."""
 
     def __call__(self, service: ServiceTokens) -> float: ...
 
@@ -24,8 +24,8 @@ class Cost(Protocol):
 class LinearCost:
     """w_p * prompt + w_q * output; the paper's default weights are 1 and 2 (VTC, section 3.1).
 
-    `cached_weight`: what a prompt token counts that the engine found in its cache. 1: as any other. 0: only input that
-    the engine had to compute costs anything (extend service; DLPM, section 3).
+    `cached_weight`: cost of a cached prompt token, as a part of `input_weight`. With 0 only input that the engine had
+    to compute costs anything (extend service; DLPM, section 3).
     """
 
     input_weight: float = 1.0
@@ -38,13 +38,13 @@ class LinearCost:
 
 
 def charged_input(service: ServiceTokens, cached_weight: float) -> float:
-    """How many prompt tokens are charged? An engine that reports no cached tokens is taken to have computed all."""
+    """Return the prompt tokens to charge. An engine that reports no cached tokens is taken to have computed all."""
     return service.prompt - (1.0 - cached_weight) * (service.cached or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCost:
-    """Time as profiled on one engine: long answers behind long prompts cost more than their tokens (VTC, appendix B.2).
+    """Time as profiled on one engine: long answers to long prompts cost more than their tokens (VTC, appendix B.2).
 
     h(p, q) = 0.21 p + 0.1 q + 0.004 p q + 0.0032 q^2 + 1.15, fitted to Llama-2-7B on an A10G. These constants give the
     paper's tables 3 and 4; the formula printed there is ten times as large.
@@ -53,7 +53,7 @@ class ProfiledCost:
     def __call__(self, service: ServiceTokens) -> float:
         p, q = service.prompt, service.output
         if not p and not q:
-            return 0.0  # a refused request took no time; the constant term is for requests that were served
+            return 0.0  # a rejected request took no time; the constant term is for requests that were served
         return 0.21001891 * p + (0.10075395 + 0.0039868 * p + 0.00324733 * q) * q + 1.14601454
 
 
@@ -92,7 +92,7 @@ def prefill_parts_setting() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CostParams:
-    """What is service?"""
+    """Settings that every order with counters has: its cost function, and the parts of batch work and of prefill."""
 
     cost: str = setting(
         "linear",
@@ -106,7 +106,7 @@ class CostParams:
     prefill_parts: bool = prefill_parts_setting()
 
     def charges(self) -> Cost:
-        """The cost that these settings name."""
+        """Return the cost function that these settings name."""
         if self.cost == "profiled":
             return ProfiledCost()
         return LinearCost(self.input_weight, self.output_weight, self.cached_weight)

@@ -5,19 +5,19 @@ refilled by a quantum (times its tenant's weight) when no waiting flow has any d
 deficit left, the request with the longest cached prefix goes first. Only input that the cache lacks is charged
 (`cached_weight`): as estimated at dispatch, and as the engine reports it at the end.
 
-Rounds of refilling are not simulated. This is `orders.rr` with another order inside a round: a flow that has received c
-has deficit left in round floor(c / quantum). So refills of any depth are one division. A flow that leaves keeps its
-debt, because its counter stays. A flow that returns has no more credit than one round gives, because it is raised to
-the beginning of the present round.
+Rounds of refilling are not simulated. This order is `orders.rr` with matches deciding inside a round: a flow that has
+received c has deficit left in round floor(c / quantum). So refills of any depth are one division. A flow that leaves
+keeps its debt, because its counter stays. A flow that returns has no more credit than one round gives, because it is
+raised to the beginning of the present round.
 
 A request that does not fit blocks only its own flow, up to a limit. Others may overtake it until they have used up the
 next round as well. Then they wait until it fits, so nothing is overtaken for ever.
 
-The order is kept in two levels of heaps. Each flow has a heap of its requests, ordered by the match they had when they
-came. Flows and tenants are ordered by (round, best match). When a request reaches the top, its match is looked up
-again, and it goes back if its prefix has been evicted. A dispatch makes the matches of its siblings longer. Siblings
-are waiting requests with the same beginning, found by a few of their block hashes; they are then looked up again. So a
-`pop` costs O(log flows + log requests of the flow), and never sorts the queue.
+The order is kept in two levels of heaps. Each flow has a heap of its requests, ordered by the match that they had when
+they came. Flows and tenants are ordered by (round, best match). When a request reaches the top, its match is looked up
+again, and the request goes back if its prefix has been evicted. A dispatch makes the matches of its siblings longer:
+waiting requests with the same beginning, found by a few of their block hashes. Some of them are looked up again at the
+next `pop`. So a `pop` costs O(log flows + log requests of the flow), and never sorts the queue.
 
 Bound, at a gateway (theorem 4.1, with the dispatched tokens in place of the running batch): two tenants that are both
 backlogged over an interval receive extend service, per weight, that differs by at most 2 (U + Q), with
@@ -56,32 +56,31 @@ from policies.request import Flow, Request
 from policies.settings import setting
 
 _CAME_BITS: Final = 40
-"""A place in the order is one number: the longer match first, then the earlier arrival. The arrival number has this
-many bits."""
+"""Bits of the arrival number in a place. A place is one number: a longer match goes first, then an earlier arrival."""
 _FRONT: Final = 1 << 72
 
 
 class _Waiting:
-    """A queued request and its place among those of its flow."""
+    """A queued request and its place among the requests of its flow."""
 
     __slots__ = ("came", "entry", "request", "version")
 
     def __init__(self, request: Request, came: int) -> None:
         self.request = request
         self.came = came
-        """Arrival number; negative if it was dispatched and came back, so that it goes first."""
+        """Arrival number; negative for a request that was dispatched and came back, so that the request goes first."""
         self.entry: _Entry = None
-        """Its valid heap entry; None when it has left."""
+        """Valid heap entry; None if the request has left the queue."""
         self.version = -1
         """Version of the prefix index when the match was looked up."""
 
 
 _Entry = Any
-"""(place, serial, request): serials differ, so requests are never compared. Entries are compared by identity."""
+"""(place, serial, `_Waiting`). Serials differ, so requests are never compared. Entries are compared by identity."""
 
 
 class _MatchedBacklog(Backlog):
-    """A backlog whose `turn`, the place inside a round, is that of the flow's best-matched request."""
+    """A backlog in which the best-matched request of a flow gives the flow its `turn`, the place inside a round."""
 
     def __init__(self, prefixes: PrefixIndex, backend: str | None, *, flows_max: int, quantum: float) -> None:
         super().__init__(flows_max=flows_max, quantum=quantum)
@@ -113,7 +112,7 @@ class _MatchedBacklog(Backlog):
             self._moved(flow)
 
     def head(self) -> Request | None:
-        """The best-matched request in the earliest round."""
+        """Return the best-matched request of the earliest round."""
         looks = TRIED
         for line in self.lines():
             while (tenant := line.least()) is not None:
@@ -130,18 +129,18 @@ class _MatchedBacklog(Backlog):
         return None
 
     def others(self, head: Request) -> Iterator[Request]:
-        """The requests to try if the head does not fit: the heads of some flows in this round and the next."""
+        """Yield the requests to try if the head does not fit: the heads of some flows in this round and the next."""
         for tenant in (*self.tenants.first(TRIED // 2), *self.batch.first(TRIED // 2)):
             for member in tenant.flows.first(2):
                 yield self._best(self._heaps[member.flow]).request
 
     def rematch_siblings(self, prefix: Prefix) -> None:
-        """This prefix is in a cache now, so waiting requests with the same beginning have a longer match."""
+        """Look up some waiting requests that begin like this prefix, which a cache now holds."""
         for request_id in list(self._siblings.nearest(prefix)):
             self._match(self._waiting[request_id])
 
     def _match(self, waiting: _Waiting) -> None:
-        """Look up how much of its prompt is cached, and give it the place that follows."""
+        """Look up how much of the request's prompt is cached, and give the request its place."""
         request = waiting.request
         waiting.version = self._prefixes.version
         place = waiting.came
@@ -170,7 +169,7 @@ class _MatchedBacklog(Backlog):
         return best
 
     def _moved(self, flow: Flow) -> None:
-        """The best request of this flow may have changed: update the order of flows and of tenants."""
+        """Update the places of this flow and its tenant after the flow's best request may have changed."""
         heap = self._heaps[flow]
         while heap and heap[0][2].entry is not heap[0]:
             heappop(heap)
@@ -189,7 +188,7 @@ class _MatchedBacklog(Backlog):
 
 @dataclass(frozen=True, slots=True)
 class DlpmParams:
-    """What is service, and how much of it is a turn?"""
+    """Settings of `Dlpm`: cost, and the service of a turn."""
 
     input_weight: float = input_weight_setting()
     output_weight: float = output_weight_setting()
@@ -202,9 +201,9 @@ class DlpmParams:
 
 
 class Dlpm(CounterOrder):
-    """Which request, of a flow with deficit left, has most of its prompt in the cache?
+    """The order by longest cached prefix, among flows with deficit left.
 
-    With `engine`, only matches at this engine count: the order of that engine's own queue.
+    With `engine`, the order of that engine's own queue: only matches at this engine count.
     """
 
     reads_prefixes = True
@@ -223,7 +222,7 @@ class Dlpm(CounterOrder):
         cost = LinearCost(params.input_weight, params.output_weight, params.cached_weight)
         super().__init__(params, flows_max, self._matched, cost, predict_output=False)
         self._dispatched: Prefix = ()
-        """Prefix of the request dispatched last. Its engine is expected to have it cached by now."""
+        """Prefix of the request dispatched last, which its engine is expected to have cached by now."""
 
     def beside(self, engine: str) -> Dlpm:
         return Dlpm(self._params, flows_max=self._flows_max, prefixes=self._prefixes, engine=engine)
@@ -235,7 +234,7 @@ class Dlpm(CounterOrder):
         return super().pop(now, room)
 
     def _beside(self, blocked: Blocked, room: Room) -> Selection | Blocked:
-        """The next in order fits nowhere. It holds up its own flow only, as long as this round and the next last."""
+        """Take out a request of another flow when the head fits nowhere, within this round and the next."""
         for request in self._matched.others(blocked.request):
             engine = room.place(request)
             if not isinstance(engine, Blocked):

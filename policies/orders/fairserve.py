@@ -2,10 +2,10 @@
 
 The order is that of WSC (`orders.wsc`), and calls inside an open interaction are preferred: of the tenants whose
 counters are within `window_tokens` of the least one, those with such a call go first, and inside a tenant those of
-the users that are within `window_calls` normal calls. The window is the one within which cached prompts go first, so
-a window can be used once. What is received with it counts, so keeping interactions open does not raise anyone's fair
-share. Starts beyond a configured limit are refused as described in `policies.limits.throttle`; without one, nothing is
-counted for it.
+the users that are within `window_calls` normal calls. Cached prompts go first within the same window, so a window can
+be used once. Service received within the window counts, so keeping interactions open does not raise anyone's fair
+share. Starts beyond a configured limit are rejected as described in `policies.limits.throttle`. Without a limit,
+nothing is counted for it.
 
 Bound, with U of VTC between tenants and U' of WSC between flows: service over any interval in which two are backlogged
 differs by at most 2 (U + window). Proof sketch in docs/policies/fairserve.md.
@@ -25,7 +25,7 @@ from policies.settings import setting
 
 @dataclass(frozen=True, slots=True)
 class FairServeParams(WscParams):
-    """What is service, what is a call worth, how far may one go ahead, and who is throttled?
+    """Settings of `FairServe`: those of `Wsc`, the throttle, and whether starts wait for the working set.
 
     Attributes:
         throttle: limits at the start of an interaction, which apply while the KV cache is overloaded.
@@ -38,14 +38,14 @@ class FairServeParams(WscParams):
 
 
 class FairServe(Wsc):
-    """Which tenant and flow is owed most, whose interaction is open, and which starts are refused now?"""
+    """The order of `Wsc`, in which calls inside interactions go first and starts are throttled under overload."""
 
     def __init__(self, params: FairServeParams | None = None, *, flows_max: int = 10_000) -> None:
         params = params or FairServeParams()
         super().__init__(params, flows_max=flows_max)
         self.admits_wholes = params.working_set
         self.throttle = None if params.throttle.is_off else Throttle(params.throttle, members_max=flows_max)
-        """None: there is no limit."""
+        """Limits at the start of interactions; None if none is configured."""
         self.counts = self.throttle.counts if self.throttle is not None else {}
 
     def share(self, other: CounterOrder) -> None:
@@ -64,13 +64,13 @@ class FairServe(Wsc):
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         progress = request.progress
-        # A start that an engine refused counts in the working set already, and does not wait for it again.
+        # A start whose dispatch failed counts in the working set already, and does not wait for it again.
         is_inside = progress.context is not None or (progress.inside and not progress.parked)
         beyond = False
         if self.throttle is not None:
             beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)
-        # A call beyond a limit is not cut inside its interaction, and does not go first. A start that the set has made
-        # wait elsewhere does.
+        # A call beyond a limit is not rejected inside its interaction, but does not go first. A start that returns
+        # after a rejection by the working set does.
         goes_first = (is_inside and not beyond) or progress.came_back is Refusal.WORKING_SET
         self._queue(request, front=front, is_inside=is_inside, goes_first=goes_first)
 

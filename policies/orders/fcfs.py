@@ -12,13 +12,11 @@ from policies.request import Flow, Request, ServiceTokens
 
 @dataclass(frozen=True, slots=True)
 class FcfsParams:
-    """There is nothing to set."""
+    """Settings of `Fcfs`: none."""
 
 
 class Fcfs(Order):
-    """Which request came first? No fairness: a flow with a long queue delays all others. Stops if the first does not
-    fit.
-    """
+    """The order of arrival. A flow with a long queue delays all others, and a head that does not fit holds up all."""
 
     def __init__(self, params: FcfsParams | None = None, *, flows_max: int = 10_000) -> None:
         super().__init__()
@@ -46,7 +44,7 @@ class Fcfs(Order):
         del self._queue[request.id]
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
-        """Arrival order does not depend on service."""
+        """Do nothing: arrival order does not depend on service."""
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         return {"queued": float(sum(request.flow == flow for request in self._queue.values()))}

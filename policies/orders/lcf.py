@@ -7,10 +7,10 @@ from policies.queue.backlog import Backlog
 
 
 class Lcf(CounterOrder):
-    """Which flow has received least service ever? VTC whose flows bank credit while idle (VTC paper, section 5.1).
+    """The order by least service ever: VTC whose flows bank credit while idle (VTC paper, section 5.1).
 
-    No bound: a flow that was idle while another one received S is served alone until it has caught up with all of S. A
-    flow forgotten beyond `flows_max` starts again at zero, like a new one.
+    No bound: a flow that was idle while another flow received S is served alone until it has caught up with all of S.
+    A flow forgotten beyond `flows_max` starts again at zero, like a new flow.
     """
 
     def __init__(self, params: CounterParams | None = None, *, flows_max: int = 10_000) -> None:

@@ -1,8 +1,8 @@
 """WHO goes next? The contract of an order, and the values that pass through it.
 
-An order knows no capacity, time, socket or randomness. The admission engine asks it for the next request, and informs
-it of the known cost of each request. A placement decides WHERE a request goes (`policies.placements`). The order offers
-requests to a `Room`, which names an engine, or the obstacle at each engine.
+An order knows no capacity, clock, socket or randomness. The admission engine asks the order for the next request, and
+tells it the known cost of each request. A placement decides WHERE a request goes (`policies.placements`). The order
+offers requests to a `Room`, which names an engine, or the obstacle at each engine.
 
 The clauses (tests/policies/orders/test_contract.py checks each of them for every policy):
 
@@ -11,8 +11,8 @@ P1  Work conserving: if a request is queued and the room places whatever it is o
 P2  Deterministic: the same calls give the same answers, whatever the hash seed. Otherwise the simulation gives wrong
     results.
 P3  Exactly once: every pushed request leaves by `pop` or by `remove`, never by both.
-P4  A request removed before dispatch has charged nothing. One that ends after dispatch keeps what was charged, and at
-    least its prompt where its engine did nothing with it.
+P4  A request removed before dispatch has charged nothing. A request that ends after dispatch stays charged, at least
+    for its prompt even if its engine did nothing with it.
 P5  Idle flows bank no credit: a flow that returns is served as if it had been present, within the bound of the order.
 P6  Estimates are corrected: after the final charge, counters are what an oracle would have charged.
 P7  Memory is O(queued + running + `flows_max`): beyond that, the flows that have been idle longest are forgotten.
@@ -34,32 +34,33 @@ from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
 
 
 class Room(Protocol):
-    """Where would a request go now?"""
+    """The engines of a pool, as an order sees them."""
 
     def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
-        """Name of the engine that can start it now, or the obstacle at each. `but`: not this engine."""
+        """Return the engine that gets the request now, or the obstacle at each engine. `but`: an engine left out."""
 
     def reserve(self, blocked: Blocked) -> str | None:
-        """Which engine is kept for the next request, which no engine can start, so that nothing delays its start there?
+        """Return an engine to keep free for the head of the queue, which no engine can start now.
 
-        None: no other request could start anywhere else.
+        None if no other request could start at another engine.
         """
 
     def may_begin(self, request: Request) -> bool:
-        """Has the working set room for this start?"""
+        """Return whether the working set has room for this start."""
 
     def is_below(self, request: Request) -> bool:
-        """Have its tenant and the groups around it room for it?"""
+        """Return whether no ceiling of the request's tree nodes is reached, and its tenant has prefill left."""
 
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
-        """Which request loses least by going to this engine now: the head, or one that may pass the head?
+        """Return the head, or a request that may pass the head because the engine has its prompt cached.
 
-        The head, if the engine has half of the head's prompt. Else the request whose prompt the engine has most of.
+        The head goes if the engine has half of its prompt. Otherwise the request with the longest cached prompt goes,
+        of those that have half of their prompt there and can start.
         """
 
 
 class Selection:
-    """Which request goes next, and to which engine?"""
+    """The request that goes next, and its engine."""
 
     __slots__ = ("backend", "request")
 
@@ -69,60 +70,62 @@ class Selection:
 
 
 class Order(ABC):
-    """Which request is served next? Most orders need not answer all of these questions and events."""
+    """The queue of a pool or of one engine, which decides WHO goes next. Most methods may be left at their defaults."""
 
     reads_prefixes: ClassVar[bool] = False
     """Requests must come with the hashes of their prompt's blocks."""
     knows_interactions: ClassVar[bool] = False
-    """Requests must come with what they show of their interaction."""
+    """Requests must come with their `Claim` and their interaction."""
 
     def __init__(self) -> None:
         self.admits_wholes = False
-        """Starts of interactions wait for the working set, and calls inside pass them."""
+        """Starts of interactions wait for the working set, and calls inside interactions pass them."""
         self.has_prefill_parts = False
         """A tenant that is ahead begins no more prefill than its part while others' answers run (`PrefillParts`)."""
         self.passes = False
-        """A request that an engine has cached may go before the next one (`Room.nearest`)."""
+        """A request that an engine has cached may go before the head (`Room.nearest`)."""
         self.backlog: Backlog | None = None
-        """The counters of tenants and flows, if the order has them. Gateways compare them."""
+        """Counters of tenants and flows, which gateways compare; None if the order has none."""
         self.units: tuple[object, object] = (None, None)
-        """What its counters of tenants and of flows count. Another order that counts the same may go on with them."""
+        """Units of the counters of tenants, and of flows. An order with equal units may take the counters over."""
         self.learned: Mapping[str, Learned] = {}
-        """What the order learns and a restart should not lose, by name."""
+        """Learned tables that survive a restart, by name."""
         self.counts: Mapping[str, SlidingCounts] = {}
-        """What the order counts over time windows, by name. Gateways count together."""
+        """Counts over time windows, by name. All gateways count together."""
 
     def beside(self, engine: str) -> Order:
-        """An order of the same kind for the queue of one engine. What is learned and counted is common to all of
-        them.
+        """Return an order of this kind for one engine's queue, which shares what this order learns and counts.
+
+        Raises NotImplementedError if the order has none.
         """
         raise NotImplementedError(f"{type(self).__name__} has no order for the queue of one engine")
 
     def resume(self, before: Order) -> None:
-        """Go on with what another order has learned, and has counted over time windows, where that means the same."""
+        """Take over what another order has learned and has counted over time windows, if the units are equal."""
         for name, part in self.learned.items():
             known = before.learned.get(name)
             if known is not None:
                 try:
                     part.adopt(part.read(known.snapshot()))
                 except ValueError:
-                    continue  # it was learned in other units, so it is learned anew
+                    continue  # learned in other units
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        """May this request not be queued? None: it may. Changes nothing: `push` counts what is queued."""
+        """Return why this request must not be queued; None if it may be. Changes nothing: `push` counts the request."""
         return None
 
     @abstractmethod
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        """Queue the request. `front` puts a request that an engine refused back at the head of its flow.
+        """Queue the request. `front` returns a request to the head of its flow after its dispatch has failed.
 
-        Before a request comes back, its final charge is zero.
+        Before a request returns, its final charge is set.
         """
 
     @abstractmethod
     def pop(self, now: float, room: Room) -> Selection | Blocked | None:
-        """Take out the next request that the room places. `Blocked`: the next one found no room. None: nothing
-        waits.
+        """Take out the next request that the room places.
+
+        Returns `Blocked` if the head found no room, and None if nothing waits.
         """
 
     @abstractmethod
@@ -134,13 +137,13 @@ class Order(ABC):
         """Set the total service that a dispatched request has received so far (not the increment)."""
 
     def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
-        """An answer came whole, and took this much."""
+        """Learn from a complete answer, which took this service."""
         return
 
     @abstractmethod
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
-        """The numbers that decide this flow's place, by name. Changes nothing."""
+        """Return the numbers that decide this flow's place, by name. Changes nothing."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Requests queued."""
+        """Return the number of queued requests."""

@@ -15,15 +15,15 @@ from policies.orders.wsc import Wsc, WscParams
 
 
 class PolicyEntry(NamedTuple):
-    """How is a policy made? The fields of `params` are its settings."""
+    """The class of an order, its settings, and its placement. The fields of `params` are the settings."""
 
     summary: str
-    """What an operator gets with this policy, in one sentence."""
+    """Description for an operator, in one sentence."""
     order: Any
-    """Class of the order: made with its parameters and `flows_max`, and with `prefixes` if it reads them."""
+    """Class of the order. Its constructor takes the settings, `flows_max`, and `prefixes` if the order reads them."""
     params: type
     placement: str | None = None
-    """Name of its placement, unless another one is asked for; None: the usual one of its pool."""
+    """Name of the placement if the configuration names none; None for `USUAL_PLACEMENT`."""
 
 
 POLICIES: dict[str, PolicyEntry] = {

@@ -2,9 +2,9 @@
 
     w(app, stage) = alpha * mean input + beta * mean system tokens + gamma * mean output
 
-The means slowly follow what whole answers took. No answer moves them by more than a fixed part, and an extreme one
-counts as a few times the usual. A stage that was seen too rarely uses the mean of its app, then of all apps in its
-scope, then of the pool, then `NEUTRAL`: equal weights favour nobody.
+The means slowly follow what complete answers took. After the first `ENOUGH` answers, each moves a mean by a small part,
+and an extreme one counts as `OUTLIER` times the mean. A stage with fewer answers uses the mean of its app, then of all
+apps in its scope, then of the pool, then `NEUTRAL`: equal weights favour nobody.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from policies.capacity.output_lengths import ENOUGH
 from policies.plain_data import fields, rows
 
 NEUTRAL: Final = 1000.0
-"""Assumed for a call of an app without a profile."""
+"""Worth assumed for a call of an app without a profile."""
 OUTLIER: Final = 4.0
-"""An answer moves the means as if it were at most this many times the usual."""
+"""Limit of one answer's worth, in multiples of the mean, once the mean has `ENOUGH` answers."""
 CLAMP: Final = 16.0
 """The weight of an app or stage is between 1 / CLAMP and CLAMP times the mean of its scope."""
 STAGES_MAX: Final = 32
-"""This stage and all later ones count as one."""
+"""Last stage with a mean of its own. Later stages count as this one."""
 ANY_STAGE: Final = 0
 ANY_APP, WHOLE_SCOPE, WHOLE_POOL = "", STAGES_MAX + 1, STAGES_MAX + 2
 
@@ -38,11 +38,11 @@ class _Worth:
         self.seen = seen
         self.mean = mean
         self.norm = max(1.0, mean)
-        """The clamped mean as of the last answer."""
+        """Mean as of the last answer, clamped by `CLAMP`; not clamped between a restart and the next answer."""
 
 
 class Profiles:
-    """What calls of every (scope, app, stage) are worth. Scopes learn from each other only through the whole pool.
+    """Mean worths of the calls of every (scope, app, stage). Scopes learn from each other only through the pool's mean.
 
     Bounded: beyond `populations_max` populations, the one longest without an answer is forgotten.
     """
@@ -54,7 +54,12 @@ class Profiles:
         *,
         populations_max: int = 16_384,
     ) -> None:
-        """`units`: alpha, beta and gamma. `weights`: w by app, where that is configured (`orders.wsc.WscParams`)."""
+        """Create empty profiles.
+
+        Args:
+            units: alpha, beta and gamma.
+            weights: w by app, where the configuration fixes it (`orders.wsc.WscParams`).
+        """
         self.units = units
         self._populations_max = populations_max
         self._fixed = {app: stages(each) for app, each in (weights or {}).items()}
@@ -65,12 +70,12 @@ class Profiles:
         return len(self._worths)
 
     def worth(self, prompt: int, system: int, output: int) -> float:
-        """alpha * input + beta * system + gamma * output, where the system tokens are part of the prompt."""
+        """Return alpha * (prompt - system) + beta * system + gamma * output: system tokens are part of the prompt."""
         alpha, beta, gamma = self.units
         return alpha * (prompt - system) + beta * system + gamma * output
 
     def norm(self, scope: str, app: str, stage: int) -> float:
-        """Worth of a normal call, greater than 0."""
+        """Return the worth of a normal call of this app at this stage, greater than 0."""
         if self._fixed and (fixed := self._fixed.get(app)) is not None:
             return fixed[min(stage, len(fixed)) - 1]
         worths = self._worths
@@ -83,7 +88,7 @@ class Profiles:
         return NEUTRAL
 
     def learn(self, scope: str, app: str, stage: int, worth: float) -> None:
-        """A call got its whole answer, and was worth this much."""
+        """Learn the worth of a call that got its complete answer."""
         worths, usual = self._worths, 0.0
         own_app, own_stage = (scope, app, ANY_STAGE), (scope, app, min(stage, STAGES_MAX))
         for key in ((scope, ANY_APP, WHOLE_POOL), (scope, ANY_APP, WHOLE_SCOPE), own_app, own_stage):
@@ -107,7 +112,7 @@ class Profiles:
     # --- across restarts ---
 
     def snapshot(self) -> dict[str, object]:
-        """What was learned, as plain data: by scope, app and stage, the calls seen and their mean worth."""
+        """Return plain data: by scope, app and stage, the number of calls and their mean worth."""
         pool: list[Any] = [self._pool.seen, self._pool.mean]
         return {
             "units": list(self.units),
@@ -116,7 +121,7 @@ class Profiles:
         }
 
     def read(self, learned: object) -> tuple[dict[tuple[str, str, int], _Worth], _Worth]:
-        """What `adopt` takes of a snapshot. ValueError if it is not valid or has other units."""
+        """Parse a snapshot for `adopt`. Raises ValueError if the snapshot is invalid or has other units."""
         units, worths, pool = fields(learned, "units", "worths", "pool")
         if units != list(self.units):
             raise ValueError(f"learned with alpha, beta, gamma of {units!r:.60}, which are others now")
@@ -126,7 +131,7 @@ class Profiles:
         return {(scope, app, stage): _Worth(*own) for scope, app, stage, *own in rows(worths, kinds)}, _Worth(*pool[0])
 
     def adopt(self, theirs: tuple[dict[tuple[str, str, int], _Worth], _Worth]) -> None:
-        """Take over from a snapshot what was seen more of there."""
+        """Take over each mean that a snapshot has from more calls."""
         worths, pool = theirs
         for key, known in worths.items():
             own = self._worths.get(key)
@@ -139,5 +144,5 @@ class Profiles:
 
 
 def stages(weights: float | Sequence[float]) -> tuple[float, ...]:
-    """The weight of each stage of an app; the last one is that of all later stages."""
+    """Return the weight of each stage of an app. The last weight is that of all later stages."""
     return tuple(weights) if isinstance(weights, Sequence) else (weights,)

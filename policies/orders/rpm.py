@@ -15,7 +15,7 @@ WINDOW_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RpmParams:
-    """How many requests of a tenant are admitted?"""
+    """Settings of `Rpm`."""
 
     requests_per_minute: int = setting(
         30, "Requests of one tenant that are admitted in any 60 seconds; more are refused.", least=1, most=100_000
@@ -23,10 +23,10 @@ class RpmParams:
 
 
 class Rpm(Fcfs):
-    """Was this tenant admitted too often in the last minute? Then it is refused, even if the engines are idle.
+    """The order of arrival, with a limit of admitted requests per tenant and minute, even if the engines are idle.
 
-    The window slides over the admitted requests. Refused requests do not count, and one that a backend sent back is not
-    counted again. Bounded: at most `requests_per_minute` times per tenant, and `flows_max` tenants. The tenants
+    The window slides over the admitted requests. Rejected requests do not count, and a request that a backend sent back
+    is not counted again. Bounded: at most `requests_per_minute` times per tenant, and `flows_max` tenants. The tenants
     admitted longest ago are forgotten first.
 
     No bound on service: within its limit a tenant is served in order of arrival, whatever its requests cost.
@@ -38,7 +38,7 @@ class Rpm(Fcfs):
         self._limit = self._params.requests_per_minute
         self._flows_max = flows_max
         self._admitted_s: OrderedDict[str, deque[float]] = OrderedDict()
-        """By tenant: when each of its last requests was admitted. The tenant admitted longest ago comes first."""
+        """Times of each tenant's last admitted requests. The tenant admitted longest ago comes first."""
 
     def beside(self, engine: str) -> Rpm:
         order = Rpm(self._params, flows_max=self._flows_max)

@@ -26,9 +26,9 @@ from policies.settings import setting
 
 @dataclass(frozen=True, slots=True)
 class RrParams(CounterParams):
-    """What is service, is it charged ahead, and how much of it is a turn?
+    """Settings of `Rr`: cost, prediction, and the service of a turn.
 
-    The quantum is that of the paper's own round robin: a twentieth of the 10,000 tokens that its engine holds.
+    The default quantum is that of the paper's own round robin: a twentieth of the 10,000 tokens that its engine holds.
     """
 
     quantum: float = setting(
@@ -37,7 +37,7 @@ class RrParams(CounterParams):
 
 
 class Rr(CounterOrder):
-    """Whose turn is it? A larger quantum keeps requests of one flow together; a smaller one is fairer."""
+    """The order by turns. A larger quantum keeps requests of one flow together; a smaller one is fairer."""
 
     def __init__(self, params: RrParams | None = None, *, flows_max: int = 10_000) -> None:
         params = params or RrParams()

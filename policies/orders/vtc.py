@@ -15,19 +15,19 @@ With another cost h, w_p * L_in is the largest charge at one dispatch, and w_q *
 dispatched requests add to it. If w_q >= w_p this is within the paper's max(w_p * L_in, w_q * M), because the last
 prompt is itself among the M dispatched tokens.
 
-Window (`window_tokens` L): when an engine has room for the next request, one whose prompt that engine has cached may
-go instead, if the counters of its tenant and of its flow are at most L above the next one's, and if neither has more
-running. The bound is then 2 (U + L). Where cached tokens cost less, a miss is charged with the answer: U then also
-has the input of dispatched requests that was taken to be cached and was not. With a window of 0 this is the paper's
-algorithm.
+Window (`window_tokens` L): when an engine has room for the head of the queue, a request whose prompt that engine has
+cached may go instead, if the counters of its tenant and of its flow are at most L above those of the head, and if
+neither has more running. The bound is then 2 (U + L). Where cached tokens cost less, a miss is charged with the answer:
+U then also has the input of dispatched requests that was taken to be cached and was not. With a window of 0 this is the
+paper's algorithm.
 
-Reservation: where the next request fits on none of several engines, it waits for one of them, which takes nothing
-else until then, and others go on at the other engines. Its wait is at most what runs at that engine. With R, the most
+Reservation: a head that fits on none of several engines waits for one of them. That engine takes nothing else until
+then, and others go on at the other engines. The head waits at most for what runs at that engine. With R, the most
 service per weight that the other engines start in that time, the bound is 2 (U + L + R). With one engine nothing
-overtakes the next request, as in the paper, and R is 0.
+overtakes the head, as in the paper, and R is 0.
 
-Proof sketch: a tenant is dispatched only when its counter is the least of those waiting. From then on it grows by its
-prompt at once, and by what its dispatched requests stream later. That is at most U before another tenant is the least.
+Proof sketch: a tenant is dispatched only when its counter is the least of those waiting. The counter then grows by the
+prompt at once, and by what the dispatched requests stream later: at most U before another tenant is the least.
 So waiting counters stay within U of each other (lemma 4.3), and service over an interval is the growth of the counter.
 With a window it may be dispatched until it is L ahead, so U + L takes the place of U. Lifts only raise tenants that did
 not wait. Prediction charges a part of O earlier. Streamed output that is not yet charged adds what the engine generates
@@ -59,7 +59,7 @@ def window_tokens_setting() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CounterParams(CostParams):
-    """What is service, and is it charged ahead?"""
+    """Settings of orders that count service: its cost, and whether expected output is charged at dispatch."""
 
     predict_output: bool = setting(
         False, "Charge the output that a flow's requests usually have at dispatch, and correct it at the end."
@@ -68,13 +68,13 @@ class CounterParams(CostParams):
 
 @dataclass(frozen=True, slots=True)
 class VtcParams(CounterParams):
-    """The same, and how far may one tenant or flow go ahead of another?"""
+    """Settings of `Vtc`: cost, prediction, and how far one tenant or flow may go ahead of another."""
 
     window_tokens: float = window_tokens_setting()
 
 
 class CounterOrder(Order):
-    """The head of a backlog goes next, within the window: common to all orders that count service."""
+    """Base of all orders that count service: the head of the backlog goes next, within the window."""
 
     def __init__(self, params: Any, flows_max: int, backlog: Backlog, cost: Cost, *, predict_output: bool) -> None:
         super().__init__()
@@ -96,15 +96,16 @@ class CounterOrder(Order):
         return order
 
     def share(self, other: CounterOrder) -> None:
-        """Learn and count together with another order of the same kind and settings."""
+        """Share the learned tables and counts of another order of this kind with equal settings."""
         self.learned, self.counts = other.learned, other.counts
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         self._backlog.push(request, front=front)
 
     def pop(self, now: float, room: Room) -> Selection | Blocked | None:
-        """The next request in order, if it fits. One that finds its prompt in the cache of that engine may go instead,
-        within the window. What the working set or a node of the tree has no room for sleeps meanwhile.
+        """Take out the head, or within the window a request whose prompt the head's engine has cached.
+
+        Requests that wait for the working set, a ceiling or their prefill part sleep, and hold up nothing else.
         """
         backlog = self._backlog
         if backlog.starts:
@@ -142,8 +143,9 @@ class CounterOrder(Order):
         return Selection(request, engine)
 
     def _beside(self, blocked: Blocked, room: Room) -> Selection | Blocked:
-        """The next in order fits nowhere. It gets a reservation: nothing else goes to the engine where it fits soonest.
-        Others go on at the other engines, so they cannot delay its start (EASY backfilling, Lifka 1995).
+        """Reserve an engine for a head that fits nowhere, and take out a request that fits at another engine.
+
+        So other requests cannot delay the start of the head (EASY backfilling, Lifka 1995).
         """
         reserved = room.reserve(blocked)
         blocked.others = ()
@@ -169,7 +171,7 @@ class CounterOrder(Order):
             self._end(request, service, now)
 
     def _end(self, request: Request, service: ServiceTokens, now: float) -> None:
-        """A dispatched request ended, and received this much."""
+        """Count the end of a dispatched request, which received this service."""
         self._backlog.end(request)
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
@@ -180,7 +182,7 @@ class CounterOrder(Order):
 
 
 class Vtc(CounterOrder):
-    """Which flow has received least service for its weight?"""
+    """The order by least service per weight, with a window (virtual token counter)."""
 
     def __init__(self, params: VtcParams | None = None, *, flows_max: int = 10_000) -> None:
         params = params or VtcParams()

@@ -36,15 +36,15 @@ from policies.settings import setting
 
 @dataclass(frozen=True, slots=True)
 class WscParams(CostParams):
-    """What is service between tenants, and what is a call worth inside a tenant?
+    """Settings of `Wsc`: the cost between tenants, and the worth of a call inside a tenant.
 
     alpha, beta and gamma are 1, 2 and 1 as printed, for input, system and output tokens, "following OpenAI
     conventions". Those conventions charge more for output than for input, so beta and gamma may be swapped in print.
 
     Attributes:
-        weights: w by app, for all its stages or one for each (the last one is used for all later stages); not learned.
-        across_tenants: also compare tenants by what is normal for their apps, as the paper does with all users. What is
-            normal is then learned from all tenants together, and a tenant can gain by claiming a heavier app.
+        weights: w by app, for all its stages or one for each (the last is used for all later stages); not learned.
+        across_tenants: also compare tenants in normal calls, as the paper compares all users. Normal calls are then
+            learned from all tenants together, and a tenant can gain by claiming a heavier app.
     """
 
     alpha: float = setting(
@@ -76,7 +76,7 @@ class WscParams(CostParams):
 
 
 class Wsc(CounterOrder):
-    """Which user has received least, measured in what is normal for the apps it uses?"""
+    """The order by least service, in which the flows of a tenant are compared in normal calls of their apps."""
 
     knows_interactions = True
 
@@ -101,7 +101,7 @@ class Wsc(CounterOrder):
         self._queue(request, front=front)
 
     def _queue(self, request: Request, *, front: bool, is_inside: bool = False, goes_first: bool = False) -> None:
-        """Queue the request (`Backlog.push`). What is normal for it is fixed from now on."""
+        """Queue the request (`Backlog.push`), and fix the worth of a normal call for it."""
         progress, flow = request.progress, request.flow
         if not progress.norm:
             progress.norm = self.profiles.norm("" if self._is_across else flow.tenant, flow.app, progress.stage)

@@ -3,7 +3,7 @@
 ("Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312, algorithm 2.) A request goes to the backend that has
 most of its prompt cached, as long as its tenant has deficit left there. A prompt also counts as cached where a request
 with the same beginning already waits. Otherwise the request goes to a backend where the tenant has deficit left. Ties
-go to the shortest queue.
+go to the backend with the fewest requests, running or waiting.
 
 Input is charged to that deficit in full at placement, output at the end. When a tenant has no deficit left anywhere,
 all of its backends get as many quanta (times its weight) as are needed. So `backend_quantum` limits how long a tenant
@@ -31,10 +31,10 @@ from policies.settings import setting
 
 @dataclass(frozen=True, slots=True)
 class DeficitParams:
-    """What is service, and how much of it does a tenant receive at one backend before it is sent to others?
+    """Settings of `ByDeficits`: the cost of service, and the quantum of a tenant at one backend.
 
-    The quantum is some tens of long prompts. Placement charges input in full, so a smaller one drives a tenant away
-    from its cache.
+    The default quantum is some tens of long prompts. Placement charges input in full, so a smaller quantum drives a
+    tenant away from its cache.
     """
 
     input_weight: float = 1.0
@@ -45,9 +45,9 @@ class DeficitParams:
 
 
 class ByDeficits(Assignment):
-    """Where is a request's prefix cached, without its tenant staying at one backend for ever?
+    """The assignment to the longest cached prefix, limited by a deficit of each tenant at each backend.
 
-    Tenants unused for longest are forgotten.
+    Bounded: beyond `flows_max` tenants, the least recently used is forgotten.
     """
 
     reads_prefixes = True
@@ -59,7 +59,7 @@ class ByDeficits(Assignment):
         self._params = params or DeficitParams()
         self._tenants_max = flows_max
         self._tenants: OrderedDict[str, dict[str, float]] = OrderedDict()
-        """How much may each tenant still send to each backend?"""
+        """Service that each tenant may still send to each backend; negative for debt."""
 
     def assign(self, request: Request, loads: Mapping[str, int], depths: Mapping[str, int]) -> str:
         candidates = self._entitled(request.flow.tenant, request.weight, sorted(loads))
@@ -80,12 +80,12 @@ class ByDeficits(Assignment):
         self._charge(request.flow.tenant, engine, more_input + self._params.output_weight * service.output)
 
     def charged_elsewhere(self, tenant: str, engine: str, service: float) -> None:
-        # Refills need not be reported: they are as many quanta as what was charged takes, wherever that was.
+        # Refills need not be reported: each gateway derives them from the charges.
         deficits = self._of(tenant)
         deficits[engine] = deficits.get(engine, 0.0) - service
 
     def explain(self, tenant: str) -> dict[str, float]:
-        """The tenant's deficit at each engine."""
+        """Return the tenant's deficit at each engine."""
         return {f"deficit_at_{name}": left for name, left in sorted(self._tenants.get(tenant, {}).items())}
 
     def _charge(self, tenant: str, engine: str, service: float) -> None:
@@ -94,7 +94,7 @@ class ByDeficits(Assignment):
             self.on_charged(tenant, engine, service)
 
     def _entitled(self, tenant: str, weight: float, backends: list[str]) -> list[str]:
-        """The backends at which it has deficit left, after as many refills as that takes. Never empty."""
+        """Return the backends at which the tenant has deficit left, refilled as often as needed. Never empty."""
         deficits = self._of(tenant)
         left = [name for name in backends if deficits.get(name, 0.0) > 0]
         if left:

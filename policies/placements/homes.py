@@ -1,8 +1,8 @@
-"""Which queued requests find at least half of their prompt cached at an engine? Such a request is at home there.
+"""Which queued requests find at least half of their prompt cached at an engine? Such an engine is a *home* of theirs.
 
-A request is looked up when another one is sent or might be passed, and again when one that begins alike is sent
-somewhere. So what is noted here may be out of date: the caller looks the request up again. Everything is O(1) in the
-length of the queue.
+A request is looked up when another request is dispatched or might be passed, and again when a request that begins alike
+is dispatched. So a home may be out of date, and the caller looks the request up again. Everything is O(1) in the length
+of the queue.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from policies.queue.backlog import TRIED
 from policies.request import Request
 
 HOMES_MAX: Final = TRIED // 2
-"""Engines that one request is noted at. Where more have its prompt, it finds it wherever it goes."""
+"""Homes kept per request. If more engines have its prompt cached, the request finds its prompt almost anywhere."""
 
 
 def is_local(depth: int, prefix: Prefix) -> bool:
-    """Are at least half of the blocks among these leading ones?"""
+    """Return whether `depth` leading blocks are at least half of the prompt."""
     return 2 * depth >= len(prefix) > 0
 
 
 class Homes:
-    """The requests of one queue by the engines that have most of their prompt."""
+    """The requests of one queue, by the engines that have at least half of their prompt cached."""
 
     def __init__(self, prefixes: PrefixIndex) -> None:
         self._prefixes = prefixes
         self._siblings = Siblings()
         self._requests: dict[str, Request] = {}
         self._new: dict[str, Request] = {}
-        """Those of them that are still to be looked up. Most go at once, and never are."""
+        """Requests that are not looked up yet. Most requests are dispatched before that."""
         self._homes: dict[str, list[str]] = {}
         self._at: dict[str, OrderedDict[str, OrderedDict[str, Request]]] = {}
-        """By engine and tenant."""
+        """Requests by home and tenant."""
 
     def is_alone(self, request: Request) -> bool:
-        """Does no other one wait whose prompt is known?"""
+        """Return whether this is the only queued request with a known prompt."""
         return len(self._requests) == 1 and request.id in self._requests
 
     def add(self, request: Request) -> None:
-        """The request is queued."""
+        """Add a queued request."""
         if request.prefix:
             self._requests[request.id] = self._new[request.id] = request
 
     def remove(self, request: Request) -> None:
-        """The request has left the queue."""
+        """Remove a request that has left the queue."""
         if self._requests.pop(request.id, None) is not None and self._new.pop(request.id, None) is None:
             self._siblings.remove(request)
             self._leave(request)
 
     def sent(self, prefix: Prefix) -> None:
-        """A request with this prefix was sent to an engine. Queued ones that begin alike may be at home there now."""
+        """Look up some queued requests that begin like a dispatched request: its engine may be a home of theirs now."""
         if not self._requests:
             return
         self._look_up_new()
@@ -64,7 +64,10 @@ class Homes:
             self._look_up(request)
 
     def at(self, engine: str) -> Iterator[Request]:
-        """The requests to try there: of as many tenants as there are. What is named now comes later the next time."""
+        """Yield at most `TRIED` requests whose home is this engine, of up to `TRIED` tenants in turn.
+
+        Tenants and requests that are yielded move to the end, so others are tried next time.
+        """
         self._look_up_new()
         tenants = self._at.get(engine)
         if not tenants:

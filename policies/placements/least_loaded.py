@@ -1,4 +1,4 @@
-"""Least loaded: the engine that runs the fewest sequences of what it can run."""
+"""Least loaded: the engine that runs the fewest sequences for its number of slots."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from policies.request import Placed, Request
 
 
 def loads(engines: Sequence[EngineLoad], *, usual: bool = False) -> list[float]:
-    """Sequences that each engine runs, as if it were of the mean size; `usual`: what it ran on average lately.
+    """Return the sequences of each engine, scaled to the mean number of slots.
 
-    Sizes are slots. As long as one engine has not shown how many it has, all count as equally large.
+    As long as the slots of one engine are not known, the sequences are not scaled. `usual`: take the recent average.
     """
     sequences = [engine.usual.sequences if usual else float(engine.sequences_in_all()) for engine in engines]
     slots = [engine.slots.known() or 0 for engine in engines]
@@ -22,7 +22,7 @@ def loads(engines: Sequence[EngineLoad], *, usual: bool = False) -> list[float]:
 
 
 def least_loaded(engines: Sequence[EngineLoad]) -> str:
-    """Name of the engine that runs least for its size. Of equal ones that with most KV free, then the first by name."""
+    """Return the engine with the least load for its size. Ties go to the one with most KV free, then by name."""
     if len(engines) == 1:
         return engines[0].name
     ranks = [(load, engine.kv_fraction(), engine.name) for load, engine in zip(loads(engines), engines, strict=True)]
@@ -30,7 +30,7 @@ def least_loaded(engines: Sequence[EngineLoad]) -> str:
 
 
 class LeastLoaded(Placement):
-    """Which engine runs least for its size?"""
+    """The placement at the engine with the least load for its size."""
 
     def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
         return least_loaded(engines), Placed.LEAST_LOADED if len(engines) > 1 else Placed.ONLY

@@ -1,8 +1,8 @@
 """WHERE does a request go? The contract of a placement.
 
-A placement is asked when a request can start: which of the engines that have room gets it? It never delays a request,
-and asking changes nothing. An `Assignment` decides earlier, when the request arrives. Each engine then has a queue of
-its own.
+When a request can start, the placement chooses among the engines that have room. A placement never delays a request,
+and asking it changes nothing. An `Assignment` decides earlier, when the request arrives. Each engine then has a queue
+of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from policies.request import Placed, Request, ServiceTokens
 
 
 class EngineLoad(Protocol):
-    """How full is an engine, and how fast?"""
+    """The load and the pace of an engine."""
 
     @property
     def name(self) -> str: ...
@@ -34,49 +34,49 @@ class EngineLoad(Protocol):
 
     @property
     def adapters(self) -> Mapping[str, int]:
-        """Adapters that requests dispatched to it ask for, and how many do."""
+        """Number of dispatched requests by adapter."""
 
     @property
     def prefill_tokens(self) -> int:
-        """Prompt tokens that were dispatched to it, and that it must compute before another prompt."""
+        """Prompt tokens of dispatched requests that the engine must compute before another prompt."""
 
     def sequences_in_all(self) -> int:
-        """Sequences that this gateway and others have dispatched to it."""
+        """Return the sequences that this gateway and others have dispatched to the engine."""
 
     def kv_fraction(self) -> float:
-        """Largest occupancy of its KV cache that the dispatched requests are expected to reach (1.0 = full)."""
+        """Return the largest KV occupancy that the dispatched requests are expected to reach (1.0 = full)."""
 
 
 Choice = tuple[str, Placed]
-"""Name of the engine that gets a request, and why."""
+"""The engine that gets a request, and why."""
 
 
 class Placement(ABC):
-    """Which of the engines that can start a request now gets it?"""
+    """A choice among the engines that can start a request now."""
 
     reads_prefixes: ClassVar[bool] = False
     """Requests must come with the hashes of their prompt's blocks."""
 
     def __init__(self, params: Any = None, *, prefixes: PrefixIndex | None = None, flows_max: int = 10_000) -> None:
-        """`params`: its settings. `prefixes`: what engines have cached. `flows_max`: tenants that it remembers."""
+        """Take the settings, the index of cached prefixes, and the most tenants that the placement remembers."""
         return
 
     @abstractmethod
     def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
-        """One of the engines. `engines`: at least one, in no particular order."""
+        """Return one of the engines, and why. `engines`: at least one, in no particular order."""
 
 
 class Assignment(Placement):
-    """Which engine gets a request? Asked at arrival; the requests for an engine wait in that engine's own queue."""
+    """A choice at arrival. The requests for an engine then wait in that engine's own queue."""
 
     idle_takes: ClassVar[bool] = False
     """An engine that runs nothing, and has nothing waiting, takes the next request of the longest queue."""
     on_charged: Callable[[str, str, float], None] | None = None
-    """Hears what a tenant was charged at an engine, where other gateways must know of it."""
+    """Callback with tenant, engine and service for each charge, if other gateways must know of charges."""
 
     @abstractmethod
     def assign(self, request: Request, loads: Mapping[str, int], depths: Mapping[str, int]) -> str:
-        """Name of the engine.
+        """Return the engine that gets the request.
 
         Args:
             loads: requests that run at each engine in service or wait for it; at least one engine.
@@ -85,21 +85,21 @@ class Assignment(Placement):
         """
 
     def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
-        """The request was assigned already: there is one engine."""
+        """Return the only engine, to which the request was assigned at arrival."""
         return engines[0].name, Placed.ASSIGNED
 
     def moved(self, request: Request, before: str | None, after: str | None) -> None:
-        """The request moved from engine `before` (None: it was not assigned) to `after` (None: it has left)."""
+        """Count a request that was assigned (`before` is None), assigned again, or has left (`after` is None)."""
         return
 
     def ended(self, request: Request, engine: str, service: ServiceTokens) -> None:
-        """The request ran at this engine, and received this much."""
+        """Count a request that has run at this engine and received this service."""
         return
 
     def charged_elsewhere(self, tenant: str, engine: str, service: float) -> None:
-        """Another gateway charged the tenant this much at an engine."""
+        """Count service that another gateway charged the tenant at an engine."""
         return
 
     def explain(self, tenant: str) -> dict[str, float]:
-        """The numbers that decide where this tenant's requests go, by name."""
+        """Return the numbers that decide where this tenant's requests go, by name."""
         return {}

@@ -11,10 +11,10 @@ from policies.placements.prefix import ByPrefix
 
 
 class PlacementEntry(NamedTuple):
-    """How is a placement made? The fields of `params` are its settings."""
+    """The class of a placement, and its settings: the fields of `params`."""
 
     summary: str
-    """What an operator gets with this placement, in one sentence."""
+    """Description for an operator, in one sentence."""
     placement: type[Placement]
     params: type | None = None
 
@@ -29,4 +29,4 @@ PLACEMENTS: Final[dict[str, PlacementEntry]] = {
 
 
 USUAL_PLACEMENT: Final = "prefix"
-"""Where none is named. With one engine, too: what that engine has cached goes first within the order's window."""
+"""Placement if none is named. With one engine as well: cached prompts then go first within the order's window."""

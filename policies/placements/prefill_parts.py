@@ -1,23 +1,23 @@
 """Which tenant is ahead of its part of an engine's prefill, while answers of another tenant run there?
 
-Prefill is a resource of a rate. A step that computes prompts takes longer, so every answer that runs at the engine gets
-its next token later. No queue shows that: a tenant whose answers run, and that has nothing queued, is in none.
+Prefill is a resource with a rate. A step that computes prompts takes longer, so every answer that runs at the engine
+gets its next token later. No queue shows that: a tenant with running answers and nothing queued is in no queue.
 
-The *lead* of a leaf at an engine is what it has begun there and has not paid for: prompt tokens. Leads fall together by
-R (1 - g) tokens a second, by weight, as in generalized processor sharing. R is the prefill rate of the engine
-(`capacity.pace`). g is the largest part, by weight among the leaves at the engine, of a leaf with running answers that
-is not ahead; 0: there is none. A leaf is ahead if its lead is above the window of the order. Then it begins nothing, as
-long as g is not 0, but for calls inside interactions.
+The *lead* of a tenant node at an engine is the prompt tokens that it has begun there and has not paid for. Leads fall
+together by R (1 - g) tokens a second, by weight, as in generalized processor sharing. R is the prefill rate of the
+engine (`capacity.pace`). g is the largest part, by weight among the nodes at the engine, of a node with running answers
+that is not ahead, and 0 if there is none. A node is ahead if its lead is above the window of the order. It then begins
+nothing as long as g is not 0, except calls inside interactions.
 
-Theorem (pace). Let answers of a leaf run throughout T seconds, let the leaf be ahead at no time, and let its part be at
-least g. Let n leaves begin prefill, with prompts of at most P tokens and a window of L. Then they begin at most
+Theorem (pace). Let answers of a node run throughout T seconds, let the node be ahead at no time, and let its part be at
+least g. Let n nodes begin prefill, with prompts of at most P tokens and a window of L. Then they begin at most
 R (1 - g) T + n (L + P) tokens outside interactions. So the answers have the steps of g T - n (L + P) / R seconds
 without prompts. Proof sketch: a lead is at most L before a start, so at most L + P after it. All leads together fall by
-at most R (1 - g) a second, and rise by what is begun. Calls inside interactions are never held, and no lead counts for
-more than L at the next start.
+at most R (1 - g) a second, and rise by the tokens begun. Calls inside interactions are never held, and no lead counts
+for more than L at the next start.
 
-What a leaf does not begin goes to the others, up to R (1 - g). The rest of the engine's time is not idle: its running
-answers have it. Where no such answer runs, nothing is held, so prefill is work conserving.
+Prefill that one node does not use goes to the others, up to R (1 - g). The rest of the engine's time is not idle: its
+running answers have it. Where no such answer runs, nothing is held, so prefill is work conserving.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from policies.tree.pool_tree import ROUNDING
 
 
 class _Lead:
-    """Prompt tokens that a leaf of this weight is ahead by."""
+    """The lead of one tenant node, in prompt tokens, and the node's weight."""
 
     __slots__ = ("tokens", "weight")
 
@@ -43,7 +43,7 @@ class _Lead:
 
 
 class _EngineLeads:
-    """The leads at one engine as of a time, by leaf."""
+    """The leads at one engine as of a time, by tenant node."""
 
     __slots__ = ("at_s", "leads")
 
@@ -53,11 +53,11 @@ class _EngineLeads:
 
 
 class PrefillParts:
-    """The leads of the leaves at the engines of one pool."""
+    """The leads of tenant nodes at the engines of one pool."""
 
     def __init__(self, backends: Mapping[str, BackendLedger]) -> None:
         self.window_tokens = inf
-        """Per weight. Infinite: no leaf is ahead."""
+        """Lead per weight above which a node is ahead; infinite if no node ever is."""
         self._backends: Final = backends
         self._engines: dict[str, _EngineLeads] = {}
 
@@ -78,7 +78,7 @@ class PrefillParts:
         lead.tokens = min(lead.tokens, self.window_tokens * lead.weight) + lease.prefill_tokens
 
     def held_until_s(self, request: Request, ledger: BackendLedger, now: float) -> float | None:
-        """Return when this start may begin at this engine, if nothing else happens there; None: now."""
+        """Return when this request may begin prefill at this engine if nothing else happens there; None if now."""
         known = self._engines.get(ledger.name)
         lead = known.leads.get(request.flow.tenant) if known is not None else None
         if known is None or lead is None or request.progress.inside or not self._is_ahead(lead):
@@ -100,7 +100,10 @@ class PrefillParts:
         return (ledger.prefill_pace.tokens_per_s() or 0.0) / sharers
 
     def _pay(self, known: _EngineLeads, ledger: BackendLedger, now: float) -> None:
-        """Let the leads fall by what the engine has computed since, by weight: what one does not need, others get."""
+        """Lower the leads by the prompt tokens that the engine computed since `at_s`, by weight.
+
+        Tokens that one node does not need lower the leads of the others.
+        """
         tokens, known.at_s = self._rate(ledger) * (1.0 - self._kept(known, ledger)) * (now - known.at_s), now
         while known.leads and tokens > 0.0:
             level = tokens / sum([each.weight for each in known.leads.values()])
@@ -115,7 +118,7 @@ class PrefillParts:
                 return
 
     def _kept(self, known: _EngineLeads, ledger: BackendLedger) -> float:
-        """Return the part that is kept for running answers (g)."""
+        """Return the part of the engine's time that is kept for running answers (g)."""
         weights = {leaf: lead.weight for leaf, lead in known.leads.items()}
         kept = 0.0
         for lease in ledger.leases.values():
@@ -123,7 +126,7 @@ class PrefillParts:
             leaf = request.flow.tenant
             weights[leaf] = request.weight
             if lease.started_s is None or request.can_wait or request.output_tokens_max <= max(1, lease.output_tokens):
-                continue  # it makes no further token, or can wait
+                continue  # has not started, makes no further token, or is batch
             lead = known.leads.get(leaf)
             if request.weight > kept and (lead is None or not self._is_ahead(lead)):
                 kept = request.weight

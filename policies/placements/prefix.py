@@ -1,24 +1,24 @@
-"""By prefix: of the engines that can start a request now, the one where it is done soonest.
+"""By prefix: of the engines that can start a request now, the engine at which the request is done soonest.
 
-What an engine has cached it need not compute. So the time until a request is done follows from the tokens that remain
-to be computed there (what is on its way before it, and what of its own prompt is not cached), and from how many
-sequences run there. Each running sequence counts as `SEQUENCE_TOKENS` of prompt. What is not cached counts `MOVED`
-times, because later calls of the same conversation find it only where it was. An engine that is slower by its measured
-pace counts for as many times more.
+An engine need not compute cached tokens. So the time until a request is done follows from two numbers: the tokens that
+the engine still has to compute (earlier prompts, and the part of this prompt that is not cached), and the sequences
+that run there. Each running sequence counts as `SEQUENCE_TOKENS` of prompt. Tokens that are not cached count `MOVED`
+times, because later calls of the conversation find them only where they were computed. The cost at an engine is
+multiplied by how many times slower than the fastest its measured pace is.
 
 Bounded imbalance: an engine that runs more than `IMBALANCE` times the mean, and `SPARE` more, gets nothing as long as
-another one has room. So a prefix that many requests share spreads to more engines before it overloads one. It must have
-run so much for a while, or more than chance brings: conversations come and go by chance, and one that is driven from
-its cache is computed anew.
+another engine has room. So a prefix that many requests share spreads to more engines before it overloads one. The
+excess must have lasted for a while, or be larger than chance brings: conversations come and go by chance, and a
+conversation that is driven from its cache is computed anew.
 
-An engine where no request runs with the adapter (LoRA) that is asked for must load it first. That counts as if
-`ADAPTER_TOKENS` more were not cached. What engines say of their adapters is not read: a page of vLLM has a line for
-every set of them that ran together.
+An engine where no request runs with the wanted adapter (LoRA) must load it first, which counts as `ADAPTER_TOKENS` more
+tokens that are not cached. The engines' own reports of adapters are not read: vLLM's page has a line for every set of
+adapters that ran together.
 
 A prompt without any block in a cache goes to an engine by rendezvous hashing with bounded load: each engine has a score
-made of the hash of the prompt's first block and its own name. The highest score wins among the engines that are not
-above the bound, if possible among engines that run its adapter. All gateways compute the same scores, so prompts that
-begin alike meet without a word between them.
+from the hash of the prompt's first block and the engine's name. The highest score wins among the engines that are not
+above the bound, if possible among engines that run the adapter. All gateways compute equal scores, so prompts that
+begin alike meet without any exchange between gateways.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Placed, Request
 
 SEQUENCE_TOKENS: Final = 16.0
-"""What one more running sequence costs a new one, in prompt tokens to compute."""
+"""Cost of one running sequence to a new request, in prompt tokens to compute."""
 MOVED: Final = 8.0
-"""How often a prompt that is sent to another engine is computed anew, or drives out another one, before its
+"""Number of times that a prompt sent to another engine is computed anew, or evicts another prompt, before its
 conversation ends."""
 ADAPTER_TOKENS: Final = 1024.0
-"""What it costs to load an adapter (LoRA), in prompt tokens to compute: some 100 MB, about a tenth of a second."""
+"""Cost of loading an adapter (LoRA), in prompt tokens to compute: some 100 MB, about a tenth of a second."""
 IMBALANCE: Final = 1.2
 CHANCE: Final = 2.0
-"""How many standard deviations count as chance. For arrivals by chance (Poisson), the variance is the mean."""
+"""Standard deviations that count as chance. For arrivals by chance (Poisson), the variance is the mean."""
 SPARE: Final = 3.0
 """Sequences that an engine may run beyond the bound, so that few requests may all be where their prompts are."""
 _BITS: Final = (1 << 64) - 1
 SLOWER: Final = 1.5
-"""Paces closer than this are taken for equal: they differ by chance and by load."""
+"""Ratio up to which paces are taken for equal: they differ by chance and by load."""
 
 
 class ByPrefix(Placement):
-    """Where is this request done soonest?"""
+    """The placement at the engine where a request is expected to be done soonest."""
 
     reads_prefixes = True
 
@@ -88,12 +88,12 @@ class ByPrefix(Placement):
 
 
 def _mean(running: Sequence[float]) -> float:
-    """What each of them runs in the mean, once it also runs the request that is placed."""
+    """Return the mean load, including the request that is placed."""
     return (sum(running) + 1) / len(running)
 
 
 def _over(engines: Sequence[EngineLoad], running: Sequence[float]) -> list[bool]:
-    """Which of them run so much more than the mean that they get nothing as long as another one has room?"""
+    """Return for each engine whether it is above the bound: it then gets nothing while another engine has room."""
     mean = _mean(running)
     least = IMBALANCE * mean + SPARE
     if max(running) < least:
@@ -107,14 +107,14 @@ def _over(engines: Sequence[EngineLoad], running: Sequence[float]) -> list[bool]
 
 
 def _paces(engines: Sequence[EngineLoad]) -> list[float]:
-    """How many times slower is each engine than the fastest? 1 where that is not known, or not by much."""
+    """Return how many times slower each engine is than the fastest; 1.0 if not known or at most `SLOWER`."""
     known = [engine.pace.known_token_s() for engine in engines]
     best = min([pace for pace in known if pace is not None], default=0.0)
     return [pace / best if pace is not None and pace > SLOWER * best else 1.0 for pace in known]
 
 
 def _score(block: int, engine: str) -> int:
-    """A number that is random for each pair, and the same everywhere."""
+    """Return a pseudo-random number of 64 bits for the pair, which all gateways compute alike."""
     mixed = (block ^ _name_hash(engine)) * 0x9E3779B97F4A7C15 & _BITS
     mixed = (mixed ^ mixed >> 32) * 0xD6E8FEB86659FD93 & _BITS
     return mixed ^ mixed >> 32

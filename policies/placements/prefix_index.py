@@ -1,14 +1,14 @@
 """Which backend holds how much of this prompt's beginning? A bounded estimate of every engine's prefix cache.
 
 A prompt is a chain of block hashes. Each hash stands for everything up to its block; the model and the cache salt are
-part of the first. A prompt that is sent to a backend counts as cached there from then on. The blocks unused for longest
-are forgotten first, and the end of a chain before its beginning. So a block is known only while all earlier ones are,
-and bisection finds a match.
+part of the first. A prompt that is sent to a backend counts as cached there. The least recently used blocks are
+forgotten first, and the end of a chain before its beginning. So a block is known only while all earlier blocks of its
+chain are, and bisection finds a match.
 
-Engines evict by their own rules. So how much a backend keeps is learned from what its answers report. If an answer
-reports fewer cached tokens than expected, that many of the oldest blocks are forgotten, and the estimated cache size
-shrinks to what remains. If it reports as many as expected, the size grows again. The missed blocks need not be
-forgotten, because the engine has just computed them again.
+Engines evict by their own rules. So the size of a backend's cache is learned from its answers. If an answer reports
+clearly fewer cached tokens than expected, the estimated size shrinks by the blocks that were missed, or by a sixteenth
+if that is more, and the oldest blocks are forgotten. Otherwise the size grows if blocks were found. The missed blocks
+themselves need not be forgotten, because the engine has just computed them again.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from collections import OrderedDict
 from typing import Final
 
 BLOCKS_MAX: Final = 65_536
-"""Per backend. At 512 bytes of text a block this is about eight million tokens, more than most caches hold."""
+"""Blocks remembered per backend. At 512 bytes of text a block they are about eight million tokens, more than most
+caches hold."""
 ALL_BLOCKS_MAX: Final = 16 * BLOCKS_MAX
 BLOCKS_MIN: Final = 256
-"""This much is remembered however wrong the estimates were: about one long prompt."""
+"""Least size that misses shrink a cache to: about one long prompt."""
 CAUTION: Final = 16
 """A miss shrinks the estimated size by at least 1 / CAUTION. A hit adds one block, plus one for every CAUTION blocks
 found."""
@@ -29,33 +30,33 @@ Prefix = tuple[int, ...]
 
 
 def tokens_of_blocks(blocks: int, prefix: Prefix, prompt_tokens: int) -> int:
-    """How many prompt tokens are in these leading blocks? At least the last token is always computed."""
+    """Return the prompt tokens in these leading blocks. At least the last token is always computed."""
     return min(blocks * prompt_tokens // len(prefix), prompt_tokens - 1) if blocks and prompt_tokens else 0
 
 
 def blocks_of_tokens(tokens: int, prefix: Prefix, prompt_tokens: int) -> int:
-    """How many leading blocks do this many prompt tokens at least begin?"""
+    """Return the number of leading blocks that these prompt tokens reach, the last one counted as whole."""
     return min(-(-tokens * len(prefix) // prompt_tokens), len(prefix)) if prompt_tokens else 0
 
 
 class _Cache:
-    """What one backend is believed to hold, the longest unused first."""
+    """The blocks that one backend is believed to hold, the least recently used first."""
 
     __slots__ = ("alone", "blocks", "limit", "prompt_tokens", "reports")
 
     def __init__(self, backend: str, limit: int) -> None:
         self.alone = (backend,)
-        """Its name, where no other backend holds a block: one object, since there are many such blocks."""
+        """Holders of a block that only this backend holds: one shared object, since there are many such blocks."""
         self.blocks: OrderedDict[int, None] = OrderedDict()
         self.limit = limit
         self.prompt_tokens = 0
-        """What it last said to have processed in all."""
+        """Prompt tokens that the backend last reported to have processed since its start."""
         self.reports = False
-        """It has reported cached tokens before. Only then does a report of none mean a miss."""
+        """The backend has reported cached tokens before. Only then does a report of none mean a miss."""
 
 
 class PrefixIndex:
-    """Leading blocks of a prompt that a backend is believed to hold. Matching is O(log blocks) per backend.
+    """The blocks of prompts that each backend is believed to hold. A match costs O(log blocks) per backend.
 
     Bounded: at most `blocks_max` blocks over all backends, in equal parts.
     """
@@ -64,28 +65,28 @@ class PrefixIndex:
         self._blocks_max = blocks_max
         self._caches: dict[str, _Cache] = {}
         self._holders: dict[int, tuple[str, ...]] = {}
-        """By the first block of a prompt: the backends that hold it. So a prompt that is new costs one look."""
+        """Backends by the first block of a prompt that they hold. So a new prompt costs one look-up."""
         self.version = 0
-        """Changes whenever an answer of `depth` may have changed."""
+        """Number that grows whenever a result of `depth` may have changed."""
 
     def __len__(self) -> int:
-        """Blocks remembered, over all backends."""
+        """Return the number of blocks remembered, over all backends."""
         return sum(len(cache.blocks) for cache in self._caches.values())
 
     def depth(self, prefix: Prefix, backend: str) -> int:
-        """How many leading blocks does this backend hold?"""
+        """Return the number of leading blocks that this backend holds."""
         cache = self._caches.get(backend)
         return _depth(prefix, cache.blocks) if cache is not None else 0
 
     def depths(self, prefix: Prefix) -> dict[str, int]:
-        """The backends that hold some of the prefix, and how many leading blocks each holds."""
+        """Return the number of leading blocks of each backend that holds any of them."""
         holders = self._holders.get(prefix[0]) if prefix else None
         if holders is None:
             return {}
         return {name: _depth(prefix, self._caches[name].blocks) for name in holders}
 
     def insert(self, prefix: Prefix, backend: str) -> None:
-        """A request with this prefix goes to this backend. O(blocks)."""
+        """Count a prefix as cached at the backend to which its request goes. O(blocks)."""
         if not prefix:
             return
         cache = self._caches.get(backend)
@@ -105,7 +106,7 @@ class PrefixIndex:
         self.version += 1
 
     def forget(self, prefix: Prefix, backend: str, depth: int) -> None:
-        """The backend never computed the blocks after the first `depth`."""
+        """Forget the blocks after the first `depth`, which the backend never computed."""
         cache = self._caches.get(backend)
         if cache is not None:
             for block in prefix[depth:]:
@@ -114,7 +115,7 @@ class PrefixIndex:
             self.version += 1
 
     def forget_engine(self, backend: str) -> None:
-        """The backend holds nothing: it has restarted. What was learned of its size was of the one before."""
+        """Forget the blocks and the learned size of a backend that has restarted."""
         cache = self._caches.pop(backend, None)
         if cache is not None:
             for block in cache.blocks:
@@ -122,7 +123,10 @@ class PrefixIndex:
             self.version += 1
 
     def counted(self, backend: str, prompt_tokens: int | None) -> None:
-        """The backend says that it has processed so many prompt tokens in all. Fewer than before: it has restarted."""
+        """Note the prompt tokens that the backend has processed since its start; None counts as 0.
+
+        A smaller number than before means a restart, so all of its blocks are forgotten.
+        """
         cache = self._caches.get(backend)
         if cache is None:
             return
@@ -132,9 +136,9 @@ class PrefixIndex:
             cache.prompt_tokens = prompt_tokens or 0
 
     def reported(self, backend: str, expected: int, found: int) -> None:
-        """A backend answered that it had `found` of `expected` leading blocks.
+        """Learn the cache size of a backend that had `found` of `expected` leading blocks.
 
-        Up to a quarter less is not a miss, because our blocks and the engine's do not end at the same places.
+        Up to a quarter and one block less is not a miss, because the engine's blocks end at other places than ours.
         """
         cache = self._caches.get(backend)
         if cache is None:
@@ -149,13 +153,13 @@ class PrefixIndex:
             cache.limit = min(self._part, cache.limit + 1 + found // CAUTION)
 
     def set(self, blocks_max: int) -> None:
-        """From now on at most so many are remembered."""
+        """Replace the limit of blocks over all backends."""
         self._blocks_max = blocks_max
         self._divide()
 
     @property
     def _part(self) -> int:
-        """How many blocks may be remembered of each backend?"""
+        """Blocks that may be remembered of each backend."""
         return min(BLOCKS_MAX, self._blocks_max // max(1, len(self._caches)))
 
     def _divide(self) -> None:
@@ -170,7 +174,7 @@ class PrefixIndex:
             self._not_at(backend, block)
 
     def _not_at(self, backend: str, block: int) -> None:
-        """The backend does not hold this block any more."""
+        """Remove the backend from the holders of this block."""
         holders = self._holders.get(block)
         if holders is None or backend not in holders:
             return

@@ -1,6 +1,6 @@
 """Which queued requests begin alike?
 
-They are found by the hashes of the blocks at depths 1, 2, 4, 8, ..., so a request costs O(log blocks).
+Requests are found by the hashes of their blocks at depths 1, 2, 4, 8, ..., so a request costs O(log blocks).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from policies.placements.prefix_index import Prefix
 from policies.request import Request
 
 LOOKED_UP: Final = 2
-"""Looked up again at each dispatch. They are the next of their siblings, and their dispatch looks up the others."""
+"""Siblings looked up again at each dispatch. Their own dispatch looks up others, so all are reached in time."""
 
 
 class Siblings:
-    """The requests of one queue by their beginnings."""
+    """The requests of one queue, by the beginnings of their prompts."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, dict[str, None]] = {}
@@ -33,9 +33,7 @@ class Siblings:
                 del self._waiting[block]
 
     def nearest(self, prefix: Prefix) -> Iterator[str]:
-        """Ids of `LOOKED_UP` requests at most: those with the longest common beginning first, otherwise in order of
-        arrival.
-        """
+        """Yield the ids of at most `LOOKED_UP` requests: the longest common beginning first, then the oldest."""
         found: set[str] = set()
         for block in reversed(_landmarks(prefix)):
             for request_id in self._waiting.get(block, {}):
@@ -46,7 +44,7 @@ class Siblings:
                         return
 
     def depth(self, prefix: Prefix) -> int:
-        """How many leading blocks does a waiting request have in common with this prefix? To within a factor of two."""
+        """Return how many leading blocks a waiting request shares with this prefix, to within a factor of two."""
         depth, shared = 1, 0
         for block in _landmarks(prefix):
             if block not in self._waiting:

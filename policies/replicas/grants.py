@@ -1,8 +1,8 @@
-"""How much of each engine may one gateway use? What it reports about its engines, and how it applies a grant.
+"""How much of each engine may one gateway use? Reports about engines, and the use of grants.
 
-Each gateway owns a part of every engine until the next exchange, and dispatches within that part without asking. The
-gateway that freed a slot or KV uses it again, unless a request that waits elsewhere has received less: then the gateway
-hands it back.
+Each gateway owns a part of every engine until the next sync round, and dispatches within that part without asking. The
+gateway that freed a slot or KV uses it again, unless a request at another gateway has received less service: then the
+gateway hands the slot or KV back.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ from policies.replicas.schedule import ALONE_S
 from policies.request import Request
 
 TRUST_S: Final = 2 * ALONE_S
-"""A grant older than this may have been given to another gateway by now."""
+"""Age at which a grant may have been given to another gateway."""
 GRANT_MEMORY_S: Final = 5 * ALONE_S
-"""The grants of an engine are averaged over this time. The gateway continues with the average when it cannot reach the
-others."""
+"""Time over which the grants of an engine are averaged, for a gateway that cannot reach the others."""
 
 
 WANTS_STILL: Final = (None, Obstacle.SLOTS, Obstacle.KV, Obstacle.WAITING)
-"""With these obstacles a request could start if other gateways left room. WAITING is one of them, because another
-gateway may keep the engine's own queue filled. That queue drains only if that gateway learns that another request is
-next."""
+"""Obstacles that other gateways could remove by leaving room. `WAITING` is one of them, because another gateway may
+keep the engine's own queue filled. That queue drains only if that gateway learns that a request here goes first."""
 
 
 class _Granted:
-    """The grants of one engine so far."""
+    """The moving average of the grants of one engine."""
 
     def __init__(self) -> None:
         self.usual_sequences = self.usual_tokens = 0.0
@@ -54,13 +52,13 @@ class GrantedEngines:
         self._ledgers = ledgers
         self._granted: dict[str, _Granted] = {}
         self._reported = list(ledgers)
-        """Names of the engines that grants were asked for."""
+        """Names of the engines in the last report, in order."""
         self._replicas = 1
         """Gateways in front of the engines, this one included."""
         self.follow()
 
     def follow(self) -> None:
-        """Engines may have come or gone. Of a new one nothing may be used before the first exchange about it."""
+        """Follow engines that have come or gone. A new engine may not be used before its first sync round."""
         for name, ledger in self._ledgers.items():
             if name not in self._granted:
                 self._granted[name] = _Granted()
@@ -69,7 +67,7 @@ class GrantedEngines:
             del self._granted[name]
 
     def holdings(self, head: Request | None, waiting: int, tenants: FairShares, now: float) -> list[Holding]:
-        """What does this gateway use of each engine, and what does its next request want there?
+        """Return this gateway's use of each engine, and the needs of its next request there.
 
         `waiting` is the number of requests that wait here.
         """
@@ -79,23 +77,21 @@ class GrantedEngines:
         return [_holding(one, head, waiting, now, spare=spare, absent=absent) for one in self._ledgers.values()]
 
     def receive(self, grants: Sequence[Grant], replicas: int, now: float) -> None:
-        """Apply these grants until the next exchange, or until they are too old. They come in the order of the
-        holdings.
-        """
+        """Apply grants, in the order of the last `holdings`, until the next sync round or for `TRUST_S`."""
         self._replicas = max(1, replicas)
         for name, grant in zip(self._reported, grants, strict=True):
             ledger, granted = self._ledgers.get(name), self._granted.get(name)
             if ledger is None or granted is None:
-                continue  # it was removed meanwhile
+                continue  # removed meanwhile
             ledger.allowance = grant
             ledger.allowed_until_s = now + TRUST_S
             granted.note(grant, now)
 
     def cut_off(self) -> None:
-        """No reply comes from the store: go on with the average of the recent grants, as the other gateways do.
+        """Go on with the average of the recent grants, as the other gateways do, while no reply comes from the store.
 
-        Without any earlier grant the whole engine is used. What others run there then shows only in its gauges. A
-        gateway that had nothing to send was granted nothing. It goes on with an equal part, or it could never send.
+        Without any earlier grant the whole engine is used, and only gauges show the requests of others. A gateway that
+        had nothing to send was granted nothing. Such a gateway goes on with an equal part, or it could never send.
         """
         self.follow()
         for ledger in self._ledgers.values():
@@ -104,13 +100,12 @@ class GrantedEngines:
             if ledger.allowance is None or granted.granted_s == float("-inf"):
                 ledger.allowance = None
                 continue
-            # Sequences are whole numbers, and the average may contain a fraction. The fraction is carried over to the
-            # next time.
+            # Sequences are whole numbers. A fraction in the average is carried over to the next time.
             granted.left_over += granted.usual_sequences
             whole = int(granted.left_over)
             granted.left_over -= whole
-            # Grants were made for whole requests. Within a fixed limit, half a request stays unused on average. With
-            # few requests that is a large part, so it is added here.
+            # Grants were made for whole requests. Within a fixed limit, half a request stays unused on average, which
+            # is a large part if few requests run. So half a request is added.
             half = ledger.kv.held_tokens / ledger.sequences / 2 if ledger.sequences else 0.0
             tokens = round(granted.usual_tokens + half)
             if granted.usual_sequences < 1:

@@ -1,8 +1,8 @@
 """What do gateways that use the same engines report to each other? The values sent to their store, and the reply.
 
-Each gateway has an `AdmissionEngine` of its own and decides by itself. About forty times a second it reports to the
-store what it uses, what it charged and what its next request needs (`ReplicaReport`). The reply has the sums over the
-other gateways, and how much of each backend this gateway may use until the next sync round (`ReplicaView`).
+Each gateway has an `AdmissionEngine` of its own and decides by itself. About forty times a second a busy gateway
+reports to the store its use of engines, its charges and the needs of its next request (`ReplicaReport`). The reply has
+the sums over the other gateways, and this gateway's part of each backend until the next sync round (`ReplicaView`).
 docs/replicas.md says what is exact and what is bounded.
 """
 
@@ -17,13 +17,13 @@ from policies.limits.sliding_counts import NOTHING, Measures
 from policies.request import BATCH, is_batch
 
 NUMBER_MAX: Final = 1e18
-"""More than any gateway counts, and sums of it have room in 64 bits."""
+"""Largest number in a report: more than any gateway counts, and sums of it fit into 64 bits."""
 REPORTED_MAX: Final = 256
-"""Rows of one kind that are reported in one sync round. The rest follow in the next one."""
+"""Rows of one kind in one sync round. The rest follow in the next round."""
 SECONDS_MAX: Final = 1e12
-"""The longest time that something is kept. Redis takes no longer one."""
+"""Longest time to live of a row. Redis takes no longer one."""
 BUCKETS_MAX: Final = 64
-"""Buckets of one count that the store keeps, and that one reply has."""
+"""Buckets of one count that the store keeps, and that one reply has at most."""
 SHAPES: Final = (
     ("standings", "--nnn--"),
     ("presence", "nccc"),
@@ -35,42 +35,44 @@ SHAPES: Final = (
     ("lefts", "--nn"),
 )
 """A letter for each value of a row. n: a finite number; c: a count, from 0; s: seconds, more than 0; b: four numbers;
--: what is not counted."""
+-: not checked."""
 
 
 class Unsound(ValueError):
-    """A report has a number that cannot be counted: it would stay in the sums of all gateways for ever."""
+    """A report with a number that cannot be counted, and that would stay in the sums of all gateways for ever."""
 
 
 class Standing(NamedTuple):
-    """How much service has the next request's tenant and flow received? Of two that wait, the one with less goes first.
+    """The place of a waiting request among those of all gateways: the service of its tenant and flow. Least goes first.
 
-    Requests of one tenant are compared by the service of their flows, those of one flow by their arrival. A policy that
-    counts no service has one flow without a name.
+    Requests of one tenant are compared by the service of their flows, and requests of one flow by their arrival. A
+    policy that counts no service has one flow without a name.
     """
 
     tenant: str
     flow: str
-    """Name of its counter."""
+    """Name of the flow's counter."""
     served: float
+    """Rank of the tenant: its counter, less the window if a call inside an interaction goes first (`Counters.rank`)."""
     flow_served: float
+    """Rank of the flow inside its tenant."""
     waited_s: float
-    """How long that flow's next request has waited, as of the report or the reply that says this."""
+    """Seconds that the request has waited, as of the report or the reply."""
     inside: bool
-    """Is that request inside an open interaction, so that it goes before others of its flow?"""
+    """The request goes before others of its flow, as calls inside interactions do."""
 
     is_owed: bool = False
-    """It can wait, and has received less than is guaranteed to such work, so that it goes before other work."""
+    """Batch as a whole has received less than its guaranteed share, so that this batch request goes before others."""
 
     def can_wait(self) -> bool:
-        """Is it of class batch?"""
+        """Return whether the request is of class batch."""
         return is_batch(self.tenant)
 
     def _line(self) -> int:
         return 0 if self.is_owed else 1 + is_batch(self.tenant)
 
     def goes_first(self, other: Standing) -> bool:
-        """Before this one, which waits at another gateway?"""
+        """Return whether this request goes before a request that waits at another gateway."""
         if self.flow == other.flow:
             return self.is_earlier(other)
         if self._line() != other._line():
@@ -80,38 +82,38 @@ class Standing(NamedTuple):
         return self.served < other.served
 
     def is_earlier(self, other: Standing, by_s: float = 0.0) -> bool:
-        """Of two of one flow: is this one inside an interaction and the other not, or did it come so much earlier?"""
+        """Return whether this request goes before another of its flow: it alone is `inside`, or came `by_s` earlier."""
         if self.inside != other.inside:
             return self.inside
         return self.waited_s > other.waited_s + by_s
 
 
 class Holding(NamedTuple):
-    """What does one gateway use of a backend, how large does it take the backend to be, and what does it want there?"""
+    """A gateway's use of a backend, its estimate of the backend's size, and the needs of its next request there."""
 
     backend: str
     sequences: int
     kv_tokens: int
-    """Largest KV occupancy that its dispatched requests are expected to reach."""
+    """Largest KV occupancy that the gateway's dispatched requests are expected to reach."""
     kv_tokens_now: int
     sequences_max: int
-    """What the backend can run in all."""
+    """Sequences that the backend can run in all."""
     kv_tokens_max: int
-    """0: not known."""
+    """Limit of the backend's KV tokens in all; 0 if not known."""
     waiting: int = 0
-    """Requests that would start there now if there were room."""
+    """Requests that wait at the gateway; 0 if the next one could not start at the backend even with more room."""
     next_sequences: int = 0
     next_kv_tokens: int = 0
-    """What the first of them needs."""
+    """KV tokens that the next request needs."""
     left_sequences: int = 0
     left_kv_tokens: int = 0
-    """What it leaves free: the headroom for tenants below their fair share."""
+    """KV tokens that the next request must leave free: the headroom for tenants below their fair share."""
 
 
 class Charge(NamedTuple):
-    """What was a tenant or a flow charged since the last exchange?
+    """The service that a tenant or a flow was charged since the last sync round.
 
-    `base` is the shared counter as it is known here. `raises`: it was lifted to that value.
+    `base` is the shared counter as it is known here, with new lifts. `raises`: the counter was lifted to `base`.
     """
 
     name: str
@@ -119,29 +121,29 @@ class Charge(NamedTuple):
     service: float
     raises: bool
     is_sole: bool = False
-    """It began to wait while nobody else waited here. It is lifted to the least counter that waits elsewhere, or else
-    to that of the member that left last at any gateway."""
+    """The tenant or flow began to wait while nothing else waited here. The store lifts it to the least counter that
+    waits elsewhere, or else to that of the member that left last at any gateway."""
 
 
 class Left(NamedTuple):
-    """Whose queue emptied last, among all tenants or among the flows of one tenant?"""
+    """The member whose queue emptied last, among all tenants of a line or among the flows of one tenant."""
 
     among: str
-    """The tenant whose flows these are, or else `line_of` the tenants that these are."""
+    """Name of the tenant for flows, or `line_of` for tenants."""
     name: str
-    """Name of its counter."""
+    """Name of the member's counter."""
     counter: float
     left_s: float
-    """By the clock that all gateways have in common."""
+    """Time by the clock that all gateways have in common."""
 
 
 def line_of(tenant: str) -> str:
-    """Among which tenants is this one compared, as `Left.among` names them?"""
+    """Return the name of the line in which a tenant node is compared: of interactive work, or of batch."""
     return BATCH if is_batch(tenant) else ""
 
 
 class CountDelta(NamedTuple):
-    """What was counted for one member of a population in one bucket of time since the last exchange?"""
+    """The counts of one member of a population in one bucket of time since the last sync round."""
 
     name: str
     bucket: int
@@ -150,34 +152,37 @@ class CountDelta(NamedTuple):
     base: Measures
     """The counts of all gateways as they are known here."""
     since: int
-    """The first bucket of which the reply has the counts. What others have counted in earlier ones is known here."""
+    """First bucket whose counts this gateway wants. It knows the earlier counts of the others."""
     is_lost: bool = False
     """The store has lost its data: at least `base` was counted."""
 
     @property
     def first(self) -> int:
-        """The first bucket that is in the reply."""
+        """First bucket in the reply."""
         return min(self.bucket, max(self.since, self.bucket - BUCKETS_MAX + 1))
 
 
 Counted = list[Measures]
-"""What all gateways counted for it, in each bucket of a `CountDelta` from its `first` one."""
+"""The counts of all gateways for a `CountDelta`, in each bucket from its `first` one."""
 
 
 class CallDelta(NamedTuple):
-    """What was added to an open interaction since the last exchange? Nothing added: is it open elsewhere?"""
+    """The calls and tokens of an open interaction since the last sync round.
+
+    With 0 calls and 0 tokens, the question whether the interaction is open at any gateway.
+    """
 
     name: str
     calls: int
     tokens: int
     age_s: float
     idle_s: float
-    """It is forgotten after this long without a call."""
+    """Seconds without a call after which the store forgets the interaction."""
     is_over: bool
 
 
 class Opened(NamedTuple):
-    """An interaction as all gateways know it."""
+    """An open interaction, with the sums over all gateways."""
 
     calls: int
     tokens: int
@@ -185,23 +190,24 @@ class Opened(NamedTuple):
 
 
 class ReplicaReport(NamedTuple):
-    """What one gateway reports to the others, about one pool or about what its pools have in common."""
+    """A gateway's report to the others, about one pool, or about the limits and interactions of all pools."""
 
     standings: list[Standing]
-    """Of the tenants that are next, in order."""
+    """Next requests of the tenants that go next, in order."""
     presence: Activity
     holdings: list[Holding]
     charges: list[Charge]
     tallies: list[CountDelta]
     calls: list[CallDelta]
     under_way: list[tuple[str, int]]
-    """By tenant. Of what the pools have in common: requests queued and dispatched, where concurrent ones have a limit.
-    Of a pool: KV tokens of the working set (`capacity.working_set`), and those of smaller tenants under ""."""
+    """Amounts under way, by name. Without a pool: requests queued and dispatched, of members with a limit on concurrent
+    ones. Of a pool: KV tokens of the working set by tenant (`capacity.working_set`; the smaller tenants together under
+    ""), and the use of tree nodes (`tree.pool_tree`)."""
     lefts: list[Left]
-    """Where queues have emptied since the last exchange. The tenant that is known to have left last at any gateway
+    """Queues that have emptied since the last sync round. The tenant that is known to have left last at any gateway
     comes first."""
     quantum: float
-    """Counters are lifted to the beginning of a round of this size; 0: there are no rounds."""
+    """Size of a round, to whose beginning counters are lifted; 0 if there are no rounds."""
 
 
 class ReplicaView(NamedTuple):
@@ -209,46 +215,45 @@ class ReplicaView(NamedTuple):
 
     replicas: int
     next_elsewhere: Standing | None
-    """Of the requests that want room at other gateways, the one whose tenant has received least."""
+    """The request that goes first among those that want room at other gateways."""
     standings: list[Standing]
-    """What is next at each of the other gateways."""
+    """Next requests at each of the other gateways."""
     presence: Activity
-    """Of all other gateways together."""
+    """Sums over all other gateways."""
     grants: list[Grant]
     totals: list[float]
     counted: list[Counted]
     opened: list[Opened | None]
-    """None: it is not open."""
+    """Interactions asked for; None if not open."""
     under_way: list[tuple[str, int]]
-    """Of all other gateways together."""
+    """Sums over all other gateways."""
     left: Left | None
-    """The tenant that left last at any gateway, as far as is known."""
+    """The tenant that left last at any gateway, as far as the store knows."""
     is_forgotten: bool
     """The store does not know this gateway, although the gateway has reported before: the store has lost its data."""
 
 
 class News(NamedTuple):
-    """What one gateway reports to all others of the prompts that it sent since its last news (see
-    `replicas.prefixes`)."""
+    """A gateway's report to all others of the prompts that it sent since its last news (`replicas.prefixes`)."""
 
     version: int
     replica: str
-    """Its name. A gateway receives its own news as well, and drops them by this name."""
+    """Name of the gateway. A gateway receives its own news as well, and drops them by this name."""
     sent: dict[str, list[tuple[int, ...]]]
-    """By engine: the hashes of the blocks of each prompt, in the order in which they were sent."""
+    """Hashes of the blocks of each prompt, by engine, in the order in which the prompts were sent."""
     charged: dict[str, dict[str, float]]
-    """By engine and tenant: what was charged to the deficits there, where the policy has any."""
+    """Charges to the deficits of a policy that has them, by engine and tenant."""
 
 
 def is_countable(message: object) -> bool:
-    """Are all numbers in it within `NUMBER_MAX`? What is not a number, or infinite, would stay in the sums for ever."""
+    """Return whether all numbers in a message are within `NUMBER_MAX`. Infinite ones would spoil the sums for ever."""
     if isinstance(message, (list, tuple)):
         return all([is_countable(each) for each in message])
     return not isinstance(message, (int, float)) or -NUMBER_MAX <= message <= NUMBER_MAX
 
 
 def check(number: int, report: ReplicaReport) -> None:
-    """Raises Unsound for an exchange with a number that cannot be counted."""
+    """Raise Unsound if the number of the sync round, or a number in its report, cannot be counted."""
     place = _unsound_place(number, report)
     if place is not None:
         raise Unsound(f"{place} of what this gateway reported is no number that can be counted here")
@@ -280,8 +285,10 @@ def _is_sound(kind: str, value: object) -> bool:
 
 
 def is_answer(view: ReplicaView, report: ReplicaReport) -> bool:
-    """Can this be the store's reply to the report: an entry for each entry of the report, and only numbers that can be
-    counted?"""
+    """Return whether the view can be the reply to the report.
+
+    The view must have an entry for each entry of the report, and only numbers that can be counted.
+    """
     return (
         len(view.grants) == len(report.holdings)
         and len(view.totals) == len(report.charges)

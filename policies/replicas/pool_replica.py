@@ -1,4 +1,4 @@
-"""One gateway among several in front of the same engines: its side of the exchange about one pool."""
+"""A gateway's side of the sync rounds about one pool, whose engines several gateways use."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from policies.replicas.tallies import SharedCounts
 from policies.request import Request
 
 MAKES_ROOM_S: Final = 4 * INTERVAL_S
-"""Work that can wait makes room for others at other gateways no more often: until then the others have heard of it, and
-have used the room."""
+"""Least time between preemptions of batch for other gateways, which then have heard of the room and used it."""
 
 
 class PoolReplica:
-    """Tells the others what this gateway's admission engine uses, charged and wants, and applies what they answer.
+    """The reporter of one admission engine's use, charges and needs, which also applies the replies.
 
-    Before the first exchange this gateway may use nothing. All backends must have been added before.
+    Before the first sync round this gateway may use no engine. An engine that is added later may be used after the
+    first round about it.
     """
 
     def __init__(self, engine: AdmissionEngine, *, epoch_s: float = 0.0) -> None:
-        """`epoch_s`: how far a clock that all gateways have in common is ahead of the clock of the events here."""
+        """Follow an engine. `epoch_s`: seconds by which the gateways' common clock is ahead of the engine's clock."""
         order = engine.policy.order
         backlog = order.backlog if len(engine.policy.queues()) == 1 else None
         self._engine = engine
@@ -36,12 +36,12 @@ class PoolReplica:
         self._grants = GrantedEngines(engine.backends)
         self._next_elsewhere: Standing | None = None
         self._replicas = 1
-        """Gateways, this one included, as of the last reply."""
+        """Number of gateways, this one included, as of the last reply."""
         self._reported_s = self._answered_s = self._made_room_s = float("-inf")
         engine.room.rivals = self
 
     def has_turn(self, request: Request, now: float) -> bool:
-        """Does a request that waits at another gateway go before this one (`admission.room.Rivals`)?"""
+        """Return whether a request that waits at another gateway goes before this one (`admission.room.Rivals`)."""
         elsewhere = self._next_elsewhere
         if elsewhere is None or now > self._answered_s + WAITS_S:
             return False
@@ -50,18 +50,18 @@ class PoolReplica:
         return self._counters.is_ahead(request.flow, elsewhere, self._answered_s)
 
     def is_busy(self) -> bool:
-        """Is anything queued or dispatched here that should be reported to the others soon?"""
+        """Return whether anything is queued or dispatched here, so that the next report should come soon."""
         return bool(self._engine.dispatched or self._engine.queued)
 
     def is_urgent(self) -> bool:
-        """Should an exchange begin at once? Yes if the next request came after the last one and lacks slots or KV."""
+        """Return whether the head came after the last report and lacks slots or KV, so that a round should begin."""
         blocked = self._engine.blocked
         if blocked is None or blocked.request.arrived_s < self._reported_s:
             return False
         return any(why in (Obstacle.SLOTS, Obstacle.KV) for why in blocked.obstacles.values())
 
     def report(self, now: float) -> ReplicaReport:
-        """What the others need to know, and what is wanted of them. `receive` or `cut_off` must follow."""
+        """Return the report of this gateway's use, charges and needs. `receive` or `cut_off` must follow."""
         engine, counters = self._engine, self._counters
         now = self._reported_s = engine.catch_up(now)
         blocked = engine.blocked
@@ -116,7 +116,7 @@ class PoolReplica:
         return decisions
 
     def cut_off(self, now: float) -> Sequence[Decision]:
-        """No reply comes from the store: go on alone with the average of the recent grants."""
+        """Go on alone with the average of the recent grants, while no reply comes from the store."""
         self._next_elsewhere = None
         if self._counters is not None:
             self._counters.wait_elsewhere(())
@@ -128,12 +128,12 @@ class PoolReplica:
 
 
 def _of_first_come(request: Request, now: float) -> Standing:
-    """Of a policy that counts no service: of all that wait, the oldest is next."""
+    """Return the standing of a request under a policy that counts no service: the oldest goes first."""
     return Standing("", "", 0.0, 0.0, now - request.arrived_s, inside=False)
 
 
 def _largest(tokens: dict[str, int]) -> list[tuple[str, int]]:
-    """The tenants that hold most of a working set. What the others hold has no name."""
+    """Return the tenants with most tokens of a working set, and the sum of the others under ""."""
     if len(tokens) < REPORTED_MAX:
         return list(tokens.items())
     largest = sorted(tokens.items(), key=lambda one: -one[1])

@@ -1,15 +1,15 @@
 """What do gateways report to each other of the prompts that they sent? No I/O.
 
-`gateway.pool.replication.news` carries the reports. Each gateway keeps an index of its own of what engines have cached,
-and deficits of its own of who may send how much to which engine. Both follow from what was sent. So each gateway
-reports the prompts that it sent, and applies the reports of the others as if it had sent their prompts itself. Reports
-pass by the store: each is published once, nobody keeps it, and it may get lost. Both tables are estimates: a gateway
-that missed a report takes the prompts in it for new ones.
+`gateway.pool.replication.news` carries the reports. Each gateway keeps its own index of the prompts that engines have
+cached, and its own deficits of tenants at engines. Both follow from the prompts sent. So each gateway reports the
+prompts that it sent, and applies the reports of the others as if it had sent their prompts itself. The store publishes
+each report once and does not keep it, so a report may get lost. Both tables are estimates: a gateway that missed a
+report takes the prompts in it for new ones.
 
-A prompt is reported as its whole chain of blocks. Its end alone would be shorter. But a gateway that had missed the
-beginning, or has forgotten it, would then know blocks without the blocks before them, and `PrefixIndex` bisects on
-there being no such gaps. With whole chains every message is right by itself, whatever message was lost before. A whole
-chain also says that the beginning is still in use. It costs 9 bytes for each 512 of a prompt, or less.
+A prompt is reported as its whole chain of blocks. The end alone would be shorter. But a gateway that had missed the
+beginning, or has forgotten it, would then know blocks without the blocks before them, and the bisection of
+`PrefixIndex` needs chains without gaps. With whole chains every report is complete by itself, whatever report was lost
+before. A whole chain also says that the beginning is still in use. It costs 9 bytes for each 512 of a prompt, or less.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from policies.placements.prefix_index import Prefix
 from policies.replicas.messages import REPORTED_MAX, News, is_countable
 
 VERSION: Final = 3
-"""Of the message and of how prompts are cut into blocks and hashed: other hashes would only fill the index."""
+"""Version of the message, and of the cut of prompts into blocks and hashes: other hashes would only fill the index."""
 BLOCKS_MAX: Final = 4096
-"""Of one message: 2 MB of prompts. With one each 25 ms, those of 84 MB in a second."""
+"""Blocks in one message: 2 MB of prompts, so 84 MB a second with a message every 25 ms."""
 
 
 class SharedPrefixes:
-    """Reports the prompts that this gateway sent, and applies the reports of other gateways to its index and
-    deficits."""
+    """A gateway's side of the news: its own prompts to report, and the reports of others to apply."""
 
     def __init__(self, policy: Policy, engines: Container[str], *, name: str) -> None:
-        """`engines`: names of the pool's. `name`: of this gateway; no other has it."""
+        """Follow the prompts that `policy` sends. `engines`: names in the pool. `name`: unique name of this gateway."""
         self._policy = policy
         self._engines = engines
         self._name = name
@@ -47,11 +46,11 @@ class SharedPrefixes:
 
     @property
     def has_news(self) -> bool:
-        """Is there anything to report?"""
+        """Return whether there is anything to report."""
         return bool(self._sent or self._charged)
 
     def report(self) -> News:
-        """What was sent and charged since this was last asked; of too much, the latest."""
+        """Return the prompts and charges since the last report; if there are too many, the latest."""
         news = News(VERSION, self._name, {}, {})
         for engine, prefix in self._sent:
             news.sent.setdefault(engine, []).append(prefix)
@@ -63,7 +62,7 @@ class SharedPrefixes:
         return news
 
     def receive(self, news: News) -> bool:
-        """Take in what a gateway sent. False: it makes no sense here, and nothing was taken in."""
+        """Apply a gateway's news. Return False if they are invalid or of another version, and nothing was applied."""
         if news.version != VERSION or not _is_within_bounds(news):
             return False
         if news.replica == self._name:
@@ -94,7 +93,7 @@ class SharedPrefixes:
 
 
 def _is_within_bounds(news: News) -> bool:
-    """Could a gateway of this version have published this?"""
+    """Return whether a gateway of this version could have published these news."""
     blocks = sum([len(prefix) for prefixes in news.sent.values() for prefix in prefixes])
     services = [service for charged in news.charged.values() for service in charged.values()]
     return (

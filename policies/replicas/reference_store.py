@@ -1,8 +1,13 @@
 """What have the gateways reported, and what does the store reply? The reference implementation of the script in Redis.
 
-`ReferenceStore` and `gateway/storage/redis/exchange.lua` decide the same things: who goes first, how an engine is
-divided, and what all gateways counted together. The class is plain Python without a clock. A differential test checks
-that both give equal answers. The hub of a gateway with several workers uses this class, and so do simulations.
+`ReferenceStore` and `gateway/storage/redis/exchange.lua` decide alike who goes first, how an engine is divided, and
+what all gateways counted together. The class is plain Python without a clock. A differential test checks that both give
+equal replies. The hub of a gateway with several workers uses this class, and so do simulations.
+
+An engine is divided by *grants*. A gateway keeps the slots that it uses, and gets more only of those that the grants of
+all others leave free. Example: of 10 slots A was granted 6, and B runs 2, so 2 are free. B has requests of one sequence
+waiting. If nothing at A goes first, B is granted 3 slots: half of the free ones more. If two requests at A go first, B
+is granted 2, and the next round of A takes the free slots.
 """
 
 from __future__ import annotations
@@ -34,12 +39,12 @@ from policies.replicas.messages import (
 from policies.replicas.schedule import ALONE_S, WAITS_S
 
 MEMBER_MS: Final = 3000 * ALONE_S
-"""A gateway that has been silent for this long no longer has a part of any engine."""
+"""Silence after which a gateway has no part of any engine."""
 WAITS_MS: Final = 1000 * WAITS_S
 NUMBERS_MS: Final = 3_600_000
-"""The number of a gateway's last exchange is kept longer, because the gateway may only have been paused."""
+"""Silence after which a gateway's last number is forgotten: longer, because the gateway may only have been paused."""
 COUNTERS_MS: Final = 900_000
-"""A tenant's or flow's counter is forgotten after it was idle for this long."""
+"""Time without a change after which the counter of a tenant or flow is forgotten."""
 SWEEP_MS: Final = 60_000
 
 
@@ -52,7 +57,7 @@ class _Kept(NamedTuple, Generic[T]):
 
 
 class _Held(NamedTuple):
-    """What one gateway reported of one engine, and what it was granted there."""
+    """A gateway's report about one engine, and its grant there."""
 
     holding: Holding
     granted: int
@@ -67,44 +72,44 @@ class _Record:
         self.seen_ms = seen_ms
         self.standings = report.standings
         self.counters: tuple[float, float] | None = None
-        """Sums of the counters of the first standing's tenant and flow, as of the report."""
+        """Sums of the counters of the first standing's tenant and flow, as of the report; None if not reported."""
         self.presence = report.presence
         self.under_way = report.under_way
         self.holdings: dict[str, _Held] = {}
 
 
 class _Other(NamedTuple):
-    """Another gateway, as one exchange sees it."""
+    """Another gateway as of one sync round."""
 
     record: _Record
     is_silent: bool
     standings: list[Standing]
     first: Standing | None
-    """The first of its standings, including what was charged to it since, and waiting until now."""
+    """First of the standings, with later charges and with its wait until now."""
 
     def standings_now(self) -> list[Standing]:
-        """Its standings, with the first one brought up to date."""
+        """Return the standings, with the first one brought up to date."""
         return self.standings if self.first is None else [self.first, *self.standings[1:]]
 
 
 class ReferenceStore:
-    """The store that the gateways of one pool have in common, or the one for what all pools have in common."""
+    """The store of the gateways of one pool, or of the limits and interactions of all pools."""
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
         self._counters: dict[str, _Kept[float]] = {}
         self._lefts: dict[str, _Kept[Left]] = {}
         self._sums: dict[str, _Kept[dict[int, Measures]]] = {}
-        """By count, what was counted in each bucket."""
+        """Counts in each bucket, by name."""
         self._open: dict[str, _Kept[tuple[int, int, int]]] = {}
-        """Calls, tokens, and the time it began (ms)."""
+        """Calls, tokens, and the beginning (ms) of each open interaction."""
         self._swept_ms = 0
 
     def exchange(self, me: str, number: int, report: ReplicaReport, now_ms: int) -> ReplicaView:
-        """The reply to the report of one gateway.
+        """Return the reply to the report of one gateway.
 
-        The same `number` may come twice, because its answer was lost. It is then answered again, but counted once.
-        Raises Unsound for a number that cannot be counted; nothing of the message is kept then.
+        A `number` comes twice if its reply was lost. The report is then answered again, but counted once. Raises
+        Unsound for a number that cannot be counted; nothing of the report is kept then.
         """
         check(number, report)
         self._sweep(now_ms)
@@ -155,7 +160,7 @@ class ReferenceStore:
         )
 
     def leave(self, me: str) -> None:
-        """This gateway is gone: it no longer has a part of any engine."""
+        """Remove a gateway that is gone, with its part of every engine."""
         self._records.pop(me, None)
 
     # --- which gateways are present ---
@@ -181,9 +186,8 @@ class ReferenceStore:
         if first is not None:
             first = first._replace(waited_s=first.waited_s + age_ms / 1000)
         if first is not None and record.counters is not None and first.flow:
-            # The counter as it was told, plus what any gateway has charged to it since. Without the later charges,
-            # every gateway that serves this flow would compare itself with an outdated, too small counter of the
-            # others.
+            # The counter as reported, plus what any gateway has charged to it since. Without the later charges, every
+            # gateway that serves this flow would compare itself with an outdated, too small counter of the others.
             tenant = self._counter(first.tenant)
             flow = self._counter(first.flow)
             known_tenant, known_flow = record.counters
@@ -194,7 +198,7 @@ class ReferenceStore:
         return _Other(record, False, record.standings, first)
 
     def _sweep(self, now_ms: int) -> None:
-        """From time to time, drop the entries that have expired."""
+        """Drop the entries that have expired, once in `SWEEP_MS`."""
         if abs(now_ms - self._swept_ms) < SWEEP_MS:
             return
         self._swept_ms = now_ms
@@ -212,15 +216,15 @@ class ReferenceStore:
         return None if kept is None else kept.value
 
     def _charged(self, charge: Charge, floor: float | None, now_ms: int, is_repeated: bool, was_here: bool) -> float:
-        """Add one charge to its counter.
+        """Add one charge to its counter, and return the counter.
 
-        A counter that is not known here has expired or was lost. It continues from the value that its gateway knows.
+        A counter that is not known here has expired, was lost or is new. It continues from the value that its gateway
+        knows.
         """
         known = self._counter(charge.name)
         total = charge.base if known is None else known
         if not is_repeated:
-            # The store may have known this counter before it lost its data. The highest value that any gateway knows is
-            # the right one.
+            # The store may have lost its data. The highest value that any gateway knows is then the right one.
             if charge.raises or not was_here:
                 total = max(total, charge.base)
             if floor is not None:
@@ -231,7 +235,7 @@ class ReferenceStore:
         return total
 
     def _left(self) -> Left | None:
-        """The tenant that left last, with its counter as it is now."""
+        """Return the tenant that left last, with its present counter."""
         kept = self._lefts.get("")
         if kept is None:
             return None
@@ -239,10 +243,10 @@ class ReferenceStore:
         return kept.value if counter is None else kept.value._replace(counter=counter)
 
     def _floor(self, name: str, waiting: list[Standing], quantum: float) -> float | None:
-        """To which counter is a member lifted that arrives while no other of its kind waits at its own gateway?
+        """Return the counter to which a member is lifted that arrives while no other waits at its own gateway.
 
-        To the least counter that waits elsewhere. If nobody waits anywhere, to the counter of the member that left
-        last. A member that waits elsewhere itself, or that left last itself, is not lifted.
+        The least counter that waits elsewhere or, if nothing waits anywhere, the counter of the member that left last.
+        None for a member that waits elsewhere itself, or that left last itself.
         """
         among, is_flow, _ = name.partition("\x1f")
         if not is_flow:
@@ -300,8 +304,7 @@ def _each(of_two: Callable[[int, int], int], one: Measures, other: Measures) -> 
 
 
 def _as_of_now(report: ReplicaReport, totals: list[float]) -> tuple[list[Standing], tuple[float, float] | None]:
-    """The standings plus what others charged to them, and the sums of the two counters of the first one if the report
-    has them."""
+    """Return the standings with the charges of others, and the sums of the first one's two counters if reported."""
     at = {one.name: (one.base + one.service, total) for one, total in zip(report.charges, totals, strict=True)}
     standings, counters = [], None
     for place, one in enumerate(report.standings):
@@ -316,7 +319,7 @@ def _as_of_now(report: ReplicaReport, totals: list[float]) -> tuple[list[Standin
 
 
 def _divided(own: Holding, standing: Standing | None, others: list[_Other]) -> tuple[_Held, Grant]:
-    """How much of one engine does this gateway get?"""
+    """Return this gateway's record and grant of one engine."""
     most, kv_most = own.sequences_max, own.kv_tokens_max
     granted = granted_kv = elsewhere = kv_elsewhere = 0
     sharers = 1
@@ -331,7 +334,7 @@ def _divided(own: Holding, standing: Standing | None, others: list[_Other]) -> t
         granted, granted_kv = granted + held.granted, granted_kv + held.granted_kv
         waits = other.first is not None and held.holding.waiting > 0
         if not other.is_silent:
-            # What a silent gateway still has running there is seen better by the engine's own gauges.
+            # The engine's own gauges show better what a silent gateway still runs there.
             elsewhere, kv_elsewhere = elsewhere + held.holding.sequences, kv_elsewhere + held.holding.kv_tokens_now
             sharers += held.holding.sequences > 0 or waits
         if waits and other.first is not None:
@@ -364,11 +367,11 @@ def _divided(own: Holding, standing: Standing | None, others: list[_Other]) -> t
 def _part(
     free: int, wanted_before: int, wanted_elsewhere: bool, needed: int, waiting: int, left: int, live: int
 ) -> int:
-    """How much does this gateway get of what is free?
+    """Return this gateway's part of the free slots or tokens.
 
-    It gets what its next request needs, or its equal part per gateway if that is more and its requests can use it. What
-    those before it want is left to them, and so is the headroom (`left`). Where nobody waits at any gateway, each gets
-    its equal part in advance.
+    A gateway with a waiting request gets what that request needs, or an equal part per gateway if that is more and its
+    requests can use it. The needs of requests that go first, and the headroom (`left`), stay free. A gateway without a
+    waiting request gets nothing while another waits, and otherwise an equal part in advance.
     """
     if waiting > 0:
         free -= wanted_before + left

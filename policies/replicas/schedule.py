@@ -1,9 +1,9 @@
-"""When does a gateway exchange with the others, what is repeated, and when is it alone? No I/O.
+"""When does a gateway sync with the others, what is repeated, and when is the gateway alone? No I/O.
 
-Every sync round has a number. Its report is kept until a reply comes. After a loss the same content goes out again
-under the same number, and the store counts it once. A gateway that got no answer for `ALONE_S` goes on alone with the
-average of its recent grants. A process may also have stood still without noticing. It then uses nothing until its next
-exchange (`TRUST_S` in `replicas.grants`), because its part may have been given to others.
+Every sync round has a number. Its report is kept until a reply comes. After a loss the report is sent again under its
+number, and the store counts it once. A gateway that got no reply for `ALONE_S` goes on alone with the average of its
+recent grants. A process may also have stood still without noticing. Such a gateway starts nothing until its next sync
+round (`TRUST_S` in `replicas.grants`), because its part may have been given to others.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from policies.replicas.messages import ReplicaReport, ReplicaView
 
 INTERVAL_S: Final = 0.025
 IDLE_S: Final = 4 * INTERVAL_S
-"""Between exchanges while nothing is queued or dispatched here, and until the next try after a loss."""
+"""Time between sync rounds while the gateway is not busy, and until the next try after a loss."""
 WAITS_S: Final = 3 * IDLE_S
-"""A request that waited at another gateway longer ago than this no longer delays one here."""
+"""Age of a reply beyond which a request that waited at another gateway no longer delays a request here."""
 URGENT_S: Final = INTERVAL_S / 5
-"""The least time between two exchanges."""
+"""Time between sync rounds while the speaker is urgent."""
 DEADLINE_S: Final = 20 * INTERVAL_S
-"""An answer that takes longer counts as lost."""
+"""Time after which a reply counts as lost."""
 ALONE_S: Final = 2 * DEADLINE_S
+"""Time without a reply after which a gateway goes on alone."""
 
 
 class Speaker(Protocol):
-    """What a gateway has to report: about one pool (`PoolReplica`), or about tenants (`TenantReplica`)."""
+    """The source of a gateway's reports: about one pool (`PoolReplica`), or about tenants (`TenantReplica`)."""
 
     def is_urgent(self) -> bool: ...
 
@@ -38,11 +39,11 @@ class Speaker(Protocol):
     def receive(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]: ...
 
     def cut_off(self, now: float) -> Sequence[Decision]:
-        """Called again and again for as long as no reply comes from the store."""
+        """Go on alone. Called after each loss while no reply comes from the store."""
 
 
 class Schedule:
-    """One gateway's side of the exchanges on one subject."""
+    """The times of one gateway's sync rounds on one subject."""
 
     def __init__(self, speaker: Speaker) -> None:
         self.is_alone = False
@@ -53,7 +54,7 @@ class Schedule:
         self._asked_s = self._answered_s = self._due_s = float("-inf")
 
     def due_s(self) -> float:
-        """When does the next exchange begin? Not to be asked while one is under way."""
+        """Return when the next sync round begins. Not to be called during a round."""
         if self.is_alone:
             return self._due_s
         if self._speaker.is_urgent():
@@ -63,12 +64,11 @@ class Schedule:
         return self._due_s
 
     def ask(self, now: float) -> tuple[int, ReplicaReport]:
-        """Begin a sync round: its number and its report. `answered` or `lost` must follow."""
+        """Begin a sync round, and return its number and its report. `answered` or `lost` must follow."""
         if self._answered_s == float("-inf"):
             self._answered_s = now
         self._is_repeated = self._pending is not None
-        # The process stood still, and has not yet read which requests ended meanwhile. Its report may be out of
-        # date.
+        # A process that stood still has not yet read which requests ended meanwhile, so its report may be out of date.
         self._is_late = self._due_s != float("-inf") and now - self._due_s > ALONE_S
         if self._pending is None:
             self._number += 1
@@ -77,19 +77,19 @@ class Schedule:
         return self._number, self._pending
 
     def answered(self, view: ReplicaView, now: float) -> Sequence[Decision]:
-        """The answer came."""
+        """End a sync round with the store's reply."""
         self._pending = None
         # A grant based on the state before the process stood still is only as fresh as that state.
         as_of_s = self._answered_s if self._is_late else self._asked_s
         self._answered_s = self._asked_s
-        # A repeated message is old: what has changed since is reported at once.
+        # A repeated report is old: changes since then are reported at once.
         interval_s = INTERVAL_S if self._speaker.is_busy() else IDLE_S
         self._due_s = now if self._is_repeated or self._is_late else self._asked_s + interval_s
         self.is_alone = False
         return self._speaker.receive(view, as_of_s, now)
 
     def lost(self, now: float) -> Sequence[Decision]:
-        """No answer came."""
+        """End a sync round without a reply."""
         self._due_s = now + IDLE_S
         if not self.is_alone and now - self._answered_s < ALONE_S:
             return ()

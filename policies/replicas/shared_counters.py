@@ -1,9 +1,10 @@
-"""Service counters of tenants and flows across several gateways: what one gateway reports, and what the reply changes.
+"""Service counters of tenants and flows across several gateways: one gateway's reports, and the use of replies.
 
-The store keeps one sum for each counter. A gateway reports what it has charged since its last report, and the reply has
-the new sum. Each charge is therefore counted once, and none is lost. A tenant or flow that returns while nobody waits
-at any gateway is lifted to the counter of the one that left last at any gateway, not only at this one. So idling banks
-no credit across gateways either.
+The store keeps one sum for each counter. A gateway reports its charges since its last report, and the reply has the new
+sum. Each charge is therefore counted once, and none is lost. A tenant or flow that returns while nothing waits at any
+gateway is lifted to the counter of the member that left last at any gateway, not only at this one. So idling banks no
+credit across gateways either. Example: A left this gateway with counter 50, and B left another gateway later with 80.
+When C returns here with counter 10, the store lifts it to 80.
 """
 
 from __future__ import annotations
@@ -21,24 +22,23 @@ from policies.replicas.schedule import ALONE_S, IDLE_S, INTERVAL_S
 from policies.request import BATCH, Flow, Request, is_batch
 
 AHEAD: Final = 2.0
-"""A request may go before one that waits elsewhere while its lead is at most this many usual requests: this tolerance
-keeps a free slot from passing back and forth between gateways. Its lead may also be what the waiting members receive in
-so many sync rounds: what is known of others is one round old, and with a narrower lead fast engines idle until the next
-news. More than 1, so that the lead grows with the pace that it allows."""
+"""Lead up to which a request may go before one that waits at another gateway, in usual requests: this tolerance keeps a
+free slot from passing back and forth between gateways. The lead may also be the service that a waiting member receives
+in AHEAD sync rounds: news of others are one round old, and with a narrower lead fast engines idle until the next news.
+More than 1, so that the lead grows with the pace that it allows."""
 AHEAD_S: Final = IDLE_S
-"""A request may go before one of its own flow that waits elsewhere and came earlier by at most this much."""
+"""Time by which a request may be younger than one of its flow at another gateway and still go first."""
 OWED: Final = "\x1cowed"
-"""Under this name gateways add up what they owe work that can wait. No tenant has such a name."""
+"""Name of the counter of the service that all gateways owe batch. No tenant has such a name."""
 GROWTH_S: Final = 10 * INTERVAL_S
-"""What is received in an exchange is averaged over about this time."""
+"""Time over which the service received in a sync round is averaged."""
 
 
 M = TypeVar("M", bound=Member)
 
 
 class _Growth:
-    """How much does a waiting tenant or flow receive between two sync rounds, at all gateways together? A moving
-    average."""
+    """Moving average of the service that a waiting tenant or flow receives between two rounds, over all gateways."""
 
     __slots__ = ("_members", "_sum", "usual")
 
@@ -48,14 +48,14 @@ class _Growth:
         self._members = 0
 
     def add(self, service: float) -> None:
-        """One that waits has received this much since the last exchange."""
+        """Count the service of a waiting member since the last sync round."""
         self._sum += service
         self._members += 1
 
     def end(self, since_s: float) -> None:
-        """That was all of this exchange, so long after the last one. Long ones count more: they need the lead.
+        """End a sync round, `since_s` after the last one. Long rounds count more, because they need the lead.
 
-        What was received while a gateway was alone is no measure of an exchange.
+        Service received while the gateway was alone counts as 0.
         """
         mean = self._sum / self._members if self._members and since_s <= ALONE_S else 0.0
         self.usual += min(1.0, max(0.0, since_s) / GROWTH_S) * (max(0.0, mean) - self.usual)
@@ -64,7 +64,7 @@ class _Growth:
 
 
 class SharedCounters:
-    """One gateway's side of the exchange about its backlog."""
+    """A gateway's side of the sync rounds about its backlog."""
 
     def __init__(self, backlog: Backlog, *, epoch_s: float) -> None:
         backlog.changed = {}
@@ -73,10 +73,10 @@ class SharedCounters:
         self._waiting_elsewhere: list[TenantMember] = []
         """Tenants that are known here and also wait at other gateways."""
         self._reported: list[tuple[Member, float | None]] = []
-        """The members of the last report, each with its counter before. None: the member was reported for the first
-        time, or may be lifted."""
+        """Members of the last report, each with its counter before; None for a member that was reported for the first
+        time or that the store may lift."""
         self._owed = 0.0
-        """What all gateways owe work that can wait, as of the last reply."""
+        """Service that all gateways owe batch, as of the last reply."""
         self._growth = _Growth()
         self._growth_of_flows = _Growth()
         self._last_left: Left | None = None
@@ -84,12 +84,13 @@ class SharedCounters:
 
     @property
     def quantum(self) -> float:
-        """Size of a round in service units; 0 where the order has no rounds."""
+        """Size of a round in service units; 0 if the order has no rounds."""
         return self._backlog.quantum
 
     def standings(self, now: float) -> list[Standing]:
-        """What rank have the tenants that are next, with the next flow of each? At the end comes the start that the
-        working set has no room for.
+        """Return the standings of the tenants that go next, with the next flow of each.
+
+        The last one is that of the first start that the working set has no room for.
         """
         tenants = [tenant for line in self._backlog.lines() for tenant in line.first(TRIED, within=inf)]
         flows = [tenant.flows.least() for tenant in tenants[:TRIED]]
@@ -99,10 +100,10 @@ class SharedCounters:
         return [standing for standing in standings if standing is not None]
 
     def is_ahead(self, flow: Flow, elsewhere: Standing, now: float) -> bool:
-        """Has this flow received more than one that waits elsewhere, by more than a few requests or exchanges?
+        """Return whether this flow has received more than a flow at another gateway, beyond the tolerance (`AHEAD`).
 
-        If the same flow waits at both places, it has one counter, so the counter decides nothing. Then: did the flow's
-        next request there come earlier? `now`: when the reply named the other flow.
+        A flow that waits at both places has one counter, so the arrival of its requests decides. `now`: the time of
+        the reply that named the other flow.
         """
         backlog = self._backlog
         member = backlog.flow(flow)
@@ -112,7 +113,7 @@ class SharedCounters:
         if own.flow == elsewhere.flow:
             return elsewhere.is_earlier(own, by_s=AHEAD_S)
         if is_batch(own.tenant) != is_batch(elsewhere.tenant):
-            # It goes before other work, but not before work of its kind that has received less.
+            # Owed batch goes before other work, but not before batch elsewhere that has received less.
             least = backlog.batch.least_counter_elsewhere() if own.is_owed else inf
             return elsewhere.goes_first(own) or own.served - least > self._tolerated(backlog.usual, self._growth)
         if own.tenant == elsewhere.tenant:
@@ -124,10 +125,10 @@ class SharedCounters:
         return max(AHEAD * usual_request, self._backlog.quantum, AHEAD * growth.usual)
 
     def report(self, now: float) -> tuple[list[Charge], list[Left]]:
-        """What was charged since the last exchange, and who left.
+        """Return the charges since the last sync round, and the members that left.
 
-        The charges also name the tenants and flows that are next, even without a new charge. So their sums come back as
-        well: of twice as many tenants as are reported, and of so many flows of each of the first.
+        The charges also name tenants and flows that go next without a new charge, so that the reply has their sums: of
+        `2 * TRIED` tenants in each line, and of `TRIED` flows of each of the first `TRIED`.
         """
         backlog = self._backlog
         changed = backlog.changed if backlog.changed is not None else {}
@@ -182,7 +183,7 @@ class SharedCounters:
             self._to_report_again = iter(self._backlog.tenant_names())
 
     def wait_elsewhere(self, standings: Sequence[Standing]) -> None:
-        """Remember who is next at other gateways: an arrival here is not lifted above one that waits there."""
+        """Set the standings at other gateways: an arrival here is lifted at most to the least counter there."""
         for tenant in self._waiting_elsewhere:
             tenant.flows.wait_elsewhere(None)
         self._waiting_elsewhere = []
@@ -203,7 +204,7 @@ class SharedCounters:
         return self._backlog.flow(start.flow) if start is not None else None
 
     def _standing(self, flow: FlowMember, now: float, start: Request | None = None) -> Standing | None:
-        """None: nothing of it waits. `start`: one that sleeps, which stands for the flow."""
+        """Return the standing of a flow; None if nothing of it waits. `start`: a sleeping start to take instead."""
         request, tenant = start or flow.next(), flow.tenant
         if request is None:
             return None
@@ -214,8 +215,9 @@ class SharedCounters:
         )  # fmt: skip
 
     def _lefts(self, reported: dict[Member, None], now: float) -> list[Left]:
-        """The tenant that left last at any gateway, as far as is known here, and which flows of the reported tenants
-        left last.
+        """Return who left last: the tenant at any gateway as far as is known here, the batch node here, and flows here.
+
+        Flows are those of the reported tenants.
         """
         left_s = now + self._epoch_s
         own = _left("", self._backlog.tenants, left_s, again=False)
@@ -238,7 +240,7 @@ class SharedCounters:
 
 
 def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Left | None:
-    """Who left last here? None if that is reported already, unless `again` says that the store has forgotten it."""
+    """Return the member that left last here; None if it is reported already. `again`: report it once more."""
     last = counters.last_left
     times, left_s = counters.reported or (0, 0.0)
     if last is None or (times == counters.times_left and not again):
@@ -250,7 +252,7 @@ def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Le
 
 
 def _confirmed(counters: Counters[M], member: M) -> None:
-    """Its lift counts at all gateways now, unless it has begun to wait anew since it was reported."""
+    """Mark a member's lift as counted at all gateways, unless the member has begun to wait anew since the report."""
     if not member.is_sole:
         counters.unconfirmed.pop(member, None)
 
@@ -265,7 +267,10 @@ def _charge(member: Member) -> Charge:
 
 
 def _name(member: Member) -> str:
-    """A counter's name begins with the tenant, so no app or user name of a client can name another tenant's counter."""
+    """Return the name of a member's counter.
+
+    The name begins with the tenant, so that no app or user name of a client can name another tenant's counter.
+    """
     if isinstance(member, FlowMember):
         return "\x1f".join((member.tenant.name[0], *member.name))
     return member.name[0]

@@ -16,22 +16,22 @@ ASKED_MAX: Final = 8
 
 
 class SharedInteractions:
-    """One gateway's side of the exchange about its open interactions."""
+    """A gateway's side of the sync rounds about open interactions."""
 
     def __init__(self, interactions: Interactions) -> None:
         interactions.changed = {}
         self.interactions = interactions
         self._reported: list[Interaction | None] = []
-        """The interactions of the last report. None: an entry with only a key of one."""
+        """The interactions of the last report; None for an entry with only a key of an interaction."""
 
     def is_unknown(self, request: Request) -> bool:
-        """May this request be a call of an interaction that was opened at another gateway?"""
+        """Return whether this request may be a call of an interaction that was opened at another gateway."""
         return request.progress.interaction is None and bool(_keys(request.claim))
 
     def ask(self, request: Request) -> list[CallDelta]:
-        """Ask whether an interaction that this request may continue is open elsewhere.
+        """Return the questions whether interactions that this request may continue are open elsewhere.
 
-        The strongest key is asked first; of a raw prompt, the longest known beginning.
+        The strongest key comes first; of a raw prompt, the longest beginning.
         """
         claim, idle_s = request.claim, self.interactions.settings.idle_s
         weak, asked_s = claim.keys.weak, IDLE_S_AWAITED if idle_s == "auto" else idle_s
@@ -41,7 +41,7 @@ class SharedInteractions:
         ]
 
     def take_up(self, request: Request, opened: Sequence[Opened | None], now: float) -> None:
-        """Open here the first interaction that is open elsewhere, in the order in which they were asked."""
+        """Open here the first interaction that is open elsewhere, in the order of the questions."""
         flow = request.flow
         for asked, known in zip(_keys(request.claim), opened, strict=False):
             if known is None:
@@ -55,7 +55,7 @@ class SharedInteractions:
             return
 
     def report(self, most: int, now: float) -> list[CallDelta]:
-        """What was added since the last exchange, for about `most` interactions and keys."""
+        """Return the calls and tokens since the last sync round, for about `most` interactions and keys."""
         changed = self.interactions.changed or {}
         self._reported = []
         calls: list[CallDelta] = []
@@ -73,7 +73,7 @@ class SharedInteractions:
             self._reported.append(interaction)
             interaction.reported = interaction.calls, interaction.tokens
             for key, (is_strong, is_new) in (interaction.unreported or {}).items():
-                # A key that is new reports all that the interaction had before it.
+                # A new key also reports the calls and tokens that the interaction had before.
                 count, tokens = (interaction.calls, interaction.tokens) if is_new else (new, new_tokens)
                 kept_s = idle_s if is_strong else PACE_S_MAX
                 calls.append(CallDelta(_name(flow, key), count, tokens, age_s, kept_s, False))
@@ -93,7 +93,7 @@ class SharedInteractions:
 
 
 def _keys(claim: Claim) -> Sequence[str | int]:
-    """By what may an interaction of this claim be known at other gateways? Not by the lines of an answer."""
+    """Return the keys by which other gateways may know the interaction of this claim. Keys of text are not shared."""
     if claim.explicit:
         return (claim.id,)
     if claim.extends and not claim.id:

@@ -1,7 +1,8 @@
 """What did each member of a population do within a window, counted over several gateways?
 
-Most requests are decided at once, by what the last exchange said. As long as a tenant is far from its limits, nothing
-that all gateways admit before the next exchange can reach them. Near a limit the others are asked first (`is_sure`).
+When a gateway reports a count, it also reserves a small part of what is left: the store counts that as used. Requests
+within a reservation are admitted at once, because no other gateway can use the reservation before the next sync round.
+Other requests wait for a sync round (`is_sure`), for example near a limit, where nothing is left to reserve.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from policies.replicas.messages import CountDelta, Counted
 from policies.request import Request
 
 RESERVED: Final = 4
-"""Each gateway may use a part of what is left of an active tenant's limit without asking: 1 / (RESERVED * gateways)."""
+"""Divisor of reservations: a gateway reserves 1 / (RESERVED * gateways) of what is left of an active member's limit."""
 
 
 class SharedCounts:
-    """One gateway's side of the exchange about the counts of one population."""
+    """A gateway's side of the sync rounds about the counts of one population."""
 
     def __init__(self, name: str, counts: SlidingCounts, *, epoch_s: float) -> None:
         counts.epoch_s = epoch_s
@@ -30,13 +31,13 @@ class SharedCounts:
         self.counts = counts
         self._name = name
         self._asked: list[tuple[Hashable, int]] = []
-        """Member and first bucket of each reply."""
+        """Member and first bucket of each expected entry of the reply."""
 
     def report(self, most: int, reserve: Callable[[Hashable], Measures] | None = None) -> list[CountDelta]:
-        """What was counted since the last exchange, for at most `most` members.
+        """Return the counts since the last sync round, for at most `most` members.
 
-        `reserve`: how much to report in advance as if it were counted, so that requests up to that amount need no
-        asking. It is taken back when nothing more is counted.
+        `reserve`: function for the amounts to report in advance as if they were counted. The next report takes them
+        back.
         """
         self._asked = []
         tallies: list[CountDelta] = []
@@ -65,8 +66,10 @@ class SharedCounts:
         return tallies
 
     def receive(self, counted: Iterator[Counted], *, is_forgotten: bool) -> None:
-        """Take the sums of all gateways for the reported counts, which come next. `is_forgotten`: the store has lost
-        its data, and gets all of it anew."""
+        """Take the sums of all gateways for the reported counts from the iterator.
+
+        `is_forgotten`: the store has lost its data, and all counts are to be reported again.
+        """
         for member, first in self._asked:
             sums = next(counted)
             for bucket, known in enumerate(sums, first):
@@ -77,15 +80,16 @@ class SharedCounts:
             self.counts.pend_all()
 
     def own(self, member: Hashable, place: int) -> tuple[int, int, bool]:
-        """Of one measure: what is counted here and not reported yet, the sum that all gateways have reported, and
-        whether that sum is known."""
+        """Return the unreported count of one measure, the sum that all gateways reported, and whether that is known.
+
+        The unreported count is negative while a reservation is left.
+        """
         counts = self.counts
         own = sum([each[place] for each in (counts.pending or {}).get(member, {}).values()])
         return own, counts.sums(member)[place] - own, counts.answered(member) >= counts.bucket
 
     def _since(self, member: Hashable, bucket: int) -> int:
-        """The first bucket to be asked for. Of the last two that were answered for, others may have taken back since
-        what they had reserved."""
+        """Return the first bucket to ask for: others may take back reservations in the last two answered buckets."""
         answered = self.counts.answered(member)
         return bucket if answered >= bucket else max(0, self.counts.oldest, answered - 1)
 
@@ -101,7 +105,7 @@ class SharedQuotas:
         self._gateways = 1
 
     def is_sure(self, request: Request, now: float) -> bool:
-        """Will `refusal` give the same answer whatever the other gateways admit before the next exchange?"""
+        """Return whether the other gateways cannot change the result of `refusal` before the next sync round."""
         members = self.quotas.members(request.flow.tenant, request.quota_names)
         limited = [member for member in members if self.quotas.rules(member)]
         if not limited or self.quotas.refusal(request, now) is not None:
@@ -109,14 +113,14 @@ class SharedQuotas:
         return all([self._has_left(member, wanted(request), 0.0) for member in limited])
 
     def report(self, most: int) -> list[CountDelta]:
-        """What was counted since the last exchange, for at most `most` tenants and groups in each window."""
+        """Return the counts since the last sync round, for at most `most` members in each window."""
         found = []
         for window, counts in enumerate(self._windows):
             found += counts.report(most, partial(self._reserve, window))
         return found
 
     def under_way(self) -> list[tuple[str, int]]:
-        """Requests under way here, of tenants and groups with a limit on concurrent requests."""
+        """Return the requests under way here, of members with a limit on concurrent requests."""
         quotas = self.quotas
         return [item for item in quotas.under_way.items() if any([rule.window < 0 for rule in quotas.rules(item[0])])]
 
@@ -128,7 +132,7 @@ class SharedQuotas:
         *,
         is_forgotten: bool = False,
     ) -> None:
-        """Take what all `gateways` counted together, and what is under way at the others."""
+        """Take the counts of all `gateways` together, and the requests under way at the others."""
         sums = iter(counted)
         for counts in self._windows:
             counts.receive(sums, is_forgotten=is_forgotten)
@@ -137,8 +141,9 @@ class SharedQuotas:
         self.quotas.under_way_elsewhere = dict(under_way)
 
     def cut_off(self, *, refuses: bool) -> None:
-        """No reply comes from the store: keep to an equal part of what was left. `refuses`: refuse every tenant with a
-        limit.
+        """Keep to an equal part of what was left of each limit, while no reply comes from the store.
+
+        `refuses`: reject every request of a member with a limit.
         """
 
         def may_have(member: str, more: Measures) -> bool:
@@ -147,7 +152,7 @@ class SharedQuotas:
         self.quotas.may_have = may_have
 
     def _has_left(self, member: str, more: Measures, part: float) -> bool:
-        """Is this much more reserved? With a `part` above 0: does it fit into that part of what was left?"""
+        """Return whether these amounts are reserved or, with a `part` above 0, fit into that part of what was left."""
         for rule in self.quotas.rules(member):
             if rule.window >= 0:
                 own, known, is_known = self._windows[rule.window].own(member, rule.place)
@@ -156,8 +161,7 @@ class SharedQuotas:
         return True
 
     def _reserve(self, window: int, member: Hashable) -> Measures:
-        """A small part of what is left: what may be admitted before the next exchange. Nothing as long as it is not
-        known what is left: it may be nothing."""
+        """Return the amounts to reserve: a small part of what is left, or nothing while that is not known."""
         parts = [*NOTHING]
         for rule in self.quotas.rules(str(member)):
             if rule.window == window:

@@ -1,9 +1,9 @@
-"""One gateway among several that serve the same tenants: its side of the exchange about limits and interactions.
+"""A gateway's side of the sync rounds about limits and interactions, whose tenants several gateways serve.
 
-Limits and interactions do not depend on the pool, so one exchange serves all pools of a gateway. Near a limit a request
-stays undecided until an exchange has counted it. So the number of gateways does not multiply a limit. A request that
-may continue an interaction of another gateway also stays undecided, but only while other requests wait, because only
-then does it matter.
+Limits and interactions do not depend on the pool, so one sync round serves all pools of a gateway. Near a limit a
+request stays undecided until a sync round has counted it. So the number of gateways does not multiply a limit. A
+request that may continue an interaction of another gateway also stays undecided, but only while other requests wait:
+otherwise the interaction does not matter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from policies.request import Refused, Request
 
 
 class _Undecided(NamedTuple):
-    """A request, the admission engine where it waits, and the range of the keys that were asked for it."""
+    """A request, the admission engine where it waits, and the range of its questions in the report."""
 
     request: Request
     engine: Asker
@@ -33,7 +33,7 @@ class _Undecided(NamedTuple):
 
 
 class TenantReplica:
-    """Asks the other gateways about requests that this one cannot decide alone (`admission.room.Elsewhere`)."""
+    """The questions to other gateways about requests that this one cannot decide alone (`admission.room.Elsewhere`)."""
 
     def __init__(
         self,
@@ -44,18 +44,20 @@ class TenantReplica:
         epoch_s: float = 0.0,
         refuses_alone: bool = False,
     ) -> None:
-        """`epoch_s`: how far a clock that all gateways have in common is ahead of the clock of the events here.
+        """Follow the admission engines of all pools.
 
-        `refuses_alone`: while no reply comes from the store, tenants with a limit are refused.
+        Args:
+            epoch_s: seconds by which the gateways' common clock is ahead of the engines' clock.
+            refuses_alone: reject every request with a limit while no reply comes from the store.
         """
         self._quotas = SharedQuotas(quotas, epoch_s=epoch_s) if quotas is not None else None
         self._interactions = SharedInteractions(interactions) if interactions is not None else None
         self._refuses_alone = refuses_alone
         self._is_alone = False
         self._undecided: dict[str, _Undecided] = {}
-        """Not yet asked about."""
+        """Requests for the next report."""
         self._asked: dict[str, _Undecided] = {}
-        """Asked about and counted."""
+        """Requests of the last report, which are counted."""
         self._keys_asked = 0
         self._decisions: dict[Asker, list[Decision]] = {engine: [] for engine in engines}
         for engine in engines:
@@ -64,7 +66,7 @@ class TenantReplica:
     # --- for the admission engines ---
 
     def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
-        """Must this request stay undecided until the others have answered?"""
+        """Return whether this request must stay undecided until the store has replied."""
         if self._is_alone:
             return False
         if self._quotas is not None and not self._quotas.is_sure(request, now):
@@ -72,16 +74,16 @@ class TenantReplica:
         return not is_calm and self._interactions is not None and self._interactions.is_unknown(request)
 
     def ask(self, engine: Asker, request: Request) -> None:
-        """Ask about it in the next exchange."""
+        """Ask about a request in the next sync round."""
         self._undecided[request.id] = _Undecided(request, engine)
 
     def let_go(self, request: Request) -> None:
-        """Forget it: it no longer wants an answer."""
+        """Forget a request that needs no decision any more."""
         if self._undecided.pop(request.id, None) is None:
             self._asked.pop(request.id, None)
 
     def decisions_of(self, engine: AdmissionEngine) -> Sequence[Decision]:
-        """What was decided at this admission engine since the last time this was asked."""
+        """Return the decisions for this admission engine since the last call, and forget them."""
         decisions, self._decisions[engine] = self._decisions[engine], []
         return decisions
 
@@ -91,11 +93,11 @@ class TenantReplica:
         return bool(self._undecided)
 
     def is_busy(self) -> bool:
-        """Never: what others may admit meanwhile is reserved, and a call takes longer than an exchange."""
+        """Return False: reservations cover admissions between rounds, and a call takes longer than a round."""
         return False
 
     def report(self, now: float) -> ReplicaReport:
-        """What was counted, and what is asked."""
+        """Return the report of counts, interactions and questions."""
         calls: list[CallDelta] = []
         for one in list(self._undecided.values())[:REPORTED_MAX]:
             del self._undecided[one.request.id]
@@ -112,7 +114,7 @@ class TenantReplica:
         return ReplicaReport([], Activity(), [], [], tallies, calls, under_way, [], 0.0)
 
     def receive(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
-        """Apply the answer. The decisions of each admission engine are taken with `decisions_of`."""
+        """Apply the reply. `decisions_of` returns the decisions for each admission engine."""
         self._is_alone = False
         if self._interactions is not None:
             for one in self._asked.values():
@@ -124,7 +126,7 @@ class TenantReplica:
         return ()
 
     def cut_off(self, now: float) -> Sequence[Decision]:
-        """No reply comes from the store: each gateway keeps to its part of every limit."""
+        """Decide alone while no reply comes from the store: keep to this gateway's part of every limit."""
         self._is_alone = True
         if self._quotas is not None:
             self._quotas.cut_off(refuses=self._refuses_alone)
@@ -136,9 +138,7 @@ class TenantReplica:
         return ()
 
     def _decide(self, now: float) -> None:
-        """Decide the requests that were asked about. If too much was counted, the latest are refused first and
-        uncounted.
-        """
+        """Decide the requests of the last report. Beyond a limit, the latest are rejected and uncounted first."""
         asked, self._asked = list(self._asked.values()), {}
         admitted = []
         for one in reversed(asked):
