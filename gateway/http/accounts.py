@@ -30,7 +30,7 @@ class Accounts:
     connections."""
 
     def __init__(self, whose: str, connections_max: int, bodies_bytes_max: int) -> None:
-        """`whose` names the client in the message that refuses it."""
+        """Create an empty table. `whose` names the client in the message that refuses it."""
         self._accounts: dict[str, Account] = {}
         self._whose = whose
         self.set(connections_max, bodies_bytes_max)

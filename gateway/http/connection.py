@@ -1,4 +1,4 @@
-"""One client's connection, which reads requests and carries their answers, in order, one at a time.
+"""A client's connection, which reads requests and carries their answers, in order, one at a time.
 
     _HEAD -> _BODY -> _ANSWER -> _HEAD    a request and its answer; without a body _BODY is left out
     _HEAD, _BODY -> _ANSWER               an unreadable or late request gets an error as the last answer

@@ -20,7 +20,7 @@ from gateway.telemetry.record import RequestRecord
 
 
 class HttpRequest(RequestRecord):
-    """One HTTP request. Its body is counted for the tenant that the head hook found.
+    """An HTTP request. Its body is counted for the tenant that the head hook found.
 
     Attributes:
         head: the head, which other requests of the connection may share.

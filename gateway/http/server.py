@@ -25,7 +25,7 @@ class HttpServer:
     """The listener of one process and event loop, at any number of addresses."""
 
     def __init__(self, state: ServerState, certificates: Certificates | None = None) -> None:
-        """With `certificates` every address takes TLS only."""
+        """Create a server without addresses. With `certificates` every address takes TLS only."""
         self.state = state
         self._certificates = certificates
         self._listeners: list[asyncio.Server] = []

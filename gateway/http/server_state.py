@@ -69,7 +69,7 @@ class ServerState:
         proxies: TrustedProxies | None = None,
         kind: type[HttpRequest] = HttpRequest,
     ) -> None:
-        """`kind`: the class of the requests that are made of heads."""
+        """Create the state of a server without connections. `kind`: the class of its requests."""
         self.handler = handler
         self.kind = kind
         self.limits = limits

@@ -1,4 +1,4 @@
-"""One request from admission to its settled account: the queue, an engine, and the answer to the client.
+"""A request from admission to its settled account: the queue, an engine, and the answer to the client.
 
 An `Exchange` is written in callbacks, since it runs for every token. It ends exactly once, in one of these ways:
 

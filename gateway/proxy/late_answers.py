@@ -23,8 +23,8 @@ class LateAnswers:
     """The tasks that answer such requests, a bounded number of them for a tenant."""
 
     def __init__(self, pipeline: Pipeline, answer: Callable[[RequestContext], Awaitable[Any]]) -> None:
-        """`answer` returns the answer as a value for JSON, or None if it has sent the answer itself. It raises ApiError
-        or StoreError."""
+        """Create the handler. `answer` returns a value for JSON, or None if it has sent the answer itself. It raises
+        ApiError or StoreError."""
         self.tasks = Background()
         self._pipeline = pipeline
         self._answer = answer

@@ -74,7 +74,7 @@ class Pipeline:
         responses: StoredResponses,
         sampler: Sampler | None = None,
     ) -> None:
-        """`sampler`: chooses the requests that are traced; None traces none."""
+        """Create a pipeline to these pools. `sampler` chooses the requests that are traced; None traces none."""
         self.keyring = keyring
         self._settled = settled
         self.unqueued = unqueued

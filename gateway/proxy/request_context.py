@@ -1,4 +1,4 @@
-"""One request from its head to its log line, and the ways to answer it.
+"""A request from its head to its log line, and the ways to answer it.
 
 A stream that waits for long is begun before its answer: with status 200 and a comment that begins with `: waiting`,
 again and again, so that no intermediary takes it for dead. A later error is then an error event.
@@ -39,7 +39,7 @@ EVENT_STREAM: Final = (
 
 
 class RequestContext(HttpRequest):
-    """One request, whose parts are set step by step: `route` and `principal` with the head, `responder` with the
+    """A request, whose parts are set step by step: `route` and `principal` with the head, `responder` with the
     complete request, `payload` when it is read, `serving_pool` when admission is asked for.
 
     Attributes:

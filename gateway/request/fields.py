@@ -116,7 +116,7 @@ class Fields(msgspec.Struct):
 
 
 class Turn(msgspec.Struct):
-    """One message of a chat, or one item of a Responses input."""
+    """A message of a chat, or an item of a Responses input."""
 
     role: str | None = None
     type: str | None = None

@@ -79,7 +79,7 @@ class ClaimReader:
     def __init__(
         self, rules: InteractionRules, by_app: Mapping[str, InteractionRules], *, flows_max: int = PROMPTED_FLOWS_MAX
     ) -> None:
-        """`flows_max`: flows whose raw prompts' lengths are remembered."""
+        """Create a reader. `flows_max`: most flows whose raw prompts' lengths are remembered."""
         self._rules = rules
         self._flows_max = flows_max
         self._by_app = by_app

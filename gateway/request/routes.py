@@ -126,7 +126,8 @@ class Routes:
     """The routes of one gateway."""
 
     def __init__(self, more: Iterable[tuple[str, tuple[str, ...], Route]] = ()) -> None:
-        """`more`: configured paths with their methods and routes; a star stands for one step of a path."""
+        """Create the known routes and `more`: configured paths with their methods and routes. A star stands for one
+        step."""
         self._plain: dict[str, Methods] = {}
         self._starred: list[tuple[re.Pattern[str], Methods]] = []
         starred: dict[str, Methods] = {}

@@ -19,7 +19,7 @@ class Certificates:
     """The TLS context for new handshakes, made anew whenever the files change. Established connections keep theirs."""
 
     def __init__(self, make: Callable[[], ssl.SSLContext], files: Sequence[str]) -> None:
-        """`make` reads the files and raises ValueError with the file and its fault if they are unusable."""
+        """Read the files by `make`, which raises ValueError with the file and its fault if they are unusable."""
         self._make = make
         self._files = files
         self._taken = self._latest = self._look()

@@ -60,7 +60,8 @@ class BatchLane:
     def __init__(
         self, usage: UsageConfig, config: Config, pipeline: Pipeline, follower: Follower | None, within: Background
     ) -> None:
-        """`follower` knows the valid keys, once it has read them. Without one the config names them."""
+        """Start to drive batches. `follower` knows the valid keys, once it has read them; without one the config
+        does."""
         self.pipeline = pipeline
         self.limits = config.batches
         self.answer_bytes_max = min(config.limits.response_buffer_bytes_max, config.bounds.results_bytes)

@@ -186,7 +186,7 @@ class Checks:
     """The faults found in a file's lines, which are added in order by `take`."""
 
     def __init__(self, batch: str, endpoint: str, why_not: Callable[[str], ApiError | None]) -> None:
-        """`why_not` returns the error of a model that cannot be asked, or None."""
+        """Create checks without faults. `why_not` returns the error of a model that cannot be asked, or None."""
         self.total = 0
         self.faults: list[dict[str, Any]] = []
         self.unanswered_bytes = 0

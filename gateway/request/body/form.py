@@ -39,7 +39,7 @@ _READ: Final = frozenset({"model", "stream", "user"})
 
 
 class Part(NamedTuple):
-    """One part of a form. The part is `body[at:after]`, its value `body[begin:end]`."""
+    """A part of a form. It is `body[at:after]`, and its value `body[begin:end]`."""
 
     name: str
     file_name: str
@@ -57,7 +57,7 @@ class FormPayload(Payload):
     def __init__(
         self, body: bytes, api: Api, model: str, stream: bool, user: str, model_at: tuple[int, int] | None
     ) -> None:
-        """`model_at`: bounds of the model's name in the body; None if the form has none."""
+        """Create a payload. `model_at`: bounds of the model's name in the body; None if the form has none."""
         super().__init__(body, NO_FIELDS, api, AUDIO_PROMPT, 1, model, stream, user)
         self._model_at = model_at
 

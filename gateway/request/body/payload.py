@@ -40,7 +40,7 @@ from gateway.request.prompt import Prompt, prompt_of
 SEQUENCES_MAX: Final = 128
 _BRACE: Final = ord("{")
 _PROMPT: Final = re.compile(rb'[\[,]\s*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^\[\]]*+\])\s*+', re.DOTALL)
-"""One prompt of a list, with the separator before it."""
+"""A prompt of a list, with the separator before it."""
 USER_LENGTH_MAX: Final = 128
 ASK_FOR_USAGE: Final = b'"stream_options":{"include_usage":true},'
 NO_FIELDS: Final = Fields()

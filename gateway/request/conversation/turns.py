@@ -58,7 +58,7 @@ class Turns:
     __slots__ = ("_answered", "begins", "instruction_bytes", "keys", "questions", "stage")
 
     def __init__(self, questions: list[bytes], answered: int, shape: Shape, keys: TurnKeys) -> None:
-        """`answered`: number of questions that the model has replied to."""
+        """Create the facts. `answered`: number of questions that the model has replied to."""
         self.questions = questions
         self.stage = shape.stage()
         self.begins = shape.begins
