@@ -350,7 +350,7 @@ class Connection(asyncio.Protocol):
             self._close()
 
     def is_asking(self) -> bool:
-        """Is a request due: the first one, or the rest of a later one?"""
+        """Is a request due: the first one, or the rest of one that has begun?"""
         return self._state == _BODY or (self._state == _HEAD and self._head_began)
 
     def idle_since(self) -> float:

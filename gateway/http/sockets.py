@@ -29,7 +29,8 @@ ALL_FAMILIES: Final = "::"
 
 
 def connections_allowed() -> int:
-    """Return how many clients may connect, so that each has an engine's connection and all else its files."""
+    """Return the number of clients that may connect, if each needs an engine's connection and all else has its
+    files."""
     files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if files_max == resource.RLIM_INFINITY else max(2, (files_max - _OTHER_FILES) // 2)
 

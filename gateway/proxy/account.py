@@ -48,7 +48,8 @@ def works_on(payload: Payload, usage: Usage | None) -> bool:
 
 
 def _prompts_max(request: Request, payload: Payload, route: Route) -> int:
-    """Return how many prompts of the full context the request can hold. Where nothing is generated, any list is one."""
+    """Return the most prompts that the request can hold. Where nothing is generated, each item of a list may be a
+    prompt."""
     if route.generates:
         return request.sequences
     return 1 + payload.prompt.commas()

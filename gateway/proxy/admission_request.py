@@ -39,10 +39,11 @@ def _asks(fields: Mapping[bytes, bytes], payload: Payload) -> bool:
 
 
 def admission_request(context: RequestContext, pool: Pool) -> Request:
-    """Return the request for admission to this pool. Flow, claim and progress of a request that moves are kept, as far
-    as they do not depend on the pool.
+    """Return the request for admission to this pool. A request that moves keeps its flow, claim, progress and wait
+    limit.
 
-    Raise ApiError for an app that the key may not claim, an invalid wait limit, or a request that fits into no context.
+    Raise ApiError for an app that the key may not claim, an invalid wait limit, or a request beyond the model's
+    context.
     """
     payload, before, generates = context.payload, context.request, context.route.generates
     sequences = payload.sequences if generates else 1

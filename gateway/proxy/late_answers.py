@@ -1,4 +1,4 @@
-"""Answers to requests that need no engine, but time, such as that of a database."""
+"""Tasks that answer requests from a database or the like, without an engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 
 
 class LateAnswers:
-    """The tasks that answer such requests, a bounded number of them for a tenant."""
+    """The handler of requests of one treatment. A tenant may have a bounded number of them under way."""
 
     def __init__(self, pipeline: Pipeline, answer: Callable[[RequestContext], Awaitable[Any]]) -> None:
         """Create the handler. `answer` returns a value for JSON, or None if it has sent the answer itself. It raises

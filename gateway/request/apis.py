@@ -48,7 +48,7 @@ COMPLETIONS: Final = Api("prompt", limits=("max_tokens",), counts=("n", "best_of
 RESPONSES: Final = Api("tools", "instructions", "input", limits=("max_output_tokens",), conversation="input")
 MESSAGES: Final = Api("tools", "system", "messages", limits=("max_tokens",), conversation="messages")
 AUDIO: Final = Api()
-"""Fields of an upload: a form, none of whose JSON fields is read."""
+"""No fields: an upload is a form with a file."""
 ONE_PASS: Final = Api("query", "documents", "text_2", "text_1", "messages", "prompt", "input")
 """Fields of embeddings, scores and the like, which generate no tokens."""
 TOKENS: Final = Api("tools", "messages", "prompt")

@@ -171,7 +171,7 @@ _members: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(
 
 
 def decode_turns(conversation: Raw) -> list[Turn]:
-    """Decode a conversation. Raises `TooManyError` beyond `TURNS_MAX`."""
+    """Decode a conversation. Raise `TooManyError` beyond `TURNS_MAX`."""
     if bytes(conversation).count(b"{") <= TURNS_MAX:  # each turn has a brace; counting turns takes two calls for each
         return _turns(conversation)
     _decoded.left = TURNS_MAX
@@ -179,6 +179,6 @@ def decode_turns(conversation: Raw) -> list[Turn]:
 
 
 def decode_members(body: bytes) -> dict[str, Raw]:
-    """Decode an object into its members. Raises `TooManyError` beyond `MEMBERS_MAX`."""
+    """Decode an object into its members. Raise `TooManyError` beyond `MEMBERS_MAX`."""
     _decoded.left = MEMBERS_MAX
     return _members(body)

@@ -41,8 +41,8 @@ STAGE_MAX: Final = 100_000
 LINES_GIVEN: Final = 3
 """Lines of an answer that become keys."""
 LINES_OF_A_NEW_TALK: Final = 2
-"""Lines of earlier answers that a conversation without an answer needs to join their interaction. Several agents, each
-with a conversation of its own, may work on one answer. A line of a tool call's arguments counts twice."""
+"""Lines of earlier answers by which a conversation without an answer joins their interaction. Several agents, each with
+a conversation of its own, may work on one answer. A line of a tool call's arguments counts twice."""
 _TASK: Final = 0x5A5A5A5A5A5A5A5
 """Marks lines of a tool call's arguments, which another agent may have as its task."""
 PROMPTED_FLOWS_MAX: Final = 4096
@@ -65,7 +65,7 @@ LiteLLM. The first one present counts."""
 _ID, _STAGE, _END = b"x-fairgate-interaction", b"x-fairgate-stage", b"x-fairgate-end"
 OF_INTEREST: Final = frozenset({_ID, _STAGE, _END, b"traceparent", b"baggage", *SESSION_HEADERS})
 _ID_IN_JSON: Final = re.compile(rb'"((?!id")[^"\\]{1,256})"\s{0,16}\}?\Z')
-"""The string that ends a JSON string or an object, such as an object of an id alone; never the name `id`."""
+"""The last string of a JSON text, alone or at the end of an object, unless it is "id"."""
 _SESSION_IN_METADATA: Final = re.compile(rb'"session_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
 _OWN_CACHE_KEY: Final = re.compile(rb'"([^"\\]{0,64}[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}[^"\\]{0,64})"')
 """A cache key with a UUID, made for one conversation. Others are names of apps, common to all their users."""

@@ -50,7 +50,7 @@ class Certificates:
             raise OperationalError(f"TLS goes on with the certificate that it had: {self._fault}")
 
     def _read(self) -> None:
-        self._taken = self._look()  # first: what changes while it is read is read again
+        self._taken = self._look()  # first, so that a change during the read is noticed later
         try:
             self.context = self._make()
         except ValueError as error:

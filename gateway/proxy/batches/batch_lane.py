@@ -46,7 +46,7 @@ FORGET_S: Final = 60.0
 BUSY: Final = (429, 503)
 """Statuses of a refusal, after which the request is retried until its batch expires."""
 SENDS_MAX: Final = 2
-"""Failures of engines at one request before it ends, since the request may be the cause."""
+"""Engine failures after which a line ends with an error, since the line may be their cause."""
 AGAIN_S: Final = 1.0
 PAUSE_S_MAX: Final = 60.0
 """Upper bound of the retry backoff, unless `retry-after-ms` asks for longer."""

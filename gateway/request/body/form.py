@@ -169,7 +169,7 @@ def _parameters(value: bytes, kind: bytes) -> dict[bytes, bytes] | None:
 
 
 def _charset(name: bytes) -> str:
-    """Return the charset of a form's texts. Raise ApiError unless it contains ASCII, since engines may read other
+    """Return the charset of a form's texts. Raise ApiError unless it agrees with ASCII, else engines may read other
     names."""
     charset = name.decode("latin-1")
     try:

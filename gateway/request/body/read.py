@@ -1,4 +1,4 @@
-"""Reads a body by the rules of its API, as JSON or as a form."""
+"""The reader of bodies, as JSON or as a form by the rules of their API."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def lines_in(json: str) -> list[str]:
-    """Return such lines of the strings in this JSON."""
+    """Return the lines of this JSON's strings that are long enough to be keys."""
     return [line for found in _STRING.findall(json) for line in lines_of(decoded(found.encode(), 0))]
 
 
