@@ -1,5 +1,7 @@
-"""Who holds how much of the listener? Open connections, bytes of unfinished bodies, and of the heads of those who are
-not known yet: by tenant and by address."""
+"""Bytes and connections that each client holds of the listener, by tenant and by address.
+
+Counted are open connections, bytes of unfinished bodies, and bytes of unfinished heads on connections without a key.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ _RETRY_S: Final = 2.0
 
 
 class Account:
-    """What one tenant, or one address, holds now."""
+    """Current holdings of one tenant or one address."""
 
     __slots__ = ("bodies_bytes", "connections", "heads_bytes", "name")
 
@@ -20,20 +22,21 @@ class Account:
         self.connections = 0
         self.bodies_bytes = 0
         self.heads_bytes = 0
-        """Of those of its connections on which nobody has shown a key."""
+        """Bytes of unfinished heads on those connections on which no key has been shown."""
 
 
 class Accounts:
-    """The clients that hold any bytes, and how many each may hold. There are never more of them than connections."""
+    """The accounts of all clients that hold anything, and the bounds of each. There are at most as many as
+    connections."""
 
     def __init__(self, whose: str, connections_max: int, bodies_bytes_max: int) -> None:
-        """`whose`: in words, for the client that is refused."""
+        """Create an empty table. `whose` names the client in the message that refuses it."""
         self._accounts: dict[str, Account] = {}
         self._whose = whose
         self.set(connections_max, bodies_bytes_max)
 
     def set(self, connections_max: int, bodies_bytes_max: int) -> None:
-        """From now on each may hold this much. What is held stays."""
+        """Replace the bounds of each client. Present holdings stay."""
         self._connections_max = connections_max
         self._bodies_bytes_max = bodies_bytes_max
 
@@ -41,7 +44,7 @@ class Accounts:
         return len(self._accounts)
 
     def connect(self, name: str) -> Account:
-        """The account of one more connection. ApiError: it has too many of them."""
+        """Count a connection and return its account. Raise ApiError if the client has too many connections."""
         account = self._of(name)
         if account.connections >= self._connections_max:
             message = f"{self._whose} has {account.connections} connections open, and may have no more; close some"
@@ -54,7 +57,8 @@ class Accounts:
         self._forget(account)
 
     def hold(self, name: str, body_bytes: int) -> None:
-        """So many more bytes of an unfinished body. ApiError: it has too many of them (and these are counted)."""
+        """Count bytes of an unfinished body. Raise ApiError if the client has too many; the bytes stay counted until
+        `release`."""
         account = self._of(name)
         account.bodies_bytes += body_bytes
         if account.bodies_bytes > self._bodies_bytes_max:

@@ -1,4 +1,4 @@
-"""Where does a request come from? The address of the peer, or what a trusted proxy in front says of its client."""
+"""Where does a request come from? The peer's address, or the client's address as a trusted proxy reports it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gateway.http.headers import Header
 
 _HOPS_MAX: Final = 32
 _READ_MAX: Final = 1024
-"""Addresses that are remembered as they were read: each request asks for one."""
+"""Parsed addresses that are cached: each request needs one."""
 _LENGTH_MAX: Final = 64
-"""The longest address has 45 characters, with a port and brackets 53."""
+"""Bound of an address. The longest one has 45 characters; with a port and brackets 53."""
 _FOR: Final = re.compile(rb'(?:^|[;\s])for=(?:"([^"]*)"|([^;,\s"]*))', re.IGNORECASE)
 _WITH_PORT: Final = re.compile(r"\[([^\]]*)\](?::[0-9]+)?|([0-9.]+):[0-9]+")
 
@@ -31,7 +31,8 @@ def _read(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def household(address: str) -> str:
-    """Return what limits by address go by: the address itself, or its /64, since each user of IPv6 has a whole one."""
+    """Return the client network that limits count by: an IPv4 address, or the /64 of an IPv6 address, since each user
+    has a whole /64."""
     return _network(address) if ":" in address else address
 
 
@@ -44,21 +45,24 @@ def _network(address: str) -> str:
 
 
 class TrustedProxies:
-    """The networks whose word on their clients' addresses is taken."""
+    """The networks of proxies that are trusted to name their clients' addresses."""
 
     def __init__(self, networks: Sequence[str] = ()) -> None:
         self._networks = [ip_network(network) for network in networks]
 
     def trusts(self, address: str) -> bool:
-        """Is this the address of one of them?"""
+        """Is this the address of a trusted proxy?"""
         if not self._networks:
             return False
         read = _read(address.partition("%")[0])
         return read is not None and any(read in network for network in self._networks)
 
     def client(self, peer: str, headers: Sequence[Header]) -> str:
-        """Who is behind this peer, which is trusted: the last hop in `forwarded`, or else `x-forwarded-for`, that is
-        not trusted itself. What stands before that anyone may have written."""
+        """Return the address of the client behind a trusted peer.
+
+        That is the last hop in `forwarded`, or else in `x-forwarded-for`, that is not a trusted proxy. Anyone may have
+        written the hops before it.
+        """
         client = peer
         for hop in reversed(_hops(headers)[-_HOPS_MAX:]):
             read = _read(hop) if len(hop) <= _LENGTH_MAX else None

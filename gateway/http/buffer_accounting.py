@@ -1,7 +1,7 @@
-"""What does one connection hold of a request that is not there whole? Counted where it may be too much.
+"""Bytes that one connection holds of an incomplete request, counted against the bounds of its client.
 
-A body is counted on all connections together, for its tenant and from its address. A head is counted from its address,
-while nobody has shown a key on the connection.
+A body is counted for its tenant and for its address, over all connections. A head is counted for its address, until a
+key has been shown on the connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gateway.http.server_state import BUSY_RETRY_S, ServerState
 
 
 class BufferAccounting:
-    """The bytes of one connection. Who holds too many gets an `ApiError`, and they are counted until released."""
+    """The bytes held by one connection. Bytes beyond a bound raise an `ApiError` and stay counted until released."""
 
     __slots__ = ("_head_bytes", "_request", "_server", "body_bytes")
 
@@ -22,12 +22,13 @@ class BufferAccounting:
         self._server = server
         self._head_bytes = 0
         self.body_bytes = 0
-        """Held of a body."""
+        """Bytes held of a body."""
         self._request: HttpRequest | None = None
-        """Whose body it is."""
+        """The request with that body."""
 
     def hold_head(self, address: Account, head_bytes: int) -> None:
-        """So much is there of a head from this address: of all together it may be as much as the largest one."""
+        """Set the bytes held of a head from this address. Raise ApiError if all unfinished heads of the address
+        together exceed the largest permitted head."""
         address.heads_bytes += head_bytes - self._head_bytes
         self._head_bytes = head_bytes
         if head_bytes and address.heads_bytes > self._server.limits.header_bytes_max:
@@ -35,7 +36,8 @@ class BufferAccounting:
             raise ApiError(Reason.TOO_MANY_AT_ONCE, message, retry_after_s=BUSY_RETRY_S)
 
     def hold_body(self, request: HttpRequest, body_bytes: int) -> None:
-        """So much is there of the body of this request."""
+        """Set the bytes held of this request's body. Raise ApiError if its tenant, its address or the server holds too
+        many."""
         server = self._server
         more_bytes = body_bytes - self.body_bytes
         self._request, self.body_bytes = request, body_bytes
@@ -50,7 +52,7 @@ class BufferAccounting:
             raise ApiError(Reason.SERVER_BUSY, message, retry_after_s=BUSY_RETRY_S)
 
     def release_body(self) -> None:
-        """An engine has it and answers, or it is dropped."""
+        """Release the body, since an engine answers or the request is dropped."""
         request, self._request = self._request, None
         if request is None:
             return

@@ -1,4 +1,12 @@
-"""One client's connection: reads its requests and carries their answers, in order, one at a time."""
+"""A client's connection, which reads requests and carries their answers, in order, one at a time.
+
+    _HEAD -> _BODY -> _ANSWER -> _HEAD    a request and its answer; without a body _BODY is left out
+    _HEAD, _BODY -> _ANSWER               an unreadable or late request gets an error as the last answer
+    _ANSWER -> _LINGER -> _CLOSED         after the last answer: the sending side ends, further bytes are dropped
+    any -> _CLOSED                        the client went away, was idle for too long, or took no data
+
+Bytes that follow a request wait in `_pending`. Beyond `pipelined_bytes_max` reading is paused.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +27,13 @@ from gateway.http.sockets import is_hung_up, peer_of, reset_on_close, unsent_byt
 _log = logging.getLogger(__name__)
 
 _SMALL_BODY_BYTES: Final = 4096
-"""A body of no more is not counted once it is there whole: it is part of what a connection takes."""
+"""Largest complete body that is not counted: it is part of the normal cost of a connection."""
 _ORIGIN: Final = re.compile(rb"\r\norigin:[ \t]*([!-~]+)[ \t]*(?=\r\n)", re.IGNORECASE)
-"""Also of a head that is refused unread: a page in a browser may read the error."""
+"""Finds the origin even in a head that is refused unread, so that a page in a browser may read the error."""
 _NEVER: Final = float("inf")
 _EVERY_SWEEP: Final = 0.0
 
-# What a connection is doing. The first two read a request, all others do not.
+# The states of a connection. Only the first two read a request.
 _HEAD: Final = 0
 _BODY: Final = 1
 _ANSWER: Final = 2
@@ -38,7 +46,7 @@ def _internal_error() -> ApiError:
 
 
 class Connection(asyncio.Protocol):
-    """The protocol of one accepted connection; `deadline` is when the server's sweep should call `expire`."""
+    """The protocol of one accepted connection. After `deadline` the server's sweep calls `expire`."""
 
     __slots__ = (
         "_address", "_body_began_at", "_buffers", "_drained_at", "_head_began", "_is_anonymous", "_limits", "_outlet",
@@ -51,24 +59,25 @@ class Connection(asyncio.Protocol):
         self._limits = server.limits
         self._state = _HEAD
         self._responder: Responder | None = None
-        self._pending = b""  # what follows the request that is being answered; not looked at before
+        self._pending = b""  # bytes after the request that is being answered
         self._buffers = BufferAccounting(server)
         self._body_began_at = 0.0
         self._address: Account | None = None
         self._tenant: Account | None = None
         self._head_began = True
-        """The time for a head runs: from the start, and after an answer from the first byte, even of an empty line."""
+        """Whether the time for a head runs: from the connection's start, and after an answer from the first byte, even
+        of an empty line."""
         self._is_anonymous = server.on_head is not None
-        """Nobody who is known has asked anything on it."""
+        """Whether no request with a valid key has come yet."""
         self._since = server.now
-        """When it began to be in the state that it is in, as far as that matters."""
+        """Time of the last answer's end, or of the connection's start."""
         self._reading_paused = False
         self._writing_paused = False
         self._undrained_bytes = 0
         self._drained_at = 0.0
         self.deadline = _NEVER
         self.tenant = ""
-        """Who asked last on it. Empty: nobody who is known."""
+        """Tenant of the last request, empty if none is known."""
 
     # asyncio.Protocol
 
@@ -84,7 +93,7 @@ class Connection(asyncio.Protocol):
             self._address = self._server.admit(self, self._peer)
         except ApiError as error:
             self._refuse(error)
-            self._close()  # without lingering: what is refused for want of room must not take room
+            self._close()  # without lingering: a connection refused for lack of room must not take room
 
     def data_received(self, data: bytes) -> None:
         if self._state < _ANSWER:
@@ -97,7 +106,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client_gone()
-        self._reader.reset()  # the request has this connection: cycles of what is old are as good as never found
+        self._reader.reset()  # breaks a cycle, since the garbage collector rarely visits old objects
         self._reader.close()
         if self._tenant is not None:
             self._server.tenants.disconnect(self._tenant)
@@ -107,7 +116,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self._is_anonymous:
-            self.cut()  # it asks on and on and takes no answer: nothing is held for whom we do not know
+            self.cut()  # an unknown client that takes no answers: no memory is held for it
             return
         self._writing_paused = True
         self._server.holds_answer(self, self._outlet.unsent_bytes())
@@ -132,7 +141,7 @@ class Connection(asyncio.Protocol):
     # reading
 
     def _read(self, data: bytes) -> None:
-        """Read requests until one waits for its answer; what follows is kept."""
+        """Read requests until one waits for its answer, and keep the bytes after it."""
         self._pending = b""
         at, size = 0, len(data)
         reader = self._reader
@@ -154,7 +163,7 @@ class Connection(asyncio.Protocol):
                 if self._state < _ANSWER and reader.complete:
                     self._serve()
                     if at < size:
-                        self._outlet.flush()  # whether the client takes its answers decides whether to read on
+                        self._outlet.flush()  # the write may pause reading
         except ApiError as error:
             self._refuse(error, data[at:])
         except Exception:  # a fault with one request ends no other
@@ -167,7 +176,7 @@ class Connection(asyncio.Protocol):
             self._set_body_deadline()
 
     def _begin(self, request: HttpRequest, *, body_follows: bool, body_is_here: bool) -> None:
-        """A head is complete: refuse it now, or read its body."""
+        """Refuse a request with a complete head, or begin to read its body."""
         server = self._server
         request.id = server.next_request_id()
         if self._peer_is_proxy:
@@ -188,10 +197,10 @@ class Connection(asyncio.Protocol):
                 self._outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _belong_to(self, tenant: str) -> None:
-        """Count the connection as one of the tenant that sent the last request on it."""
+        """Count the connection for the tenant of its last request."""
         self._is_anonymous = False
         tenants = self._server.tenants
-        if not self._peer_is_proxy:  # a proxy's are everybody's
+        if not self._peer_is_proxy:  # a proxy's connection serves many tenants
             before, self._tenant = self._tenant, tenants.connect(tenant)
             if before is not None:
                 tenants.disconnect(before)
@@ -223,7 +232,7 @@ class Connection(asyncio.Protocol):
         return responder
 
     def _keep(self, data: bytes) -> None:
-        """Hold what is not to be read yet, and read no more of it than is allowed."""
+        """Hold bytes that may not be read yet, and pause reading beyond the permitted number."""
         self._pending = data
         if len(data) > self._limits.pipelined_bytes_max and not self._reading_paused:
             self._reading_paused = True
@@ -264,7 +273,7 @@ class Connection(asyncio.Protocol):
             return
         self._set_deadline(self._limits.client_idle_s)
         if self._pending or self._reading_paused:
-            # Not now: the caller of Responder.end() does not expect to be called with the next request.
+            # Later, because the caller of Responder.end() does not expect the next request within this call.
             self._server.loop.call_soon(self._read_pending)
 
     def break_off(self, *, reset: bool) -> None:
@@ -277,7 +286,7 @@ class Connection(asyncio.Protocol):
     # how a connection ends
 
     def _refuse(self, error: ApiError, data: bytes = b"") -> None:
-        """Answer what cannot be read, and read no further. `data`: the last bytes that came."""
+        """Answer a request that cannot be read, and read no further. `data`: the last received bytes."""
         request = self._reader.request
         if request is None:
             head = (self._reader.partial + data).partition(b"\r\n\r\n")[0] + b"\r\n"
@@ -292,7 +301,7 @@ class Connection(asyncio.Protocol):
         responder.respond(error.status, headers, error.body(dialect_of(self._reader.path)))
 
     def _linger(self) -> None:
-        """End the sending side, and drop what still comes until the client has seen the answer.
+        """End the sending side, and drop further bytes until the client has seen the answer.
 
         Closing at once with unread bytes would reset the connection, and the client might lose the answer.
         """
@@ -310,14 +319,15 @@ class Connection(asyncio.Protocol):
         self._outlet.write_eof()
 
     def _drop(self) -> None:
-        """Hold nothing of what it has sent, nor read any of it."""
+        """Drop all received bytes."""
         self._pending = self._reader.partial = b""
         self._buffers.release_body()
         if self._address is not None:
             self._buffers.hold_head(self._address, 0)
 
     def _client_gone(self) -> None:
-        """The client closed its side. A client that half-closes and still expects an answer is taken for gone, too."""
+        """End the connection after the client closed its side. A client that half-closes and still expects an answer
+        counts as gone, too."""
         if self._state == _ANSWER:
             self._outlet.abort()
         responder, self._responder = self._responder, None
@@ -335,22 +345,22 @@ class Connection(asyncio.Protocol):
         self._outlet.close()
 
     def close_if_idle(self) -> None:
-        """Close a connection on which nothing is asked or answered."""
+        """Close the connection if no request has begun and no answer is due."""
         if self._state == _HEAD and not self._reader.partial and not self._pending:
             self._close()
 
     def is_asking(self) -> bool:
-        """Is a request still to come on it: the first one, or the rest of another?"""
+        """Is a request due: the first one, or the rest of one that has begun?"""
         return self._state == _BODY or (self._state == _HEAD and self._head_began)
 
     def idle_since(self) -> float:
-        """Since when has nothing been asked or answered on it? Never, if something is. Half a head is nothing."""
+        """Return since when the connection has been idle, `_NEVER` if it is not. An incomplete head is no activity."""
         if self._state == _HEAD or (self._state == _LINGER and not self._outlet.unsent_bytes()):
             return self._since
         return _NEVER
 
     def cut(self) -> None:
-        """Close now, whatever is going on."""
+        """Abort the connection now."""
         self._client_gone()
         self._outlet.abort()
 
@@ -360,13 +370,13 @@ class Connection(asyncio.Protocol):
         self.deadline = self._server.now + limit_s
 
     def _set_body_deadline(self) -> None:
-        """A client that sends fast gets more time for its body; a client that sends slowly does not."""
+        """Set the deadline of the body, which moves with the bytes received."""
         limits = self._limits
         paid_s = limits.body_grace_s + self._reader.body_bytes / limits.client_body_bytes_per_s
         self.deadline = self._body_began_at + min(limits.client_body_s, paid_s)
 
     def expire(self) -> None:
-        """The deadline has passed: is somebody to be waited for no longer?"""
+        """End the wait that has exceeded its limit, if any has."""
         if self._state >= _LINGER:
             self._expire_closing()
         elif self._writing_paused and self._is_stalled():
@@ -384,7 +394,7 @@ class Connection(asyncio.Protocol):
             message = f"The request's header was not complete within {self._limits.client_head_s:g} s."
             self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, message))
             if self._is_anonymous:
-                self._close()  # without lingering: its time is over
+                self._close()  # without lingering, since its time is over
         else:
             self._close()
 
@@ -395,7 +405,7 @@ class Connection(asyncio.Protocol):
             self._outlet.abort()
 
     def _is_stalled(self) -> bool:
-        """Has the client taken nothing for `client_stall_s`?"""
+        """Has the client taken no data for `client_stall_s`?"""
         waiting_bytes = self._waiting_bytes()
         if waiting_bytes < self._undrained_bytes:
             self._drained_at = self._server.now
@@ -403,7 +413,8 @@ class Connection(asyncio.Protocol):
         return self._server.now - self._drained_at >= self._limits.client_stall_s
 
     def _waiting_bytes(self) -> int:
-        """What the client has not taken, here and in the kernel, which holds megabytes for a slow one."""
+        """Return the bytes that the client has not taken, including those in the kernel, which holds megabytes for a
+        slow one."""
         held_bytes = self._outlet.unsent_bytes()
         if self._transport.is_closing():
             return held_bytes

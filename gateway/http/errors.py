@@ -1,6 +1,6 @@
 """What does a tenant see when a request is refused or fails? One typed error, rendered for OpenAI or Anthropic clients.
 
-`Reason` is the machine-readable word that clients, logs and metrics share.
+`Reason` is the machine-readable code that clients, logs and metrics share.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _new_text: Final[Any] = str.__new__
 
 
 class Reason(StrEnum):
-    """Why a request got no answer from a model; stable, part of the public interface. With its HTTP status and its
-    OpenAI error type."""
+    """Codes for requests without an answer of a model, each with its HTTP status and its OpenAI error type. They are
+    stable, as part of the public interface."""
 
     status: int
     type: str
@@ -88,12 +88,12 @@ _ANTHROPIC_TYPES: Final = {
 
 
 def dialect_of(path: str) -> Dialect:
-    """In which format does a client of this path read errors?"""
+    """Return the format in which clients of this path read errors."""
     return Dialect.MESSAGES if path.startswith("/v1/messages") else Dialect.OPENAI
 
 
 def expected_wait_headers(wait_s: float) -> list[Header]:
-    """Return the fields that tell an expected wait, and the interval in which the true wait lies."""
+    """Return the header fields with an expected wait and the interval in which the true wait lies."""
     interval = b"%.3f-%.3f" % interval_s(wait_s)
     return [(b"x-fairgate-expected-wait-s", b"%.3f" % wait_s), (b"x-fairgate-expected-wait-range-s", interval)]
 
@@ -101,10 +101,11 @@ def expected_wait_headers(wait_s: float) -> list[Header]:
 class ApiError(Exception):
     """An error as the tenant sees it.
 
-    `retry_after_s` becomes `retry-after` (whole seconds, rounded up, at least 1), `retry-after-ms` and
-    `x-fairgate-expected-wait-s`;
-    `should_retry` overrides the client library's own rule for the status, None leaves it alone; `fields` are further
-    header fields of the answer.
+    Args:
+        retry_after_s: sent as `retry-after` (whole seconds, rounded up, at least 1) and `retry-after-ms`, and as the
+            expected wait and its range.
+        should_retry: overrides the client library's own rule for the status; None leaves the rule alone.
+        fields: further header fields of the answer.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class ApiError(Exception):
         self._anthropic_message = f"{reason.value}: {message}"
 
     def body(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
-        """The JSON body of the answer, in the client's format."""
+        """Return the JSON body of the answer in the client's format."""
         if dialect is Dialect.MESSAGES:
             return self._anthropic_body()
         return msgspec.json.encode({"error": self._openai_error()})
@@ -139,12 +140,12 @@ class ApiError(Exception):
         return {"message": self.message, "type": self.type, "param": self.param, "code": self._client_code}
 
     def _anthropic_body(self) -> bytes:
-        """The JSON body as clients of /v1/messages read it; the reason stands before the message."""
+        """Return the JSON body for clients of /v1/messages. The reason stands before the message."""
         kind = _ANTHROPIC_TYPES.get(self.status, _CALLER)
         return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self._anthropic_message}})
 
     def headers(self) -> list[Header]:
-        """The answer's header fields: content type and when (and whether) to come again."""
+        """Return the answer's header fields: the content type, and when and whether to retry."""
         fields = [(b"content-type", b"application/json"), *self._fields]
         if self.retry_after_s is not None:
             fields.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
@@ -155,7 +156,7 @@ class ApiError(Exception):
         return fields
 
     def sse_event(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
-        """The error as a stream event, for when the first byte of the answer is already out."""
+        """Return the error as a stream event, for an answer whose first byte has been sent."""
         if dialect is Dialect.MESSAGES:
             return b"event: error\ndata: %b\n\n" % self._anthropic_body()
         if dialect is Dialect.RESPONSES:
@@ -168,7 +169,7 @@ class ApiError(Exception):
 
 
 class EngineError(ApiError):
-    """What an engine found wrong with the request, in its own words, with its status and its code."""
+    """An engine's error about the request itself, with the engine's message, status and code."""
 
     def __init__(
         self, reason: Reason, status: int, message: str, *, type: str, param: str | None, code: str | int | None

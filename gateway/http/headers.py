@@ -1,6 +1,6 @@
 """What does a head say, and which header fields cross the gateway? Fields are lists of (lower-cased name, value).
 
-Dropped are: what belongs to one connection (RFC 9110, 7.6.1), the tenant's identity, and what would steer the engine.
+Fields are dropped if they belong to one connection (RFC 9110, 7.6.1), identify the tenant, or would steer the engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REQUEST_DROPPED: Final = _HOP_BY_HOP | {
     b"expect",
     b"forwarded",
     b"host",
-    b"origin",  # browsers are answered here, see Cors
+    b"origin",  # browsers get their answers from Cors
     b"x-api-key",
     b"x-data-parallel-rank",
     b"x-override-priority",
@@ -37,7 +37,7 @@ _REQUEST_DROPPED: Final = _HOP_BY_HOP | {
     b"x-vllm-priority",
 }
 
-# What tells of the engine's own login, address, software or neighbours, or sets rules for our clients' browsers.
+# These fields reveal the engine's login, address, software or neighbours, or set rules for our clients' browsers.
 _RESPONSE_DROPPED: Final = _HOP_BY_HOP | {
     b"access-control-allow-credentials", b"access-control-allow-headers", b"access-control-allow-methods",
     b"access-control-allow-origin", b"access-control-expose-headers", b"access-control-max-age", b"alt-svc",
@@ -55,17 +55,19 @@ _PLAIN_CONNECTION: Final = frozenset({b"close", b"keep-alive", b""})
 
 
 def forward_request_headers(headers: list[Header]) -> list[Header]:
-    """Which of a client's header fields go to the backend?"""
+    """Return the client's header fields that are forwarded to an engine."""
     return _forwarded(headers, _REQUEST_DROPPED)
 
 
 def forward_response_headers(headers: list[Header]) -> list[Header]:
-    """Which of a backend's header fields go to the client? Framing and connection fields are the server's own."""
+    """Return the engine's header fields that are forwarded to the client. Framing and connection fields are the
+    server's own."""
     return _forwarded(headers, _RESPONSE_DROPPED)
 
 
 def bearer_key(headers: list[Header]) -> bytes | None:
-    """Which API key does a client present: `Authorization: Bearer`, else `x-api-key`, else `api-key`, else none?"""
+    """Return the client's API key from `Authorization: Bearer`, else `x-api-key`, else `api-key`, or None without a
+    key."""
     found: bytes | None = None
     for name, value in headers:
         if name == b"authorization":
@@ -78,7 +80,7 @@ def bearer_key(headers: list[Header]) -> bytes | None:
 
 
 def content_type(headers: list[Header]) -> bytes:
-    """Of what kind is an answer? In small letters; empty: it does not say."""
+    """Return the content-type in lower case, empty without one."""
     for name, value in headers:
         if name == b"content-type":
             return value.lower()
@@ -86,7 +88,7 @@ def content_type(headers: list[Header]) -> bytes:
 
 
 def header_of(headers: list[Header], name: bytes) -> bytes:
-    """The first value of this name; empty: there is none."""
+    """Return the first value of this field, empty without one."""
     for each, value in headers:
         if each == name:
             return value
@@ -94,7 +96,7 @@ def header_of(headers: list[Header], name: bytes) -> bytes:
 
 
 def retry_after_s(headers: list[Header]) -> float:
-    """In how many seconds does an engine want the request again? 0.0: it does not say, or not in a way known here."""
+    """Return the engine's `retry-after` in seconds, 0.0 if it is missing or not understood."""
     said = header_of(headers, b"retry-after").decode("latin-1").strip()
     try:
         wait_s = float(said) if said[:1].isdigit() else parsedate_to_datetime(said).timestamp() - time.time()
@@ -104,7 +106,7 @@ def retry_after_s(headers: list[Header]) -> float:
 
 
 def is_json(kind: bytes) -> bool:
-    """Is what has this content-type one JSON value?"""
+    """Is content of this content-type one JSON value?"""
     return kind.partition(b";")[0].rstrip().endswith((b"/json", b"+json"))
 
 
@@ -114,7 +116,7 @@ def _forwarded(headers: list[Header], dropped: frozenset[bytes]) -> list[Header]
     for field in headers:
         name = field[0]
         if name not in dropped:
-            initial = name[0]  # one look first: most names have another one, and this runs for every field
+            initial = name[0]  # the initial first: this runs for every field, and most names have neither of these
             if (initial != _P and initial != _X) or not name.startswith(_DROPPED_PREFIXES):
                 kept.append(field)
         elif name == b"connection" and field[1] not in _PLAIN_CONNECTION:
@@ -125,18 +127,20 @@ def _forwarded(headers: list[Header], dropped: frozenset[bytes]) -> list[Header]
 
 
 def is_text(kind: bytes) -> bool:
-    """Is an answer of this content-type something that tokens were made into, rather than sound or pictures?"""
+    """Is an answer of this content-type text, rather than sound or pictures?"""
     return not kind or kind.startswith(b"text/") or b"json" in kind
 
 
 class Head(RecurringHead):
-    """One request's head. Header names are lower-cased and in order, without `content-length`, which is the body's.
+    """The head of one request. Header names are lower-cased and in order, without `content-length`, which belongs to
+    the body.
 
     Attributes:
-        method, target, path, query: as sent. version: of HTTP, `1.0` or `1.1`.
-        client_id: what the client calls its request; empty if that is not well-formed.
-        digest: of its key, once the holder of the key is known.
-        named: the fields that fairgate reads, by name, once they were looked for.
+        method, target, path, query: as sent.
+        version: HTTP version, `1.0` or `1.1`.
+        client_id: the client's own id of the request; empty if it is not well-formed.
+        digest: hash of the key, once the key's holder is known.
+        named: the fields that fairgate reads, by name; None until they are looked up.
     """
 
     __slots__ = (
@@ -145,7 +149,7 @@ class Head(RecurringHead):
     )  # fmt: skip
 
     def __init__(self, path: str, headers: list[Header]) -> None:
-        """The reader fills in the rest."""
+        """Create a head whose other attributes the reader fills in."""
         super().__init__()
         self.method = ""
         self.target = self.query = b""
@@ -166,13 +170,14 @@ class Head(RecurringHead):
         return self._key[0]
 
     def forwarded(self) -> bytes:
-        """Return the lines of it that go to an engine, whichever engine and request it is."""
+        """Return the first line and the forwarded fields, which are equal for all engines and for all requests with
+        this head."""
         if not self._forwarded:
             self._forwarded = self.lines(forward_request_headers(self.headers))
         return self._forwarded
 
     def lines(self, fields: list[Header]) -> bytes:
-        """Return the first line, and these fields."""
+        """Return the first line and these fields."""
         parts = [self.method.encode(), b" ", self.target, b" HTTP/1.1\r\n"]
         for name, value in fields:
             parts += (name, b": ", value, b"\r\n")

@@ -1,8 +1,8 @@
-"""What did a client ask, and where does its request end? Strict HTTP/1.1 request reading without I/O.
+"""A strict reader of HTTP/1.1 requests, without I/O: what does a client ask, and where does its request end?
 
-llhttp (through httptools) reads; it is never given a byte beyond the request it is reading, so that nothing after a
-request is interpreted before that request is answered. What llhttp leaves open is refused here. Whatever is refused
-ends the connection: after a doubt about framing no later byte can be trusted.
+llhttp (through httptools) parses. It never gets a byte beyond the request that it reads, so nothing after a request is
+interpreted before that request is answered. Ambiguities that llhttp tolerates are refused here. Every refusal ends the
+connection: after a doubt about framing no later byte can be trusted.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gateway.telemetry.record import RequestRecord
 
 
 class HttpRequest(RequestRecord):
-    """One request, as HTTP has it. Its body is held for its tenant, as the head hook found out.
+    """An HTTP request. Its body is counted for the tenant that the head hook found.
 
     Attributes:
-        head: what it has in common with others on its connection.
-        peer: the address at the other end of the connection: a client's, or a proxy's.
-        body_follows: known before the body is read.
-        answer_fields: lines that the head hook adds to the head of the answer, whatever that will be.
+        head: the head, which other requests of the connection may share.
+        peer: address of the connection's other end, which is a client or a proxy.
+        body_follows: whether a body follows, known before it is read.
+        answer_fields: header lines that the head hook adds to any answer.
     """
 
     body: bytes = b""
@@ -34,7 +34,7 @@ class HttpRequest(RequestRecord):
     answer_fields: bytes = b""
 
     def __init__(self, peer: str, head: Head) -> None:
-        """Of a head that cannot be read little is known."""
+        """Create a request. An unreadable head leaves most attributes empty."""
         self.head = head
         self.method = head.method
         self.target = head.target
@@ -47,7 +47,7 @@ class HttpRequest(RequestRecord):
         self.client = peer
 
     def header(self, name: bytes) -> bytes | None:
-        """The first value of a header field; `name` in lower case."""
+        """Return the first value of a header field, whose `name` is in lower case."""
         for header, value in self.headers:
             if header == name:
                 return value
@@ -83,7 +83,7 @@ _CHUNK_HEAD: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[^\r\n]*)?\r\n")
 _CHUNK_LINE_BYTES_MAX: Final = 16384
 _CHUNK_OVERHEAD_BYTES: Final = 16384
 _CHUNK_OVERHEAD_RATIO: Final = 8
-"""A chunked body may take this many times its size on the wire (one-byte chunks take 6), plus the bytes above."""
+"""Most bytes of a chunked body on the wire per byte of content (one-byte chunks take 6), beyond the bytes above."""
 
 
 def _malformed(what: str) -> ApiError:
@@ -91,10 +91,10 @@ def _malformed(what: str) -> ApiError:
 
 
 class RequestReader:
-    """Reads one connection's requests, one at a time: `take_head`, `take_body` until `complete`, `reset`.
+    """The reader of one connection's requests, in turn: `take_head`, `take_body` until `complete`, `reset`.
 
-    Both take what belongs to the request from `data` at `at` and return where they stopped. Every refusal is an
-    `ApiError`; the reader must not be used after one.
+    Both take the request's bytes from `data` at `at` and return where they stopped. Every refusal is an `ApiError`,
+    after which the reader must not be used.
     """
 
     __slots__ = (
@@ -109,51 +109,51 @@ class RequestReader:
         self._peer = peer
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._host = b""
-        """The last one that was well-formed: a client names the same one every time."""
+        """The last well-formed host: a client names one host every time."""
         self.partial = b""
-        """The beginning of a head whose end has not come."""
+        """The beginning of an incomplete head."""
         self._head: Head | None = None
-        """The last one, if it would be recognised."""
+        """The last head, if a repetition of it can be recognised."""
         self.reset()
 
     def reset(self) -> None:
-        """Be ready for the next request."""
+        """Prepare for the next request."""
         self.request: HttpRequest | None = None
         self.path = ""
-        """Of the request that is being read, as soon as it is known: errors are written as its clients read them."""
+        """The path as soon as it is known. Errors are written in the format of its API."""
         self.complete = False
         self.keep_alive = False
         self.expects_continue = False
         self.body_bytes = 0
         self._headers: list[Header] = []
         self._length = b""
-        """The field `content-length`."""
+        """Value of the field `content-length`."""
         self._body: bytes | BytesIO = b""
         self._chunked = False
         self._left = 0
-        """Of the body, if its length is known."""
+        """Missing bytes of a body of known length."""
         self.is_known = False
-        """The head was recognised, so llhttp does not see the request."""
+        """Whether the head was recognised. llhttp then does not see the request."""
         self._chunk_left = 0
-        """Of a chunk, with the line end behind it."""
+        """Missing bytes of a chunk, its line end included."""
         self._line = b""
-        """The beginning of the head of a chunk, or of a trailer."""
+        """The beginning of an incomplete chunk line or trailer."""
         self._in_trailers = False
         self._announced_bytes = 0
-        """Of all chunks so far."""
+        """Bytes of all chunks announced so far."""
         self._ended = False
-        """The body is whole, by what was announced of it."""
+        """Whether the announced body is complete."""
         self._wire_bytes = 0
 
     def close(self) -> None:
-        """Let go of the parser, which refers back to the reader."""
+        """Drop the parser, which refers back to the reader."""
         self._parser = self._head = None
         self.partial = b""
 
-    # what llhttp calls; nothing is decided inside the callbacks
+    # callbacks of llhttp, which decide nothing
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.request is None:  # else a trailer: it must never pass for a header field
+        if self.request is None:  # a later field is a trailer, which must never pass for a header field
             if value and value[-1] <= _SPACE:
                 value = value.rstrip(b" \t")
             self._headers.append((name.lower(), value))
@@ -165,7 +165,7 @@ class RequestReader:
             return
         if isinstance(self._body, bytes):
             first = self._body
-            self._body = BytesIO()  # hands out what was written without a copy of its own
+            self._body = BytesIO()  # its getvalue() copies nothing
             self._body.write(first)
         self._body.write(data)
 
@@ -175,7 +175,7 @@ class RequestReader:
     # the head
 
     def take_head(self, data: bytes, at: int) -> int:
-        """Take a head, or keep the beginning of one in `partial`. `request` is set when it is whole."""
+        """Take a head and set `request`, or keep an incomplete head in `partial`."""
         head = self._head
         if head is not None and not self.partial:
             end, length = head.found(data, at)
@@ -189,7 +189,7 @@ class RequestReader:
         else:
             known, consumed = 0, 0
         while at < len(data) and data[at] == _CR and data.startswith(b"\r\n", at):
-            at += 2  # RFC 9112, 2.2: empty lines before a request are forgiven
+            at += 2  # RFC 9112, 2.2: a server ignores empty lines before a request
         end = data.find(_END_OF_HEAD, at)
         size = (end if end >= 0 else len(data)) - at
         if size > self._limits.header_bytes_max:
@@ -219,7 +219,8 @@ class RequestReader:
 
     @staticmethod
     def _refuse_hopeless(data: bytes, at: int, known: int) -> None:
-        """Nobody waits for the end of a head that can only be refused (TLS, bare line feeds, no method)."""
+        """Refuse an incomplete head that cannot become valid (TLS, bare line feeds, no method), without waiting for its
+        end."""
         if _HOPELESS.search(data, max(at, known)) or not (data[at : at + 1].isupper() or data[at : at + 1] in b"\r"):
             raise _malformed("expected a request line and header fields, each ended by CR LF.")
 
@@ -248,7 +249,7 @@ class RequestReader:
         self._head = head if self._left and head.keep_alive and head.keep(data, self._length) else None
 
     def _begin(self, head: Head) -> None:
-        """The head is there, and well-formed: is there room for the body?"""
+        """Begin a request with a well-formed head. Raise ApiError if its body is too large."""
         if self._left > self._limits.body_bytes_max:
             raise self._body_too_large()
         self.path = head.path
@@ -259,7 +260,8 @@ class RequestReader:
 
     @staticmethod
     def _other_form(method: bytes, target: bytes) -> bytes:
-        """The target as most clients write it (RFC 9112, 3.2). The authority in an absolute one stands for Host."""
+        """Return the target in origin form (RFC 9112, 3.2), or `*`. The authority of an absolute target is checked and
+        dropped."""
         absolute = _ABSOLUTE.fullmatch(target)
         if absolute is None:
             if method != b"OPTIONS":
@@ -275,7 +277,8 @@ class RequestReader:
         return b"*" if method == b"OPTIONS" and not rest else b"/" + rest
 
     def _feed_head(self, head: bytes) -> None:
-        """Upgrade is not offered, so it is ignored (RFC 9110, 7.8): llhttp, which would stop there, never sees it."""
+        """Feed a head to llhttp, without its Upgrade field, at which llhttp would stop. A server may ignore Upgrade
+        (RFC 9110, 7.8)."""
         assert self._parser is not None
         try:
             self._parser.feed_data(head)
@@ -305,8 +308,7 @@ class RequestReader:
             raise _malformed(f"{error}.") from error
 
     def _read_framing(self, head: Head) -> None:
-        """What do the fields that rule the connection say, and what is read on the way? llhttp has refused
-        contradictions among lengths."""
+        """Read the fields that rule the connection and the client's id. llhttp has refused contradictory lengths."""
         hosts = 0
         keep_alive = is_http11 = head.version == "1.1"
         for name, value in head.headers:
@@ -360,7 +362,7 @@ class RequestReader:
     # the body
 
     def take_body(self, data: bytes, at: int) -> int:
-        """Take what belongs to the body; `complete` and `request.body` are set at its end."""
+        """Take the body's bytes. Its end sets `complete` and `request.body`."""
         if self._chunked:
             end = self._end_of_chunks(data, at)
         else:
@@ -387,7 +389,7 @@ class RequestReader:
         return end
 
     def _end_of_chunks(self, data: bytes, at: int) -> int:
-        """How far may the parser read without passing the end of a chunked body?"""
+        """Return the end of the bytes that belong to a chunked body."""
         size = len(data)
         while at < size:
             if self._chunk_left:
@@ -411,7 +413,7 @@ class RequestReader:
         return size
 
     def _begin_chunk(self, line: bytes) -> None:
-        """A chunk is announced: is there room for it?"""
+        """Begin an announced chunk. Raise ApiError if the body gets too large."""
         head = _CHUNK_HEAD.fullmatch(line)
         if head is None:
             raise _malformed("expected the size of a chunk, ended by CR LF.")

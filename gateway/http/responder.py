@@ -1,4 +1,4 @@
-"""How does an answer reach the client? Synchronous calls, no task and no coroutine."""
+"""The way of an answer to its client, in synchronous calls without a task or a coroutine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode("as
 _NO_LENGTH: Final = -1
 _CHUNK_BYTES_KNOWN: Final = 1024
 _CHUNK_HEADS: Final = [b"%x\r\n" % size for size in range(_CHUNK_BYTES_KNOWN)]
-"""Most chunks are one token: their first lines are written once."""
+"""First lines of small chunks, written once: most chunks are one token."""
 
 
 class _Owner(Protocol):
@@ -26,12 +26,12 @@ class _Owner(Protocol):
 
 
 class Responder:
-    """The one answer to one request.
+    """The answer to one request.
 
-    `respond`, or `start`, `write`... and `end`; `abort` at any time. Once `closed` (ended, aborted, or the client went
-    away) all of them do nothing, so that a relay need not race the client. Header fields must not include
-    `content-length`, `transfer-encoding` or `connection`: they are written here. A header value with CR, LF or NUL is a
-    ValueError, calls out of order are a RuntimeError.
+    Call `respond`, or `start`, `write` any number of times and `end`; `abort` is possible at any time. Once `closed`
+    (the answer ended or was aborted, or the client went away) every call does nothing, so that a relay need not race
+    the client. Header fields must not include `content-length`, `transfer-encoding` or `connection`, which are written
+    here. A header value with CR, LF or NUL raises ValueError, a call out of order RuntimeError.
     """
 
     __slots__ = (
@@ -49,22 +49,22 @@ class Responder:
         self._chunked = False
         self._left = _NO_LENGTH
         self.more_fields = b""
-        """Whole header lines that go into the head of every answer, an engine's or the gateway's own."""
+        """Complete header lines for the head of any answer, an engine's or the gateway's own."""
         self.started = False
         self.closed = False
         self.on_disconnect: Callable[[], None] | None = None
-        """The client went away before the answer ended. Called at most once, at once."""
+        """Called at once, and at most once, if the client goes away before the answer has ended."""
         self.on_pause: Callable[[], None] | None = None
-        """The client reads too slowly: write nothing until `on_resume`."""
+        """Called if the client reads too slowly. Nothing should be written until `on_resume`."""
         self.on_resume: Callable[[], None] | None = None
 
     def let_body_go(self) -> None:
-        """Nobody holds the body of the request any longer."""
+        """Report that the body of the request is no longer held."""
         if not self.closed:
             self._connection.body_let_go()
 
     def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
-        """Send a whole answer."""
+        """Send a complete answer."""
         if self.closed:
             return
         head = self._head(status, headers, len(body))
@@ -74,7 +74,7 @@ class Responder:
     def start(self, status: int, headers: Sequence[Header], *, length: int | None = None, first: bytes = b"") -> None:
         """Begin a streaming answer, with its first data in the same write.
 
-        Without `length` it is chunked, or for HTTP/1.0 ended by closing the connection.
+        Without `length` the answer is chunked, or for HTTP/1.0 ended by closing the connection.
         """
         if self.closed:
             return
@@ -94,7 +94,7 @@ class Responder:
             self._outlet.write(framed)
 
     def end(self) -> None:
-        """End a streaming answer. One that is shorter than its announced length is aborted instead."""
+        """End a streaming answer, or abort it if it is shorter than its announced length."""
         if self.closed:
             return
         if not self.started:
@@ -107,16 +107,16 @@ class Responder:
         self._finish()
 
     def abort(self) -> None:
-        """Break the answer off so that the client can tell: nothing that looks like an end is sent."""
+        """Break the answer off recognisably: nothing that looks like its end is sent."""
         if self.closed:
             return
         self.closed = True
-        # The end of a connection is the proper end of an answer without length: only a reset shows that it is none.
+        # An answer without length ends with its connection, so only a reset shows that it is incomplete.
         unmarked = self.started and not self._chunked and self._left == _NO_LENGTH
         self._connection.break_off(reset=unmarked)
 
     def disconnected(self) -> None:
-        """For the connection: the client went away."""
+        """Report that the client went away. Called by the connection."""
         if not self.closed:
             self.closed = True
             if self.on_disconnect is not None:
@@ -129,7 +129,7 @@ class Responder:
         for name, value in headers:
             parts += (name, b": ", value, b"\r\n")
         fields = b"".join(parts)
-        # One look at all of them: beside the line ends written here there is to be none.
+        # One check of all fields together is faster: the only line ends must be those written here.
         if len(fields) - len(fields.translate(None, b"\r\n\0")) != 2 * len(headers):
             raise ValueError("a header field holds CR, LF or NUL")
         status_line = _STATUS_LINES.get(status)
@@ -143,7 +143,7 @@ class Responder:
         return b"".join((status_line, fields, self.more_fields, self._framing(status, length), b"\r\n"))
 
     def _framing(self, status: int, length: int | None) -> bytes:
-        """The fields that say where the answer ends and whether the connection goes on."""
+        """Return the fields that say where the answer ends and whether the connection goes on."""
         no_content = status in (204, 304)
         self._bodiless = no_content or self._is_head
         framing = b""

@@ -1,7 +1,7 @@
-"""The tenants' listener: HTTP/1.1 with no task per request, since whatever runs here runs for every token.
+"""The tenants' listener: HTTP/1.1 without a task per request, since this code runs for every token.
 
-A connection reads one request, hands it to the handler with a `Responder`, and reads on when the answer has ended. All
-timers are one sweep per second over the connections.
+A connection reads one request, hands it to the handler with a `Responder`, and reads on when the answer has ended. One
+sweep per second over the connections serves as all of their timers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _BACKLOG: Final = 1024
 
 
 class HttpServer:
-    """Serves on any number of addresses. One per process and event loop."""
+    """The listener of one process and event loop, at any number of addresses."""
 
     def __init__(self, state: ServerState, certificates: Certificates | None = None) -> None:
-        """`certificates`: TLS is spoken on every address, and only TLS."""
+        """Create a server without addresses. With `certificates` every address takes TLS only."""
         self.state = state
         self._certificates = certificates
         self._listeners: list[asyncio.Server] = []
@@ -33,9 +33,10 @@ class HttpServer:
         self._timer: asyncio.TimerHandle | None = None
 
     async def listen(self, host: str, port: int, *, sock: socket | None = None) -> int:
-        """Listen on an address and return its port (chosen by the system if `port` is 0). OSError if it is taken.
+        """Listen on an address and return its port, which the system chooses if `port` is 0. Raise OSError if it is
+        taken.
 
-        `sock`: one that listens already, instead.
+        `sock`: a socket that already listens, used in place of the address.
         """
         self.state.loop = asyncio.get_running_loop()
         if self._timer is None:
@@ -53,9 +54,10 @@ class HttpServer:
         return TlsProtocol(self.state, self._certificates.context)
 
     def stop_accepting(self) -> None:
-        """Take no new connections, and tell the clients of open ones, with their next answer, to go elsewhere.
+        """Take no new connections, and close open ones after their next answer, so that their clients go elsewhere.
 
-        What the kernel has accepted is taken first: it may hold a request, which a proxy must not send again.
+        Connections that the kernel has accepted are taken first: one may hold a request, which a proxy must not send
+        again.
         """
         self.state.stopping = True
         for listener in self._listeners:
@@ -68,17 +70,17 @@ class HttpServer:
         self._listeners.clear()
 
     def awaits_requests(self) -> bool:
-        """Is there a connection on which a request has not come yet, or not whole?"""
+        """Is there a connection with a request that has not come, or not completely?"""
         return bool(self._arriving) or any(connection.is_asking() for connection in self.state.connections)
 
     def close_idle(self) -> None:
-        """Close the connections that were asked, and serve no request."""
+        """Close the connections that wait for a further request."""
         for connection in list(self.state.connections):
             if not connection.is_asking():
                 connection.close_if_idle()
 
     async def close(self, deadline_s: float) -> None:
-        """Let running answers end for at most `deadline_s`, then cut what is left."""
+        """Let running answers end for at most `deadline_s`, then abort the rest."""
         self.stop_accepting()
         if self._arriving:
             await asyncio.wait(self._arriving)

@@ -1,6 +1,6 @@
-"""What do the connections of one server have in common? Limits, hooks and counts; each has it, and it knows them all.
+"""Limits, hooks and counts that the connections of one server share.
 
-So a connection needs no server, and a server makes connections.
+Connections know this state and the state knows all connections, so a connection needs no server.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from gateway.http.server_limits import ServerLimits
 
 Handler = Callable[[HttpRequest, Responder], None]
 HeadHook = Callable[[HttpRequest], tuple[int, list[Header], bytes] | None]
-"""Runs when a head is complete, before the body is read; what it returns is the answer, and the body is not read."""
+"""Called when a head is complete, before the body is read. A returned answer is sent, and the body is not read."""
 RefusedHook = Callable[[HttpRequest, ApiError], None]
-"""Hears of every request that is refused without having come to the handler; of an unreadable one little is known."""
+"""Called with each request that is refused before the handler. Little is known of an unreadable one."""
 
 BUSY_RETRY_S: Final = 2.0
 _IDLEST: Final = 256
-"""How many are found at once when room is needed, since to find them takes a look at all."""
+"""Idle connections found by one search, since a search looks at all connections."""
 _LOOKS: Final = 16
-"""How often between two sweeps, however many come."""
+"""Searches between two sweeps at most."""
 
 
 class Held(Protocol):
-    """What is held open: a connection, or one that still agrees on TLS."""
+    """An open connection, or a connection whose TLS handshake has not ended."""
 
     deadline: float
 
@@ -46,7 +46,7 @@ class Held(Protocol):
 
 
 class SlowReader(Protocol):
-    """A connection whose client may take its answer too slowly."""
+    """A connection whose client may read its answer too slowly."""
 
     tenant: str
 
@@ -54,10 +54,10 @@ class SlowReader(Protocol):
 
 
 class ServerState:
-    """Of one server."""
+    """The shared state of one server."""
 
     loop: asyncio.AbstractEventLoop
-    """Once it listens."""
+    """The event loop, set when the server listens."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ServerState:
         proxies: TrustedProxies | None = None,
         kind: type[HttpRequest] = HttpRequest,
     ) -> None:
-        """`kind`: what is made of the head of each request."""
+        """Create the state of a server without connections. `kind`: the class of its requests."""
         self.handler = handler
         self.kind = kind
         self.limits = limits
@@ -86,36 +86,38 @@ class ServerState:
         self.connections: dict[Held, None] = {}  # by age
         self.all_gone = asyncio.Event()
         self.answers: dict[SlowReader, int] = {}
-        """What clients that read too slowly have not taken of their answers, in bytes."""
+        """Unsent bytes by connection, for clients that read too slowly."""
         self.answers_bytes = 0
         self._idlest: list[tuple[float, Held]] = []
-        """Found when room was needed; the idlest is the last."""
+        """Idle connections found when room was needed, the longest idle last."""
         self._looks_left = _LOOKS
         self._id_prefix = f"req_{secrets.token_hex(6)}"
         self._requests = 0
 
     def set(self, limits: ServerLimits, proxies: TrustedProxies) -> None:
-        """From now on these hold: for connections that are open, only what is counted on all of them."""
+        """Replace limits and proxies. For open connections only the limits that are counted over all connections
+        change."""
         self.limits = limits
         self.proxies = proxies
         for accounts in (self.tenants, self.addresses):
             accounts.set(limits.client_connections_max, limits.client_bodies_bytes_max)
 
     def next_request_id(self) -> str:
-        """An id that no other request has: this process by its prefix, the request by its number."""
+        """Return a unique id: the prefix names this process, the number the request."""
         self._requests += 1
         return f"{self._id_prefix}{self._requests}"
 
     def unread_request(self, peer: str, path: str = "", headers: Sequence[Header] = ()) -> HttpRequest:
-        """Stands for a request that was not read: only its sender is known, and perhaps its path and some fields."""
+        """Return a stand-in for a request that was not read: its sender is known, perhaps its path and some fields."""
         request = self.kind(peer, Head(path, list(headers)))
         request.id = self.next_request_id()
         return request
 
     def admit(self, connection: Held, peer: str) -> Account | None:
-        """Count a new connection; the account is its address's, None for a proxy's. ApiError: there is no room for it.
+        """Count a new connection and return the account of its address, None for a trusted proxy.
 
-        The one that has been idle for longest may have to go.
+        If there are too many connections, the longest idle one is closed. Raise ApiError if none is idle, or if the
+        address has too many.
         """
         self.connections[connection] = None
         if not (len(self.connections) <= self.limits.connections_max or self._make_room()):
@@ -136,7 +138,7 @@ class ServerState:
         return False
 
     def forget(self, connection: Held, account: Account | None) -> None:
-        """For a lost connection, with the account that it had."""
+        """Forget a lost connection and its account."""
         if account is not None:
             self.addresses.disconnect(account)
         self.connections.pop(connection, None)
@@ -144,8 +146,8 @@ class ServerState:
             self.all_gone.set()
 
     def holds_answer(self, connection: SlowReader, unsent_bytes: int) -> None:
-        """So much waits for the client of this connection. If all of it is too much, one of the tenant that has most is
-        cut off."""
+        """Set the unsent bytes of a connection. If all connections have too many, the largest one of the tenant with
+        most unsent bytes is aborted."""
         self.answers_bytes += unsent_bytes - self.answers.pop(connection, 0)
         if unsent_bytes:
             self.answers[connection] = unsent_bytes
@@ -160,7 +162,7 @@ class ServerState:
         return max([each for each in self.answers if each.tenant == most], key=self.answers.__getitem__)
 
     def sweep(self) -> None:
-        """All timers of its connections."""
+        """Expire the connections whose deadline has passed."""
         self.now = now = self.loop.time()
         self._looks_left = _LOOKS
         for connection in [c for c in self.connections if c.deadline <= now]:

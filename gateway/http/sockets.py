@@ -1,4 +1,4 @@
-"""What does only the kernel know of a connection, and why does it give no address to listen on?"""
+"""Facts about connections that only the kernel knows, and listening sockets with errors that tell what to do."""
 
 from __future__ import annotations
 
@@ -20,25 +20,29 @@ from typing import Any, Final
 
 _INT: Final = struct.Struct("i")
 _OTHER_FILES: Final = 64
-"""The log, databases, what is asked of engines and by the operator, and connections that are refused."""
+"""Descriptors for all else: the log, databases, probes of engines, operators, and connections that are refused."""
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _BACKLOG: Final = 1024
 _MAPPED: Final = "::ffff:"
 ALL_FAMILIES: Final = "::"
-"""The host at which both IPv6 and IPv4 are listened to."""
+"""The host that listens to both IPv6 and IPv4."""
 
 
 def connections_allowed() -> int:
-    """How many clients may be connected, such that each has an engine's answer, and all else its files?"""
+    """Return the number of clients that may connect, if each needs an engine's connection and all else has its
+    files."""
     files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if files_max == resource.RLIM_INFINITY else max(2, (files_max - _OTHER_FILES) // 2)
 
 
 @contextmanager
 def listening(what: str, address: tuple[str, int], field: str, option: str) -> Iterator[None]:
-    """Around the code that begins to listen: what listens, where, and which field and option of `serve` say so.
+    """Wrap code that begins to listen: raise OSError with a message that names the address and how to change it.
 
-    OSError: the address is taken, or is not to be had; its text says so, and how to give another one.
+    Args:
+        what: the listener's name in the message.
+        address: where it listens.
+        field, option: the config field and the option of `serve` that set the port.
     """
     try:
         yield
@@ -51,7 +55,7 @@ def listening(what: str, address: tuple[str, int], field: str, option: str) -> I
 
 
 def listener(family: int, address: Any, *options: int) -> socket:
-    """Return a socket that listens at an address: at `ALL_FAMILIES` to IPv4 as well, whatever the system's default."""
+    """Return a socket that listens at an address. `ALL_FAMILIES` includes IPv4, whatever the system's default."""
     made = socket(family, SOCK_STREAM)
     for option in options:
         made.setsockopt(SOL_SOCKET, option, 1)
@@ -68,12 +72,13 @@ def listener(family: int, address: Any, *options: int) -> socket:
 
 
 def listener_of_all_families(host: str, port: int) -> socket | None:
-    """Return a listening socket where the host is `ALL_FAMILIES`: asyncio's own would listen to IPv6 alone."""
+    """Return a listening socket if the host is `ALL_FAMILIES`, else None: asyncio's own would listen to IPv6 alone."""
     return listener(AF_INET6, (host, port), SO_REUSEADDR) if host == ALL_FAMILIES else None
 
 
 def waiting_connections(listener: int) -> list[socket]:
-    """What the kernel has accepted on a listening socket, by its descriptor, and nobody took yet: a close resets it."""
+    """Return the connections that the kernel has accepted on a listening descriptor. Closing the descriptor would reset
+    them."""
     found = []
     with socket(fileno=os.dup(listener)) as own:
         own.setblocking(False)
@@ -88,26 +93,26 @@ def waiting_connections(listener: int) -> list[socket]:
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
-    """Return the address of the other side, without its port; of IPv4 as such, also where IPv6 is listened to."""
+    """Return the peer's address without its port. An IPv4 address is written as such, also on an IPv6 socket."""
     address = transport.get_extra_info("peername")
     host = str(address[0] if isinstance(address, tuple) else address)
     return host.removeprefix(_MAPPED) if "." in host else host
 
 
 def unsent_bytes(sock: Any) -> int:
-    """How much has the other side not taken? The kernel holds megabytes for a slow one."""
+    """Return the bytes that the peer has not acknowledged. The kernel holds megabytes for a slow one."""
     unsent = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, _INT.pack(0))
     return int(_INT.unpack(unsent)[0])
 
 
 def is_hung_up(sock: Any) -> bool:
-    """Has the other side closed? While reading is paused the loop reports no EOF; the kernel sees it behind what is
-    unread."""
+    """Has the peer closed? While reading is paused the loop reports no EOF; the kernel sees it behind the unread
+    bytes."""
     poll = select.poll()
     poll.register(sock.fileno(), getattr(select, "POLLRDHUP", 0))
     return bool(poll.poll(0))
 
 
 def reset_on_close(sock: Any) -> None:
-    """Let the end of the connection be a reset, not a proper end."""
+    """Make closing the socket a reset."""
     sock.setsockopt(SOL_SOCKET, SO_LINGER, _RESET_ON_CLOSE)

@@ -1,4 +1,4 @@
-"""What is an answer charged? What the engine says it took, as far as that can be true, otherwise what we counted."""
+"""The service that an answer is charged: the engine's report, as far as it can be true, or else our own count."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from gateway.request.routes import Route
 from policies.request import Request, ServiceTokens
 
 CONTEXT_TOKENS_UNKNOWN: Final = 1 << 20
-"""Stands for the context of a model whose engines do not say it."""
+"""Context assumed for a model whose engines report none."""
 ROUNDS_MAX: Final = 16
-"""An engine that calls tools itself, as it may for the Responses API, counts every round."""
+"""Most rounds of one Responses call. An engine that calls tools itself counts the tokens of every round."""
 
 
 def believed(
     usage: Usage | None, counted: int, request: Request, payload: Payload, route: Route, context_tokens: int | None
 ) -> ServiceTokens:
-    """What an answer took.
+    """Return the service that an answer took.
 
-    `counted`: the output as we counted it, which stands where the engine says none. The engine's own count is believed
-    up to what the request allowed and the model's context has room for; its cached tokens up to those of the prompt.
+    `counted`: our count of the output, used if the engine reports none. The engine's output count is capped by the
+    request's own limit and the model's context, its prompt count by the context, its cached tokens by the prompt. An
+    answer in the background without a count is charged its maximum.
     """
     prompt, output = request.prompt_tokens, request.output_tokens_max if works_on(payload, usage) else counted
     if usage is None:
@@ -36,18 +37,19 @@ def believed(
             prompt = min(prompt, room * _prompts_max(request, payload, route))
     if usage.output_tokens:
         output = usage.output_tokens
-        if output > request.output_tokens_max:  # that counts on a long prompt, so it may be too little
+        if output > request.output_tokens_max:  # this limit assumes an estimated prompt, so it may be too low
             output = min(output, max(counted, _output_max(request, payload, route, room)))
     return ServiceTokens(prompt, output, min(usage.cached_tokens, prompt))
 
 
 def works_on(payload: Payload, usage: Usage | None) -> bool:
-    """Will the engine work on in the background, as far as it has said? Then the answer is charged its maximum."""
+    """Does the engine work on in the background, as far as it has reported?"""
     return payload.is_background and (usage is None or usage.output_tokens is None)
 
 
 def _prompts_max(request: Request, payload: Payload, route: Route) -> int:
-    """How many prompts of the full context can be in the request? Where nothing is generated, any list is one."""
+    """Return the most prompts that the request can hold. Where nothing is generated, each item of a list may be a
+    prompt."""
     if route.generates:
         return request.sequences
     return 1 + payload.prompt.commas()

@@ -1,4 +1,4 @@
-"""What is a request to the pool where it asks for admission? Found anew where it moves to another pool."""
+"""The admission request of a client's request, by its pool's models and engines, and made anew for another pool."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from policies.request import FREE, NO_CLAIM, Flow, Request, of_batch
 
 SECONDS: Final = re.compile(rb"\d{1,9}(\.\d{1,9})?")
 READ: Final = OF_INTEREST | {b"x-fairgate-app", b"x-fairgate-user", b"x-fairgate-class", b"x-fairgate-wait-s-max"}
-"""Header fields that are looked for here."""
+"""Header fields that are read here."""
 FLEX: Final = b'"flex"'
-"""The `service_tier` of OpenAI's API whose requests are slower and cost less."""
+"""The `service_tier` of OpenAI's API for slower and cheaper requests."""
 
 
 def _named(head: Head) -> dict[bytes, bytes]:
-    """Return the fields that are looked for. Of a field that is given twice the first one counts."""
+    """Return the header fields that are read. A field given twice has its first value."""
     named = head.named
     if named is None:
         named = head.named = {name: value for name, value in reversed(head.headers) if name in READ}
@@ -33,16 +33,17 @@ def _named(head: Head) -> dict[bytes, bytes]:
 
 
 def _asks(fields: Mapping[bytes, bytes], payload: Payload) -> bool:
-    """Does the client itself say that the request can wait? Nothing it says makes the request less patient."""
+    """Does the client itself declare the request batch? It can only lower the request's class."""
     tier = payload.fields.service_tier
     return bool(tier and bytes(tier) == FLEX) or fields.get(b"x-fairgate-class") == b"batch"
 
 
 def admission_request(context: RequestContext, pool: Pool) -> Request:
-    """The request as this pool's models and engines have it. What it was to the pool before (`context.request`) stays,
-    as far as that does not depend on them.
+    """Return the request for admission to this pool. A request that moves keeps its flow, claim, progress and wait
+    limit.
 
-    Raises ApiError for an app that the key may not claim, and for what no context there has room for.
+    Raise ApiError for an app that the key may not claim, an invalid wait limit, or a request beyond the model's
+    context.
     """
     payload, before, generates = context.payload, context.request, context.route.generates
     sequences = payload.sequences if generates else 1
@@ -101,7 +102,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
 
 
 def _seconds(given: bytes) -> float:
-    """How long is the client willing to wait? Raises ApiError for what is no number of seconds."""
+    """Return the client's wait limit in seconds. Raise ApiError for an invalid one."""
     if not SECONDS.fullmatch(given):
         message = "x-fairgate-wait-s-max is not a number of seconds, such as 30 or 2.5"
         raise ApiError(Reason.INVALID_REQUEST, message, param="x-fairgate-wait-s-max")

@@ -1,4 +1,4 @@
-"""Has an answer come to its end? An engine may close the connection amid one whose length it never said."""
+"""Is a relayed answer complete? An engine may close the connection amid an answer of unknown length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CLOSES: Final = {b"{": b"}", b"[": b"]"}
 
 
 class Ending:
-    """Of an answer that goes on to the client as it comes: in JSON, its last byte closes what its first one opened."""
+    """A check of an answer that is relayed as it comes: the last byte of JSON must close what the first one opened."""
 
     __slots__ = ("_first", "_is_json", "_last")
 
@@ -19,12 +19,12 @@ class Ending:
         self._first = self._last = b""
 
     def come(self, data: bytes) -> None:
-        """The next bytes."""
+        """Add the next bytes."""
         if self._is_json and not data.isspace():
             self._first = self._first or data.lstrip()[:1]
             self._last = data.rstrip()[-1:]
 
     @property
     def is_missing(self) -> bool:
-        """All that came has come: was that not all?"""
+        """Is the end missing, after the last bytes?"""
         return self._last != _CLOSES.get(self._first, self._last)

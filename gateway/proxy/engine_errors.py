@@ -1,7 +1,7 @@
 """What does a tenant see of an engine's error?
 
-What is wrong with its request, in the engine's words; of the engine's own trouble only that it is there. What an
-operator has to mend is said in our log.
+Errors about the request are shown in the engine's words. Of the engine's own trouble only its existence is shown.
+Faults for an operator to mend are logged.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ logger = logging.getLogger("fairgate")
 
 ERROR_BODY_BYTES_MAX: Final = 1 << 20
 READ_BYTES_MAX: Final = 1 << 16
-"""What is longer says nothing that a client would read."""
+"""Longest error body that is read. Longer ones hold nothing for a client."""
 MESSAGE_LENGTH_MAX: Final = 4000
 AGAIN_S: Final = 1.0
-"""An engine that answered is in service: the client may come back so soon."""
+"""Retry time at an engine that is busy or failed: it answered, so it is in service."""
 LOG_AGAIN_S: Final = 60.0
-"""Equal log lines about one backend are written at most this often."""
+"""Interval of equal log lines about one backend."""
 
 _INTERNAL: Final = re.compile(r'Traceback \(most recent call last\)|File "[^"]+", line [0-9]|<(?:!doctype|html)', re.I)
 _REASONS: Final = {
@@ -39,14 +39,14 @@ _NO_LEAVE: Final = frozenset({401, 403, 407})
 _TROUBLE: Final = "the engine failed on this request"
 
 OWN_ERROR_EVENTS: Final = {dialect: ApiError(Reason.BACKEND_FAILED, _TROUBLE).sse_event(dialect) for dialect in Dialect}
-"""What a client reads in a stream in the place of the engine's own trouble."""
+"""Stream events that replace an engine's own internal errors, by format."""
 
 _logged_s: dict[tuple[str, int], float] = {}
 
 
 def engine_error(backend: str, status: int, body: bytes, again_s: float = 0.0) -> ApiError:
-    """What this answer of an engine, which is neither a success nor a refusal to be waited out, becomes. `again_s`: in
-    how long the engine wants the request again."""
+    """Return the error for an engine's answer that is neither a success nor retried. `again_s`: the engine's retry
+    time."""
     if status in _NO_LEAVE:
         _log_misconfigured(
             backend, status, "does not accept the gateway: the api_key of this backend is missing or wrong"
@@ -79,12 +79,12 @@ def engine_error(backend: str, status: int, body: bytes, again_s: float = 0.0) -
 
 
 def outcome_of(error: ApiError) -> str:
-    """What the engine finds wrong with a request is no failure of anybody."""
+    """Return the outcome: refused for a faulty request, else failed."""
     return Outcome.REFUSED if isinstance(error, EngineError) else Outcome.FAILED
 
 
 def _error_fields(body: bytes) -> dict[str, Any]:
-    """The error in any of the forms that engines give it."""
+    """Return the fields of an error in any of the engines' formats, empty without one."""
     if len(body) > READ_BYTES_MAX:
         return {}
     try:
@@ -105,7 +105,7 @@ def _message(fields: dict[str, Any], status: int) -> str:
     message = fields.get("message")
     if isinstance(message, str):
         return message
-    detail = fields.get("detail")  # as FastAPI writes them
+    detail = fields.get("detail")  # FastAPI's format
     if isinstance(detail, str):
         return "" if status in (404, 405) else detail
     if not isinstance(detail, list):

@@ -1,18 +1,17 @@
-"""One request on its way: from admission to a backend, from there to the client, and to a settled account.
+"""A request from admission to its settled account: the queue, an engine, and the answer to the client.
 
 An `Exchange` is written in callbacks, since it runs for every token. It ends exactly once, in one of these ways:
 
-    completed   the answer went out whole: settled with the usage that the engine reported
-    abandoned   the client went away: out of the queue, or its upstream connection closed at once
-    failed      the engine refused for good, broke off, fell silent, or ended a stream without saying that it is over:
-                the client sees an error, never a clean end
-    refused     admission gave it up: an error that says when to come back
+    completed   the complete answer went out; settled with the usage that the engine reported
+    abandoned   the client went away; the request leaves the queue, or its upstream connection is closed at once
+    failed      the engine failed, broke off, fell silent, or sent no end mark; the client sees an error, no clean end
+    refused     admission rejected the request, with a time to retry, or the engine found the request faulty
 
-A backend that refuses (503, 429, a 200 with an error inside, an empty abort while it drains) has done no work: as long
-as nothing of an answer has gone to the client (`RequestContext.relays`), the request returns to the head of its flow,
-unbilled. So does one whose engine could not be reached. One that an engine had whole when it went away may be what
-killed it: it is tried once more at most, on another engine (of the pool that stands in, where its own has none), and
-only while such retries are few, and not where its tenant's answers break anyhow.
+Until part of an answer has gone to the client (`RequestContext.relays`), a request may return to the head of its flow.
+It is charged nothing if the engine refused it (503, 429, a 200 with an error inside, an empty abort while it drains),
+was not reached or went away. A preempted batch request stays charged with what it received. A request that an engine
+received completely before it went away may be the cause. So it is retried at most once, on another engine (or by the
+fallback pool), within the retry budget, and not for a tenant whose answers break anyhow.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from gateway.pool.pool import Pool
 
 SEARCHED_BYTES_MIN: Final = 1 << 20
-"""The usage of a longer answer is looked for while it comes, so that its end is no long work."""
+"""Length above which an answer is searched for its usage while it comes, so that its end is no long work."""
 NOT_STREAMED: Final = "the engine answered in one piece where a stream was asked for, and had been begun"
 BREAKING: Final = "most of your latest answers broke off at the engines; slow down, and see what breaks them"
 NO_ANSWER_KEYS: Final = AnswerKeys()
@@ -60,7 +59,7 @@ class Exchange:
         "_is_live", "_meter", "_pool", "_renamed", "_started", "_status", "_upstream_head", "context", "request",
     )  # fmt: skip
     _backend: Backend
-    """The engine that has it, or had it last."""
+    """The engine that has the request, or had it last."""
 
     def __init__(self, context: RequestContext, request: Request, upstream_head: bytes) -> None:
         self.context = context
@@ -78,17 +77,16 @@ class Exchange:
         self._headers: list[Header] = []
         self._meter: StreamMeter | None = None
         self._is_live = False
-        """Its answer goes on as it comes, though it is no stream of events."""
+        """Whether the answer is relayed as it comes, though it is no event stream."""
         self._held: list[bytes] = []
-        """What has come of an answer in one piece, until all of it is there."""
+        """Pieces of an answer that is held until it is complete."""
         self._answer_bytes = 0
         self._finder: MemberFinder | None = None
         self._ending: Ending | None = None
-        """Of an answer in one piece that is relayed as it comes; None: none is."""
+        """Check of an answer in one piece that is relayed as it comes, else None."""
         self._started = False
 
     def submit(self) -> None:
-        """Ask for admission."""
         responder = self.context.responder
         # Not the bound methods: compiled, those cost five times as much to make.
         responder.on_disconnect = lambda: self._client_gone()
@@ -97,7 +95,7 @@ class Exchange:
         self.context.wait()
         self._pool.dispatcher.submit(self)
 
-    # --- what admission decides ---
+    # --- decisions of admission ---
 
     def dispatched(self, backend: str) -> None:
         target = self._pool.backends[backend]
@@ -123,20 +121,20 @@ class Exchange:
             self._again(Failure.GIVEN_BACK)
 
     def moved(self, request: Request, pool: Pool) -> None:
-        """It waits in this pool from now on, as this request; its payload asks for that one's model."""
+        """Wait in another pool, as this admission request. The payload asks for that pool's model already."""
         self.request = self.context.request = request
         self.context.model = self.context.payload.model
         self._pool = self.context.serving_pool = pool
         self._renamed = Renamed.of(self.context.payload)
 
     def turn_away(self, error: ApiError) -> None:
-        """It waits, and cannot be served after all."""
+        """Reject the waiting request with this error."""
         self._pool.dispatcher.cancelled(self.request.id)
         self._end(Outcome.REFUSED, error.code.value)
         self.context.error(error)
 
     def give_up(self, error: ApiError) -> None:
-        """The gateway stops: end this one now, wherever it is."""
+        """End the exchange with this error, wherever it is, since the gateway stops."""
         if self._done:
             return
         service = None
@@ -147,7 +145,7 @@ class Exchange:
         self._end(Outcome.FAILED, error.code.value, service)
         self._visible_error(error)
 
-    # --- what the backend says ---
+    # --- answers of the engine ---
 
     def head_received(self, status: int, headers: list[Header]) -> None:
         self._status = status
@@ -165,7 +163,7 @@ class Exchange:
             if not (is_first and self.context.payload.stream and is_event_stream(data)):
                 self._collect(data)
                 return
-            meter = self._meter = self.context.stream_meter(self.request.sequences)  # whatever its head calls it
+            meter = self._meter = self.context.stream_meter(self.request.sequences)  # the content-type was wrong
         before = meter.token_events
         forward = meter.feed(data)
         context = self.context
@@ -208,9 +206,9 @@ class Exchange:
         self._break_off(reason, "the engine fell silent" if timed_out else "the engine broke off its answer")
 
     def _may_try_again(self, backend: Backend, sends: int) -> bool:
-        """May it go to an engine again, after this one went away before its first byte?"""
+        """May the request go to an engine again, after this one went away before its first byte?"""
         if not sends:
-            return True  # this one never had it
+            return True  # this engine never received the complete request
         context, pool = self.context, self._pool
         context.sends += sends
         if context.sends > 1 or self.request.engine or context.tenant in pool.breaks.paced:
@@ -218,17 +216,17 @@ class Exchange:
         return (pool.has_other(backend) or pool.stand_in() is not None) and pool.retries.take()
 
     def _break_off(self, reason: Reason, what: str, again_s: float = 0.0) -> None:
-        """The answer will not come, or not to its end. `again_s`: it may be asked again no sooner."""
+        """End without a complete answer. `again_s`: least seconds until a retry; 0.0 takes the pool's."""
         service = self._received() if self._started or self._ending else NO_SERVICE
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
         self._end(Outcome.FAILED, reason.value, service)
         error = failure_error(reason, what, self.request.id, again_s or self._pool.again_s())
-        if self.context.sends > 1:  # the client would send again what two engines may have died of
+        if self.context.sends > 1:  # two engines may have died of the request, so the client must not retry it
             error.retry_after_s, error.should_retry = None, False
         self._visible_error(error)
 
     def _cut(self, what: str) -> None:
-        """The engine did this, as if its answer were whole."""
+        """Break off an answer that the engine ended as if it were complete. `what`: the engine's fault."""
         error = ProtocolViolation(self._backend.name, what, before_first_byte=False)
         self._pool.answered(self._backend, self.context.tenant, error, self.context.dispatched_s)
         self._break_off(Reason.BACKEND_FAILED, "the engine broke off its answer")
@@ -240,7 +238,7 @@ class Exchange:
         self.context.first_token_s = time.monotonic() - self.context.arrived_s
 
     def _is_refused_in_stream(self, meter: StreamMeter) -> bool:
-        """Was this 200 a refusal after all? Then it is on its way back to the queue."""
+        """Is this 200 a refusal? Then the request returns to the queue."""
         error = meter.error
         refused = meter.aborted or (error is not None and error.status in RETRYABLE_IN_STREAM)
         if refused and not meter.token_events:
@@ -273,7 +271,7 @@ class Exchange:
     # --- whole bodies ---
 
     def _collect(self, data: bytes) -> None:
-        """Keep the answer until it is whole: only then is it known whether it was one."""
+        """Hold the answer until it is complete and can be judged, or relay it if it is too long to hold."""
         self._answer_bytes += len(data)
         if self._finder is not None:
             self._finder.feed(data)
@@ -310,17 +308,16 @@ class Exchange:
             self.context.begin_answer(self._status, self._headers, self._shown(held, goes_on=True))
 
     def _shown(self, data: bytes, *, goes_on: bool = False) -> bytes:
-        """Return a piece of the answer as the client is to see it (`Renamed.in_answer`)."""
+        """Return a piece of the answer with the client's name of the model (`Renamed.in_answer`)."""
         return data if self._renamed is None else self._renamed.in_answer(data, goes_on=goes_on)
 
     def _joined(self) -> bytes:
-        """What is held of the answer."""
         if len(self._held) != 1:
             self._held = [b"".join(self._held)]
         return self._held[0]
 
     def _let_go(self) -> None:
-        """Hold nothing of the answer any longer."""
+        """Drop the held bytes of the answer."""
         self._pool.answers_bytes -= self._held_bytes
         self._held, self._held_bytes = [], 0
 
@@ -353,7 +350,8 @@ class Exchange:
             self._fail_with_error(body)
 
     def _made_tokens(self, usage: Usage | None, length: int) -> int:
-        """Output of an answer that was not streamed, by the bytes that were made; 0 where the engine counts it."""
+        """Return the output tokens of an answer that was not streamed, estimated from its bytes; 0 if the engine counts
+        them."""
         if not self.context.route.generates or (usage is not None and usage.output_tokens is not None):
             return 0
         length *= is_text(content_type(self._headers))
@@ -361,8 +359,7 @@ class Exchange:
         return self._believed(Usage(None, tokens), 0).output
 
     def _fail_with_error(self, body: bytes) -> None:
-        """The engine judged the request itself wrong, or is in trouble. It has taken no tokens, so its tenant's quota
-        counts none; the order keeps the charge of the prompt (`RequestLedger`)."""
+        """End with the engine's error. The quota counts no tokens, the order those of the prompt (`RequestLedger`)."""
         error = engine_error(self._backend.name, self._status, body)
         self.context.error(error, is_engines=True)
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, NO_SERVICE)
@@ -371,7 +368,7 @@ class Exchange:
     # --- ends ---
 
     def _again(self, failure: Failure, again_s: float = 0.0) -> None:
-        """It has cost nothing: back to the queue, unless it has been tried too often."""
+        """Return the request to the head of its flow, charged nothing, or with what it received if it was preempted."""
         self._call = None
         self._let_go()
         self._begin_answer()
@@ -391,7 +388,7 @@ class Exchange:
             request.progress.answer_keys = answer_keys(request.claim, keys, goes_on_by)
         self.context.gives_out(name)
         if works_on(payload, usage):
-            self._pool.dispatcher.cancelled(request.id, service)  # nothing is learned from an answer that is to come
+            self._pool.dispatcher.cancelled(request.id, service)  # an answer still to come teaches nothing
         else:
             self._pool.dispatcher.finished(request.id, service, awaits_more)
         self._end(Outcome.COMPLETED, "", service)
@@ -407,7 +404,7 @@ class Exchange:
         self._end(Outcome.ABANDONED, "client_disconnected", service)
 
     def _received(self) -> ServiceTokens:
-        """What an answer that breaks off has taken so far."""
+        """Return the service that an incomplete answer has taken so far."""
         meter = self._meter
         if meter is not None:
             counted, usage = meter.token_events, meter.usage
@@ -417,7 +414,7 @@ class Exchange:
             counted, usage = 0, None
         else:
             return self._pool.dispatcher.received(self.request.id)
-        # A usage from before the end may be older than what has come since.
+        # A usage reported before the end may be outdated.
         service = self._believed(usage, counted)
         return ServiceTokens(service.prompt, max(service.output, counted), service.cached)
 

@@ -1,7 +1,7 @@
-"""Where does a request go that waits in a pool without an engine for it? To the pool that stands in, as on arrival.
+"""Failover of waiting requests, from a pool without an engine for them to its fallback pool.
 
-It may be taken on whenever its pool has no engine in service and the other one has. So two pools that name each other
-never pass a request to and fro; and it waits no longer in all than it might have waited in the first.
+A request may move if the fallback has an engine in service, and its own pool has none besides one that went away with
+the request. So two pools that name each other never pass a request to and fro. A moved request keeps its deadline.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from policies.request import Refusal
 logger = logging.getLogger("fairgate")
 
 MOVED_BYTES_MAX: Final = 1 << 18
-"""Bodies that are read anew at one go."""
+"""Bytes of bodies that are rewritten in one go."""
 
 
 def move(waiting: Sequence[Admitted], pool: Pool, other: Pool, model: str) -> None:
-    """These wait in `pool`, which has no engine for them: from now on they wait in `other`, for this model of it.
+    """Move requests that wait in `pool`, which has no engine for them, to `other`, where `model` serves them.
 
-    As many move as find room in its queue, and few with large bodies; the rest move at a later call.
+    Requests move as far as the queue of `other` has room, few at a time if their bodies are large. The rest moves at a
+    later call.
     """
     moved = body_bytes = 0
     for exchange in waiting:
         assert isinstance(exchange, Exchange)
         if body_bytes >= MOVED_BYTES_MAX or not other.dispatcher.has_place(exchange.request):
             break
-        if not other.takes(exchange.request):  # its engine went away with it, too
+        if not other.takes(exchange.request):  # an engine of `other` went away with this request before
             why = Reject(exchange.request.id, Refusal.BACKEND_FAILED, 1.0)
             exchange.turn_away(refusal_error(why, other.again_s()))
             continue

@@ -1,4 +1,4 @@
-"""How is a request answered that needs no engine, but something that takes time, such as a database?"""
+"""Tasks that answer requests from a database or the like, without an engine."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 
 
 class LateAnswers:
-    """Answers what the pipeline has for it, only so many at once for a tenant."""
+    """The handler of requests of one treatment. A tenant may have a bounded number of them under way."""
 
     def __init__(self, pipeline: Pipeline, answer: Callable[[RequestContext], Awaitable[Any]]) -> None:
-        """`answer`: what becomes JSON; None: it was answered in pieces. Raises ApiError or StoreError."""
+        """Create the handler. `answer` returns a value for JSON, or None if it has sent the answer itself. It raises
+        ApiError or StoreError."""
         self.tasks = Background()
         self._pipeline = pipeline
         self._answer = answer
 
     def begin(self, context: RequestContext) -> None:
-        """Raises ApiError where its tenant asks too much at once."""
+        """Start to answer. Raise ApiError if the tenant has too many answers under way."""
         self._pipeline.unqueued.begin(context.tenant)
         task = self.tasks.start(self._run(context))
         context.responder.on_disconnect = lambda: _cancel(task)

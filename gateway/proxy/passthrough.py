@@ -1,6 +1,6 @@
-"""How does a request that needs no admission reach an engine? Straight, and its answer comes back, an error as ours.
+"""The direct way of a request without admission to an engine. The answer is relayed, an error in the gateway's format.
 
-One whose connection is refused goes to the next engine, as a request from the queue does.
+A request that no engine has received completely goes to the next engine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.telemetry.record import NO_SERVICE, Outcome
 
 
 class PassThrough:
-    """One request and its answer, relayed (implements `Receiver`). `settled` is called at its end, once."""
+    """A relayed request and its answer, as a `Receiver`. `settled` is called once, at the end."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class PassThrough:
         self._ending = Ending([])
         self._head = b""
         self._payload = payload
-        """What is sent, until an engine answers. None: no body."""
+        """The body, until an engine answers; None without one."""
         self._status = 0
         self._headers: list[Header] = []
         self._error: bytes | None = None
-        """What has come of an answer that is an error; None: it is none."""
+        """Bytes of an answer that is an error; None while it is none."""
 
     def send(self) -> None:
-        """Send it. Not sooner may it count among what runs: nobody gives its place back before."""
+        """Count the request as running and send it. Counted no sooner, since only its end releases the count."""
         context = self._context
         self._unqueued.begin(context.tenant)
         self._head = upstream_head(context)
@@ -71,7 +71,7 @@ class PassThrough:
         self._status = status
         self._headers = [*forward_response_headers(headers), self._context.id_field()]
         self._ending = Ending(headers)
-        if status >= 300 and status != 304:  # that one says that the client's copy still holds
+        if status >= 300 and status != 304:  # 304 confirms the client's copy
             self._error = b""
 
     def body_received(self, data: bytes) -> None:
@@ -139,7 +139,7 @@ class PassThrough:
 
 
 def engines_of(pools: Sequence[Pool]) -> Iterator[Backend]:
-    """Those in service: of each pool the least loaded first, as it is when it is asked for."""
+    """Yield each engine in service, pool by pool, the least loaded at that moment first."""
     tried: set[str] = set()
     for pool in pools:
         while (backend := pool.least_loaded(tried)) is not None:

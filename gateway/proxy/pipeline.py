@@ -1,6 +1,7 @@
-"""What becomes of a client's request? Authenticate, identify, read, estimate, and hand it to its pool.
+"""The way of a client's request to its pool: authenticate, identify, read, estimate, submit.
 
-Runs synchronously for each request. What is wrong with a request is said here, before anything is queued or charged.
+The pipeline runs synchronously for each request. A faulty request is answered here, before anything is queued or
+charged.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ ABOUT: Final = msgspec.json.encode(
 
 
 class Pipeline:
-    """The handler behind the tenants' listener. `settled` is called at each request's end, with its policy's name."""
+    """The handler behind the tenants' listener. `settled` is called with each request that ends without a pool's
+    admission, and with an empty policy name."""
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class Pipeline:
         responses: StoredResponses,
         sampler: Sampler | None = None,
     ) -> None:
-        """`sampler`: which requests' traces are followed; None: none are."""
+        """Create a pipeline to these pools. `sampler` chooses the requests that are traced; None traces none."""
         self.keyring = keyring
         self._settled = settled
         self.unqueued = unqueued
@@ -80,18 +82,18 @@ class Pipeline:
         self.responses = responses
         self.draining = False
         self.late: dict[Treatment, Callable[[RequestContext], None]] = {}
-        """Who answers what takes time, but none of an engine."""
+        """Handlers of requests that need time but no engine, by treatment."""
         self.files: Mapping[str, tuple[list[Header], bytes]] = {}
-        """By path, what anybody may have: header fields and content."""
+        """Header fields and content of public files, by path."""
         self.take_over(pools, routes=routes, cors=cors, aliases=aliases, json_bytes_max=json_bytes_max)
 
     def take_over(
         self, pools: Iterable[Pool], *, routes: Routes, cors: Cors, aliases: Mapping[str, str], json_bytes_max: int
     ) -> None:
-        """Send requests to these pools, by these routes. `json_bytes_max`: of one body."""
+        """Replace pools and routes. `json_bytes_max`: greatest size of one body of JSON."""
         self._json_bytes_max = json_bytes_max
         self._aliases = dict(aliases)
-        """Models by other names."""
+        """Engines' names of models by alias."""
         self._pools = list(pools)
         self._pool_of_model: dict[str, Pool] = {}
         self._routes = routes
@@ -101,7 +103,7 @@ class Pipeline:
             pool.dispatcher.on_stranded = partial(self._stranded, pool)
 
     def turn_away_revoked(self, exchanges: Iterable[Admitted]) -> None:
-        """Refuse those of them that wait, and came by a key that is no longer taken."""
+        """Refuse waiting requests whose key is no longer valid."""
         for each in exchanges:
             if (
                 isinstance(each, Exchange)
@@ -111,7 +113,7 @@ class Pipeline:
                 each.turn_away(_revoked())
 
     def authorize(self, request: HttpRequest) -> tuple[int, list[Header], bytes] | None:
-        """Runs when a request's head is there, before its body is read; an answer ends it, and the body is not read."""
+        """Authorize a request by its head. A returned answer is sent, and the body is not read."""
         assert isinstance(request, RequestContext)
         if self._cors.is_on:
             request.answer_fields = self._cors.fields(request)
@@ -152,7 +154,7 @@ class Pipeline:
         return 200, [*found[0], request.id_field()], found[1]
 
     def refused(self, request: HttpRequest, error: ApiError) -> None:
-        """A request ends before it has come to `handle`."""
+        """Record a request that is refused before `handle`."""
         assert isinstance(request, RequestContext)
         request.arrived_s = time.monotonic()
         if self._cors.is_on:
@@ -162,7 +164,7 @@ class Pipeline:
         self.ended(request, Outcome.REFUSED, error.code.value)
 
     def handle(self, request: HttpRequest, responder: Responder) -> None:
-        """Runs when a request is there whole."""
+        """Handle a complete request."""
         assert isinstance(request, RequestContext)
         request.arrived(responder, time.monotonic())
         if self._sampler is not None:
@@ -174,11 +176,11 @@ class Pipeline:
 
     @staticmethod
     def _trace(context: RequestContext, sampler: Sampler) -> None:
-        if context.tenant:  # who has no key makes no spans
+        if context.tenant:  # requests without a key are not traced
             context.trace = sampler.begin(context.headers)
 
     def failed(self, context: RequestContext, error: Exception) -> None:
-        """Say what is wrong with the request, or with the gateway. No engine has the request."""
+        """Answer a request with an error, the client's or the gateway's. No engine has the request."""
         outcome = Outcome.REFUSED
         if not isinstance(error, ApiError):
             logger.error("request %s: fault in the gateway", context.id, exc_info=error)
@@ -188,8 +190,8 @@ class Pipeline:
         context.error(error, is_within=True)
 
     def ask(self, context: RequestContext, responder: Responder) -> None:
-        """What a stored line asks, as a request of its tenant; whose it is was found out before. A key may have expired
-        since then. A token has proved who made the batch, so the batch outlives it."""
+        """Handle a request of a batch, whose principal is known. It is refused if its key has expired. A token proved
+        the batch's author, so the batch outlives the token."""
         context.route = self._routes.find(context.method, context.path)
         error = expired(context.principal, time.time())
         if error is None:
@@ -199,8 +201,8 @@ class Pipeline:
             self.failed(context, error)
 
     def why_not(self, principal: Principal, model: str) -> ApiError | None:
-        """Why can this caller never ask for the model? None: it may, now or once the engines have said what they
-        serve."""
+        """Return the error of a caller that can never ask for this model. None if it may, now or once engines report
+        their models."""
         try:
             self._pool(self._model(principal, model))
         except ApiError as error:
@@ -233,14 +235,14 @@ class Pipeline:
                 self._submit(context, self._admit(context))
 
     def ended(self, context: RequestContext, outcome: str, reason: str) -> None:
-        """A request has ended that no engine has had."""
+        """Record the end of a request that no engine had."""
         context.ended(outcome, reason, NO_SERVICE, time.monotonic())
         self._settled(context, "")
 
     # --- requests that need admission ---
 
     def _admit(self, context: RequestContext) -> Request:
-        """What asks for admission, with its body as an engine is to get it."""
+        """Return the admission request, and prepare the body for an engine."""
         payload, route = context.payload, context.route
         context.responses = self.responses
         context.model, context.stream = payload.model, payload.stream
@@ -258,18 +260,18 @@ class Pipeline:
     @staticmethod
     def _submit(context: RequestContext, request: Request) -> None:
         head = upstream_head(context)
-        # Where nothing is generated, the engine's count is held against the prompt.
+        # Where nothing is generated, the engine's count of prompt tokens is checked against the commas.
         context.payload.let_go(counts_commas=not context.route.generates)
         context.body = b""
         Exchange(context, request, head).submit()
 
     def _pool_for(self, context: RequestContext) -> Pool:
-        """The pool that answers. The payload then asks for the model by that pool's name."""
+        """Return the pool that serves a request, and ask in the payload for the model by that pool's name."""
         payload = context.payload
         asked = payload.model
         if id := self._routes.response_id(context.path) or payload.previous:
             keeper, stored = self._keeper(context, id)
-            # A pool that stood in may have answered.
+            # The fallback pool may have answered.
             model = stored.model if asked in ("", stored.asked) else self._model(context.principal, asked)
             if self._pool(model) is not keeper:
                 raise unknown(id)
@@ -281,14 +283,14 @@ class Pipeline:
         if other is not None:
             model, pool = str(pool.fallback), other
         if not asked and context.route.api is OTHER:
-            payload.model = context.model = model  # the engine's choice; nothing is added to a body that nobody knows
+            payload.model = context.model = model  # the engine chooses; nothing is added to a body of unknown format
         elif model != asked:
             payload.rename(model)
             context.model = payload.model
         return pool
 
     def _keeper(self, context: RequestContext, id: str) -> tuple[Pool, Stored]:
-        """Return the pool of a stored response, and where in it the response is, or raise `ApiError` 404."""
+        """Return the pool of a stored response and the response's location, or raise `ApiError` 404."""
         stored = self.responses.find(context.principal, id, time.monotonic())
         pool = self._pool_of(stored.model)
         if pool is None or stored.engine not in pool.backends:
@@ -296,28 +298,30 @@ class Pipeline:
         return pool, stored
 
     def _model(self, principal: Principal, asked: str) -> str:
-        """The engines' name of a model that this caller asks for, and may ask for."""
+        """Return the engines' name of a model. Raise ApiError if the caller may not ask for it."""
         model = self._aliases.get(asked, asked)
         if not principal.may_ask(asked) and (model == asked or not principal.may_ask(model)):
             raise _not_for(asked, principal)
         return model or self._unnamed_model()
 
     def _unnamed_model(self) -> str:
-        """Return the model that the engines of the only pool answer with if none is named. Limits, prices and the log
-        know the request by it, so it is written into the body. Empty: no engine has said its models yet."""
+        """Return the model for requests without one: that of the only pool. Empty if no engine has reported its models.
+
+        The name is written into the body, since limits, prices and the log know the request by it.
+        """
         if len(self._pools) > 1:
             raise ApiError(Reason.INVALID_REQUEST, "'model' is missing: say which model is asked", param="model")
         cards = self._pools[0].models().items()
         return next((name for name, card in cards if card is None or not card.parent), "")
 
     def _stand_in(self, pool: Pool) -> Pool | None:
-        """The pool that answers in the place of this one, if it has an engine."""
+        """Return the pool's fallback, or None if that has no engine in service."""
         other = None if pool.fallback is None else self._pool_of(pool.fallback)
         return other if other is not None and other.is_healthy() else None
 
     def _stranded(self, pool: Pool, waiting: Sequence[Admitted]) -> None:
-        """Treat requests that wait in a pool without an engine as if they came now: move them to the pool that stands
-        in, let them wait for the start of an engine, or refuse them."""
+        """Fail over requests that wait in a pool without an engine for them. Those that cannot move wait for the start
+        of an engine or are refused."""
         other = self._stand_in(pool)
         if other is not None:
             move(waiting, pool, other, str(pool.fallback))
@@ -330,7 +334,7 @@ class Pipeline:
     def _pool_of(self, model: str) -> Pool | None:
         pool = self._pool_of_model.get(model)
         if pool is None:
-            # What the config names goes before an adapter of the same name.
+            # A configured model goes before an adapter of that name.
             for candidate in sorted(self._pools, key=lambda each: model not in each.config.models):
                 if model in candidate.models():
                     self._pool_of_model[model] = candidate
@@ -346,7 +350,7 @@ class Pipeline:
     def _not_served(self, model: str) -> ApiError:
         unknown = [candidate for candidate in self._pools if not candidate.models()]
         if unknown:
-            # Nobody has said yet what these engines serve; they are down, or have just been started.
+            # These engines have not reported their models; they are down, or have just been started.
             message = f"no engine has said yet which models it serves; '{model[:100]}' may be one of them"
             return ApiError(Reason.NO_BACKEND, message, retry_after_s=5.0)
         served = ", ".join(sorted(asked for asked, _, _ in self._named())[:20])
@@ -354,7 +358,7 @@ class Pipeline:
         return ApiError(Reason.MODEL_NOT_FOUND, message, param="model")
 
     def _named(self) -> list[tuple[str, str, ModelCard | None]]:
-        """All that can be asked for: by which name, what it is to the engines, and what they say of it."""
+        """Return all models that can be asked for: the client's name, the engines' name, and the engines' card."""
         cards = {name: card for pool in self._pools for name, card in pool.models().items()}
         aliases = [(alias, name, cards[name]) for alias, name in self._aliases.items() if name in cards]
         return [*[(name, name, card) for name, card in cards.items()], *aliases]
@@ -378,7 +382,7 @@ class Pipeline:
         return PassThrough(context, payload, engines_of(pools), self.unqueued, self._settled)
 
     def _models(self, principal: Principal, asked: str) -> bytes:
-        """The models that a key may ask for; or the one model that is asked for by its name."""
+        """Return the models that a key may ask for, or the one model `asked`, as JSON."""
         data = []
         for model, name, card in self._named():
             if not principal.may_ask(model) and not principal.may_ask(name):
@@ -399,7 +403,7 @@ def _revoked() -> ApiError:
 
 
 def _not_for(model: str, principal: Principal) -> ApiError:
-    """The same whether the model exists or not: a key does not find out about others than its own."""
+    """Return the error for a model outside a key's models. It does not reveal whether the model exists."""
     models = ", ".join(sorted(principal.models or ())[:20])
     if not model:
         message = f"'model' is missing: say which of these is asked, which this key may ask for: {models}"

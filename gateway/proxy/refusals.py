@@ -1,4 +1,4 @@
-"""What does a tenant read when admission refuses? What happened, where it stands, and what to do about it."""
+"""The messages for requests that admission refuses: the cause, where the tenant stands, and what to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.limits.quotas import DAY_S
 from policies.request import Limit, Refusal
 
 JITTER: Final = 0.1
-"""Retry-After of clients that are refused together is spread over this part of the wait."""
+"""Greatest part by which a retry time is extended, so that clients refused together come back apart."""
 
 REASONS: Final = {
     Refusal.QUEUE_FULL: (Reason.QUEUE_FULL, "too many of your requests are waiting for this model; slow down"),
@@ -51,29 +51,30 @@ _ALWAYS_ON: Final = {
 
 
 def refusal_error(decision: Reject, again_s: float) -> ApiError:
-    """The error for a request that admission gave up. `again_s`: in how long an engine may take one at the earliest."""
+    """Return the error for a request that admission refused. `again_s`: least seconds until an engine takes
+    requests."""
     retry_after_s = max(decision.retry_after_s, again_s)
     reason, message = REASONS[decision.reason]
     if decision.ceiling:
         message += f"; {decision.ceiling}"
     limit = decision.limit
     is_budget = limit is not None and DAY_S <= limit.window_s < math.inf
-    if not is_budget:  # a budget's client comes back by itself, and to the moment
+    if not is_budget:  # the client of a budget comes back alone, at the exact time
         retry_after_s = _spread(retry_after_s, decision.id)
     headers: list[Header] = []
-    # A client library would wait, and its caller is not willing to.
+    # The caller is not willing to wait, and a client library would.
     should_retry = False if decision.reason is Refusal.WAIT_TOO_LONG else None
     if limit is not None:
         retry_after_s = min(retry_after_s, limit.window_s)
         headers = rate_limit_headers((limit._replace(reset_s=retry_after_s),))
         message = _at_limit(decision.reason, limit, retry_after_s)
         if is_budget:
-            should_retry = False  # a client library would give up its patience, and the budget would not be there yet
+            should_retry = False  # a client library would run out of retries before the budget is renewed
     return ApiError(reason, message, retry_after_s=retry_after_s, should_retry=should_retry, fields=headers)
 
 
 def failure_error(reason: Reason, what: str, request_id: str, again_s: float) -> ApiError:
-    """The error for a request that an engine failed on, and that may be sent again. `again_s`: as above."""
+    """Return the error for a request that an engine failed on and that may be retried, in `again_s` at the earliest."""
     return ApiError(reason, f"{what}; request {request_id}", retry_after_s=_spread(again_s, request_id))
 
 
@@ -97,13 +98,13 @@ def _at_limit(reason: Refusal, limit: Limit, retry_after_s: float) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """How long is that, as a person says it: rounded up, and in the two largest units."""
+    """Return a time in words, in the two largest units and rounded up."""
     rest = max(1, math.ceil(seconds))
     units = [("hour", 3600), ("minute", 60), ("second", 1)]
     if rest > DAY_S:
         units = [("day", 86_400), ("hour", 3600)]
     smallest = units[1 if rest >= 3600 else 2][1]
-    rest = -(-rest // smallest) * smallest  # what is smaller would be a third unit
+    rest = -(-rest // smallest) * smallest  # without a third unit
     words = []
     for unit, length in units:
         count, rest = divmod(rest, length)
@@ -113,7 +114,7 @@ def in_words(seconds: float) -> str:
 
 
 def rate_limit_headers(limits: Iterable[Limit]) -> list[Header]:
-    """`x-ratelimit-*` as OpenAI's clients read them: one limit of requests and one of tokens, the tightest of each."""
+    """Return OpenAI's `x-ratelimit-*` fields for the tightest limit of requests and the tightest of tokens."""
     tightest: dict[bytes, Limit] = {}
     for limit in limits:
         if limit.name.startswith(("engine", "cost")):
@@ -131,7 +132,7 @@ def rate_limit_headers(limits: Iterable[Limit]) -> list[Header]:
 
 
 def _duration(seconds: float) -> bytes:
-    """As OpenAI writes durations: 12ms, 7s, 6m0s, 1h0m0s."""
+    """Return a duration in OpenAI's format: 12ms, 7s, 6m0s, 1h0m0s."""
     if seconds < 1.0:
         return b"%dms" % math.ceil(max(0.0, seconds) * 1000)
     minutes, rest = divmod(math.ceil(seconds), 60)

@@ -1,4 +1,4 @@
-"""Which name has the model in an answer? The one by which the client asked for it, whatever the engine calls it."""
+"""The model's name in an answer: the client's own, whatever the engine calls the model."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from backends.answers.members import Nesting
 from gateway.request.body.payload import Payload
 
 CANDIDATES_MAX: Final = 10_000
-"""Members looked at in one piece, which takes 10 ms. What follows them stays as the engine wrote it."""
+"""Most members examined in one piece, which takes 10 ms. Later names stay as the engine wrote them."""
 _MEMBERS: Final = re.compile(
     rb'"(?:model"\s*:\s*("[^"\\]*+(?:\\.[^"\\]*+)*+")'  # a name of a model
     rb'|([^"\\]*+)"\s*:\s*(?=\{))'  # any member that is an object
 )
 _OF_ANSWERS: Final = frozenset({b"response", b"message"})
-"""Members of an event that hold the answer, and so the answer's own `model`."""
+"""Members of an event that hold the answer, with its own `model`."""
 
 
 class Renamed:
-    """Writes the client's name of the model in the place of the engine's, in what goes to the client.
+    """A filter that replaces the engine's name of the model by the client's.
 
     Only the answer's own `model` is renamed: at the top, or in the `response` or `message` of an event. Elsewhere a
-    member of this name is what the model or the client wrote, such as the argument of a tool.
+    member of this name is text of the model or the client, such as the argument of a tool.
     """
 
     __slots__ = ("_instead", "_nesting", "_parent")
 
     @classmethod
     def of(cls, payload: Payload) -> Renamed | None:
-        """None: the client's name of the model is the engines'."""
+        """Return the filter for a request, or None if both names are equal."""
         return None if payload.asked in ("", payload.model) else cls(payload.asked)
 
     def __init__(self, asked: str) -> None:
         self._instead = json.dumps(asked).encode()
         self._nesting = Nesting()
         self._parent = b""
-        """The last member of the outermost object that is an object."""
+        """Name of the outermost object's last member that is an object itself."""
 
     def in_answer(self, data: bytes, *, goes_on: bool = False) -> bytes:
-        """Rename in whole events of a stream, or in an answer. `goes_on`: this is a piece, and the rest follows."""
+        """Return the data with the client's name, for complete events or a complete answer. `goes_on`: the data is a
+        piece, and more follows."""
         pieces: list[bytes] = []
         kept = taken = 0
         nesting = self._nesting

@@ -1,7 +1,7 @@
-"""What is known of one request, from its head to its log line, and what does its client see of it?
+"""A request from its head to its log line, and the ways to answer it.
 
-A stream that waits for long is begun before its answer: with status 200 and the comment `: waiting`, again and again,
-so that nobody in between takes it for dead. What would have been an error answer is then an error event.
+A stream that waits for long is begun before its answer: with status 200 and a comment that begins with `: waiting`,
+again and again, so that no intermediary takes it for dead. A later error is then an error event.
 """
 
 from __future__ import annotations
@@ -29,26 +29,30 @@ if TYPE_CHECKING:
 
 WAITING: Final = b": waiting\n\n"
 WAITED: Final = b":\n\n"
-"""Goes out in one piece with what follows comments. `vllm bench serve` strips each piece that it reads, so the end of a
-comment is lost to it, and without another one so is the whole answer."""
+"""Sent in one piece with the first data after comments. `vllm bench serve` strips each piece that it reads and so loses
+the end of a comment; without a further comment it would lose the whole answer."""
 EVENT_STREAM: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would keep the comments to itself
+    (b"x-accel-buffering", b"no"),  # nginx would buffer the comments
 )
 
 
 class RequestContext(HttpRequest):
-    """One request. Each part is there once its station was passed: `route` and `principal` since the head, `responder`
-    since the request is there whole, `payload` since it was read, `serving_pool` since admission was asked for.
+    """A request, whose parts are set step by step: `route` and `principal` with the head, `responder` with the
+    complete request, `payload` when it is read, `serving_pool` when admission is asked for.
 
     Attributes:
-        route: what kind of request it is. principal: who asks, as the key has it.
-        responder: writes its answer. payload: its body.
-        serving_pool: where it waits and is answered.
-        responses: knows where the responses are that answers give out.
-        engine: the only one that can serve it, since it has what the request goes on from; "": any.
-        relays: something of the engine's answer has gone to the client. Until then another engine may get the request.
+        route: the kind of request.
+        principal: the caller, by the key.
+        responder: the writer of the answer.
+        payload: the body.
+        serving_pool: the pool where the request waits and is answered.
+        responses: the registry of stored responses.
+        engine: the only engine that can serve the request, since it has the response that the request continues; "" for
+            any.
+        relays: whether part of an engine's answer has gone to the client. Until then another engine may get the
+            request.
     """
 
     __slots__ = (
@@ -74,7 +78,7 @@ class RequestContext(HttpRequest):
     _place: Place | None
 
     def arrived(self, responder: Responder, now: float) -> None:
-        """It is there whole, and is to be answered by this."""
+        """Record a complete request, and the responder for its answer."""
         self.responder = responder
         self.arrived_s = now
         self.engine = ""
@@ -82,18 +86,18 @@ class RequestContext(HttpRequest):
         self._place = None
 
     def comes_from(self, principal: Principal) -> None:
-        """The key names who asks."""
+        """Record the caller, as named by the key."""
         self.principal = principal
         self.tenant, self.group, self.key = principal.tenant, principal.group, principal.label
 
     def wait(self) -> None:
-        """It asks for admission."""
+        """Register a stream for comments while it waits."""
         waiting = self.serving_pool.waiting
         if waiting is not None and self.stream and self.route.streams_events:
             self._place = waiting.add(self, self.arrived_s)
 
     def say_waiting(self) -> None:
-        """Nothing has gone to the client for long."""
+        """Send a comment, with the expected wait while the request is queued. Start the answer if needed."""
         responder, dispatcher = self.responder, self.serving_pool.dispatcher
         comment, request = WAITING, self.request
         if request is not None and request.progress.state is State.QUEUED:
@@ -110,14 +114,13 @@ class RequestContext(HttpRequest):
             responder.start(200, fields, first=comment)
 
     def leave_place(self) -> None:
-        """It waits no longer, whatever has come of it."""
+        """End the comments."""
         if self._place is not None:
             self._place.leave()
             self._place = None
 
     def begin_answer(self, status: int, headers: list[Header], first: bytes) -> None:
-        """Something of the engine's answer is there; from here on it is written to the responder as it comes. No other
-        engine gets the request, so nobody needs its body."""
+        """Begin to relay an engine's answer. No other engine gets the request now, so its body is dropped."""
         self.relays = True
         self.payload.body = b""
         responder = self.responder
@@ -135,15 +138,17 @@ class RequestContext(HttpRequest):
         self.responder.respond(status, self._answer_fields(headers), body)
 
     def gives_out(self, id: str) -> None:
-        """Remember whose the response of this id is, and which engine has it. Empty: the answer has no id."""
+        """Remember the tenant and the engine of a stored response. An empty id is ignored."""
         if id and self.route.dialect is Dialect.RESPONSES:
             payload = self.payload
             self.responses.note((self.tenant, id, payload.asked, payload.model, self.backend), time.monotonic())
 
     def error(self, error: ApiError, *, is_engines: bool = False, is_within: bool = False) -> None:
-        """An error, in whatever way is still open: an answer, an event in the stream, a broken body.
+        """Send an error in the way that is still open: as an answer, as a stream event, or by aborting.
 
-        `is_engines`: what an engine found wrong. `is_within`: a part of something has been relayed, and not its rest.
+        Args:
+            is_engines: the error comes from an engine.
+            is_within: the client has received part of an event or body.
         """
         responder, dialect = self.responder, self.route.dialect
         if responder.closed:
@@ -158,7 +163,7 @@ class RequestContext(HttpRequest):
             responder.end()
 
     def stream_meter(self, choices: int) -> StreamMeter:
-        """Reads its answer, which is a stream of events of so many choices."""
+        """Return a meter for an event stream that holds `choices` answers side by side."""
         dialect = self.route.dialect
         strip = self.route.reports_usage and self.payload.stream and not self.payload.asks_usage
         meter = StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect])
@@ -166,11 +171,11 @@ class RequestContext(HttpRequest):
         return meter
 
     def id_field(self) -> Header:
-        """What every answer says."""
+        """Return the header field with the request's id."""
         return b"x-request-id", self.id.encode()
 
     def _answer_fields(self, headers: list[Header]) -> list[Header]:
-        """The head of an engine's answer, with what is ours."""
+        """Return the header fields of an engine's answer, with the gateway's own."""
         pool, fields = self.serving_pool, forward_response_headers(headers)
         self._add_own_fields(fields)
         if pool.debug_headers:
@@ -178,7 +183,7 @@ class RequestContext(HttpRequest):
         return fields
 
     def _add_own_fields(self, fields: list[Header]) -> None:
-        """What can be said whether or not an engine has the request."""
+        """Add the header fields that need no engine: id, expected wait and rate limits."""
         fields.append((b"x-request-id", self.id.encode()))
         wait = self.request.progress.wait if self.request is not None else None
         if wait is not None and wait.expected is not None:
@@ -189,7 +194,7 @@ class RequestContext(HttpRequest):
             fields += rate_limit_headers(quotas.standing(self.tenant, time.monotonic(), names))
 
     def _debug_fields(self, policy: str) -> list[Header]:
-        """Who was served how, for the client to see. `policy` is the pool's."""
+        """Return header fields that tell the client how it was served. `policy` is the pool's."""
         queue_ms = f"{self.queue_s * 1000:.1f}"
         fields = {
             "x-fairgate-tenant": self.tenant,

@@ -1,7 +1,5 @@
-"""Which fields does each API have? An engine reads those of the API that was called, and so do we.
-
-A field of another API that stands in the body is without effect there, so nothing may be counted by it.
-"""
+"""The fields that each API reads. A field of another API has no effect at the engine, so nothing may be counted by
+it."""
 
 from __future__ import annotations
 
@@ -13,13 +11,15 @@ NAMES: Final = Fields.__struct_fields__
 
 
 class Api:
-    """What one API reads.
+    """The fields that one API reads.
 
     Attributes:
-        limits: how long an answer may be; the first one that is given counts.
-        counts: how many answers are asked for.
-        prompt: what becomes prompt, as chat templates put it: what requests of one app have in common comes first.
-        conversation: which of these holds the turns of a conversation, if any.
+        limits: fields that bound the length of an answer; the first one given counts.
+        counts: fields that ask for several answers.
+        prompt: fields that become prompt, in the order of chat templates, which put first what requests of one app
+            share.
+        prompt_at: positions of these fields in `NAMES`.
+        conversation: the field with the turns of a conversation, empty without one.
     """
 
     __slots__ = ("conversation", "counts", "limits", "prompt", "prompt_at")
@@ -48,15 +48,15 @@ COMPLETIONS: Final = Api("prompt", limits=("max_tokens",), counts=("n", "best_of
 RESPONSES: Final = Api("tools", "instructions", "input", limits=("max_output_tokens",), conversation="input")
 MESSAGES: Final = Api("tools", "system", "messages", limits=("max_tokens",), conversation="messages")
 AUDIO: Final = Api()
-"""A form with a file in it."""
+"""No fields: an upload is a form with a file."""
 ONE_PASS: Final = Api("query", "documents", "text_2", "text_1", "messages", "prompt", "input")
-"""Embeddings, scores and the like: nothing is generated."""
+"""Fields of embeddings, scores and the like, which generate no tokens."""
 TOKENS: Final = Api("tools", "messages", "prompt")
-"""What only turns text into tokens or back."""
+"""Fields of requests that turn text into tokens or back."""
 OTHER: Final = Api(
     *("tools", "system", "instructions", "query", "documents", "text_2", "text_1", "input_ids"),
     *("messages", "prompt", "input"),
     counts=("n", "best_of"),
     conversation="messages",
 )
-"""Nobody knows what it reads, so no limit in it is believed."""
+"""Fields of a path that only the config names. No limit in them is believed, since the engine may read others."""

@@ -1,4 +1,4 @@
-"""May a page in a browser call, and read the answer? Only from origins that the config names."""
+"""May a page in a browser call, and read the answer? Only from the configured origins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES: Final = re.compile(rb"[A-Za-z0-9_-]+(?: *, *[A-Za-z0-9_-]+)*")
 
 
 class Cors:
-    """The origins that may call. No credentials of the browser's are ever taken, so any origin's key is its own."""
+    """The origins that may call. The browser's own credentials are never accepted, so a page needs a key of its own."""
 
     def __init__(self, origins: Sequence[str]) -> None:
         self.is_on = bool(origins)
@@ -27,7 +27,7 @@ class Cors:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def fields(self, request: HttpRequest) -> bytes:
-        """What every answer to this request says about it, in whole lines."""
+        """Return the CORS header lines of every answer to this request."""
         origin = request.header(b"origin")
         if origin is None or not (self._any or origin in self._origins):
             return b"" if self._any else b"vary: origin\r\n"
@@ -37,7 +37,8 @@ class Cors:
         return whom + b"access-control-expose-headers: " + _READABLE + b"\r\n"
 
     def preflight(self, request: HttpRequest, methods: str) -> list[Header]:
-        """The answer to a preflight request, by which a browser asks whether it may send the request itself."""
+        """Return the header fields of the answer to a preflight request, by which a browser asks for permission to
+        send."""
         if not request.answer_fields.startswith(b"access-control-"):
             return []
         found = [

@@ -1,4 +1,4 @@
-"""How many tokens will this prompt be? Before admission it is bytes; the ratio is learned from what came back."""
+"""An estimator of prompt tokens before admission, from bytes by a ratio that the engines' counts teach."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ BYTES_PER_TOKEN_START: Final = 4.0
 BYTES_PER_TOKEN_MIN: Final = 0.5
 BYTES_PER_TOKEN_MAX: Final = 16.0
 ATTACHMENT_TOKENS: Final = 1000
-"""Taken for one inline image or audio clip, whatever the bytes of its base64."""
+"""Tokens assumed for one inline image or audio clip, whatever its size."""
 START_COUNTS_AS_TOKENS: Final = 50.0
-"""The starting ratio weighs as much as one observed prompt of so many tokens."""
+"""Weight of the starting ratio, as tokens of observed prompts."""
 MEMORY: Final = 0.98
-"""Each observation fades by this much with every later one."""
+"""Factor by which each observation fades with every later one."""
 COUNTED_BYTES_MAX: Final = 32768
-"""A tokenizer takes some milliseconds for so much. Of a longer text the beginning is counted, and the rest by that."""
+"""Bytes of a text that are tokenized, which takes some milliseconds; the rest is extrapolated."""
 LOOKED_AT_BYTES_MAX: Final = 1 << 20
-"""Where the text to be counted is looked for between attachments."""
+"""Bytes of a prompt that are searched for text between attachments."""
 _NO_EXTRA: Final = "install the extra first: pip install 'fairgate[tokenize]'"
 
 
 class TokenEstimator:
-    """Prompt tokens of a request to one model, by bytes per token or by the model's own tokenizer."""
+    """An estimator for one model, by bytes per token or by the model's own tokenizer."""
 
     def __init__(self, *, bytes_per_token: float | None = None, counter: Callable[[str], int] | None = None) -> None:
         self._counter = counter
@@ -37,7 +37,7 @@ class TokenEstimator:
         return self._bytes / self._tokens
 
     def estimate(self, prompt: Prompt) -> int:
-        """Tokens of a prompt given as JSON, at least 1."""
+        """Return the estimated tokens of a prompt, at least 1. A prompt of token ids is counted exactly."""
         ids, _ = prompt.token_ids()
         if ids:
             return ids
@@ -59,7 +59,8 @@ class TokenEstimator:
         return tokens if len(text) >= text_bytes else round(tokens * text_bytes / len(text))
 
     def learn(self, prompt: Prompt, prompt_tokens: int, *, is_text: bool = False) -> None:
-        """The engine counted this many tokens in that prompt."""
+        """Learn from an engine's count of a prompt. Prompts of token ids, with attachments, or with an unlikely ratio
+        teach nothing. `is_text` vouches that nothing is attached."""
         if prompt_tokens <= 0 or not (is_text or prompt.attachments == 0) or prompt.token_ids()[0]:
             return
         ratio = prompt.size / prompt_tokens
@@ -69,10 +70,10 @@ class TokenEstimator:
 
 
 def exact_counter(spec: str) -> Callable[[str], int]:
-    """A tokenizer from the config: a path to a `tokenizer.json`, or `tiktoken:ENCODING`. Needs the extra `tokenize`.
+    """Return the counter of a configured tokenizer: a path to a `tokenizer.json`, or `tiktoken:ENCODING`.
 
-    Raises ValueError when it cannot be had; a tiktoken encoding must be in its local cache, since a gateway does
-    not reach for the network to start.
+    Raise ValueError if it cannot be loaded, or if the extra `tokenize` is missing. A tiktoken encoding must be in its
+    local cache, since a gateway needs no network to start.
     """
     if spec.startswith("tiktoken:"):
         return _tiktoken_counter(spec.removeprefix("tiktoken:"))
@@ -84,7 +85,7 @@ def exact_counter(spec: str) -> Callable[[str], int]:
         raise ValueError(f"there is no file {spec} to load a tokenizer from")
     try:
         tokenizer = Tokenizer.from_file(spec)
-    except Exception as error:  # it raises nothing narrower
+    except Exception as error:  # the library raises no narrower type
         raise ValueError(f"{spec} is no tokenizer.json that can be loaded: {error}") from error
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -100,13 +101,13 @@ def _tiktoken_counter(encoding_name: str) -> Callable[[str], int]:
     tiktoken.load.read_file = _not_fetched
     try:
         encoding = tiktoken.get_encoding(encoding_name)
-    except Exception as error:  # and whatever a plugin raises
+    except Exception as error:  # plugins may raise anything
         raise ValueError(f"tiktoken cannot load '{encoding_name}': {error}") from error
     return lambda text: len(encoding.encode(text, disallowed_special=()))
 
 
 def _not_fetched(blobpath: str) -> bytes:
-    """In the place of tiktoken's own, which would wait for the network as long as that takes."""
+    """Replace tiktoken's own reader, which would wait for the network. Raise FileNotFoundError for a remote file."""
     if "://" not in blobpath:
         return Path(blobpath).read_bytes()
     raise FileNotFoundError(

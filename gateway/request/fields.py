@@ -1,7 +1,7 @@
-"""Which parts of a request's JSON are decoded? The rest stays as it is: prompts are long.
+"""The decoded parts of a request's JSON. All else stays encoded, since prompts are long.
 
-msgspec fills these structures in C; they stand apart from the code that reads them, which is compiled. Numbers and
-flags are taken in the spellings of pydantic's lax mode, since vLLM reads its requests by that.
+msgspec fills these structures in C. They stand apart from the code that reads them, which is compiled. Numbers and
+flags are accepted in the spellings of pydantic's lax mode, by which vLLM reads its requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 MEMBERS_MAX: Final = 1 << 10
 TURNS_MAX: Final = 1 << 13
-"""A conversation of more turns is not followed: decoding one takes some microseconds, and 100 bytes."""
+"""Most turns of a conversation that is decoded. A turn takes some microseconds and 100 bytes."""
 
 Flag = bool | float | str | None
 FLAGS: Final = {
@@ -25,11 +25,11 @@ FLAGS: Final = {
 
 
 class TooManyError(Exception):
-    """A body holds more members or turns than are decoded at one go."""
+    """A body has more members, or a conversation more turns, than are decoded."""
 
 
 class _Decoded:
-    """Items that msgspec may still make of the body in hand: only what it calls can stop it amid a body."""
+    """A counter of the items that msgspec may still decode. Only a callback can stop msgspec within a body."""
 
     left = 0
 
@@ -51,7 +51,7 @@ class UserMetadata(msgspec.Struct):
 
 
 class Fields(msgspec.Struct):
-    """The fields of all APIs together. What only some of them have stays as it is: `Api` says who reads it."""
+    """The fields of all APIs. Those of some APIs only stay encoded; `Api` says which API reads them."""
 
     model: str | None = None
     stream: Flag = None
@@ -70,7 +70,7 @@ class Fields(msgspec.Struct):
     max_output_tokens: Raw = Raw()
     n: Raw = Raw()
     best_of: Raw = Raw()
-    # What makes up the prompt. A conversation may be long, and so may all of these.
+    # The prompt. All of these may be long.
     tools: Raw = Raw()
     system: Raw = Raw()
     instructions: Raw = Raw()
@@ -82,7 +82,7 @@ class Fields(msgspec.Struct):
     messages: Raw = Raw()
     prompt: Raw = Raw()
     input: Raw = Raw()
-    # From here to the end: what steers an engine, whichever it is. First how it schedules and whose cache is used;
+    # From here to the end: fields that steer engines of any kind. First scheduling and cache;
     priority: Raw = Raw()
     cache_salt: Raw = Raw()
     extra_key: Raw = Raw()
@@ -92,10 +92,10 @@ class Fields(msgspec.Struct):
     kv_hints: Raw = Raw()
     agent_hint: Raw = Raw()
     id_slot: Raw = Raw()
-    # under which name it runs, where a name that another request has would end or join that one;
+    # the request's name, since the name of another request would end or join that request;
     request_id: Raw = Raw()
     rid: Raw = Raw()
-    # which of its processes do the work, and what they tell each other;
+    # the engine's processes that work, and their messages to each other;
     data_parallel_rank: Raw = Raw()
     routed_dp_rank: Raw = Raw()
     disagg_prefill_dp_rank: Raw = Raw()
@@ -105,42 +105,42 @@ class Fields(msgspec.Struct):
     disaggregated_params: Raw = Raw()
     kv_transfer_params: Raw = Raw()
     ec_transfer_params: Raw = Raw()
-    # what it loads or runs beside the model that was asked for, and what it does for all;
+    # adapters and code beside the requested model, and effects on all requests;
     vllm_xargs: Raw = Raw()
     custom_logit_processor: Raw = Raw()
     lora_path: Raw = Raw()
     ngram_corpus_id: Raw = Raw()
     custom_labels: Raw = Raw()
-    # how many tokens it sends at once, by which they are counted.
+    # the tokens per event, by which output is counted.
     stream_interval: Raw = Raw()
 
 
 class Turn(msgspec.Struct):
-    """One message of a chat, or one item of a Responses call's input."""
+    """A message of a chat, or an item of a Responses input."""
 
     role: str | None = None
     type: str | None = None
     content: Raw = Raw()
     tool_call_id: Raw = Raw()
-    """Of the call whose result it is; `call_id` in a Responses item."""
+    """Id of the tool call whose result this is; `call_id` in a Responses item."""
     call_id: Raw = Raw()
 
 
 class _CountedTurn(Turn):
-    """The same of a conversation that may have too many."""
+    """A turn that counts against `TURNS_MAX`."""
 
     def __post_init__(self) -> None:
         _decoded.count()
 
 
 class TextBlock(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """A block that is nothing but text."""
+    """A content block of text and nothing else."""
 
     text: Raw
 
 
 class _Member(str):
-    """The name of a member of an object. Each one is counted."""
+    """The name of an object's member, which counts against `MEMBERS_MAX`."""
 
     __slots__ = ()
 
@@ -149,7 +149,7 @@ class _Member(str):
 
 
 class Claimed(msgspec.Struct):
-    """What `metadata` says of the interaction."""
+    """The fields of `metadata` that name the interaction."""
 
     fairgate_interaction: str | None = None
     fairgate_stage: str | int | None = None
@@ -171,14 +171,14 @@ _members: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(
 
 
 def decode_turns(conversation: Raw) -> list[Turn]:
-    """Decode a conversation. Raises `TooManyError` beyond `TURNS_MAX`."""
-    if bytes(conversation).count(b"{") <= TURNS_MAX:  # each turn has one; to count turns takes two calls for each
+    """Decode a conversation. Raise `TooManyError` beyond `TURNS_MAX`."""
+    if bytes(conversation).count(b"{") <= TURNS_MAX:  # each turn has a brace; counting turns takes two calls for each
         return _turns(conversation)
     _decoded.left = TURNS_MAX
     return _counted_turns(conversation)
 
 
 def decode_members(body: bytes) -> dict[str, Raw]:
-    """Decode an object into its members. Raises `TooManyError` beyond `MEMBERS_MAX`."""
+    """Decode an object into its members. Raise `TooManyError` beyond `MEMBERS_MAX`."""
     _decoded.left = MEMBERS_MAX
     return _members(body)

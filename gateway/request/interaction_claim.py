@@ -1,11 +1,12 @@
-"""Which interaction does a request belong to? Read from what clients send anyway, so that no client needs to change.
+"""Which interaction does a request belong to? Read from data that clients send anyway, so that no client must change.
 
-In this order: what the client says in so many words (`x-fairgate-*` headers, `fairgate_*` in the body's metadata); the
-trace it is part of, where the operator says that traces are interactions; what its content says (a tool's result goes
-on with an answer, a turn of the user asks for a new one). A session of an agent is not an interaction, so a session
-header only keeps apart what else looks alike. All of it is a claim: it groups calls within one flow, nothing more.
+The sources in their order: the client's own words (`x-fairgate-*` headers, `fairgate_*` in the body's metadata); the
+trace, if the operator says that traces are interactions; the content (a tool's result continues an answer, a user's
+turn begins an interaction); a raw prompt, if it extends an earlier one. An agent's session spans several interactions,
+so a session header only separates conversations that look alike. All of it is a claim: it groups calls within one flow,
+nothing more.
 
-Ids leave here hashed: they are short whatever the client wrote, and a log may hold them.
+Ids leave this module hashed: they are short whatever the client wrote, and a log may hold them.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ from policies.request import NO_CLAIM, NO_KEYS, Claim, CorrelationKeys, Flow
 
 Value = str | int | bool
 Said = tuple[str, Value]
-"""Where the client said it, and what."""
+"""A place in the request, and the value that the client gave there."""
 
 ID_LENGTH_MAX: Final = 256
 STAGE_MAX: Final = 100_000
 LINES_GIVEN: Final = 3
-"""Lines of an answer by which it is known when they come back."""
+"""Lines of an answer that become keys."""
 LINES_OF_A_NEW_TALK: Final = 2
-"""Lines of earlier answers that a talk in which the model has said nothing must have, to go on with their interaction:
-several agents may work on one answer, each with a talk of its own. What an answer handed to a tool counts twice."""
+"""Lines of earlier answers by which a conversation without an answer joins their interaction. Several agents, each with
+a conversation of its own, may work on one answer. A line of a tool call's arguments counts twice."""
 _TASK: Final = 0x5A5A5A5A5A5A5A5
-"""Sets apart the lines that were handed to a tool: another agent may have them as its task."""
+"""Marks lines of a tool call's arguments, which another agent may have as its task."""
 PROMPTED_FLOWS_MAX: Final = 4096
 LENGTHS_MAX: Final = 32
-"""Lengths of earlier raw prompts at which a new one of the same flow is compared."""
+"""Lengths of earlier raw prompts that a new prompt of the flow is compared at."""
 
 SESSION_HEADERS: Final = (
     b"x-parent-session-id",
@@ -59,35 +60,37 @@ SESSION_HEADERS: Final = (
     b"x-session-id",
     b"x-litellm-session-id",
 )
-"""Of OpenCode's sub-agents, Claude Code, OpenCode, Codex (now and formerly), routers of vLLM, LiteLLM; the first one
-present counts."""
+"""Session headers of OpenCode's sub-agents, Claude Code, OpenCode, Codex (now and formerly), vLLM's routers and
+LiteLLM. The first one present counts."""
 _ID, _STAGE, _END = b"x-fairgate-interaction", b"x-fairgate-stage", b"x-fairgate-end"
 OF_INTEREST: Final = frozenset({_ID, _STAGE, _END, b"traceparent", b"baggage", *SESSION_HEADERS})
 _ID_IN_JSON: Final = re.compile(rb'"((?!id")[^"\\]{1,256})"\s{0,16}\}?\Z')
-"""A name, or an object with an id and nothing else."""
+"""The last string of a JSON text, alone or at the end of an object, unless it is "id"."""
 _SESSION_IN_METADATA: Final = re.compile(rb'"session_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
 _OWN_CACHE_KEY: Final = re.compile(rb'"([^"\\]{0,64}[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}[^"\\]{0,64})"')
-"""One that was made for this talk. Others are names of apps, common to all their users."""
+"""A cache key with a UUID, made for one conversation. Others are names of apps, common to all their users."""
 NO_HEADERS: Final[Mapping[bytes, bytes]] = {}
 _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
 class ClaimReader:
-    """Reads every request's claim by the rules of its app, and remembers how long raw prompts were."""
+    """The reader of claims, by the rules of each app. It remembers the lengths of raw prompts."""
 
     def __init__(
         self, rules: InteractionRules, by_app: Mapping[str, InteractionRules], *, flows_max: int = PROMPTED_FLOWS_MAX
     ) -> None:
-        """`flows_max`: flows whose latest raw prompts are remembered by their lengths."""
+        """Create a reader. `flows_max`: most flows whose raw prompts' lengths are remembered."""
         self._rules = rules
         self._flows_max = flows_max
         self._by_app = by_app
         self._lengths: OrderedDict[Flow, list[int]] = OrderedDict()
 
     def read(self, headers: Mapping[bytes, bytes], payload: Payload, turns: Turns, flow: Flow) -> Claim:
-        """The claim of a request, or `ApiError` 400 if what it says of its interaction in so many words is no such.
+        """Return the claim of a request. Raise `ApiError` 400 if the client's own words about its interaction are
+        invalid.
 
-        `headers`: all fields by name. `turns`: of its conversation; `NO_TURNS`: it is none, but a text to embed, say.
+        `headers`: header fields by name. `turns`: turns of the conversation; `NO_TURNS` without one, as in a text to
+        embed.
         """
         rules = self._by_app.get(flow.app, self._rules)
         fields = NO_HEADERS if OF_INTEREST.isdisjoint(headers) else headers
@@ -110,14 +113,14 @@ class ClaimReader:
         return claim
 
     def _prefixes(self, text: Raw, flow: Flow) -> tuple[int, ...]:
-        """Hashes of a raw prompt's beginnings as long as earlier prompts of its flow were, then of all of it.
+        """Return hashes of a raw prompt's beginnings, at the lengths of earlier prompts of its flow, and of all of it.
 
-        Compared at these very lengths, prompts that share a long template and no more are not taken for one another.
+        Compared at just these lengths, prompts that share only a long template are not mistaken for one another.
         """
         view = memoryview(text)
         if view[0] != QUOTE:
             return ()  # several prompts at once, or tokens
-        length = view.nbytes - 1  # the closing quote is no part of what may be extended
+        length = view.nbytes - 1  # the closing quote is not extended
         lengths = self._lengths.pop(flow, [])
         self._lengths[flow] = lengths
         if len(self._lengths) > self._flows_max:
@@ -136,9 +139,9 @@ class ClaimReader:
 
 
 def answer_keys(claim: Claim, answer: AnswerKeys, answer_id: str) -> CorrelationKeys:
-    """By which keys are later calls matched to the interaction, once a call with this claim has been answered?
+    """Return the keys that match later calls to the interaction, once a call with this claim has been answered.
 
-    `answer_id`: by which a later call may go on from the answer; "" if it cannot.
+    `answer_id`: id by which a later call may continue from the answer; "" without one.
     """
     strong = [_of_call(id_) for id_ in islice(answer.tool_ids, IDS_MAX)] if answer.tool_ids else []
     if answer_id:
@@ -164,7 +167,7 @@ def answer_keys(claim: Claim, answer: AnswerKeys, answer_id: str) -> Correlation
 
 
 def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
-    """The claim of a conversation, in a session or none (b""), that goes on from an earlier answer or from none."""
+    """Return the claim of a conversation. `session` and `previous` (the continued answer) are b"" without one."""
     keys, begins = turns.keys, turns.begins
     name = hashed(b"session", session) if session else ""
     strong = [_of_call(id_) for id_ in keys.tool_ids]
@@ -192,7 +195,7 @@ def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
 
 
 def _of_question(turns: Turns) -> Claim:
-    """The same of a question to which nothing was said before, and which is in no session: as most requests are."""
+    """Return the claim of a question outside any session with nothing said before, as in most requests."""
     lines: list[int] = []
     for text in turns.keys.lines:
         line = hash(("", text))
@@ -202,11 +205,11 @@ def _of_question(turns: Turns) -> Claim:
 
 
 def _named(turns: Turns, session: bytes, previous: bytes, strong: list[str]) -> str:
-    """The name of its interaction, if it is a new one."""
+    """Return the name that the conversation's interaction has if it is new."""
     if turns.asks and previous:
         return turns.named(b"after", previous, last_only=True)
     if turns.asks:
-        # A session may have lost its first turns since; without one, all questions so far tell talks apart.
+        # A session may lose its first turns. Without a session, all questions so far tell conversations apart.
         return turns.named(b"asked", session, last_only=bool(session))
     if previous:
         return hashed(b"after", previous)
@@ -222,7 +225,8 @@ def _of_answer(id: bytes) -> str:
 
 
 def _trace(rule: str, fields: Mapping[bytes, bytes]) -> bytes | None:
-    """The name of the trace that is an interaction here; None if there is none, or it is not well formed."""
+    """Return the name of the trace that is an interaction by this rule. None without one, or if it is not well
+    formed."""
     if rule == "traceparent":
         found = TRACEPARENT.fullmatch(fields.get(b"traceparent", b""))
         return found[1] if found else None
@@ -235,7 +239,7 @@ def _trace(rule: str, fields: Mapping[bytes, bytes]) -> bytes | None:
 
 
 def _session(headers: Mapping[bytes, bytes], fields: Fields) -> bytes:
-    """The session that it names, if it is a name; else b"": nobody promised us a format."""
+    """Return the session that the request names, b"" without one or if it is no name: clients promise no format."""
     if headers:
         for name in SESSION_HEADERS:
             value = headers.get(name)
@@ -251,7 +255,8 @@ def _session(headers: Mapping[bytes, bytes], fields: Fields) -> bytes:
 
 
 def _said(fields: Mapping[bytes, bytes], metadata: Raw, found: Claim) -> Claim:
-    """The claim in the client's own words, headers before metadata; the rest stays as it was found in the content."""
+    """Return the claim by the client's own words, headers before metadata. An id replaces the whole claim that was
+    `found`; a stage or an end replaces that part."""
     said: list[Said | None] = [
         (name.decode(), _text(fields[name])) if name in fields else None for name in (_ID, _STAGE, _END)
     ]

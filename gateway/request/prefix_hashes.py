@@ -1,7 +1,7 @@
-"""How does a prompt begin? Hashes of its leading blocks, by which a policy finds the engine that has it in its cache.
+"""Hashes of a prompt's leading blocks, by which a policy finds the engine that has the prompt in its cache.
 
-Nothing is tokenised: what is hashed is the JSON of the prompt, in the order in which chat templates put it. Equal
-beginnings of the text are equal beginnings of the tokens, as long as the client writes its JSON the same way each time.
+Nothing is tokenized: the hashes are of the prompt's JSON, in the order of chat templates. Equal beginnings of the text
+are equal beginnings of the tokens, as long as the client writes its JSON the same way each time.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 BLOCK_BYTES: Final = 512
 """About 128 tokens of English: eight blocks of vLLM."""
 BLOCKS_MAX: Final = 64
-"""What is cached of a long prompt is known to within a thirty-second of it; nothing decides on less."""
+"""Most blocks after the first one. They tell the cached part of a long prompt to within a thirty-second of the
+prompt."""
 TENANTS_MAX: Final = 1024
-"""Of so many the salts are kept, since each request has one."""
+"""Tenants whose salts are cached: each request needs one."""
 
 
 def prefix_hashes(prompt: bytes, seed: bytes) -> tuple[int, ...]:
-    """Hashes of the prompt's beginnings: of its first block, of everything up to the end of each later block, and of
-    all that is given.
+    """Return hashes of the prompt's beginnings: of its first block, of all up to the end of each later block, and of
+    all.
 
-    Equal prompts under different seeds (model and cache salt) have nothing in common. Beside the first block there are
-    at most `BLOCKS_MAX`: a longer prompt has blocks twice as long, or four times, and so on. A beginning of one length
-    has one hash in every prompt, so a conversation that grows goes on matching.
+    Prompts under different seeds (model and cache salt) share no hash. A prompt too long for `BLOCKS_MAX` has blocks of
+    twice the length, or four times, and so on. All prompts hash a beginning of one length alike, so a growing
+    conversation keeps matching.
     """
     if not prompt:
         return ()
@@ -44,5 +45,5 @@ def prefix_hashes(prompt: bytes, seed: bytes) -> tuple[int, ...]:
 
 @lru_cache(maxsize=TENANTS_MAX)
 def salt_of(tenant: str) -> str:
-    """By what an engine tells this tenant's cached blocks from others'; it does not tell its name."""
+    """Return the salt by which engines separate a tenant's cached blocks. The salt hides the tenant's name."""
     return blake2b(tenant.encode(), digest_size=12).hexdigest()

@@ -1,4 +1,4 @@
-"""How large is a prompt, and how does it begin? What admission needs of it, without a copy of what is long."""
+"""The size and the beginning of a prompt, without copies of long text."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from itertools import islice
 from typing import Final
 
 ATTACHMENT: Final = b";base64,"
-"""Where the bytes of an inline image or audio clip begin."""
+"""Mark before the bytes of an inline image or audio clip."""
 ATTACHMENTS_MAX: Final = 1 << 12
-"""Attachments beyond these count as text."""
+"""Most attachments that are counted; further ones count as text."""
 PROSE_BYTES: Final = 512
-"""Text with more semicolons than one in so many bytes is code."""
+"""Bytes per semicolon below which text counts as code."""
 _ATTACHED: Final = re.compile(rb";base64,[A-Za-z0-9+/=\\]++")
 
 
 class Prompt:
-    """JSON of everything that becomes prompt.
+    """The JSON of everything that becomes prompt.
 
     Attributes:
-        head: its text, until that is let go. size: bytes of it.
-        attachments: how many inline images and clips there are.
-        attached_bytes: what they take of `size`.
+        head: the text, until `let_go`.
+        size: bytes of the text.
+        attachments: number of inline images and clips.
+        attached_bytes: bytes of the attachments within `size`.
     """
 
     __slots__ = ("_commas", "_ids", "attached_bytes", "attachments", "head", "size")
@@ -35,20 +36,20 @@ class Prompt:
         self._commas: int | None = None
 
     def let_go(self, counts_commas: bool) -> None:
-        """Hold no more of its text, but what follows from it."""
+        """Drop the text, and keep its counts of token ids and, with `counts_commas`, of commas."""
         self.token_ids()
         if counts_commas:
             self.commas()
         self.head = b""
 
     def commas(self) -> int:
-        """Count the commas of its text: a list has one item more at most."""
+        """Return the number of commas in the text. A list has at most one item more."""
         if self._commas is None:
             self._commas = self.head.count(b",")
         return self._commas
 
     def token_ids(self) -> tuple[int, int]:
-        """Return the number of its token ids, and of the prompts that they are in; (0, 1) of a text."""
+        """Return the numbers of token ids and of the prompts that hold them, (0, 1) for a text."""
         if self._ids is None:
             head = self.head
             if head.startswith(b"[") and head[:8].lstrip(b"[ \t\r\n")[:1].isdigit():
@@ -59,7 +60,7 @@ class Prompt:
 
 
 def prompt_of(text: bytes) -> Prompt:
-    """A prompt that is at hand as a whole."""
+    """Return the prompt of a complete text."""
     attachments = attached_bytes = 0
     at = text.find(b";")
     if at >= 0 and holds_attachment(text, at):
@@ -70,7 +71,7 @@ def prompt_of(text: bytes) -> Prompt:
 
 
 def holds_attachment(text: bytes, at: int) -> bool:
-    """Is anything attached as base64? `at`: the first semicolon. C finds one byte eight times as fast as several."""
+    """Is anything attached as base64? `at` is the first semicolon: C finds one byte eight times as fast as several."""
     for _ in range(len(text) // PROSE_BYTES):
         if at < 0 or text.startswith(ATTACHMENT, at):
             return at >= 0
@@ -79,5 +80,5 @@ def holds_attachment(text: bytes, at: int) -> bool:
 
 
 def without_attachments(text: bytes) -> bytes:
-    """What of it is text."""
+    """Return the text without attachments."""
     return _ATTACHED.sub(b"", text)

@@ -1,7 +1,7 @@
-"""What kind of request is it? A list of what is known, by path and method; what is not on it goes nowhere.
+"""What kind of request is it? A table of known paths and methods; all others are refused.
 
-A path is judged as it was sent and must be written in the one normal way, since an engine may read another spelling of
-it (`//`, `/../`, `%2e`, a slash at the end) as the path of something else.
+A path is judged as sent and must be written in its one normal form, since an engine may read another spelling (`//`,
+`/../`, `%2e`, a slash at the end) as the path of something else.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, O
 
 class Treatment(Enum):
     ADMIT = auto()
-    """Takes the engine's time: goes through admission."""
+    """Generation or computation at an engine, which needs admission."""
     PASS = auto()
-    """Reads or counts: goes straight to a backend, only so many at once for a tenant."""
+    """Cheap work at an engine, sent straight to a backend, with bounds per tenant."""
     MODELS = auto()
-    """The list of models, answered here."""
+    """The list of models, answered by the gateway."""
     BATCHES = auto()
-    """Files and batches of them, answered here."""
+    """Files and batches, answered by the gateway."""
     ME = auto()
-    """How its tenant stands, answered here."""
+    """The standing of the caller's tenant, answered by the gateway."""
     FILE = auto()
-    """A file of a page, which anybody may have."""
+    """A file of a page, open to anybody."""
     HEALTH = auto()
-    """That the gateway is there, and how it is asked; answered here."""
+    """A sign of life, and a hint for clients, answered by the gateway."""
     OPTIONS = auto()
-    """What may be asked there, answered here."""
+    """The methods of a path, answered by the gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +43,21 @@ class Route:
     treatment: Treatment
     dialect: Dialect = Dialect.OPENAI
     generates: bool = False
-    """Produces tokens one by one (so that output is expected), rather than an answer in one pass."""
+    """Whether the engine generates tokens one by one, rather than an answer in one pass."""
     api: Api = OTHER
-    """Which fields are read."""
+    """The API, which says what fields are read."""
     takes_body: bool = True
     methods: str = ""
-    """What may be asked at this path, for OPTIONS."""
+    """Methods of the path, for OPTIONS."""
 
     @property
     def reports_usage(self) -> bool:
-        """Does a stream say its usage if `stream_options` asks? Nothing is added to a body that nobody knows."""
+        """Does a stream report usage if `stream_options` asks? Nothing is added to a body of unknown format."""
         return self.streams_events and self.dialect is Dialect.OPENAI
 
     @property
     def streams_events(self) -> bool:
-        """Is a streamed answer made of server-sent events? Of a path that only the config knows, it may be sound."""
+        """Is a streamed answer made of server-sent events? On a path that only the config names it may be sound."""
         return self.generates and self.api is not OTHER
 
 
@@ -119,14 +119,15 @@ _OLLAMA: Final = {
     "/api/embed": "/embeddings",
     "/api/tags": "/models",
 }
-"""Paths of Ollama's own API, and what stands for them behind `/v1`."""
+"""Paths of Ollama's own API, and their counterparts behind `/v1`."""
 
 
 class Routes:
     """The routes of one gateway."""
 
     def __init__(self, more: Iterable[tuple[str, tuple[str, ...], Route]] = ()) -> None:
-        """`more`: paths that the config names, with their methods and treatment; a star stands for one step."""
+        """Create the known routes and `more`: configured paths with their methods and routes. A star stands for one
+        step."""
         self._plain: dict[str, Methods] = {}
         self._starred: list[tuple[re.Pattern[str], Methods]] = []
         starred: dict[str, Methods] = {}
@@ -147,19 +148,20 @@ class Routes:
 
     @classmethod
     def of(cls, routes: Iterable[RouteConfig]) -> Routes:
-        """With what the config opens."""
+        """Return the known routes and those that the config opens."""
         return cls((route.path, route.methods, _TREATMENTS[route.treatment]) for route in routes)
 
     def response_id(self, path: str) -> str:
-        """Return the id of the stored response that a path is about. Empty: the path is about none, or is opened by its
-        full name."""
+        """Return the id of the stored response that a path names. Empty if the path names none, or is itself
+        configured."""
         return path.split("/")[3] if path.startswith(STORED_RESPONSES) and path not in self._plain else ""
 
     def find(self, method: str, path: str) -> Route:
-        """The route of a request; `path` as it was sent, without the query. ApiError: it goes nowhere."""
+        """Return the route of a request, whose `path` is as sent, without the query. Raise ApiError if there is
+        none."""
         methods = self._plain.get(path)
         if methods is None and path.startswith(MODELS + "/") and path != MODELS + "/":
-            methods = self._plain[MODELS]  # one of them, whose name may hold anything: it goes to no engine
+            methods = self._plain[MODELS]  # a model's name may hold anything, and no engine gets the path
         if methods is None:
             methods = self._by_pattern(method, path)
         route = methods.get(method)
@@ -191,7 +193,7 @@ _MEANT: Final = re.compile(rf"(?:/{_STEP})*?(?:{'|'.join([f'({_pattern(path)})' 
 
 
 def _meant(method: str, path: str) -> str:
-    """Name the known path that a wrong one ends like: most often `base_url` lacks its /v1, or has it twice."""
+    """Return a hint at the known path that a wrong one ends like: most often `base_url` lacks /v1, or has it twice."""
     found = _MEANT.fullmatch(_OLLAMA.get(path, path))
     if found is None:
         return ""

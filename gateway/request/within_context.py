@@ -1,4 +1,4 @@
-"""With how many tokens is a request counted, and can it be answered at all? What its model's context says."""
+"""The tokens that a request counts with, bounded by its model's context."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from gateway.http.errors import ApiError, Reason
 from gateway.request.body.payload import Payload
 
 OUTPUT_TOKENS_UNLIMITED: Final = 1 << 20
-"""Stands for no limit where the model's context is not known."""
+"""Output limit of a request without limits, where the model's context is unknown."""
 CONTEXT_MARGIN: Final = 4
-"""A text estimated at this many times the context is refused unseen; nearer ones are for the engine to judge."""
+"""Factor by which an estimated prompt must exceed the context to be refused; the engine judges shorter ones."""
 TRUNCATES: Final = b'"truncate_prompt_tokens"'
-"""A field of vLLM that has the engine shorten a prompt."""
+"""Field by which vLLM shortens a prompt."""
 
 
 def within_context(
     payload: Payload, prompt_tokens: int, sequences: int, context_tokens: int | None, *, generates: bool
 ) -> tuple[int, int]:
-    """Tokens of the prompt and of the output that it is counted with: bounded by the model's context.
+    """Return the tokens that the prompt and the output count with, bounded by the model's context.
 
-    Raises ApiError for what cannot fit into the context at all.
+    Raise ApiError for a request that cannot fit into the context.
     """
     asked = payload.output_tokens_max
     if context_tokens is not None:

@@ -1,4 +1,4 @@
-"""Which certificate does the listener show? What the files hold now, or, if that cannot be used, what they held."""
+"""Which certificate does the listener show? The one in the files, or, if those are unusable, the one before."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _log = logging.getLogger("fairgate")
 
 
 class Certificates:
-    """Makes a context for new handshakes whenever the files change. What was agreed on before goes on as it is."""
+    """The TLS context for new handshakes, made anew whenever the files change. Established connections keep theirs."""
 
     def __init__(self, make: Callable[[], ssl.SSLContext], files: Sequence[str]) -> None:
-        """`make` reads the files. ValueError, which says which and how, if they cannot be used."""
+        """Read the files by `make`, which raises ValueError with the file and its fault if they are unusable."""
         self._make = make
         self._files = files
         self._taken = self._latest = self._look()
@@ -27,21 +27,21 @@ class Certificates:
         self.context = make()
 
     def set(self, make: Callable[[], ssl.SSLContext], files: Sequence[str]) -> bool:
-        """From now on these are the files. As `reload`."""
+        """Replace the files and `reload`."""
         self._make = make
         self._files = files
         return self.reload()
 
     def reload(self) -> bool:
-        """Read the files. False: they cannot be used, which is logged, and what was there before stays."""
+        """Read the files. If they are unusable, log that, keep the context and return False."""
         self._read()
         if self._fault is not None:
             _log.error("TLS goes on with the certificate that it had: %s", self._fault)
         return self._fault is None
 
     async def turn(self) -> None:
-        """Read what has changed, once it rests: certificate and key are seldom written in one moment. Raises
-        `OperationalError` for as long as the files cannot be used."""
+        """Wait a moment and read changed files once they rest: certificate and key are seldom written at once. Raise
+        `OperationalError` for as long as the files are unusable."""
         await asyncio.sleep(LOOK_S)
         before, self._latest = self._latest, await asyncio.to_thread(self._look)
         if self._latest == before and (before != self._taken or self._fault is not None):
@@ -50,7 +50,7 @@ class Certificates:
             raise OperationalError(f"TLS goes on with the certificate that it had: {self._fault}")
 
     def _read(self) -> None:
-        self._taken = self._look()  # first: what changes while it is read is read again
+        self._taken = self._look()  # first, so that a change during the read is noticed later
         try:
             self.context = self._make()
         except ValueError as error:
@@ -64,7 +64,7 @@ class Certificates:
 
 
 def _state(file: str) -> tuple[int, int, int]:
-    """What tells one version of a file from the next, be it written in place or by another name."""
+    """Return a value that changes with each version of a file, whether written in place or renamed."""
     try:
         found = os.stat(file)
     except OSError:

@@ -1,7 +1,10 @@
-"""How does a client speak TLS to the listener? Sealed on the wire, plain to a `Connection`, nothing held in between.
+"""TLS between a client and its `Connection`: encrypted on the wire, plain to the connection, with no buffer between.
 
-asyncio's own TLS shows a connection only once it is agreed on, so nobody could count it before. It has a second buffer,
-which no limit sees, and no half-close. Here the wire's buffer is the only one, as it is without TLS.
+asyncio's own TLS creates a connection only after the handshake, so connections could not be counted before. It has a
+second buffer, which no limit covers, and no half-close. Here the wire's buffer is the only one, as without TLS.
+
+Received bytes go wire -> `_arrived` -> `_seal` -> `Connection`, sent bytes `Connection` -> `_seal` -> `_sealed` ->
+wire.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ from gateway.http.server_state import ServerState
 from gateway.http.sockets import peer_of
 
 _RECORD_BYTES: Final = 16384
-"""TLS seals no more than this at once, so no read gives more."""
+"""Most bytes of one TLS record, so of one read."""
 
 
 class TlsProtocol(asyncio.Protocol):
-    """The protocol of one accepted connection, which counts from the start; a `Connection` once TLS is agreed on.
+    """The protocol of one accepted connection. It is counted from the start, and creates a `Connection` after the
+    handshake.
 
     A client whose handshake fails gets no answer, because it could not read one. It is counted and logged like a client
     with a malformed request; a client that only connects and goes is not.
@@ -86,7 +90,7 @@ class TlsProtocol(asyncio.Protocol):
         except ssl.SSLWantReadError:
             self._wire.write(self._sealed.read())
         except ssl.SSLError as error:
-            self._wire.write(self._sealed.read())  # says why, in TLS
+            self._wire.write(self._sealed.read())  # the alert that says why
             self._refuse(ApiError(Reason.MALFORMED_HTTP, f"TLS was not agreed on: {what_failed(error)}."))
         else:
             self._wire.write(self._sealed.read())
@@ -98,7 +102,7 @@ class TlsProtocol(asyncio.Protocol):
         pieces: list[bytes] = []
         has_ended = False
         try:
-            while self._arrived.pending or self._seal.pending():  # to find nothing costs more than to look
+            while self._arrived.pending or self._seal.pending():  # an empty read costs more than this check
                 piece = self._seal.read(_RECORD_BYTES)
                 has_ended = not piece
                 if has_ended:
@@ -107,7 +111,7 @@ class TlsProtocol(asyncio.Protocol):
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError:
-            self._wire.abort()  # nothing that comes now can be read
+            self._wire.abort()  # no later byte can be decrypted
             return
         if self._sealed.pending:
             self._reply()
@@ -117,7 +121,8 @@ class TlsProtocol(asyncio.Protocol):
             connection.eof_received()
 
     def _reply(self) -> None:
-        """What TLS itself answers, to a new key for instance: to nobody who asks on and on and takes no answer."""
+        """Send TLS's own answer, such as one to a key update. Abort if the client asks again and again and takes no
+        answer."""
         if self._wire.get_write_buffer_size() > self._server.limits.write_buffer_bytes:
             self._wire.abort()
         else:
@@ -128,14 +133,14 @@ class TlsProtocol(asyncio.Protocol):
         if self._server.on_refused is not None:
             self._server.on_refused(self._server.unread_request(self._peer), error)
 
-    # what the server asks of everything that it holds open; a Connection that has taken over is asked itself
+    # the protocol `Held`, until the Connection takes over
 
     def idle_since(self) -> float:
-        """Since when has it been here? Half a handshake is nothing."""
+        """Return the time of arrival: half a handshake is no activity."""
         return self._since
 
     def expire(self) -> None:
-        """Its time is over."""
+        """Refuse a client whose handshake has taken too long."""
         if self._wire.is_closing():
             self._wire.abort()
             return
@@ -144,19 +149,19 @@ class TlsProtocol(asyncio.Protocol):
         self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, f"TLS was not agreed on within {limit_s:g} s."))
 
     def is_asking(self) -> bool:
-        """Is a request still to come on it? Nobody shakes hands for nothing."""
+        """May a request still come on this connection? A handshake announces one."""
         return not self._wire.is_closing()
 
     def close_if_idle(self) -> None:
         self.cut()
 
     def cut(self) -> None:
-        """Close now."""
+        """Abort the connection now."""
         self._wire.abort()
 
 
 class TlsTransport(asyncio.Transport):
-    """Seals what is written. All else is the wire's."""
+    """The encrypting transport of a `Connection`. All but writing is passed to the wire."""
 
     def __init__(self, wire: asyncio.Transport, seal: ssl.SSLObject, sealed: ssl.MemoryBIO) -> None:
         super().__init__()
@@ -166,17 +171,17 @@ class TlsTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         try:
-            self._seal.write(data)  # all of it: memory is never full
+            self._seal.write(data)  # a memory BIO takes all of it
         except ssl.SSLError:
-            self._wire.abort()  # the other side has ended TLS as one does after a fault
+            self._wire.abort()  # the peer has ended TLS with an alert
         else:
             self._wire.write(self._sealed.read())
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        self.write(b"".join(list_of_data))  # as few records as can be
+        self.write(b"".join(list_of_data))  # in as few records as possible
 
     def write_eof(self) -> None:
-        """Not on the wire: there are clients that drop what they have not read yet when that ends."""
+        """End TLS, but not the wire's sending side: some clients drop unread data when that ends."""
         self._end()
 
     def close(self) -> None:
@@ -185,12 +190,12 @@ class TlsTransport(asyncio.Transport):
         self._wire.close()
 
     def _end(self) -> None:
-        """Tell the other side that nothing was cut off."""
+        """Send TLS's end, which shows that nothing is missing."""
         try:
             self._seal.unwrap()
         except ssl.SSLError:
-            pass  # it has not said so itself, which nobody waits for
-        if self._sealed.pending:  # it was not told before
+            pass  # the peer has not ended its side, which is not awaited
+        if self._sealed.pending:  # the first call only
             self._wire.write(self._sealed.read())
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""What is answered at /v1/files and /v1/batches? As OpenAI does, to each tenant of its own."""
+"""The answers at /v1/files and /v1/batches, in OpenAI's format. Each tenant sees its own files and batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PASSED_ON: Final = (b"x-fairgate-app", b"x-fairgate-user")
 
 
 class BatchApi:
-    """Answers what the pipeline has for it. `changed` is called when a batch has to be looked at."""
+    """The handler of requests for files and batches. `changed` is called when the batches should be looked at."""
 
     def __init__(
         self, database: DatabaseThread, config: Config, pipeline: Pipeline, changed: Callable[[], None]
@@ -55,7 +55,7 @@ class BatchApi:
         pipeline.late[Treatment.BATCHES] = late.begin
 
     async def _answer(self, context: RequestContext) -> dict[str, Any] | None:
-        """None: it was answered in pieces."""
+        """Return the answer as a value for JSON, or None if it was sent in pieces."""
         tenant, keep_days = context.tenant, self._limits.keep_days
         match [context.method, *context.path.split("/")[2:]]:
             case ["POST", "files"]:
@@ -99,13 +99,13 @@ class BatchApi:
         raise ApiError(Reason.NOT_FOUND, f"you have no file '{file[:100]}'", param=param)
 
     async def _delete(self, tenant: str, file: str) -> None:
-        """Delete a file that nobody is shown; what is left after a fault is forgotten later."""
+        """Delete a hidden file. After a fault, the rest is forgotten later."""
         with suppress(StoreUnavailable):
             while await self._do(tenant, tables.delete_some, file):
                 pass
 
     async def _take_file(self, context: RequestContext) -> StoredFile:
-        """Keep a file that is uploaded."""
+        """Store an uploaded file."""
         body, limits = context.body, self._limits
         parts = {part.name: part for part in read_parts(body, context.header(b"content-type") or b"")[0]}
         file, purpose = parts.get("file"), parts.get("purpose")
@@ -124,7 +124,7 @@ class BatchApi:
         )
         try:
             await self._store(context.tenant, stored, BytesIO(content))
-        except BaseException:  # also of a client that went away: nothing half stored stays
+        except BaseException:  # even if the client went away: no incomplete file stays
             self.tasks.start(self._delete(context.tenant, stored.id))
             raise
         return stored
@@ -141,7 +141,7 @@ class BatchApi:
             await self._do(tenant, tables.add_lines, file.id, rows, is_last=not rows)
 
     async def _send(self, context: RequestContext, file: StoredFile) -> None:
-        """What is in the file, as fast as the client takes it."""
+        """Send a file's content, as fast as the client takes it."""
         responder, may_write, last, tenant = context.responder, asyncio.Event(), 0, context.tenant
         may_write.set()
         responder.on_pause, responder.on_resume = may_write.clear, may_write.set
@@ -151,13 +151,13 @@ class BatchApi:
             after, (last, size) = last, await self._do(tenant, tables.ahead, file.id, last)
             if not size:
                 break
-            for begin in range(0, size, tables.PAGE_BYTES):  # several times for a line that is longer
+            for begin in range(0, size, tables.PAGE_BYTES):  # a line longer than a page takes several turns
                 responder.write(await self._do(tenant, tables.piece, file.id, after, last, begin))
                 await may_write.wait()
         responder.end()
 
     async def _make(self, context: RequestContext) -> dict[str, Any]:
-        """Begin a batch."""
+        """Create a batch."""
         if len(context.body) > NEW_BATCH_BYTES_MAX:
             raise ApiError(Reason.BODY_TOO_LARGE, f"at most {NEW_BATCH_BYTES_MAX} bytes describe a batch")
         try:
@@ -178,7 +178,7 @@ class BatchApi:
 
 
 def _asked(context: RequestContext, default: int, most: int) -> tuple[dict[str, str], int]:
-    """The fields of the query, and how many it wants to see."""
+    """Return the query's fields and the number of entries that it asks for."""
     asked = dict(parse_qsl(context.query.decode("latin-1")))
     for name, value in asked.items():
         if storable(value) != value:
@@ -190,7 +190,7 @@ def _asked(context: RequestContext, default: int, most: int) -> tuple[dict[str, 
 
 
 def _expiry(form: dict[str, bytes]) -> Expiry | None:
-    """When the client wants a file to be forgotten. None: when all are."""
+    """Return the expiry that the client set for a file, or None."""
     given = {name[14:-1]: value.decode("latin-1") for name, value in form.items() if name.startswith("expires_after[")}
     try:
         return msgspec.convert(given, Expiry, strict=False) if given else None

@@ -1,7 +1,7 @@
-"""Which batches does this gateway drive, and what does each do next?
+"""The driver of stored batches: which batches does this gateway drive, and what does each do next?
 
-It drives what it has claimed, and takes over what a gateway has left that is gone. The lines of a batch are asked as
-requests of its tenant, and what comes of each is written down, once.
+A gateway drives the batches that it has claimed, and takes over those of a gateway that is gone. Lines of a batch run
+as requests of its tenant. Each result is written once.
 """
 
 from __future__ import annotations
@@ -44,23 +44,24 @@ from gateway.usage.thread import CLOSE_S, DatabaseThread
 TURN_S: Final = 1.0
 FORGET_S: Final = 60.0
 BUSY: Final = (429, 503)
-"""The request was refused and comes again, until its batch expires."""
+"""Statuses of a refusal, after which the request is retried until its batch expires."""
 SENDS_MAX: Final = 2
-"""To engines that fail on one request: it may be what they fail on."""
+"""Engine failures after which a line ends with an error, since the line may be their cause."""
 AGAIN_S: Final = 1.0
 PAUSE_S_MAX: Final = 60.0
-"""It is doubled up to this while a request is refused, unless the refusal says more: many wait for one place."""
+"""Upper bound of the retry backoff, unless `retry-after-ms` asks for longer."""
 Found = TypeVar("Found")
 Given = ParamSpec("Given")
 
 
 class BatchLane:
-    """Files and batches of one gateway, from now on until `stop` and `close`."""
+    """The files and batches of one gateway, served until `stop` and `close`."""
 
     def __init__(
         self, usage: UsageConfig, config: Config, pipeline: Pipeline, follower: Follower | None, within: Background
     ) -> None:
-        """`follower`: knows which keys are taken, once it has asked; None: the config does."""
+        """Start to drive batches. `follower` knows the valid keys, once it has read them; without one the config
+        does."""
         self.pipeline = pipeline
         self.limits = config.batches
         self.answer_bytes_max = min(config.limits.response_buffer_bytes_max, config.bounds.results_bytes)
@@ -68,11 +69,11 @@ class BatchLane:
         self.lines = BytesRoom(config.bounds.lines_bytes)
         self.answers = BytesRoom(config.bounds.results_bytes)
         self.checking = asyncio.Lock()
-        """One file at a time: the ids of all its lines are remembered."""
+        """Lock that lets one file be checked at a time, since the ids of all its lines are in memory."""
         self.database = DatabaseThread(usage)
         self.counts = UsageCounts(usage.users_max)
         self.items = Counter(completed=0, failed=0)
-        """Requests of batches whose results this gateway has written, by outcome."""
+        """Results that this gateway has written, by outcome."""
         self.owner = secrets.token_hex(8)
         self._follower = follower
         self._woken = asyncio.Event()
@@ -84,7 +85,7 @@ class BatchLane:
         self.tasks.repeat(self._forget, "files")
 
     async def _turn(self) -> None:
-        """Renew the claims, and begin what is new."""
+        """Renew the claims, and start and end drivers accordingly."""
         with suppress(TimeoutError):
             async with asyncio.timeout(TURN_S):
                 await self._woken.wait()
@@ -94,7 +95,7 @@ class BatchLane:
         now_s = int(time.time())
         owned = await self.database.do(tables.claim, self.owner, now_s)
         for batch in self._drivers.keys() - owned.keys():
-            self._drivers[batch][1].cancel()  # it has ended, or another gateway has it
+            self._drivers[batch][1].cancel()  # the batch has ended, or another gateway drives it
         for batch, (tenant, status) in owned.items():
             if batch in self._drivers and status == "cancelling":
                 self._drivers[batch][0].cut()
@@ -104,7 +105,8 @@ class BatchLane:
                 self._drivers[batch][1].add_done_callback(partial(self._ended, batch))
 
     async def _forget(self) -> None:
-        """Now and then forget what is too old. A turn is short, so a fault that has passed is no longer told."""
+        """Delete old files and batches, about once a minute. The turn itself is short, so a past fault soon stops being
+        reported."""
         await asyncio.sleep(TURN_S)
         if time.monotonic() - self._forgot_s < FORGET_S:
             return
@@ -122,7 +124,7 @@ class BatchLane:
         yield family("fairgate_batch_items_total", [([outcome], count) for outcome, count in self.items.items()])
 
     async def stop(self) -> None:
-        """Ask nothing more, and let others go on at once. Files and batches are still shown."""
+        """Stop driving, and release the claims. Files and batches are still shown."""
         await self.tasks.stop()
         with suppress(StoreError, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
@@ -134,7 +136,7 @@ class BatchLane:
 
 
 class BatchDriver:
-    """One batch, as long as its gateway has the claim: `run` it, `cut` it when it is cancelled."""
+    """The driver of one batch, while its gateway has the claim: `run` it, `cut` it when it is cancelled."""
 
     def __init__(self, batch: str, tenant: str, lane: BatchLane) -> None:
         self._batch, self._tenant = batch, tenant
@@ -146,14 +148,15 @@ class BatchDriver:
         self._time: asyncio.Timeout | None = None
         self._is_cancelled = False
         self._is_full = False
-        """An answer had no room among what its tenant may keep."""
+        """Whether an answer exceeded the bytes that its tenant may store."""
         self._has_long_answers = False
-        """An answer found no room: from then on room is reserved before a line is asked, so none is cut again."""
+        """Whether an answer has found no room. Later lines reserve room first, so only an answer above the bound is
+        aborted."""
         self._lines_bytes = 0
-        """Of lines that were read and are not done."""
+        """Bytes of lines that were read and are not done."""
 
     async def run(self) -> None:
-        """Until it has ended, or the gateway stops."""
+        """Drive the batch until it has ended, or the gateway stops."""
         try:
             await self._run()
         finally:
@@ -183,7 +186,7 @@ class BatchDriver:
         await self._do(tables.end, self._driven, _now_s(), status)
 
     def cut(self) -> None:
-        """Its tenant wants no more of it."""
+        """End the batch, since its tenant cancels it."""
         self._is_cancelled = True
         if self._time is not None and not self._time.expired():
             self._time.reschedule(0)
@@ -191,7 +194,7 @@ class BatchDriver:
     async def _do(
         self, work: Callable[Concatenate[Database, Given], Found], *given: Given.args, **named: Given.kwargs
     ) -> Found:
-        """What the work returns, as soon as the database can be asked."""
+        """Return the result of the work, as soon as the database is available."""
         while True:
             try:
                 return await self._lane.database.do_for(self._tenant, work, *given, **named)
@@ -199,14 +202,14 @@ class BatchDriver:
                 await asyncio.sleep(AGAIN_S)
 
     async def _pages(self, *less: str) -> AsyncIterator[list[tuple[int, bytes]]]:
-        """The lines of its file that are not blank, but for the lines that these files have. Whoever has them is
-        `_done_with` their bytes in the end."""
+        """Yield the file's lines that are not blank, without those that the files `less` have. The caller owes a
+        `_done_with` for the bytes of each page."""
         file, last, lane = self._entry["input_file_id"], 0, self._lane
         while True:
             after, (last, size) = last, await self._do(tables.ahead, file, last, less)
             if not size:
                 return
-            size = min(size, lane.line_bytes_max)  # a line that was kept under a larger memory_max would wait for ever
+            size = min(size, lane.line_bytes_max)  # a line stored under a larger memory_max would wait forever
             await lane.lines.take(self._tenant, size)
             self._lines_bytes += size
             page = [row for row in await self._do(tables.lines, file, after, last, less) if json_of(row[1])]
@@ -214,12 +217,13 @@ class BatchDriver:
             yield page
 
     def _done_with(self, size: int) -> None:
-        """So many bytes of lines are in memory no longer."""
+        """Return the room of lines that are done."""
         self._lines_bytes -= size
         self._lane.lines.change(self._tenant, -size)
 
     async def _is_valid(self) -> bool:
-        """Read all lines, and go on only if each of them can be asked, and its results have room."""
+        """Check all lines and begin the batch if each can be asked and its results have room. Return whether it
+        begins."""
         lane, endpoint = self._lane, self._entry["endpoint"]
         async with lane.checking:
             why_not = partial(lane.pipeline.why_not, self._principal)
@@ -233,13 +237,13 @@ class BatchDriver:
         return await self._do(tables.begin, self._driven, _now_s(), checks, lane.limits)
 
     async def _rows(self) -> AsyncIterator[tuple[int, bytes]]:
-        """The lines that are still to be asked."""
+        """Yield the lines without a result."""
         async for page in self._pages(*self._files):
             for row in page:
                 yield row
 
     async def _work(self, rows: AsyncIterator[tuple[int, bytes]]) -> None:
-        """Ask one line after another."""
+        """Answer one line after another."""
         while True:
             async with self._reading:
                 row = await anext(rows, None)
@@ -249,7 +253,7 @@ class BatchDriver:
             self._done_with(len(row[1]))
 
     async def _answer(self, n: int, text: bytes) -> None:
-        """Ask a line, however often it has to be asked, and write down what comes of it."""
+        """Run a line, with retries, and write its result."""
         line, request_id, sends = read_line(text), f"{self._batch}-{n}", 0
         endpoint, body, lane, pause_s = self._entry["endpoint"], bytes(line.body), self._lane, AGAIN_S / 2
         instead = not_asked(request_id, line.custom_id, "no_room")
@@ -282,13 +286,13 @@ class BatchDriver:
         await self._write(Result(n, instead, True))
 
     async def _write(self, *results: Result) -> None:
-        """Write it down, together with what others have to write; to the end, also where nobody waits for it."""
+        """Write results, together with those of other lines. The write is completed even if the caller is cancelled."""
         self._unwritten += results
         await asyncio.shield(self._lane.tasks.start(self._write_group(self._unwritten)))
 
     async def _write_group(self, group: list[Result]) -> None:
         async with self._writing:
-            if group and group is self._unwritten:  # else somebody else has written it
+            if group and group is self._unwritten:  # otherwise another task has written it
                 self._unwritten = []
                 lane = self._lane
                 bytes_max = lane.limits.stored_bytes_max
@@ -297,7 +301,7 @@ class BatchDriver:
                 self._is_full |= any(one.record is not None and not one.instead for one in noted)
 
     async def _leave_rest(self, status: str) -> None:
-        """What was not answered is an error each."""
+        """Write an error for each line without a result."""
         await self._write()
         async for page in self._pages(*self._files):
             ids = [(n, read_line(text).custom_id) for n, text in page]

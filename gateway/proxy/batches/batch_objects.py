@@ -1,4 +1,4 @@
-"""How do clients read files and batches, and what may a stored line ask? As OpenAI has it."""
+"""Files, batches and results in OpenAI's format, and the checks of a file's lines."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from gateway.telemetry.record import RequestRecord
 WINDOW_S: Final = 86_400
 DAY_S: Final = 86_400
 FAULTS_MAX: Final = 100
-"""Faults that are listed of one file."""
+"""Most faults listed of one file."""
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 NOT_ASKED: Final = {
     "no_room": "your files take all the bytes that you may keep; delete some",
     "batch_cancelled": "the batch was cancelled before this request had its answer",
     "batch_expired": "the batch was expired before this request had its answer",
 }
-"""Why a request has no answer, by code."""
+"""Messages for requests without an answer, by code."""
 _LONGEST: Final = max(NOT_ASKED, key=lambda code: len(code + NOT_ASKED[code]))
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What reading JSON raises."""
+"""Exceptions of JSON decoding."""
 _Key = Annotated[str, msgspec.Meta(max_length=64)]
 _Value = Annotated[str, msgspec.Meta(max_length=512)]
 
 
 class Expiry(msgspec.Struct):
-    """When a file is forgotten that its client does not want to be kept for as long as others."""
+    """A file's own expiry, which applies if it is earlier than that of all files."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, msgspec.Meta(ge=3600, le=30 * DAY_S)]
 
 
 class NewBatch(msgspec.Struct):
-    """What makes a batch."""
+    """The body of a request that creates a batch."""
 
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
@@ -52,7 +52,8 @@ class NewBatch(msgspec.Struct):
 
 
 class Caller(msgspec.Struct, omit_defaults=True):
-    """A `Principal` as it is kept with a batch, by names: what an earlier version did not write has its default."""
+    """A `Principal` as stored with a batch, by field names. Fields that an earlier version did not write have their
+    defaults."""
 
     tenant: str
     weight: float
@@ -70,7 +71,8 @@ _read_caller = msgspec.json.Decoder(tuple[Caller, list[Header]]).decode
 
 
 def write_caller(of: Principal, fields: list[Header]) -> str:
-    """Who makes a batch, and the fields that name app and user. Of the key there is only the hash."""
+    """Return a batch's author and the header fields of app and user as JSON. The key is represented by its hash
+    alone."""
     caller = Caller(
         of.tenant, of.weight, of.apps, of.models, of.digest, of.user, of.issuer, of.can_wait, of.groups, of.twin_digest
     )  # fmt: skip
@@ -78,13 +80,13 @@ def write_caller(of: Principal, fields: list[Header]) -> str:
 
 
 def read_caller(written: str) -> tuple[Principal, list[Header]]:
-    """That caller. Whether the key is taken, and until when, is asked anew for each line."""
+    """Return the author and the header fields. The key's validity and expiry are checked for each line."""
     of, fields = _read_caller(written)
     return Principal(**msgspec.structs.asdict(of)), fields
 
 
 class StoredFile(NamedTuple):
-    """A file without what is in it."""
+    """A file's description."""
 
     id: str
     purpose: str
@@ -92,7 +94,7 @@ class StoredFile(NamedTuple):
     bytes: int
     made_s: int
     expires_s: int = 0
-    """0: when all files do."""
+    """Own expiry of the file, 0 without one."""
 
     def shown(self, keep_days: int) -> dict[str, Any]:
         until_s = self.made_s + keep_days * DAY_S
@@ -103,8 +105,12 @@ class StoredFile(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What came of one line. `record`: what was used for it; None: nothing was. `instead`: the line that is written if
-    there is no room for this one; empty: there is."""
+    """The result of one line.
+
+    Attributes:
+        record: the record of the request; None if none was run.
+        instead: the line to write if there is no room for `line`; empty if there is room.
+    """
 
     n: int
     line: bytes
@@ -118,18 +124,18 @@ def new_id(prefix: str) -> str:
 
 
 def id_of(prefix: str, unix_s: float) -> str:
-    """How ids begin that are made then; they rise with time."""
+    """Return the beginning of ids made at this time. Ids rise with time."""
     return f"{prefix}{int(unix_s * 1000):012x}"
 
 
 def files_of(batch: str) -> tuple[str, str]:
-    """The files of its results and of its errors."""
+    """Return the ids of a batch's output file and error file."""
     key = batch.removeprefix("batch_")
     return f"file-{key}o", f"file-{key}e"
 
 
 def new_batch(asked: NewBatch, now_s: int) -> dict[str, Any]:
-    """As it is shown first."""
+    """Return the first state of a new batch."""
     ends = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     return {
         "id": new_id("batch_"), "object": "batch", "status": "validating", "errors": None, "created_at": now_s,
@@ -139,13 +145,13 @@ def new_batch(asked: NewBatch, now_s: int) -> dict[str, Any]:
 
 
 def listed(data: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """One page of a list; `data` has one more where there are more."""
+    """Return one page of a list. `data` has one entry beyond `limit` if there are more."""
     first, last = (data[0]["id"], data[:limit][-1]["id"]) if data else (None, None)
     return {"object": "list", "data": data[:limit], "has_more": len(data) > limit, "first_id": first, "last_id": last}
 
 
 class StoredLine(msgspec.Struct):
-    """One request of a file."""
+    """A line of a file, which is one request."""
 
     custom_id: str
     body: msgspec.Raw
@@ -168,7 +174,7 @@ _read_checked = msgspec.json.Decoder(_CheckedLine).decode
 
 
 def json_of(text: bytes) -> bytes:
-    """What a line holds, empty if it is blank."""
+    """Return the JSON of a line, empty if the line is blank."""
     return text.removeprefix(BYTE_ORDER_MARK).strip()
 
 
@@ -177,19 +183,19 @@ def read_line(text: bytes) -> StoredLine:
 
 
 class Checks:
-    """What is wrong with the lines of a file? `take` them in their order."""
+    """The faults found in a file's lines, which are added in order by `take`."""
 
     def __init__(self, batch: str, endpoint: str, why_not: Callable[[str], ApiError | None]) -> None:
-        """`why_not`: what is wrong with a model. None: nothing."""
+        """Create checks without faults. `why_not` returns the error of a model that cannot be asked, or None."""
         self.total = 0
         self.faults: list[dict[str, Any]] = []
         self.unanswered_bytes = 0
-        """Of its results, if none of the requests were answered."""
+        """Bytes of the results if no request is answered."""
         self._batch = batch
         self._endpoint = endpoint
         self._why_not = cache(why_not)
         self._seen: set[int] = set()
-        """Hashes of ids, which are short."""
+        """Hashes of the ids seen, which are smaller than the ids."""
 
     def take(self, rows: Iterable[tuple[int, bytes]]) -> None:
         for n, text in rows:
@@ -222,7 +228,7 @@ class Checks:
 
 
 def answered(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:
-    """The line of a request that was answered."""
+    """Return the output line of an answered request."""
     if not body.isascii():
         body = body.decode("utf-8", "replace").encode()
     try:
@@ -233,7 +239,7 @@ def answered(request_id: str, custom_id: str, status: int, body: bytes) -> bytes
 
 
 def not_asked(request_id: str, custom_id: str, code: str) -> bytes:
-    """The line of a request that was not answered, and why."""
+    """Return the output line of a request without an answer."""
     return _line(request_id, custom_id, None, {"code": code, "message": NOT_ASKED[code]})
 
 

@@ -1,11 +1,12 @@
-"""Where are files and batches kept? In the database of usage, so that a result and its usage are one transaction.
+"""The tables of files and batches, in the usage database, so that a result and its usage are written in one
+transaction.
 
-A file is its lines. What came of line n of the input is line n of the file of results, or of that of errors: a line
-without either is still to be asked. A batch is driven by the gateway whose claim (`owner`) has not run out, and what it
-writes is written only as long as the claim is its own.
+A file is its lines. The result of line n of the input is line n of the output file or of the error file; a line in
+neither file is still to be run. A batch is driven by the gateway whose claim (`owner`, `lease_s`) has not run out, and
+that gateway's writes count only while it has the claim.
 
-Whatever a tenant keeps is a file with its bytes, from before its first line is written. The files of a batch are among
-them while it runs, with room for a line for each request that is not answered, so a batch can always end.
+All that a tenant stores is a file with its bytes, from before its first line is written. A running batch has its two
+files from the beginning, with room for a line for each request without an answer, so it can always end.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from gateway.usage.database import Database, Transaction
 from gateway.usage.written import add_sums
 
 LEASE_S: Final = 10
-"""A claim runs out so long after it was renewed."""
+"""Time after its renewal at which a claim runs out."""
 DRIVEN_MAX: Final = 4
-"""Batches of one tenant at once; the rest wait, the oldest first."""
+"""Batches of one tenant that run at once; the rest wait, the oldest first."""
 PAGE_BYTES: Final = 1 << 16
-"""Read or written at once: tenants take turns with so much."""
+"""Bytes read or written in one turn of a tenant."""
 PAGE_LINES: Final = 256
 ARRIVES_S: Final = 600
-"""A file that is not whole by then, since its gateway was killed, is forgotten."""
+"""Age at which an incomplete file is forgotten: its gateway was killed, or its deletion failed."""
 FORGOTTEN_AT_ONCE: Final = 10
 
 _LIVE = "status IN ('validating', 'in_progress', 'cancelling')"
@@ -55,7 +56,7 @@ _OPEN = (
 
 
 class DrivenBatch(NamedTuple):
-    """A batch, whose it is, and which gateway drives it."""
+    """A batch, its tenant, and the gateway that drives it."""
 
     batch: str
     tenant: str
@@ -65,8 +66,8 @@ class DrivenBatch(NamedTuple):
 def _no_room(
     step: Transaction, tenant: str, limits: BatchesConfig, files: int, size: int, less: tuple[str, str] = ("", "")
 ) -> str:
-    """Say why the tenant has no room for so many more files and bytes, beside these two files; empty if it has. The
-    answer holds until the transaction ends."""
+    """Return why the tenant has no room for these files and bytes, beside the two files `less`; empty if it has room.
+    The answer holds until the transaction ends."""
     step.lock(tenant)
     [(kept, kept_bytes)] = step.ask(_SIZE, (tenant, *less))
     if kept + files > limits.files_max:
@@ -77,7 +78,7 @@ def _no_room(
 
 
 def begin_file(database: Database, tenant: str, file: StoredFile, limits: BatchesConfig) -> str:
-    """Make room for a file, whose lines come next. Else: why there is none."""
+    """Reserve room for a file, whose lines come next. Return why there is none, empty if there is room."""
     with database.transaction() as step:
         why = _no_room(step, tenant, limits, 1, file.bytes)
         if not why:
@@ -93,7 +94,7 @@ def add_lines(database: Database, file: str, rows: Iterable[tuple[int, bytes]], 
 
 
 def files(database: Database, tenant: str, now_s: int, which: str, values: Sequence[object]) -> list[StoredFile]:
-    """Files of a tenant, as `which` says in SQL."""
+    """Return a tenant's files that match the SQL condition `which`."""
     present = "tenant = %s AND is_whole = 1 AND (expires_s = 0 OR expires_s > %s)"
     with database.transaction(writes=False) as step:
         found = step.ask(f"SELECT {_COLUMNS} FROM fairgate_files WHERE {present} AND {which}", (tenant, now_s, *values))
@@ -101,7 +102,8 @@ def files(database: Database, tenant: str, now_s: int, which: str, values: Seque
 
 
 def hide_file(database: Database, tenant: str, file: str) -> str:
-    """Show it no more; `delete_some` is to follow. Else: which batch still needs it."""
+    """Hide a file before `delete_some`. Return the batch that still needs it, in which case the file stays; empty if
+    none."""
     needed = f"SELECT id FROM fairgate_batches WHERE tenant = %s AND input = %s AND {_LIVE}"
     with database.transaction() as step:
         for [batch] in step.ask(needed, (tenant, file)):
@@ -111,7 +113,7 @@ def hide_file(database: Database, tenant: str, file: str) -> str:
 
 
 def delete_some(database: Database, file: str) -> bool:
-    """Delete the first lines of a file, or the file once it has none. True: it is still there."""
+    """Delete the first lines of a file, or an empty file itself. Return whether the file still exists."""
     with database.transaction() as step:
         last, size = _ahead(step, file, 0, ())
         step.do("DELETE FROM fairgate_lines WHERE file = %s AND n <= %s", (file, last))
@@ -121,8 +123,10 @@ def delete_some(database: Database, file: str) -> bool:
 
 
 def ahead(database: Database, file: str, after: int, less: Sequence[str] = ()) -> tuple[int, int]:
-    """The number of the last line that is read next, and how many bytes these lines are: `PAGE_BYTES`, or one line.
-    `less`: two files; lines that one of them has, too, are left out. No bytes: there are no more lines."""
+    """Return the number of the last line of the next page, and the page's bytes: `PAGE_BYTES` at most, or one line.
+
+    `less`: two files, whose lines are left out by number. No bytes: there are no more lines.
+    """
     with database.transaction(writes=False) as step:
         return _ahead(step, file, after, less)
 
@@ -138,7 +142,7 @@ def _ahead(step: Transaction, file: str, after: int, less: Sequence[str]) -> tup
 
 
 def lines(database: Database, file: str, after: int, last: int, less: Sequence[str] = ()) -> list[tuple[int, bytes]]:
-    """The lines behind the one and up to the other; `less`: as for `ahead`."""
+    """Return the lines after `after` up to `last`; `less` is that of `ahead`."""
     with database.transaction(writes=False) as step:
         found = step.ask(
             f"SELECT n, line {_OPEN if less else _NEXT} AND n <= %s ORDER BY n", (file, after, *less, last)
@@ -147,14 +151,14 @@ def lines(database: Database, file: str, after: int, last: int, less: Sequence[s
 
 
 def piece(database: Database, file: str, after: int, last: int, begin: int) -> bytes:
-    """The lines behind the one and up to the other, from this byte of each on, `PAGE_BYTES` of each at most."""
+    """Return parts of the lines after `after` up to `last`: `PAGE_BYTES` of each at most, from its byte `begin`."""
     asked = f"SELECT substr(line, %s, %s) {_NEXT} AND n <= %s ORDER BY n"
     with database.transaction(writes=False) as step:
         return b"".join([bytes(found) for [found] in step.ask(asked, (begin + 1, PAGE_BYTES, file, after, last))])
 
 
 def add_batch(database: Database, tenant: str, entry: dict[str, Any], caller: str, batches_max: int) -> bool:
-    """False: there is no room, since none of the tenant's has ended."""
+    """Add a batch, in place of the tenant's oldest ended one if there is no room. Return False if none has ended."""
     oldest = f"(SELECT MIN(id) FROM fairgate_batches WHERE tenant = %s AND NOT {_LIVE})"
     with database.transaction() as step:
         [(kept,)] = step.ask("SELECT COUNT(*) FROM fairgate_batches WHERE tenant = %s", (tenant,))
@@ -166,7 +170,7 @@ def add_batch(database: Database, tenant: str, entry: dict[str, Any], caller: st
 
 
 def batches(database: Database, tenant: str, which: str, values: Sequence[object]) -> list[dict[str, Any]]:
-    """Batches of a tenant, as `which` says in SQL."""
+    """Return a tenant's batches that match the SQL condition `which`."""
     with database.transaction(writes=False) as step:
         return [_shown(*row) for row in step.ask(f"{_BATCH} tenant = %s AND {which}", (tenant, *values))]
 
@@ -178,7 +182,7 @@ def _shown(entry: str, completed: int, failed: int, *_: str) -> dict[str, Any]:
 
 
 def cancel(database: Database, tenant: str, batch: str, now_s: int) -> None:
-    """Have it end, if it has not."""
+    """Cancel a batch that has not ended."""
     live = "UPDATE fairgate_batches SET lease_s = lease_s WHERE tenant = %s AND id = %s AND status <> 'cancelling' AND "
     with database.transaction() as step:
         if step.do(live + _LIVE, (tenant, batch)):
@@ -186,8 +190,8 @@ def cancel(database: Database, tenant: str, batch: str, now_s: int) -> None:
 
 
 def claim(database: Database, owner: str, now_s: int) -> dict[str, tuple[str, str]]:
-    """Renew what this owner has claimed, and claim what nobody has: `DRIVEN_MAX` of a tenant, and what is to end. Its
-    batches, with their tenants and status."""
+    """Renew this owner's claims, and claim free batches: up to `DRIVEN_MAX` of a tenant, and those that are cancelled
+    or overdue. Return the owner's batches with their tenants and status."""
     claimed: dict[str, tuple[str, str]] = {}
     overdue = id_of("batch_", now_s - WINDOW_S)
     take = "UPDATE fairgate_batches SET owner = %s, lease_s = %s WHERE id = %s AND (owner = %s OR lease_s < %s)"
@@ -203,13 +207,13 @@ def claim(database: Database, owner: str, now_s: int) -> dict[str, tuple[str, st
 
 
 def release(database: Database, owner: str) -> None:
-    """Others may go on with its batches at once."""
+    """Release all claims of this owner."""
     with database.transaction() as step:
         step.do("UPDATE fairgate_batches SET owner = '', lease_s = 0 WHERE owner = %s", (owner,))
 
 
 def driven(database: Database, batch: str) -> tuple[dict[str, Any], str]:
-    """A batch, and who made it."""
+    """Return a batch and its author."""
     with database.transaction(writes=False) as step:
         [row] = step.ask(f"{_BATCH} id = %s AND {_LIVE}", (batch,))
     return _shown(*row), row[3]
@@ -218,8 +222,8 @@ def driven(database: Database, batch: str) -> tuple[dict[str, Any], str]:
 def write(
     database: Database, of: DrivenBatch, now_s: int, results: Sequence[Result], counts: UsageCounts, bytes_max: int
 ) -> list[Result]:
-    """Note what came of these lines, and what was used for them, unless that was done before. Returns what is noted of
-    them, now or before: after a fault the same is written again."""
+    """Write the results of lines, and their usage, once. Return the results that are stored, now or by an earlier try:
+    after a fault the same results are written again."""
     output, errors = files_of(of.batch)
     grown = "UPDATE fairgate_files SET bytes = bytes + %s WHERE id = %s"
     with database.transaction() as step:
@@ -228,7 +232,7 @@ def write(
         [(_, kept)] = step.ask(_SIZE, (of.tenant, "", ""))
         noted: list[Result] = []
         failed = completed = 0
-        counts.take()  # what is left of a transaction that failed
+        counts.take()  # drops the counts of a failed transaction
         for one in results:
             if before := step.ask(_NOTED, (output, errors, one.n)):
                 [(file, line)] = before
@@ -255,8 +259,8 @@ def write(
 
 
 def begin(database: Database, of: DrivenBatch, now_s: int, checks: Checks, limits: BatchesConfig) -> bool:
-    """Its file was read: the batch goes on with so many requests, or has failed, by its faults, or because there is no
-    room for its results. Returns whether it goes on."""
+    """Begin a batch whose file was checked. It fails if there are faults, or no room for its results. Return whether it
+    runs."""
     results, faults, size = files_of(of.batch), checks.faults, checks.unanswered_bytes
     with database.transaction() as step:
         if not _is_owner(step, of, now_s):
@@ -272,7 +276,7 @@ def begin(database: Database, of: DrivenBatch, now_s: int, checks: Checks, limit
 
 
 def end(database: Database, of: DrivenBatch, now_s: int, status: str) -> None:
-    """The batch has this status from now on; its tenant has its files."""
+    """Give the batch its last status, and its files to its tenant."""
     sums = "SELECT COUNT(*), COALESCE(SUM(length(line)), 0) FROM fairgate_lines WHERE file = %s"
     ids: dict[str, str | None] = {}
     with database.transaction() as step:
@@ -293,7 +297,7 @@ def end(database: Database, of: DrivenBatch, now_s: int, status: str) -> None:
 
 
 def _is_owner(step: Transaction, of: DrivenBatch, now_s: int) -> bool:
-    """Is the claim still its own? Then it stays its own until the transaction ends."""
+    """Does the owner still have the claim? If so the claim is renewed, and stays until the transaction ends."""
     mine = f"UPDATE fairgate_batches SET lease_s = %s WHERE id = %s AND owner = %s AND {_LIVE}"
     return step.do(mine, (now_s + LEASE_S, of.batch, of.owner)) > 0
 
@@ -305,8 +309,8 @@ def _change(step: Transaction, batch: str, status: str, **fields: Any) -> None:
 
 
 def forget(database: Database, now_s: int, keep_days: int) -> list[tuple[str, str]]:
-    """Forget batches that are too old. Returns some files, with their tenants, that are too old, too, or never came
-    whole; no batch that is not over has or reads them."""
+    """Delete old batches. Return some files to delete, with their tenants: old, expired or incomplete ones that no
+    running batch needs."""
     kept_s = now_s - keep_days * DAY_S
     old = (
         "SELECT tenant, id FROM fairgate_files WHERE (made_s < %s OR (is_whole = 0 AND made_s < %s) OR (expires_s > 0"

@@ -1,4 +1,4 @@
-"""What does an engine answer to a stored line? Asked as any request of its tenant is, without a socket."""
+"""A stored line as a request of its tenant, answered in memory instead of on a socket."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gateway.proxy.pipeline import JSON, Pipeline
 from gateway.proxy.request_context import RequestContext
 
 BROKEN = b"HTTP/1.0 502 \r\n\r\n"
-"""Stands for an answer that broke off."""
+"""Substitute for an answer that broke off."""
 
 
 class BytesRoom:
-    """Memory for lines that are asked, or for their answers. A tenant may hold as much as is free: one alone half of
-    it, two a third each, and one that comes finds room."""
+    """A memory budget for stored lines, or for their answers. A tenant may hold as many bytes as are free: one tenant
+    alone half of the budget, two a third each, so a new tenant finds room."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -31,15 +31,15 @@ class BytesRoom:
         return self.taken[tenant] + size <= self._bytes_max - self.taken.total()
 
     async def take(self, tenant: str, size: int) -> None:
-        """Wait until there is room, and take it."""
-        await asyncio.sleep(0)  # who waits already goes first
+        """Wait for room and take it."""
+        await asyncio.sleep(0)  # earlier waiters first
         while not self.has(tenant, size):
             self._freed.clear()
             await self._freed.wait()
         self.taken[tenant] += size
 
     def change(self, tenant: str, size: int) -> None:
-        """So much more is taken, or less."""
+        """Add to a tenant's bytes, or subtract from them."""
         self.taken[tenant] += size
         if not self.taken[tenant]:
             del self.taken[tenant]
@@ -48,8 +48,8 @@ class BytesRoom:
 
 
 class StoredRequest(asyncio.Transport):
-    """One request and what is written as its answer: its connection, in memory. It takes room for its answer as that
-    comes, and is cut where there is none; `hold(0)` gives it back."""
+    """A request and its answer, with memory in place of a connection. The answer takes room as it comes, and is aborted
+    if it finds none. `hold(0)` returns the room."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class StoredRequest(asyncio.Transport):
         context = self.context = RequestContext("", head)
         context.id, context.body, context.is_batch = request_id, body, True
         self._outlet = Outlet(Outbox(), self)
-        # HTTP/1.0: what has no known length is not chunked, and ends with the connection.
+        # HTTP/1.0: an answer of unknown length is not chunked, and ends with the connection.
         self._responder = Responder(self, self._outlet, "POST", True, False)
         self._room, self._tenant, self._bytes_max = room, tenant, bytes_max
         self._size = self._held = 0
@@ -76,7 +76,7 @@ class StoredRequest(asyncio.Transport):
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def answer(self, pipeline: Pipeline, principal: Principal) -> tuple[int, float, bytes]:
-        """The status, in how many seconds to come again (0: nothing is said), and the body."""
+        """Run the request. Return the status, the seconds until a retry (0 if the answer names none) and the body."""
         self.context.comes_from(principal)
         try:
             pipeline.ask(self.context, self._responder)
@@ -90,22 +90,22 @@ class StoredRequest(asyncio.Transport):
         return int(head[9:12]), int(again[1]) / 1000 if again else 0.0, body
 
     async def reserve(self) -> None:
-        """Wait until there is room for the longest answer."""
+        """Wait for room for the longest answer, and take it."""
         await self._room.take(self._tenant, self._bytes_max)
         self._held = self._bytes_max
 
     def hold(self, size: int) -> None:
-        """So many bytes are its own from now on."""
+        """Set the bytes of room that the request holds."""
         self._room.change(self._tenant, size - self._held)
         self._held = size
 
     def close(self) -> None:
-        """Give back its room, and let go of what refers back to it: old cycles are collected almost never."""
+        """Return the room, and drop references back to this object: the garbage collector rarely visits old cycles."""
         self.hold(0)
         del self.context, self._responder, self._outlet
 
     def cut(self) -> None:
-        """Wait no longer for the answer."""
+        """Abort the answer."""
         if not self._done.done():
             self._responder.disconnected()
             self._end(BROKEN)
@@ -117,13 +117,13 @@ class StoredRequest(asyncio.Transport):
             self.pieces = [instead] if instead else self.pieces
             self._done.set_result(None)
 
-    # what writes the answer sees
+    # the connection and the transport, as a responder sees them
 
     def may_keep_alive(self) -> bool:
         return False
 
     def body_let_go(self) -> None:
-        """The file has it."""
+        """Do nothing: the file still has the body."""
 
     def answered(self, *, keep_alive: bool) -> None:
         self._end()

@@ -1,7 +1,7 @@
-"""What does a form with a file in it ask for? Its few fields, read without a copy of the file.
+"""A reader of forms with an uploaded file: it reads the few needed fields, without a copy of the file.
 
-Ours, since it is `bytes.find` from one boundary to the next, while the parsers at hand call back for every piece and
-read forms more generously than an engine may: here a form in doubt is refused, so that both see the same fields.
+Own code, since it is `bytes.find` from one boundary to the next, while available parsers call back for every piece and
+accept more than an engine may. A doubtful form is refused, so that gateway and engine see the same fields.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gateway.request.prompt import Prompt
 
 _LINE_END: Final = b"\r\n"
 _LAST: Final = b"--"
-"""Behind the boundary that ends a form."""
+"""Text after the last boundary."""
 PARTS_MAX: Final = 128
 HEAD_BYTES_MAX: Final = 4096
 VALUE_BYTES_MAX: Final = 256
 AUDIO_PROMPT: Final = Prompt(b"", 0, 1, 0)
-"""An uploaded clip counts as an inline one. Nothing is known of how it begins, or of the tokens of its bytes."""
+"""The prompt of an upload, which counts as one inline clip. Its beginning and the tokens of its bytes are unknown."""
 
 _TYPE: Final = b"multipart/form-data"
 _DISPOSITION: Final = b"form-data"
@@ -32,14 +32,14 @@ _LINE: Final = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([^\r\n\0]*)")
 _PARAMETER: Final = re.compile(
     rb"[ \t]*;[ \t]*(?:(" + _TOKEN + rb')=(?:"((?:[^"\\]|\\.)*+)"|([^\s;"\\]*)))?[ \t]*', re.DOTALL
 )
-"""As clients write it: .NET leaves the quotes out, others name the file in a second way."""
+"""A parameter as clients write it: .NET leaves the quotes out, others name the file in a second way."""
 _ASCII: Final = bytes(range(128))
 _PLAIN: Final = frozenset({b"7bit", b"8bit", b"binary"})
 _READ: Final = frozenset({"model", "stream", "user"})
 
 
 class Part(NamedTuple):
-    """One part of a form: from where on it may be left out and to where, and between which bytes its value is."""
+    """A part of a form. It is `body[at:after]`, and its value `body[begin:end]`."""
 
     name: str
     file_name: str
@@ -50,14 +50,14 @@ class Part(NamedTuple):
 
 
 class FormPayload(Payload):
-    """A form. The gateway may replace one of its values: the model's name."""
+    """A form, in which the gateway may replace the model's name."""
 
     __slots__ = ("_model_at",)
 
     def __init__(
         self, body: bytes, api: Api, model: str, stream: bool, user: str, model_at: tuple[int, int] | None
     ) -> None:
-        """`model_at`: where its name stands in the body; None: nowhere."""
+        """Create a payload. `model_at`: bounds of the model's name in the body; None if the form has none."""
         super().__init__(body, NO_FIELDS, api, AUDIO_PROMPT, 1, model, stream, user)
         self._model_at = model_at
 
@@ -72,12 +72,13 @@ class FormPayload(Payload):
 
 
 def is_form(content_type: bytes | None) -> bool:
-    """Does it say that the body is a form?"""
+    """Does the content-type name a form?"""
     return content_type is not None and content_type[: len(_TYPE)].lower() == _TYPE
 
 
 def read_form(body: bytes, content_type: bytes, api: Api) -> Payload:
-    """Read the few fields that admission needs, or raise `ApiError` 400."""
+    """Read the fields that admission needs and leave out those that steer an engine. Raise `ApiError` 400 for a bad
+    form."""
     parts, end = read_parts(body, content_type)
     found: dict[str, str] = {}
     model_at: tuple[int, int] | None = None
@@ -92,7 +93,7 @@ def read_form(body: bytes, content_type: bytes, api: Api) -> Payload:
             kept.append(part)
         else:
             left_out_bytes += part.after - part.at
-    if len(kept) < len(parts) or len(body) > end + len(_LINE_END):  # engines may read what follows as they like
+    if len(kept) < len(parts) or len(body) > end + len(_LINE_END):  # engines may read trailing bytes as they like
         view = memoryview(body)
         begin, last = (parts[0].at, parts[-1].after) if parts else (end, end)
         pieces = [view[:begin], *[view[one.at : one.after] for one in kept], view[last:end]]
@@ -103,7 +104,7 @@ def read_form(body: bytes, content_type: bytes, api: Api) -> Payload:
 
 
 def read_parts(body: bytes, content_type: bytes) -> tuple[list[Part], int]:
-    """Find the parts of a form and where it ends, or raise `ApiError` 400."""
+    """Return the parts of a form and the form's end, or raise `ApiError` 400."""
     said = _parameters(content_type, _TYPE)
     boundary = None if said is None else _BOUNDARY.fullmatch(said.get(b"boundary", b""))
     if said is None or boundary is None:
@@ -137,7 +138,7 @@ def read_parts(body: bytes, content_type: bytes) -> tuple[list[Part], int]:
 
 
 def _is_end(body: bytes, at: int) -> bool:
-    """Behind a boundary: is this the end of the form, or does a part follow?"""
+    """Does the form end behind this boundary? Raise ApiError if no part follows either."""
     if body.startswith(_LAST, at):
         return True
     if not body.startswith(b"\r\n", at):
@@ -146,8 +147,10 @@ def _is_end(body: bytes, at: int) -> bool:
 
 
 def _parameters(value: bytes, kind: bytes) -> dict[bytes, bytes] | None:
-    """Read the parameters of a header's value that begins with `kind`. None: it does not, or one is there twice, or it
-    can be read in more than one way."""
+    """Return the parameters of a header's value that begins with `kind`.
+
+    Return None if it begins otherwise, has a parameter twice, or can be read in more than one way.
+    """
     found: dict[bytes, bytes] = {}
     at = len(kind)
     if value[:at].lower() != kind:
@@ -166,7 +169,8 @@ def _parameters(value: bytes, kind: bytes) -> dict[bytes, bytes] | None:
 
 
 def _charset(name: bytes) -> str:
-    """Return the charset of a form's texts, in which ASCII is ASCII: else engines may read other names than we do."""
+    """Return the charset of a form's texts. Raise ApiError unless it agrees with ASCII, else engines may read other
+    names."""
     charset = name.decode("latin-1")
     try:
         if _ASCII.decode(charset).encode() == _ASCII:
@@ -177,7 +181,7 @@ def _charset(name: bytes) -> str:
 
 
 def _names(head: bytes, number: int, charset: str) -> tuple[str, str]:
-    """The name of the field whose head this is, and that of its file, if it has one."""
+    """Return the field name in a part's head and the file name, empty without one."""
     disposition: dict[bytes, bytes] | None = None
     for line in head.split(b"\r\n"):
         field = _LINE.fullmatch(line)
@@ -198,7 +202,7 @@ def _names(head: bytes, number: int, charset: str) -> tuple[str, str]:
 
 
 def _is_plain(disposition: dict[bytes, bytes]) -> bool:
-    """Has every reader the same name for the field?"""
+    """Does every reader get one name for the field?"""
     is_coded = any([parameter.startswith(b"name*") for parameter in disposition])
     return not is_coded and b"\\" not in disposition.get(b"name", b"\\")
 

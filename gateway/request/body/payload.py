@@ -1,12 +1,12 @@
-"""What does the body of a request ask for? Reads the few fields that admission needs, and leaves the rest unparsed.
+"""The body of a request, of which only the fields that admission needs are read.
 
-The body goes to the engine as the client wrote it, but for this: fields that steer the engine are taken out (a client
-can refine who it is, never raise its claim), and the model is asked for by the engine's name. In JSON usage is asked
-for in streams, and vLLM gets the salt that says whose cached blocks it may use. Each kind of body has its own edits,
-and no others: what is right for JSON would damage a form.
+The body goes to the engine as the client wrote it, with these edits: fields that steer the engine are taken out (a
+client can refine who it is, never raise its claim), and the model has the engine's name. In JSON, streams are made to
+report usage, and vLLM gets the salt that says whose cached blocks it may use. Each kind of body has its own edits,
+since those of JSON would damage a form.
 
-A body is read at one go, on the event loop. What is made of it is bounded (members, turns, prompts, attachments), so
-the time depends on its bytes alone, and these on `limits.json_bytes_max`: `python -m bench.bodies` measures it.
+A body is read in one go, on the event loop. All that is derived is bounded (members, turns, prompts, attachments), so
+the time depends on the body's bytes alone, and these on `limits.json_bytes_max`: `python -m bench.bodies` measures it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from gateway.request.prompt import Prompt, prompt_of
 SEQUENCES_MAX: Final = 128
 _BRACE: Final = ord("{")
 _PROMPT: Final = re.compile(rb'[\[,]\s*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^\[\]]*+\])\s*+', re.DOTALL)
-"""One prompt of a list, with what separates it from the one before."""
+"""A prompt of a list, with the separator before it."""
 USER_LENGTH_MAX: Final = 128
 ASK_FOR_USAGE: Final = b'"stream_options":{"include_usage":true},'
 NO_FIELDS: Final = Fields()
 
 STEERING_AT: Final = NAMES.index("priority")
 STEERING: Final = frozenset(NAMES[STEERING_AT:])
-"""Fields that steer an engine."""
+"""Names of the fields that steer an engine."""
 NO_STEERING: Final[tuple[Any, ...]] = astuple(NO_FIELDS)[STEERING_AT:]
 
 
@@ -55,16 +55,16 @@ class Payload:
     """The request as admission sees it.
 
     Attributes:
-        output_tokens_max: per sequence, or None if the request sets no limit. Some engines take 0 for "only the
-        prompt", which counts as 1, and some a negative number for "no limit"; others refuse them.
+        output_tokens_max: output limit per sequence; None if the request sets none. Some engines take 0 for "only the
+            prompt", which counts as 1, and some a negative number for "no limit"; others refuse them.
         sequences: answers generated side by side (`n`, or several prompts).
         prompt: everything that becomes prompt.
-        asks_usage: the client itself wants usage in its stream.
-        body: what goes to the engine.
-        output_param: the field that said how long the answer may be; None if no engine is bound by it.
-        prompt_param: the field that says what the prompt is, if any.
-        asked: the model by the name that the client gave it; `model` is the engines' name.
-        fields: what was decoded of a JSON body.
+        asks_usage: whether the client itself wants usage in its stream.
+        body: the bytes for the engine.
+        output_param: the field that sets the output limit; None if no engine is bound by a limit.
+        prompt_param: the field that holds the prompt; None without one.
+        asked: the client's name of the model; `model` is the engines' name.
+        fields: the decoded fields of a JSON body.
     """
 
     __slots__ = (
@@ -100,21 +100,21 @@ class Payload:
         self.sequences = _sequences(fields, api, prompts)
         choice = fields.tool_choice
         self.demands_tool = bool(choice) and bytes(choice) not in (b'"auto"', b'"none"', b"null")
-        """The answer must call a tool."""
+        """Whether the answer must call a tool."""
         is_response = api is RESPONSES
         self.is_background = is_response and bytes(fields.background) not in (b"", b"false", b"null")
-        """The engine works on after its answer."""
+        """Whether the engine may work on after its answer."""
         self.previous = (fields.previous_response_id or "") if is_response else ""
-        """The stored response that it goes on from."""
+        """Id of the stored response that the request continues, empty without one."""
 
     def let_go(self, *, counts_commas: bool = False) -> None:
-        """Hold no more of it than an engine gets. `counts_commas`: keep how many commas its prompt has."""
+        """Drop all that the engine does not get. `counts_commas`: keep the number of commas in the prompt."""
         self.fields = NO_FIELDS
         self.prompt.let_go(counts_commas)
 
     @property
     def is_text(self) -> bool:
-        """Nothing is attached to the prompt as base64."""
+        """Is the prompt free of attachments in base64?"""
         return self.prompt.attachments == 0
 
     @property
@@ -123,31 +123,31 @@ class Payload:
 
     @property
     def raw_prompt(self) -> Raw:
-        """JSON of a prompt that stands for itself, outside of any conversation."""
+        """JSON of a prompt outside of any conversation, empty without one."""
         return self.fields.prompt if self.api is COMPLETIONS else NO_FIELDS.prompt
 
     @property
     def instruction_bytes(self) -> int:
-        """JSON of instructions that stand beside the conversation."""
+        """Bytes of the JSON of instructions beside the conversation."""
         return len(self.fields.system) + len(self.fields.instructions)
 
     def turns(self) -> Turns:
-        """The turns of its conversation."""
+        """Return the turns of the conversation."""
         name = self.api.conversation
         return read_turns(getattr(self.fields, name) if name else NO_FIELDS.messages)
 
     def rename(self, model: str) -> None:
-        """Ask the engine for the model by this name."""
+        """Ask the engine for the model of this name."""
         raise NotImplementedError
 
 
 class JsonPayload(Payload):
-    """A JSON object. What is added stands in front: prompts are long, and stay as they are."""
+    """A JSON object. Additions stand in front, so that the long prompt stays as it is."""
 
     __slots__ = ()
 
     def ask_usage(self) -> None:
-        """Have the engine report usage at the end of the stream."""
+        """Make the engine report usage at the end of the stream."""
         if not self.has_stream_options:
             at = self.body.index(b"{") + 1
             self.body = b"".join((self.body[:at], ASK_FOR_USAGE, memoryview(self.body)[at:]))
@@ -167,29 +167,32 @@ class JsonPayload(Payload):
             self.body = b'%b"model":%b%b%b' % (self.body[:at], encode(model), b"," * bool(fields), self.body[at:])
 
     def salted(self, salt: str) -> tuple[bytes, memoryview]:
-        """The beginning and the rest of what goes to an engine that keeps the cached blocks of different salts apart;
-        in two pieces, so that nothing long is copied for each engine that is tried. The salt needs no JSON escapes."""
+        """Return the body with a cache salt, for engines that separate the cached blocks of different salts.
+
+        The body comes in two pieces, so that nothing long is copied for each engine that is tried. The salt needs no
+        JSON escapes.
+        """
         body = self.body
         at = body.index(b"{") + 1
-        field = b'"cache_salt":"%b",' % salt.encode() if body.find(b'"') >= 0 else b""  # of an empty object: none
+        field = b'"cache_salt":"%b",' % salt.encode() if body.find(b'"') >= 0 else b""  # not for an empty object
         return body[:at] + field, memoryview(body)[at:]
 
 
 def _with_usage(options: bytes) -> bytes:
-    """JSON of these stream options, such that usage is reported."""
+    """Return these stream options as JSON that asks for usage."""
     kept = {} if options == b"null" else _members(options)
     kept["include_usage"] = Raw(b"true")
     return encode(kept)
 
 
 def read_json(body: bytes, api: Api) -> JsonPayload:
-    """Read a JSON body, or raise `ApiError` 400 that says which field is wrong."""
+    """Read a JSON body, or raise `ApiError` 400 that names the faulty field."""
     if not body:
         raise ApiError(Reason.INVALID_JSON, "the body is empty; a JSON object is expected")
     if body[0] != _BRACE or body[1:2] == b"\0":
         body = _as_utf8(body)
     fields = fields_of(body)
-    values: tuple[Any, ...] = astuple(fields)  # one call for all of them
+    values: tuple[Any, ...] = astuple(fields)  # faster than one access per field
     parts = [part for at in api.prompt_at if (part := values[at])]
     return JsonPayload(
         body if values[STEERING_AT:] == NO_STEERING else _without_steering(body),
@@ -204,7 +207,7 @@ def read_json(body: bytes, api: Api) -> JsonPayload:
 
 
 def _as_utf8(body: bytes) -> bytes:
-    """Return JSON that may be in UTF-16 or UTF-32, or may begin with a byte order mark, as engines read it."""
+    """Return JSON in UTF-8, which may come in UTF-16 or UTF-32, or with a byte order mark."""
     encoding = detect_encoding(body)
     try:
         return body if encoding == "utf-8" else body.decode(encoding).encode()
@@ -213,7 +216,7 @@ def _as_utf8(body: bytes) -> bytes:
 
 
 def fields_of(body: bytes) -> Fields:
-    """Decode the fields that are ours, or say what is wrong with them."""
+    """Decode the known fields. Raise ApiError that names a faulty one."""
     try:
         return decode_fields(body)
     except msgspec.ValidationError as error:
@@ -227,7 +230,7 @@ def fields_of(body: bytes) -> Fields:
 
 
 def user_of(fields: Fields) -> str:
-    """The end user that the client names, by any of the ways that the APIs have."""
+    """Return the end user that the client names in any of the APIs' ways, empty without one."""
     user = fields.safety_identifier or fields.user
     if not user and fields.metadata:
         user = _metadata_user(fields.metadata)
@@ -237,7 +240,7 @@ def user_of(fields: Fields) -> str:
 def _members(body: bytes) -> dict[str, Raw]:
     try:
         return decode_members(body)
-    except UnicodeDecodeError as error:  # in the name of a field that is not ours
+    except UnicodeDecodeError as error:  # in the name of a field that is not read
         raise _not_json(error) from None
     except TooManyError:
         message = f"an object of the request has more than {MEMBERS_MAX} fields"
@@ -287,8 +290,8 @@ def _sequences(fields: Fields, api: Api, prompts: int) -> int:
 
 
 def _prompts(prompt: Raw) -> int:
-    """Count the prompts in the field of that name, to one more than may be asked at most. A list of numbers is one
-    prompt, already in tokens."""
+    """Return the number of prompts in the field of that name, at most one above `SEQUENCES_MAX`. A list of numbers is
+    one prompt of tokens."""
     at = count = 0
     while count <= SEQUENCES_MAX and (found := _PROMPT.match(prompt, at)) is not None:
         at, count = found.end(), count + 1

@@ -1,4 +1,4 @@
-"""How is a body read? By the rules of its API, as JSON or as a form."""
+"""The reader of bodies, as JSON or as a form by the rules of their API."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gateway.request.body.payload import Payload, read_json
 
 
 def read_body(request: HttpRequest, api: Api, json_bytes_max: int) -> Payload:
-    """Read a body of at most `json_bytes_max` bytes of JSON, or a form. Raises `ApiError` for a larger one, and for one
-    that cannot be read."""
+    """Read a body of JSON of at most `json_bytes_max` bytes, or a form. Raise `ApiError` for a larger body of JSON, and
+    for one that cannot be read."""
     form = _form_type(request, api)
     if form is not None:
         return read_form(request.body, form, api)
@@ -22,8 +22,8 @@ def read_body(request: HttpRequest, api: Api, json_bytes_max: int) -> Payload:
 
 
 def _form_type(request: HttpRequest, api: Api) -> bytes | None:
-    """Return the content-type of a form, where the API takes one. Whatever a body is labelled elsewhere, it is read as
-    JSON: some engines do not look at the label."""
+    """Return the content-type of a form if the API takes forms, else None. All other bodies are read as JSON whatever
+    their content-type, since some engines ignore it."""
     if api is not AUDIO and api is not OTHER:
         return None
     content_type = request.header(b"content-type")

@@ -1,8 +1,11 @@
-"""By which correlation keys is the interaction of a conversation recognised, and that of an answer?
+"""The correlation keys by which the interaction of a conversation, or of an answer, is recognised.
 
-An answer gives out the ids of its calls of tools, and text. The next request brings the ids back, whatever has become
-of the history, or it has the text as a turn, perhaps amid other text. Only the last turns and the first two are looked
-at, and of each only its beginning, so that this takes as long for a long conversation as for a short one.
+An answer gives out text and the ids of its tool calls. The next request brings the ids back, whatever has become of the
+history, or it has the text as a turn, perhaps amid other text. Example: an answer ends with the call `call_7f`, and the
+next request holds a result with `"tool_call_id":"call_7f"`, so both are of one interaction.
+
+Only the last turns and the first two are read, and only the beginning of each, so a long conversation takes no longer
+than a short one.
 """
 
 from __future__ import annotations
@@ -17,23 +20,23 @@ from xxhash import xxh3_64_digest
 from gateway.request.fields import Turn, decode_name
 
 IDS_MAX: Final = 64
-"""Ids of calls of tools that are looked at in one request or answer."""
+"""Most ids of tool calls that are read in one request or answer."""
 FIRST_TURNS: Final = 2
 LAST_TURNS: Final = 48
-"""Turns at the end of a conversation that are read: more than at its beginning, because each result of a tool called in
-parallel is a turn."""
+"""Turns read at the end of a conversation: more than at its beginning, because each result of parallel tool calls is a
+turn."""
 READ_TURNS: Final = 5
-"""Of these, as many are read for lines of earlier answers."""
+"""Last turns that are read for lines, beside the model's last turn."""
 TEXT_BYTES_MAX: Final = 1 << 13
-"""Of one turn."""
+"""Bytes read of one turn."""
 TEXTS_MAX: Final = 4
-"""Blocks of text of one turn."""
+"""Text blocks read of one turn."""
 LINES_MAX: Final = 16
-"""Lines that are looked up for one request."""
+"""Most lines looked up for one request."""
 LINE_MIN: Final = 32
-"""A shorter line says too little of whose it is: the mark around a block of code, say."""
+"""Shortest line that is a key. Shorter ones, such as the mark around a block of code, are too common."""
 LINE_MAX: Final = 200
-"""So much of a longer one counts."""
+"""Characters of a line that count."""
 
 _BACKSLASH: Final = ord("\\")
 _TEXT_OF_BLOCK: Final = re.compile(rb'"text"\s{0,4}:\s{0,4}"')
@@ -44,13 +47,14 @@ _ID_IN_TEXT: Final = re.compile(rb"(?:'id': '|\\\"id\\\": ?\\\")([A-Za-z0-9_.:-]
 
 
 class TurnKeys:
-    """The correlation keys of a conversation, read from its last turns and its first.
+    """The correlation keys of a conversation.
 
     Attributes:
-        tool_ids: of the calls whose results come last, or which the last turn of the model names in its text.
-        last_turn: name of the user's last turn, if it comes after the model's; b"" if it does not.
-        turn: the turn before the model's last one by name, and how that one begins; b"" if there is none.
-        lines: of the turns at its end and at its beginning.
+        tool_ids: ids of the tool calls whose results come last, or that the model's last turn names in its text.
+        last_turn: name of the user's last turn if it follows the model's, else b"".
+        turn: name of the user's turn before the model's last turn, and the beginning of the model's; b"" without
+            either.
+        lines: lines of the turns at the end and at the beginning.
     """
 
     __slots__ = ("last_turn", "lines", "tool_ids", "turn")
@@ -66,15 +70,15 @@ NO_TURN_KEYS: Final = TurnKeys([], b"", b"", [])
 
 
 def keys_of_question(content: bytes, instructions: bytes) -> TurnKeys:
-    """Return the keys that `keys_of_turns` finds for one text of the user, behind these instructions of the app."""
+    """Return the keys that `keys_of_turns` finds for one text of the user behind these instructions of the app."""
     asked = text_of(content)
     lines = _lines([asked, text_of(instructions)]) if instructions else lines_of(asked)
     return TurnKeys([], name_of(asked), b"", list(dict.fromkeys(lines)) if len(lines) > 1 else lines)
 
 
 def keys_of_turns(first: Sequence[Turn], last: Sequence[Turn]) -> TurnKeys:
-    """The keys of a conversation with these first and last turns; the same turns may be among both."""
-    begin = end = len(last)  # of the model's last turn: all items in a row
+    """Return the keys of a conversation with these first and last turns, which may overlap."""
+    begin = end = len(last)  # bounds of the model's last turn, which may have several items
     while end and not is_models(last[end - 1]):
         end -= 1
     begin = end
@@ -111,18 +115,19 @@ def _lines(texts: list[str]) -> list[str]:
 
 
 def is_models(turn: Turn) -> bool:
-    """Did the model make it?"""
+    """Did the model write this turn?"""
     role = turn.role
     return role == "assistant" or (role is None and not (turn.type or "").endswith("_output"))
 
 
 def name_of(text: str) -> bytes:
-    """A short name for what a turn says."""
+    """Return a short name of a turn's text."""
     return xxh3_64_digest(text.encode("utf-8", "surrogatepass"))
 
 
 def turn_of(before: bytes, text: str) -> bytes:
-    """What sets an answer to the turn of this name apart: how it begins; b"" if it has no text, or that no name."""
+    """Return a key of the answer `text` to the turn named `before`: the name and the answer's first line. Return b""
+    without either."""
     begin = text.lstrip()
     if not before or not begin:
         return b""
@@ -131,7 +136,7 @@ def turn_of(before: bytes, text: str) -> bytes:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a text that say something."""
+    """Return the lines of a text that are long enough to be keys."""
     lines: list[str] = []
     for row in text.replace("\r", "\n").split("\n"):
         if len(row) >= LINE_MIN:
@@ -144,18 +149,18 @@ def lines_of(text: str) -> list[str]:
 
 
 def lines_in(json: str) -> list[str]:
-    """The same of the strings in this JSON."""
+    """Return the lines of this JSON's strings that are long enough to be keys."""
     return [line for found in _STRING.findall(json) for line in lines_of(decoded(found.encode(), 0))]
 
 
 def text_of(content: bytes) -> str:
-    """The beginning of the text of a turn: a string of JSON, or a list of blocks."""
+    """Return the beginning of a turn's text. `content` is a JSON string, or a list of blocks."""
     if content[:1] == b'"':
         if len(content) <= TEXT_BYTES_MAX:
             try:
                 return decode_name(content)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                pass  # cut
+                pass  # truncated
         return decoded(content, 1)
     if content[:1] != b"[":
         return ""
@@ -164,35 +169,36 @@ def text_of(content: bytes) -> str:
 
 
 def json_text(text: bytes) -> str:
-    """The text that stands so in a string of JSON, the quotes left out; it may be cut."""
+    """Return the text that a JSON string has between its quotes. `text` may be truncated."""
     if len(text) <= TEXT_BYTES_MAX:
         try:
             return decode_name(b'"%b"' % text)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            pass  # cut
+            pass  # truncated
     return decoded(text, 0)
 
 
 def decoded(content: bytes, begin: int) -> str:
-    """The text that begins here, up to its closing quote or the most that is read."""
+    """Return the text of the JSON string that begins here, up to its closing quote or the read limit."""
     try:
         return decode_name(b'"' + content[begin : _end_of_string(content, begin)] + b'"')
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass  # cut amid an escape, or a letter
+        pass  # truncated within an escape or a letter
     found = _UNITS.match(content, begin, max(begin, TEXT_BYTES_MAX))
     assert found is not None
     try:
         return decode_name(b'"' + found[0] + b'"')
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
-    try:  # cut amid a letter
+    try:  # truncated within a letter
         return decode_name(b'"' + found[0].decode("utf-8", "ignore").encode() + b'"')
     except msgspec.DecodeError:
         return ""
 
 
 def _end_of_string(content: bytes, begin: int) -> int:
-    """Where its closing quote stands, or where reading ends. Behind an odd number of backslashes a quote is text."""
+    """Return the position of the closing quote, or of the read limit. Behind an odd number of backslashes a quote is
+    text."""
     limit = min(len(content), max(begin, TEXT_BYTES_MAX))
     at = content.find(b'"', begin, limit)
     while at >= 0:
@@ -206,7 +212,7 @@ def _end_of_string(content: bytes, begin: int) -> int:
 
 
 def _brought_back(since: Sequence[Turn]) -> list[bytes]:
-    """Ids of the calls whose results are among these turns, the latest first."""
+    """Return the ids of the tool calls whose results are among these turns, the latest first."""
     ids: list[bytes] = []
     for turn in reversed(since):
         ids += [bytes(raw)[1:-1] for raw in (turn.tool_call_id, turn.call_id) if len(raw) > len('""')]

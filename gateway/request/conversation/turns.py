@@ -1,8 +1,11 @@
-"""Where does a conversation stand? Which question is being answered, and how many calls has the answer taken?
+"""The stage of a conversation: which question is being answered, and by how many calls so far?
 
-Reads chat messages, Anthropic messages and Responses items alike: a turn is the user's, the model's, a tool's result,
-or an instruction of the app. The question is the user's last turn; what follows it are the calls of its interaction.
-Only the roles are decoded, contents stay unparsed.
+Chat messages, Anthropic messages and Responses items are read alike. A turn is the user's, the model's, a tool's
+result, or an instruction of the app. The question is the user's last turn; the turns after it are the calls of its
+interaction. Example: user, model (calls a tool), tool result, model (calls a tool), tool result is the third call, so
+stage 3.
+
+Only the roles are decoded; contents stay encoded.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from gateway.request.fields import TooManyError, Turn, decode_one_text, decode_t
 QUOTE: Final = ord('"')
 _TOOL_RESULT: Final = b'"tool_result"'
 _RESULTS_MAX: Final = 1 << 8
-"""Blocks of one turn that are looked at, for a tool's result."""
+"""Most blocks of one turn that are searched for a tool's result."""
 _MARK: Final = b'"cache_control"'
 _IS_TYPE: Final = re.compile(rb'"type"\s{0,16}:\s{0,16}\Z')
 _TYPE_BYTES_MAX: Final = 48
@@ -38,23 +41,24 @@ _BEFORE_MARK_BYTES: Final = 17
 _WHOLE_MARK: Final = re.compile(rb'"cache_control"\s{0,16}:\s{0,16}(?:null|\{[^{}]{0,256}\})')
 _AFTER_MARK: Final = re.compile(rb"\s{0,16},")
 _MARKS_MAX: Final = 64
-"""Marks that are looked for in one question; engines take four."""
+"""Most cache marks removed from one question; engines take four."""
 
 
 class Turns:
-    """What the shape of a conversation tells of the interaction it is in.
+    """The facts that the shape of a conversation tells of its interaction.
 
     Attributes:
-        questions: the user's own turns up to the question, the last one being the question; empty if there is none.
-        stage: the call's place among the calls that answer the question, from 1. begins: True if the question comes
-        last; False if a tool's result does; None if neither does. instruction_bytes: of the system and developer turns.
-        keys: the correlation keys by which its interaction is recognised.
+        questions: the user's own turns up to and with the question; empty if there is none.
+        stage: the call's position among the calls that answer the question, from 1.
+        begins: True if the question comes last, False if a tool's result does, None if neither does.
+        instruction_bytes: bytes of the system and developer turns.
+        keys: correlation keys by which the interaction is recognised.
     """
 
     __slots__ = ("_answered", "begins", "instruction_bytes", "keys", "questions", "stage")
 
     def __init__(self, questions: list[bytes], answered: int, shape: Shape, keys: TurnKeys) -> None:
-        """`answered`: how many of the questions the model has said something to."""
+        """Create the facts. `answered`: number of questions that the model has replied to."""
         self.questions = questions
         self.stage = shape.stage()
         self.begins = shape.begins
@@ -69,56 +73,58 @@ class Turns:
 
     @property
     def has_answers(self) -> bool:
-        """Was there a question before the last ones, and an answer to it?"""
+        """Has an earlier question been answered?"""
         return self._answered > 0
 
     @property
     def is_lone(self) -> bool:
-        """Is it one question, and nothing was said before it?"""
+        """Is this one question, with nothing said before?"""
         keys = self.keys
         return self.begins is True and not self._answered and not keys.turn and not keys.tool_ids
 
     def named(self, *rest: bytes, last_only: bool = False) -> str:
-        """A short name for all that was asked, or for the last question, and for the rest that sets it apart."""
+        """Return a short name of all questions, or with `last_only` of the last one, and of the `rest` that sets it
+        apart."""
         questions = self.questions
         if last_only or len(questions) == 1:
             return named(same_text(questions[-1]), *rest)
         return named(*[same_text(question) for question in questions], *rest)
 
     def named_before(self, *rest: bytes) -> str:
-        """The same for all that was asked up to the last answer: the name that the conversation had then."""
+        """Return the name that the conversation had at the last answer: of the questions up to then, and of the
+        `rest`."""
         return named(*[same_text(question) for question in self.questions[: self._answered]], *rest)
 
 
 class TurnKind(Enum):
-    """What is a turn?"""
+    """The kinds of turns."""
 
     ASKS = 1
-    """It is a question, unless a tool's result follows before the model's next turn."""
+    """A question, unless a tool's result follows before the model's next turn."""
     RESULT = 2
-    """A tool's result, or what the user says beside one."""
+    """A tool's result, or the user's text beside one."""
     MODEL = 3
     OTHER = 4
 
 
 class Shape:
-    """Turns as they come by, one after another: what they come to."""
+    """The shape of a conversation, updated turn by turn."""
 
     __slots__ = ("_calls", "_calls_before", "_has_result", "_in_models_turn", "begins", "instruction_bytes")
 
     def __init__(self) -> None:
         self._calls = 0
         self._calls_before = 0
-        """Calls up to the last turn of the model, whatever was asked since."""
+        """Number of calls up to the model's last turn, whatever was asked since."""
         self.begins: bool | None = None
         self._in_models_turn = False
         self._has_result = False
-        """A tool's result has come since the model's last turn."""
+        """Whether a tool's result has come since the model's last turn."""
         self.instruction_bytes = 0
 
     def of_user(self, *, is_question: bool) -> TurnKind:
-        """A turn of the user, who asks, or hands in a tool's result. Beside a result nothing is asked: reminders and
-        images stand there."""
+        """Add a turn of the user: a question or a tool's result. Text beside a result, such as reminders and images,
+        asks nothing."""
         if not is_question or self._has_result:
             return self._result()
         self.begins, self._in_models_turn = True, False
@@ -126,14 +132,14 @@ class Shape:
         return TurnKind.ASKS
 
     def of_other(self, turn: Turn, content_bytes: int) -> TurnKind:
-        """Any other turn."""
+        """Add a turn of anyone but the user."""
         role = turn.role
         if role == "system" or role == "developer":
             self.instruction_bytes += content_bytes
             return TurnKind.OTHER
         if role == "tool" or role == "function" or (role is None and (turn.type or "").endswith("_output")):
             return self._result()
-        # One call may answer with several items in a row: reasoning, a text, the calls of tools.
+        # One call may answer with several items in a row: reasoning, a text, tool calls.
         self._calls += not self._in_models_turn
         self._calls_before = self._calls
         self.begins, self._in_models_turn, self._has_result = None, True, False
@@ -146,7 +152,7 @@ class Shape:
         return TurnKind.RESULT
 
     def stage(self) -> int:
-        # A turn of the model that comes last is the beginning of an answer that this call is to go on with.
+        # If the model's turn comes last, this call continues the answer that it begins.
         return self._calls if self._in_models_turn else self._calls + 1
 
 
@@ -160,12 +166,12 @@ def _question() -> Shape:
 
 
 QUESTION: Final = _question()
-"""One question, before which nothing was said."""
+"""The shape of one question with nothing said before."""
 
 
 def read_turns(conversation: Raw) -> Turns:
-    """Read `messages` or `input` as they stand in the body. What is no conversation, or a very long one, has no turns:
-    the engine judges."""
+    """Return the turns of `messages` or `input` as they stand in the body. A value that is no conversation, or a very
+    long one, has no turns; the engine judges it."""
     if not conversation:
         return NO_TURNS
     try:
@@ -196,8 +202,8 @@ def read_turns(conversation: Raw) -> Turns:
 
 
 def _of_question(last: Turn, first: Turn) -> Turns | None:
-    """Return the turns of a text of the user, alone or behind one instruction of the app: as most requests are. None:
-    they are others."""
+    """Return the turns of one text of the user, alone or behind one instruction of the app, as in most requests. Return
+    None for any other conversation."""
     content = bytes(last.content)
     if last.role != "user" or not content.startswith(b'"'):
         return None
@@ -226,8 +232,10 @@ def _holds_result(content: bytes) -> bool:
 
 
 def same_text(content: bytes) -> bytes | memoryview:
-    """Return what is hashed of a question: its plainest form, without marks for the engine's cache (agents move these
-    from turn to turn)."""
+    """Return the text of a question that is hashed, without cache marks, which agents move from turn to turn.
+
+    A question without marks is returned as it is. If one text block is left without its marks, its text is returned.
+    """
     if content.startswith(b'"') or content.find(_MARK) < 0:
         return content
     view = memoryview(content)
@@ -252,10 +260,10 @@ def same_text(content: bytes) -> bytes | memoryview:
 
 
 def _mark_at(content: bytes, at: int, low: int) -> tuple[int, int]:
-    """Return where the mark begins and ends whose name stands at `at`, with one comma; (at, at) if it is none. What
-    stands before `low` belongs to another mark.
+    """Return the bounds of the cache mark whose name stands at `at`, with one comma; (at, at) if there is none. Bytes
+    before `low` belong to another mark.
 
-    JSON strings hold no bare quote, so what is found is structure and never the user's text.
+    JSON strings hold no bare quote, so a match is structure and never the user's text.
     """
     found = _WHOLE_MARK.match(content, at)
     if found is None:
@@ -269,11 +277,11 @@ def _mark_at(content: bytes, at: int, low: int) -> tuple[int, int]:
 
 
 def named(*parts: bytes | memoryview) -> str:
-    """Return a short name for these parts, as only text is: XXH3, at a tenth of what sha256 takes. None of the parts
-    holds a NUL: they are JSON, or printable."""
+    """Return a short name of these parts, by XXH3, at a tenth of sha256's cost. The parts are JSON or printable, so
+    none holds a NUL."""
     return xxh3_64_hexdigest(b"\0".join(parts))
 
 
 def hashed(*parts: bytes) -> str:
-    """The same where a part may be an id that is to stay unknown."""
+    """Return a short name that hides its parts, which may be a client's ids."""
     return sha256(b"\0".join(parts)).hexdigest()[:16]
