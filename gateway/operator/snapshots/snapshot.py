@@ -160,7 +160,7 @@ class GatewayProcess(SnapshotSource, Protocol):
 
 
 def snapshot_of(gateway: GatewayProcess, *, with_running: bool, of: str = "") -> GatewaySnapshot:
-    """Return a snapshot of this process. `with_running`: with dispatched requests, O(dispatched). `of`: of one tenant."""
+    """Return a snapshot of this process. `with_running`: with dispatched requests, O(dispatched). `of`: a tenant."""
     begun_s, pools = time.thread_time(), gateway.pools
     now = pools[0].dispatcher.clock() if pools else 0.0
     found = [_pool(pool, with_running=with_running, of=of) for pool in pools]
