@@ -60,8 +60,7 @@ class UsageCounts:
 
         Args:
             users_max: users of one tenant that are counted by name in an hour; the rest are one user.
-            sums_max: sums beyond which no new user and no new key label is counted by name. At twice this number, no sum is
-                added at all.
+            sums_max: sums beyond which no new user or label is counted by name. Beyond twice this number none is added.
             names_max: tenants and users of an hour that are counted by name.
         """
         self.requests_dropped = 0

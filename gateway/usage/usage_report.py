@@ -218,8 +218,7 @@ def read(
     around: Mapping[str, Sequence[str]] | None = None,
     user: str | None = None,
 ) -> Report:
-    """Answer a question, for one tenant or user or for all. `around`: the groups of each tenant; its usage counts in
-    each.
+    """Answer a question, for one tenant or user or for all. `around`: groups of each tenant, which its usage counts in.
 
     Raise BadQuestion if the answer is too long, and what `Database.transaction` raises.
     """
@@ -261,8 +260,8 @@ def read(
 def read_own(
     database: Database, tenant: str, prices: Mapping[str, PriceConfig], now: datetime
 ) -> tuple[dict[str, dict[str, float | int | None]], list[dict[str, Any]]]:
-    """Return what one tenant used, received and was due in the last 24 hours and 30 days, and its usage in each of
-    these
+    """Return what one tenant used, received and was due in the last 24 hours and 30 days, and its usage by hour of
+    these 24.
     """
     hours = read(database, Question("24h", None, ("hour",), now), prices, storable(tenant))
     found = {}
@@ -278,16 +277,12 @@ def read_own(
 
 
 def _of_tenant(question: Question) -> str:
-    """Return the SQL condition for one tenant's rows. Each hour is named, so that no row of another tenant is
-    scanned.
-    """
+    """Return the SQL condition for one tenant's rows. It names each hour, so that no other tenant's row is scanned."""
     return f"hour_s IN ({', '.join(map(str, range(*question.hours_s, 3600)))}) AND tenant = %s"
 
 
 def _months(question: Question) -> str:
-    """Return the SQL expression for the month of an hour, for both databases. Raise BadQuestion if there are too
-    many.
-    """
+    """Return the SQL expression for the month of an hour. Raise BadQuestion if there are too many months."""
     since_s, until_s = question.hours_s
     begins, cases = datetime.fromtimestamp(since_s, UTC).replace(day=1, hour=0), list[str]()
     while begins.timestamp() < until_s:
