@@ -162,7 +162,7 @@ class KeyTable(ABC):
     """
 
     place: str
-    """Where the table is: redis or database."""
+    """Kind of store that has the table: redis or database."""
 
     @abstractmethod
     async def changed(self) -> bytes | None:

@@ -51,7 +51,7 @@ DISCOVERY: Final = "/.well-known/openid-configuration"
 
 
 class Issuer:
-    """One issuer: the claims that its tokens must have, and its keys."""
+    """An issuer: the claims that its tokens must have, and its keys."""
 
     def __init__(self, config: IssuerConfig) -> None:
         self.config = config
@@ -143,7 +143,7 @@ class Issuer:
 
 
 class Issuers:
-    """All issuers whose tokens are accepted. Their keys are read in the background."""
+    """The issuers whose tokens are accepted. Their keys are read in the background."""
 
     def __init__(self, configs: Sequence[IssuerConfig], session: aiohttp.ClientSession, background: Background) -> None:
         self._by_name = {config.issuer: Issuer(config) for config in configs}

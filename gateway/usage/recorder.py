@@ -41,7 +41,7 @@ class UsageRecorder:
         # A quarter: twice this number may wait, and as many may be in the batch under way.
         self.database = DatabaseThread(config)
         self.fault: str | None = None
-        """Why the last write failed; None if it succeeded."""
+        """Fault of the last write; None if it succeeded."""
         self.batches_written = 0
         self._config = config
         self._quotas = quotas

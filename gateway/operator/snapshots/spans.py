@@ -90,7 +90,7 @@ class TenantSums:
         """Service of the requests that waited at the end of the span, as far as it is known."""
         self.queued_requests = 0
         self.oldest_s = inf
-        """When the request came that has waited longest; inf if none waits."""
+        """Arrival of the request that has waited longest; inf if none waits."""
         self.running_requests = 0
         self.waits_s: list[float] = []
         self.refused_after_s: list[float] = []
