@@ -27,9 +27,7 @@ def asks_admin(command: Any) -> Any:
 
 
 class NotAnswered(Exception):
-    """A failed request to the admin listener. `status`: of the HTTP answer; 0 if there was none. `content`: its
-    body.
-    """
+    """A failed request to the admin listener. `status` and `content`: of the HTTP answer; 0 and empty without one."""
 
     def __init__(self, message: str, status: int, content: bytes = b"") -> None:
         super().__init__(message)
@@ -70,9 +68,7 @@ class Admin:
 
 
 def admin_of(path: Path | None, admin: str | None) -> Admin:
-    """Return the gateway's admin listener: the one that `--admin` names, else the one of the file. Raise
-    BadParameter.
-    """
+    """Return the admin listener that `--admin` names, else the one of the file. Raise BadParameter."""
     config = loaded(path) if path is not None else None
     token = config.admin_token if config is not None else None
     secret = token.get_secret_value() if token is not None else None

@@ -1,6 +1,4 @@
-"""What would fail at the start, though the config is valid? The files and packages that it names are tried on this
-machine.
-"""
+"""What would fail at the start, though the config is valid? Its files and packages are tried on this machine."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ from policies.limits.quotas import DAY_S, Quota
 
 
 def findings(config: Config) -> Iterator[Finding]:
-    """Yield faults, and warnings of settings that work but are seldom meant. Leaves no file behind, and uses no
-    network.
-    """
+    """Yield faults, and warnings of settings that are seldom meant. Leaves no file behind, and uses no network."""
     for p, pool in enumerate(config.pools):
         try:
             estimator_of(pool)

@@ -1,6 +1,4 @@
-"""The command `fairgate explain`: why did a request wait, or a tenant's requests? Asks the gateway, its log or its
-usage database.
-"""
+"""The command `fairgate explain`: why did requests wait? The gateway, its log or its usage database answers."""
 
 from __future__ import annotations
 

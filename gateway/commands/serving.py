@@ -65,9 +65,7 @@ def allow_files() -> None:
 
 
 def supervise(config: Config, load: Load | None) -> None:
-    """Serve with several processes, and exit with their status. `load` reads the config again; None if it is in no
-    file.
-    """
+    """Serve with several processes, and exit with their status. `load` reads the config file again, if any."""
     # Shared modules are loaded once, before the fork, so that each worker starts within milliseconds.
     import gateway.process.gateway  # noqa: F401
     from gateway.process import hub

@@ -154,9 +154,7 @@ def _gateways(gateways: list[Data]) -> Iterator[RenderableType]:
 
 
 def _table(*columns: str) -> Table:
-    """Return an empty table. `>` marks a column of numbers: right-aligned and never wrapped, so text columns shrink
-    first.
-    """
+    """Return an empty table. `>` marks a column of numbers: right-aligned and never wrapped, so others shrink first."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
     for column in columns:
         is_number = column.startswith(">")

@@ -198,9 +198,7 @@ class Keyring:
         return list(self._principals)
 
     def holder(self, tenant: str, key: KeyConfig) -> Principal | None:
-        """Return the holder of a key issued to this tenant. A tenant that the config does not have needs a key with a
-        weight; otherwise None.
-        """
+        """Return the holder of a key issued to this tenant; None if neither the config nor the key gives its weight."""
         found = self._tenants.get(tenant)
         if found is None and key.weight is not None:
             found = TenantConfig(name=tenant, weight=key.weight)

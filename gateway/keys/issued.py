@@ -157,9 +157,7 @@ def in_words(tenant: str, key: KeyConfig) -> str:
 
 
 class KeyTable(ABC):
-    """A table from the hash of a key, as the config writes it, to its entry and its last use. All methods raise
-    StoreUnavailable.
-    """
+    """A table from the hash of a key to its entry and its last use. All methods raise StoreUnavailable."""
 
     place: str
     """Kind of store that has the table: redis or database."""

@@ -58,9 +58,7 @@ def worker_app(gateway: Operated) -> web.Application:
     """Return the app by which a worker answers its hub, which asks all workers (`gateway.operator.of_workers`)."""
 
     async def snapshot(request: web.Request) -> web.Response:
-        """Return a snapshot and the ends that the hub lacks: it has the first `ends` of them. Covers all replicas
-        together if there are others.
-        """
+        """Return a snapshot, of all replicas if there are others, and the ends that the hub lacks: it has `ends`."""
         source = gateway.replicas or gateway
         found = await source.snapshot(with_running="running" in request.query, of=request.query.get("of", ""))
         recent = source.recent

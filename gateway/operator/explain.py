@@ -64,9 +64,7 @@ def _ahead(pool: Pool, recent: RecentRequests, found: Explanation, now: float) -
 
 
 def _ids_of_client(pool: Pool, client_id: str) -> list[str]:
-    """Return the gateway's ids of the requests to which a client gave this id, in progress or decided, the latest
-    first.
-    """
+    """Return our ids of the requests to which a client gave this id: in progress or decided, the latest first."""
     if not client_id:
         return []
     waiting = [each.request for each in pool.dispatcher.exchanges() if each.request.client_id == client_id]

@@ -15,9 +15,7 @@ from gateway.config.model import Config
 from gateway.operator.page.files import PAGE_PATHS
 
 OPEN = frozenset(("/health", "/ready")) | PAGE_PATHS
-"""Paths without a token. A probe learns nothing that a request would not show, and the page asks its reader for the
-token.
-"""
+"""Paths that need no token: probes learn nothing that a request would not show, and the page asks for the token."""
 CHANGING = ("/reload", "/drain/", "/resume/")
 
 
@@ -71,9 +69,7 @@ def _has_token(request: web.Request, token: str) -> bool:
 
 
 def _is_of_other_page(request: web.Request) -> bool:
-    """Return whether a browser sends this request for a page of another origin. Raise ValueError if Origin is
-    malformed.
-    """
+    """Return whether a browser sends this for a page of another origin. Raise ValueError if Origin is malformed."""
     origin = request.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc != request.host
 

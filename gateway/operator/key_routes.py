@@ -26,9 +26,7 @@ ROTATION_TERMS = ("grace", "expires")
 
 
 def key_routes(gateway: Operated) -> list[web.RouteDef]:
-    """Return the routes. They answer only if `admin_token` is set, since a client that issues a key can use the
-    engines.
-    """
+    """Return the routes, which need an `admin_token`: a client that issues a key can use the engines."""
 
     def table() -> KeyTable:
         if gateway.config.admin_token is None:
@@ -124,8 +122,9 @@ def _asking(handler: Handler) -> Handler:
 
 
 async def _terms(request: web.Request, known: Sequence[str], form: str) -> dict[str, Any]:
-    """Return the JSON object of the request without nulls. Raise HTTPBadRequest if it has a name that is not `known`,
-    or no `tenant` although `known` has one.
+    """Return the JSON object of the request without nulls.
+
+    Raise HTTPBadRequest if it has an unknown name, or if `known` has a tenant and the object has none.
     """
     try:
         terms = msgspec.json.decode(await request.read() or b"{}")  # strict: no half of a surrogate pair, no NaN

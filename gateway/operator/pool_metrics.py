@@ -43,9 +43,7 @@ class PoolGauges:
         self.redis: RedisStore | None = None
         """The store if it is in Redis, else None."""
         self._of_pools: Rows = {}
-        """Rows of the last read. Each table is replaced as a whole, since `collect` runs in another thread; so are the
-        next four.
-        """
+        """Rows of the last read. These five tables are replaced as a whole, since `collect` runs in another thread."""
         self._of_replicas: Rows = {}
         self._of_tenants: Rows = {}
         self._of_quotas: Rows = {}

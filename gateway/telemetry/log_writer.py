@@ -26,9 +26,7 @@ class LogWriter:
     """A writer of batches of lines, in order. Lines that find no room, or that cannot be written, are counted."""
 
     def __init__(self, what: str, target: str | int) -> None:
-        """`what`: a name for the lines. `target`: a file, opened for appending and created readable by its owner only;
-        or STDOUT or STDERR.
-        """
+        """`what`: a name for the lines. `target`: STDOUT, STDERR, or a file to append to, made for its owner only."""
         self.lines_lost = 0
         self._what = what
         self._lines_reported = 0
@@ -152,9 +150,7 @@ def _opened(path: str) -> int:
 
 
 def _atomic(lines: bytes) -> Iterator[bytes]:
-    """Yield whole lines, as many as a pipe takes at once, since several processes may write to it. A longer line is
-    yielded alone.
-    """
+    """Yield whole lines, as many as a pipe takes at once: several processes may write to it. Long ones come alone."""
     at = 0
     while at < len(lines):
         end = len(lines)

@@ -53,8 +53,9 @@ class Sampler:
         self._bound = round(ratio * (1 << 64))
 
     def begin(self, headers: list[tuple[bytes, bytes]]) -> TraceContext | None:
-        """Begin the request's part of a trace; None if the client says that its trace is not recorded. The client's
-        fields are then passed on unchanged.
+        """Begin the request's part of a trace.
+
+        Return None if the client says that its trace is not recorded; its fields are then passed on unchanged.
         """
         traceparent = state = b""
         for name, value in headers:

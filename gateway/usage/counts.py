@@ -40,9 +40,7 @@ class UsageTotals:
         self.wasted = 0
         """Tokens spent in interactions that were then aborted."""
         self.queue_us = 0
-        """Time in the queue, in microseconds. Each request is rounded as in the access log, to hundredths of a
-        millisecond.
-        """
+        """Time in the queue in microseconds. Each request's time is rounded to tens of them, as in the access log."""
         self.engine_ms = 0
         """Time at engines, in milliseconds, times the sequences of each request."""
 

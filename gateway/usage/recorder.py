@@ -68,8 +68,9 @@ class UsageRecorder:
             self._failed(str(error))
 
     def go_on_with(self, quotas: Quotas) -> None:
-        """Seed newly configured limits, which have counted nothing yet, with counts that are in no batch. The next
-        `flush` seeds them with stored usage.
+        """Seed limits that have counted nothing yet with counts that are in no batch.
+
+        The next `flush` seeds them with stored usage.
         """
         self._quotas, self._has_gone_on = quotas, False
         quotas.go_on(self.counts.used(), time.monotonic())

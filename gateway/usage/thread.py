@@ -96,9 +96,7 @@ class DatabaseThread:
         self._database.close()
 
     def _next(self) -> tuple[Callable[[Database], Any], Future[Any]] | None:
-        """Wait for a piece of work and take it; its owner's turn is then last. None after `close`, once no work
-        waits.
-        """
+        """Wait for a piece of work and take it; its owner's turn is then last. None if closed and no work waits."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
             for owner, line in self._waiting.items():

@@ -260,9 +260,7 @@ def read(
 def read_own(
     database: Database, tenant: str, prices: Mapping[str, PriceConfig], now: datetime
 ) -> tuple[dict[str, dict[str, float | int | None]], list[dict[str, Any]]]:
-    """Return what one tenant used, received and was due in the last 24 hours and 30 days, and its usage by hour of
-    these 24.
-    """
+    """Return one tenant's usage, service and due service of the last 24 hours and 30 days, and its usage by hour."""
     hours = read(database, Question("24h", None, ("hour",), now), prices, storable(tenant))
     found = {}
     for name, since in (("day", "24h"), ("month", "30d")):

@@ -50,9 +50,7 @@ _USED = (
 
 
 class Batch:
-    """Usage that one gateway writes at once. `number` identifies it: the requests that the gateway has counted from its
-    start to the end of this batch.
-    """
+    """Usage that one gateway writes at once. `number` identifies it: the gateway's requests up to its end."""
 
     __slots__ = ("number", "sums", "writer")
 

@@ -53,9 +53,7 @@ class OwnClass(msgspec.Struct, omit_defaults=True):
     running_requests: int
     oldest_wait_s: float
     expected_wait_s: float | None
-    """Wait of a request that comes now, of the app of the tenant's newest waiting request; None until turns are
-    learned.
-    """
+    """Wait of a request that comes now, of the app of the newest waiting one; None until turns are learned."""
     expected_wait_range_s: tuple[float, float] | None
     """Interval in which the true wait lies."""
     share: float | None = None

@@ -82,9 +82,7 @@ class EngineTimes:
         times[""].append(at_s)
 
     def behind(self, tenant: str, since_s: float, until_s: float) -> dict[str, int]:
-        """Count the requests that an engine had while a request of this tenant waited; empty if the time is not
-        covered.
-        """
+        """Count the requests at engines while a request of this tenant waited; empty if the time is not covered."""
         if since_s < self._known_s[0] or until_s > self._known_s[1]:
             return {}
         own, all_ = (
