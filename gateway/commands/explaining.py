@@ -112,7 +112,7 @@ def _of_request(
 def _of_tenant(
     tenant: str, user: str | None, question: Question, path: Path | None, files: Sequence[Path]
 ) -> tuple[str, Any]:
-    """Return the explanation in words and as numbers. Raise NotAnswered or TraceError."""
+    """Return the explanation in words and as numbers. Raise NotAnswered, TraceError or BadQuestion."""
     from gateway.telemetry.access_log import hidden
     from gateway.telemetry.logged import Logged, arrived_s
 

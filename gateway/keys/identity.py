@@ -1,4 +1,9 @@
-"""Who asks? A key names its tenant and the apps that it may claim; nothing that a client writes can add an app."""
+"""Who asks? A key names its tenant and the apps that it may claim; nothing that a client writes can add an app.
+
+The digest of a key (SHA-256) is looked up among the keys of the config, the issued keys and the verified tokens. A
+revoked digest is never accepted. An unknown key that looks like a signed token is verified. With open access any other
+key is a tenant of its own; otherwise it is a wrong key, which counts against its address.
+"""
 
 from __future__ import annotations
 

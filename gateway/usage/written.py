@@ -1,4 +1,9 @@
-"""The tables of usage: batches are added to them, each once, and earlier usage is read from them."""
+"""The tables of usage: batches are added to them, each once, and earlier usage is read from them.
+
+A fault can hide whether a batch was committed, so its writer sends it again. Each writer numbers its batches upwards,
+and `fairgate_writers` has the last number of each. One transaction stores the number and adds the sums, and only if
+the number is larger than the stored one. So a batch counts once, however often it is sent.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The stream of server-sent events that the page shows, made once for all listeners.
 
 Each event is the whole document of the state, so a page has all of it at once when it is opened. Nothing runs without
-listeners. The time between two events grows with their cost, so that the page takes about COST_MAX of a core. It is
-PAUSE_S_MAX at most, so events that cost more than COST_MAX * PAUSE_S_MAX seconds take more.
+listeners. The pause between two events grows with their cost, so that the page takes about COST_MAX of a core. The
+pause is PAUSE_S_MAX at most, so events that cost more than COST_MAX * PAUSE_S_MAX seconds take more.
 """
 
 from __future__ import annotations

@@ -332,7 +332,7 @@ def grouped_by_text(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
 
 
 def state_of(workers: Sequence[tuple[str, str | None]]) -> str | None:
-    """Return how the workers share state; the names of those that do not; None if the config does not ask for it."""
+    """Return "shared", or the faults of workers that do not share state; None if the config does not ask for it."""
     faults = [(name, [state]) for name, state in workers if state is not None and state != "shared"]
     return "; ".join(grouped_by_text(faults)) if faults else next((state for _, state in workers if state), None)
 

@@ -139,7 +139,7 @@ def sums(taken: Taken, since_s: float, until_s: float) -> dict[str, TenantSums]:
         one.oldest_s = min(one.oldest_s, waiting.oldest_s)
         if is_batch(leaf):
             continue  # Batch is due what others leave, so it is due what it received.
-        # They are assumed to have come evenly, so this part of them had come by then.
+        # The queue is assumed to have grown evenly, so this part of it had come by then.
         came = waiting.requests * part_within(-inf, until_s, waiting.oldest_s, taken.now)
         one.waiting += usual.of(name, came)
     return found
