@@ -1,7 +1,7 @@
 """A snapshot of all replicas together: on request a gateway asks the others, and it answers their questions.
 
-Questions and answers go to all listeners on one channel of the store. Nothing is sent unless an operator or tenant
-asks. A replica that does not answer in time is left out, and named once. Without its store, a gateway shows itself.
+Questions and answers go to all listeners on one channel of the store. Nothing is sent unless a snapshot is asked for. A
+replica that does not answer in time is left out, and named once. Without its store, a gateway shows itself.
 """
 
 from __future__ import annotations
