@@ -50,7 +50,7 @@ class StoredResponses:
     """Responses that were given out, by tenant and id. Beyond `most`, the tenant with most of them loses its oldest."""
 
     def __init__(self, most: int, store: Store | None = None) -> None:
-        """`store`: channel to other gateways, for `report` and `listen`; None if there are no others."""
+        """Begin empty. `store`: channel to other gateways, for `report` and `listen`; None if there are no others."""
         self._most = most
         self._store = store
         self._count = 0

@@ -31,7 +31,7 @@ class AccessLog:
     """A log of requests to a file or to standard output, in batches: a write per request costs more than its line."""
 
     def __init__(self, target: str) -> None:
-        """`target`: "stdout", "off" or a path, opened for appending."""
+        """Open the target: "stdout", "off" or a path of a file to append to."""
         self._lines = bytearray()
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None

@@ -31,7 +31,7 @@ class Background:
     """The tasks of one owner."""
 
     def __init__(self, within: Background | None = None) -> None:
-        """`within`: the owner whose `faults` also list the faults of these tasks."""
+        """Begin without tasks. `within`: the owner whose `faults` also list the faults of these tasks."""
         self.faults: dict[str, str] = {} if within is None else within.faults
         """Fault of each task whose last turn failed."""
         self._failed: Counter[str] = Counter() if within is None else within._failed

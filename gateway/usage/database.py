@@ -126,7 +126,7 @@ class Database:
     """A database that connects for the first transaction, and again after a fault."""
 
     def __init__(self, config: UsageConfig, *, makes: bool = True) -> None:
-        """`makes`: make a missing file and missing tables; otherwise a missing file is StoreRefused."""
+        """Connect later. `makes`: make a missing file and missing tables; otherwise a missing file is StoreRefused."""
         url = config.url.get_secret_value()
         self._kind: _Kind = _PostgreSql(url) if config.is_server else _Sqlite(Path(url), makes=makes)
         self._place = place_of(config)

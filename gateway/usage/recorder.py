@@ -36,7 +36,7 @@ class UsageRecorder:
     """Counter and writer of one gateway's usage. `open`, one `turn` after another, then `close`."""
 
     def __init__(self, config: UsageConfig, quotas: Quotas | None, bounds: Bounds = BOUNDS) -> None:
-        """`quotas`: limits of a day and a month, which resume from stored usage; None if there are none to resume."""
+        """Begin without counts. `quotas`: limits that resume from stored usage; None if there are none to resume."""
         self.counts = UsageCounts(config.users_max, bounds.of("sums") // 4, bounds.of("users"))
         # A quarter: twice this number may wait, and as many may be in the batch under way.
         self.database = DatabaseThread(config)

@@ -60,7 +60,7 @@ class Replicas:
     """A `SnapshotSource` that asks all replicas."""
 
     def __init__(self, gateway: GatewayProcess, store: Store, background: Background, worker: str) -> None:
-        """`worker`: suffix for this worker in names; "" if the gateway has one process."""
+        """Begin without answers. `worker`: suffix for this worker in names; "" if the gateway has one process."""
         self._worker = worker
         self._background = background
         self._gateway = gateway

@@ -62,7 +62,7 @@ class EngineTimes:
     """Times at which requests were at the engines of one pool, to count the requests that others waited behind."""
 
     def __init__(self, ends: Iterable[End], running: Iterable[Running], known_s: tuple[float, float]) -> None:
-        """`ends`: those of the pool that ended in the time `known_s`. Takes milliseconds for thousands of them."""
+        """Sort the times, in milliseconds for thousands. `ends`: those of the pool in the time `known_s`."""
         self._known_s = known_s
         self._begun: defaultdict[str, list[float]] = defaultdict(list)
         """Sorted times by tenant, and under "" of all tenants."""
