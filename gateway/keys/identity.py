@@ -139,7 +139,7 @@ class Keyring:
         mints: bool = True,
         guessers_max: int = MEMBERS_MAX,
     ) -> None:
-        """Take over the config. `mints`: mint missing keys. `guessers_max`: limit on addresses whose wrong keys count."""
+        """Take over the config. `mints`: mint missing keys. `guessers_max`: addresses whose wrong keys count."""
         self._mints = mints
         self._open_access = open_access
         self._principals: dict[bytes, Principal] = {}

@@ -38,7 +38,7 @@ class Logged:
     def __init__(
         self, paths: Sequence[Path], is_asked: Callable[[Line], bool], *, has: str = "", is_last: bool = False
     ) -> None:
-        """Read the files. `has`: text that each asked line contains. `is_last`: ask only for the request that ended last."""
+        """Read the files. `has`: text that each asked line contains. `is_last`: ask for the last ended request only."""
         self._ends = {path: readable_bytes(path) for path in paths}
         self.left_out = 0
         lines = sorted((line for line in self._read(has) if is_asked(line)), key=lambda line: line.ts)

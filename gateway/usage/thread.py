@@ -29,7 +29,7 @@ class DatabaseThread:
     """A runner of database work for the loop. `close` ends it."""
 
     def __init__(self, config: UsageConfig, *, makes: bool = True) -> None:
-        """Wait for work before a thread starts. `makes`: as for `Database`."""
+        """Set up the database; the first work starts the thread. `makes`: as for `Database`."""
         self.place = place_of(config)
         self._database = Database(config, makes=makes)
         self._waiting: dict[str, deque[tuple[Callable[[Database], Any], Future[Any]]]] = {}
