@@ -26,7 +26,7 @@ class LogWriter:
     """A writer of batches of lines, in order. Lines that find no room, or that cannot be written, are counted."""
 
     def __init__(self, what: str, target: str | int) -> None:
-        """Open the target: STDOUT, STDERR, or a file to append to, made for its owner only. `what`: name of the lines."""
+        """Open the target: STDOUT, STDERR, or a file to append to, for its owner only. `what`: name of the lines."""
         self.lines_lost = 0
         self._what = what
         self._lines_reported = 0
