@@ -1,4 +1,4 @@
-"""How does a command ask a running gateway? By its admin listener, which the gateway's file names."""
+"""How does a command ask a running gateway? By the admin listener, whose address is in the gateway's file."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ if TYPE_CHECKING:
 USUAL_URL: Final = "http://127.0.0.1:8190"
 TIMEOUT_S: Final = 3.0
 CHANGE_TIMEOUT_S: Final = 60.0
-"""A reload asks new backends how they are before it uses them."""
+"""Seconds for a change: a reload asks new backends for their state before it uses them."""
 ANSWER_BYTES_MAX: Final = 64 << 20
 
 
 def asks_admin(command: Any) -> Any:
-    """The options that say where the admin listener is."""
+    """Add the options that say where the admin listener is."""
     admin_option = click.option("--admin", help=f"Admin listener.  [default: that of the file, or {USUAL_URL}]")
     return config_option("The gateway's file: its admin, its admin_token.")(admin_option(command))
 
 
 class NotAnswered(Exception):
-    """The admin listener did not give what was asked. `status`: what it answered; 0: it was not reached. `content`: all
-    that it said."""
+    """A failed request to the admin listener. `status` and `content`: of the HTTP answer; 0 and empty without one."""
 
     def __init__(self, message: str, status: int, content: bytes = b"") -> None:
         super().__init__(message)
@@ -44,11 +43,11 @@ class Admin:
         self._token = token
 
     def get(self, path: str) -> Any:
-        """What it answers, as plain data. Raises NotAnswered."""
+        """Return the answer as plain data. Raise NotAnswered if there is none, or an error."""
         return self._ask("GET", path, TIMEOUT_S)
 
     def post(self, path: str) -> Any:
-        """Have it change something; as `get`, and what it answers may take longer."""
+        """Have the gateway change something, and return its answer as `get` does; the answer may take longer."""
         return self._ask("POST", path, CHANGE_TIMEOUT_S)
 
     def _ask(self, method: str, path: str, timeout_s: float) -> Any:
@@ -69,7 +68,7 @@ class Admin:
 
 
 def admin_of(path: Path | None, admin: str | None) -> Admin:
-    """The admin listener of the gateway: what `--admin` says, or else the file."""
+    """Return the admin listener that `--admin` names, else the one of the file. Raise BadParameter."""
     config = loaded(path) if path is not None else None
     token = config.admin_token if config is not None else None
     secret = token.get_secret_value() if token is not None else None
@@ -79,7 +78,7 @@ def admin_of(path: Path | None, admin: str | None) -> Admin:
 
 
 def _url(config: Config | None) -> str:
-    """Where a command finds it, on the gateway's own machine."""
+    """Return the URL of the admin listener for a command on the gateway's machine."""
     if config is None:
         return USUAL_URL
     return local_url(*config.admin_address)

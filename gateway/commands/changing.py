@@ -1,4 +1,4 @@
-"""The commands that change a running gateway, by its admin listener: reload, drain and resume."""
+"""The commands that change a running gateway through its admin listener: reload, drain and resume."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _drain(backend: str, path: Path | None, admin: str | None, what: str) -> Non
 
 
 def _refused(error: NotAnswered) -> dict[str, Any]:
-    """What it says of a reload that it refused. Exits if it says something else."""
+    """Return the answer of a gateway that refused a reload. Raise Failed for any other answer."""
     try:
         answer = json.loads(error.content)
     except ValueError:

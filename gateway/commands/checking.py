@@ -1,4 +1,4 @@
-"""What will fail at the start, though the file is a configuration? What it names is looked at on this machine."""
+"""What would fail at the start, though the config is valid? Its files and packages are tried on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from policies.limits.quotas import DAY_S, Quota
 
 
 def findings(config: Config) -> Iterator[Finding]:
-    """Faults, and warnings of what works and is seldom meant. Leaves nothing behind, and asks nobody on the network."""
+    """Yield faults, and warnings of settings that are seldom meant. Leaves no file behind, and uses no network."""
     for p, pool in enumerate(config.pools):
         try:
             estimator_of(pool)
@@ -86,10 +86,10 @@ def _expired(config: Config, unix_s: float) -> Iterator[Finding]:
 
 
 def _not_writable(path: Path) -> str:
-    """Why can lines not be appended to this file? Empty: they can."""
+    """Return why lines cannot be appended to this file; "" if they can."""
     try:
         if path.exists():
-            # A pipe without a reader would be waited for.
+            # Opening a pipe for writing would wait for its reader.
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
             return ""
     except OSError as error:
@@ -98,14 +98,14 @@ def _not_writable(path: Path) -> str:
 
 
 def _not_replaceable(path: Path) -> str:
-    """Why can this file not be put in its place? Directories that are missing are made. Empty: it can."""
+    """Return why this file cannot be written or replaced; "" if it can. Missing directories are made at the start."""
     if path.is_dir():
         return "it is a directory"
     return _no_files_in(next(parent for parent in path.absolute().parents if parent.exists()))
 
 
 def _no_files_in(directory: Path) -> str:
-    """Why can no file be made there? Empty: one can."""
+    """Return why no file can be made in this directory; "" if one can."""
     if not directory.exists():
         return f"there is no directory {directory}"
     try:
@@ -116,9 +116,9 @@ def _no_files_in(directory: Path) -> str:
 
 
 async def probed(config: Config) -> tuple[list[str], bool]:
-    """Ask every engine once, as the gateway does at its start. Returns a line for each, and whether all answered.
+    """Ask every engine once, as the gateway does at its start. Return a line for each, and whether all answered.
 
-    A simulated engine inside the gateway's own process is not there yet, and is not asked.
+    A simulated engine inside the gateway's own process does not run yet, and is not asked.
     """
     configured = [(pool.name, each) for pool in config.pools for each in pool.backends if not each.simulated]
     async with aiohttp.ClientSession() as session:

@@ -1,4 +1,4 @@
-"""What do commands have in common? The option that names the gateway's file, URLs, and how they fail."""
+"""Parts that several commands use: the option that names the gateway's file, URLs, and failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
 class Failed(click.ClickException):
-    """The command ends with this message on standard error, and with this exit code."""
+    """A failure that ends the command with this message on standard error, and with this exit code."""
 
     def __init__(self, message: str, exit_code: int = BAD_INPUT) -> None:
         super().__init__(message)
@@ -27,18 +27,18 @@ class Failed(click.ClickException):
 
 
 def config_option(text: str, name: str = "path") -> Callable[[_Decorated], _Decorated]:
-    """The option `-c`, with this help, as a parameter of this name."""
+    """Return the option `-c`, with this help text, as a parameter of this name."""
     return click.option("-c", "--config", name, type=click.Path(path_type=Path), help=text)
 
 
 def local_url(host: str, port: int, scheme: str = "http") -> str:
-    """Where does a program on this machine find what listens at this address?"""
+    """Return the URL by which a program on this machine reaches a listener at this address."""
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def loaded(path: Path) -> Config:
-    """The file's configuration. Ends the command where it has faults."""
+    """Load the file's configuration. Raise Failed if it has faults."""
     from gateway.config.load import ConfigError, load_config
 
     try:

@@ -1,4 +1,4 @@
-"""The command `fairgate explain`: why did a request wait, or a tenant's requests? The gateway and its log are asked."""
+"""The command `fairgate explain`: why did requests wait? The gateway, its log or its usage database answers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def explain(
 
 
 def _files(path: Path | None, logs: Sequence[str], stack: ExitStack) -> list[Path]:
-    """The access log and what was rotated away. Raises OSError if one that is given cannot be read."""
+    """Return the access log and its rotated files. Raise OSError if a given one cannot be read."""
     if not logs:
         log = loaded(path).access_log if path is not None else "off"
         return [] if log in ("stdout", "off") else _with_rotated(log)
@@ -87,7 +87,7 @@ def _with_rotated(log: str) -> list[Path]:
 def _of_request(
     request_id: str, path: Path | None, admin: str | None, files: Sequence[Path], *, asks: bool
 ) -> tuple[str, Any]:
-    """Raises NotAnswered and TraceError."""
+    """Return the explanation in words and as numbers. Raise NotAnswered or TraceError."""
     from gateway.telemetry.logged import Logged
 
     admin_error, status = "", 404
@@ -112,7 +112,7 @@ def _of_request(
 def _of_tenant(
     tenant: str, user: str | None, question: Question, path: Path | None, files: Sequence[Path]
 ) -> tuple[str, Any]:
-    """Raises NotAnswered, TraceError and BadQuestion."""
+    """Return the explanation in words and as numbers. Raise NotAnswered, TraceError or BadQuestion."""
     from gateway.telemetry.access_log import hidden
     from gateway.telemetry.logged import Logged, arrived_s
 
@@ -137,7 +137,7 @@ def _of_tenant(
 
 
 def _of_usage(tenant: str, user: str | None, question: Question, usage: UsageConfig) -> tuple[str, Any]:
-    """What sums know. Raises NotAnswered and BadQuestion."""
+    """Return the usage database's sums in words and as numbers. Raise NotAnswered or BadQuestion."""
     from gateway.storage.store_errors import StoreError
     from gateway.usage.database import Database
     from gateway.usage.usage_report import read

@@ -1,4 +1,4 @@
-"""The commands `fairgate keys`: make keys for the config, or for all replicas at once, and take them back."""
+"""The commands `fairgate keys`: issue and revoke keys, for the config or for all replicas at once."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def list_(path: Path | None) -> None:
 
 
 def _described(config: Config, place: str, name: str, noted: bytes) -> tuple[str, str]:
-    """What is it with an entry of the table, and what does it say?"""
+    """Return the state of an entry of the table, and its words."""
     from gateway.keys.issued import in_words, nobody_of, read_entry
 
     try:
@@ -247,7 +247,7 @@ def _described(config: Config, place: str, name: str, noted: bytes) -> tuple[str
 
 
 def _mapping(text: str) -> dict[str, object]:
-    """What an option says in JSON."""
+    """Parse the JSON object of `--quota`. Raise BadParameter."""
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
@@ -256,7 +256,7 @@ def _mapping(text: str) -> dict[str, object]:
 
 
 def _hash_of(given: str | None) -> str:
-    """The hash that is given, or that of the key on standard input."""
+    """Return the given hash, else the hash of the key or the hash on standard input. Raise BadParameter."""
     from gateway.config.sections.keys import hash_key
 
     text = given or _from_stdin("key or hash")
@@ -301,7 +301,7 @@ def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Fou
 
 @asynccontextmanager
 async def _table_of(config: Config) -> AsyncIterator[KeyTable]:
-    """Where this config's gateways look for keys."""
+    """Open the table in which this config's gateways look for keys."""
     if (url := config.state.redis_url) is not None:
         from gateway.keys.in_redis import RedisKeys
         from gateway.storage.redis.redis_store import RedisStore

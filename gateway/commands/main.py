@@ -1,4 +1,4 @@
-"""The command `fairgate`. What a command needs is imported when it runs, so that help comes at once."""
+"""The command `fairgate`. Imports that a command needs are made when it runs, so that help comes at once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _workers(context: click.Context, option: click.Parameter, text: str | None) 
 
 
 def _named_keys(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """HASH=NAME as (hash, name)."""
+    """Parse each HASH=NAME to a pair. Raise BadParameter."""
     found = [(hashed, name) for hashed, _, name in (text.partition("=") for text in texts)]
     if not all(name for _, name in found):
         raise click.BadParameter("should be HASH=NAME; `fairgate keys hash` prints the hash of a key")
@@ -109,7 +109,7 @@ def serve(
     if config_path is not None and names:
         raise click.UsageError("--name goes with --backend; in a file, names and keys stand under `tenants`")
     if backends and options["access_log"] is None and sys.stdout.isatty():
-        options["access_log"] = "off"  # they would push out of sight how to try it
+        options["access_log"] = "off"  # Request lines would scroll the examples at the start out of sight.
     overrides = Overrides(**options, names=names)
     try:
         load = None

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 POLICIES = "fcfs,vtc,dlpm,fairserve"
 BASELINE = "fcfs"
 PROFILE = "h100-llama3.1-8b"
-"""Where a trace does not say how fast its engines were."""
+"""Engine profile for a trace that does not say how fast its engines were."""
 UNMEASURED = f"The trace does not say how fast its engines were: {PROFILE} is taken. --profile names another."
 BACKENDS_MAX = 1024
 NAMES_MAX = 5
 
 
 def _counts(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
-    """Numbers with commas between them, each once."""
+    """Parse numbers of engines, separated by commas, without duplicates. Raise BadParameter."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
@@ -93,7 +93,7 @@ def replay(
 
     if not 0 < speed < float("inf"):
         raise click.BadParameter("must be a number above 0", param_hint="--speed")
-    with suppress(ModuleNotFoundError):  # a clone of the repository reads public traces as well
+    with suppress(ModuleNotFoundError):  # A clone of the repository can read public traces as well.
         import_module("lab.public_traces").register()
     if format_name is not None and format_name not in formats():
         raise click.BadParameter(f"{format_name!r} is none of: {', '.join(formats())}", param_hint="--format")
@@ -111,7 +111,7 @@ def replay(
             files = [readable(path, stack) for path in paths]
             trace = Trace(*files, format=format_name, speed=speed, limit=limit, weights=weights, models=models)
             for file, _ in outputs:
-                file.touch()  # what cannot be written should be known before a long run
+                file.touch()  # A file that cannot be written should fail before a long run.
             if profile_name is None:
                 engine = measured(trace.entries()) or engine
             counts = (setting.counts(backends) if setting is not None else backends) or (engine.backends,)
@@ -129,7 +129,7 @@ def replay(
 
 
 def readable(name: str, stack: ExitStack) -> Path:
-    """A pipe can be read once, and a replay reads several times: what comes out of it is kept in a file meanwhile."""
+    """Return the path of a file that can be read several times: a pipe is copied to a temporary file."""
     path = Path("/dev/stdin" if name == "-" else name)
     if path.is_file():
         return path
@@ -140,7 +140,7 @@ def readable(name: str, stack: ExitStack) -> Path:
 
 
 def _run(policy: str, count: int, trace: Trace, profile: EngineProfile, setting: _Setting | None) -> ReplayResult:
-    """One run of the trace, with a progress bar on a terminal."""
+    """Replay the trace once, with a progress bar on a terminal."""
     from simulation.replay import replay_under
 
     profiles, engine = [profile] * count, None
@@ -153,7 +153,7 @@ def _run(policy: str, count: int, trace: Trace, profile: EngineProfile, setting:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What one pool of a gateway's configuration decides by: policies, limits, weights, engines."""
+    """Policies, limits, weights and engines of one pool of a gateway's configuration."""
 
     path: Path
     config: Config
@@ -161,7 +161,7 @@ class _Setting:
 
     @classmethod
     def of(cls, path: Path, pool_name: str | None) -> _Setting:
-        """Raises ConfigError; UsageError if the pool is not clear."""
+        """Load one pool's setting. Raise ConfigError, or UsageError if it is not clear which pool is meant."""
         from gateway.config.load import Overrides, load_config
 
         config = load_config(path, Overrides(workers=1))
@@ -174,12 +174,12 @@ class _Setting:
         return cls(path, config, pools[pool_name])
 
     def policies(self) -> str:
-        """The pool's own, and what it is to be compared with."""
+        """Return the policies to compare: the baseline and the pool's own."""
         own = self.config.policy.name
         return f"{BASELINE},{'fairserve' if own == BASELINE else own}"
 
     def counts(self, asked: tuple[int, ...] | None) -> tuple[int, ...]:
-        """As many engines as the pool has; another number is compared with that."""
+        """Return the numbers of engines to compare: the pool's own, which a single other number is compared with."""
         own = len(self.pool.backends)
         if asked is None:
             return (own,)
@@ -189,11 +189,11 @@ class _Setting:
         return {tenant.name: tenant.weight for tenant in self.config.tenants}
 
     def models(self) -> tuple[str, ...]:
-        """Whose requests are the pool's? Empty: all."""
+        """Return the models whose requests are the pool's; empty if all are."""
         return self.pool.models if len(self.config.pools) > 1 else ()
 
     def profiles(self, profile: EngineProfile, count: int) -> list[EngineProfile]:
-        """Engines like this one that run as many requests at once as the file says."""
+        """Return profiles like this one, each with its backend's limit of sequences that run at once."""
         return [
             profile if (most := backend.max_num_seqs) is None
             else replace(profile, max_num_seqs=min(most, profile.max_num_batched_tokens))
@@ -201,7 +201,7 @@ class _Setting:
         ]  # fmt: skip
 
     def engine(self, policy: str, count: int) -> AdmissionEngine:
-        """A new admission engine as the gateway would make it, without backends."""
+        """Return a new admission engine as the gateway would make it, without backends."""
         from gateway.config.sections.policy_choice import PolicyConfig
         from gateway.pool.setup import admission_engine
         from gateway.pool.shared import Shared
@@ -213,12 +213,12 @@ class _Setting:
         return admission_engine(config, pool, Shared.of(config))
 
     def _backends(self, count: int) -> tuple[BackendConfig, ...]:
-        """Those of the pool; more are like its last one."""
+        """Return this number of backends: the pool's, with the last one repeated."""
         backends = self.pool.backends
         return (*backends[:count], *[backends[-1]] * (count - len(backends)))
 
     def remarks(self, trace: Trace) -> list[str]:
-        """What an operator should know of the file and this traffic."""
+        """Return remarks for the operator on the file and this traffic."""
         remarks = [f"Limits, weights and settings are those of {self.path.name}, pool {self.pool.name}."]
         known = {tenant.name for tenant in self.config.tenants}
         unknown = [tenant for tenant in trace.demand if tenant not in known]

@@ -1,4 +1,4 @@
-"""How does a gateway process run? Its event loop, its signals, its drain, its workers, and what it prints at start."""
+"""How does a gateway process run? Its event loop, signals, drain and workers, and its lines at the start."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ if TYPE_CHECKING:
     from gateway.process.supervisor import Child
 
     Load = Callable[[], Config]
-    """Reads the config again; raises ConfigError."""
+    """Reader of the config; raises ConfigError."""
 
 THREAD_TURN_S: Final = 0.0005
-"""A thread that computes (a reload, a page of metrics) lets the event loop go on after this time. At CPython's 5 ms
-each read and write of a stream may wait so long: a reload of 10,000 tenants then holds streams up for 30 ms, and so for
-3."""
+"""Seconds after which a computing thread (a reload, a page of metrics) yields to the event loop.
+
+At CPython's 5 ms each read and write of a stream may wait that long: a reload of 10,000 tenants then holds up streams
+for 30 ms, at this value for 3 ms.
+"""
 STATUS_S: Final = 1.0
 ENGINES_SHOWN: Final = 8
-"""Of a pool, in the lines at the start."""
+"""Limit on the engines of a pool in the lines at the start."""
 _VERSION = f"  version {__version__}, {BUILD}"
 
 
 def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run on uvloop where there is one."""
+    """Run a coroutine, on uvloop except on Windows. Exit with 1 or BAD_INPUT if it cannot serve."""
     from gateway.pool.pools import CannotTakeOver
     from gateway.storage.store_errors import StoreRefused
 
@@ -49,11 +51,12 @@ def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
         sys.exit(130)
     except (StoreRefused, CannotTakeOver, OSError) as error:
         click.echo(f"fairgate: {error}", err=True)
-        sys.exit(1 if isinstance(error, OSError) else BAD_INPUT)  # a worker's exit code says so to its supervisor
+        # A supervisor tells from the worker's exit code whether the input was bad.
+        sys.exit(1 if isinstance(error, OSError) else BAD_INPUT)
 
 
 def allow_files() -> None:
-    """As many open files as the system grants: every stream needs two sockets."""
+    """Raise the limit on open files to the most that the system grants: every stream needs two sockets."""
     if sys.platform != "win32":
         import resource
 
@@ -62,8 +65,8 @@ def allow_files() -> None:
 
 
 def supervise(config: Config, load: Load | None) -> None:
-    """Serve with several processes; exits with their status. `load` reads the config again; None: it is in no file."""
-    # What every process needs is loaded once, before they part: so each is there within milliseconds.
+    """Serve with several processes, and exit with their status. `load` reads the config file again, if any."""
+    # Shared modules are loaded once, before the fork, so that each worker starts within milliseconds.
     import gateway.process.gateway  # noqa: F401
     from gateway.process import hub
     from gateway.process.supervisor import share_of, supervise, with_keys, with_known_keys
@@ -106,22 +109,22 @@ def supervise(config: Config, load: Load | None) -> None:
 
 
 def _log(config: Config) -> StderrLog:
-    """Where this process says what happens."""
+    """Send this process's log to standard error."""
     import logging
 
     from gateway.process.stderr_log import StderrLog
 
-    log = StderrLog()  # a reader that stands still must not keep requests waiting
+    log = StderrLog()  # A reader that stops reading must not delay requests.
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=config.log_level.upper(), handlers=[log])
     return log
 
 
 def _prepare_interpreter() -> None:
-    """No stream waits for the interpreter's own work.
+    """Keep the interpreter's own work from delaying streams.
 
-    Everything that is there at the start stays, and so does most of what is learned later: to look through all of it
-    for cycles stops every stream for as long as it takes, so that is done thousands of times less often than usual. The
-    young are looked through so often that it takes less than a millisecond each time.
+    Objects of the start stay, and so do most that are learned later. A collection of the oldest generation scans all of
+    these and stops every stream meanwhile, so it runs thousands of times less often than usual. The young generations
+    are collected so often that a collection takes less than a millisecond.
     """
     import gc
 
@@ -132,7 +135,7 @@ def _prepare_interpreter() -> None:
 
 
 async def serve_one(config: Config, load: Load | None = None, worker: Child | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once. A worker ends with its supervisor.
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends the drain. A worker ends with its supervisor.
 
     SIGHUP reloads the config by `load`.
     """
@@ -192,12 +195,12 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
 
 
 def _shows_status(config: Config) -> bool:
-    """Does somebody look at a terminal on which no lines for requests scroll?"""
+    """Return whether standard error is a terminal on which no request lines scroll."""
     return sys.stderr.isatty() and (config.access_log != "stdout" or not sys.stdout.isatty())
 
 
 async def _show_status(gateway: Gateway, log: StderrLog) -> None:
-    """Show what goes on in one line, which changes at most once a second."""
+    """Show the numbers of requests in a status line, which changes at most once a second."""
     while True:
         engines = [pool.dispatcher.engine for pool in gateway.pools]
         running, waiting = sum(one.dispatched for one in engines), sum(one.queued for one in engines)
@@ -206,7 +209,7 @@ async def _show_status(gateway: Gateway, log: StderrLog) -> None:
 
 
 async def _reload(gateway: Gateway, log: StderrLog) -> None:
-    """Go on under the config as it is now; a key that is new is said, as at the start."""
+    """Reload the config, and print each newly minted key as at the start."""
     known = set(gateway.minted_keys)
     await gateway.reloading.run()
     for minted in gateway.minted_keys:
@@ -217,12 +220,14 @@ async def _reload(gateway: Gateway, log: StderrLog) -> None:
 
 
 def _url(config: Config, port: int) -> str:
-    """Where clients on this machine find it."""
+    """Return the gateway's URL for clients on this machine."""
     return local_url(config.listen_addresses[0][0], port, "http" if config.tls is None else "https")
 
 
 def _without_key(config: Config) -> list[str]:
-    """Where keys can be made while it runs none is minted: a tenant may have keys there, or may have lost the last."""
+    """Return a hint for tenants without a key in the config, if keys can be issued. No keys are minted for them then,
+    since they may have keys in the table, or may have lost their last one.
+    """
     names = [tenant.name for tenant in config.tenants if not tenant.keys]
     if not config.issues_keys or not names:
         return []
@@ -239,7 +244,7 @@ def _for_this_run(minted: list[MintedKey]) -> list[str]:
 
 
 def _worker_announcement(gateway: Gateway, worker: Child) -> str:
-    """Which process is it, and what keeps it from serving?"""
+    """Return the lines that a worker prints at its start: its process, and what keeps it from serving."""
     import os
 
     lines = [f"fairgate: {worker.name} serves (process {os.getpid()})"]
@@ -250,7 +255,7 @@ def _worker_announcement(gateway: Gateway, worker: Child) -> str:
 
 
 def _announcement(gateway: Gateway) -> str:
-    """Where is it, and how can it be tried?"""
+    """Return the lines at the start: the gateway's addresses, pools, faults and examples."""
     admin = local_url(gateway.config.admin_address[0], gateway.admin_port)
     url = _url(gateway.config, gateway.port)
     lines = [

@@ -1,6 +1,6 @@
-"""What is going on just now, on a terminal? Made from /state of the admin listener.
+"""The live view `fairgate top` on a terminal, made from /state of the admin listener.
 
-rich lays the tables out: it knows how wide a terminal is, how wide characters are, and when there are no colours.
+rich lays out the tables: it knows the terminal's width, wide characters, and whether there are colours.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rich.text import Text
 from gateway.commands.admin import Admin, NotAnswered
 
 TENANTS_SHOWN: Final = 30
-"""Rows of a live view, where the terminal is not smaller."""
+"""Limit on a live view's rows of tenants, on a terminal that is high enough."""
 SHORT_OF_DUE: Final = 0.8
-"""A waiting tenant that received less than this part of its due is pointed out."""
+"""Part of its due below which a waiting tenant's received share is red."""
 
 GROUP_LIMITS: Final = {
     "guaranteed_share": "at least {:.0%}", "max_share": "at most {:.0%}", "max_running": "at most {} running",
@@ -30,7 +30,7 @@ Data = dict[str, Any]
 
 
 def watch(admin: Admin, *, interval_s: float, once: bool) -> None:
-    """Show the view until interrupted, or one time. Raises NotAnswered if there is none to begin with."""
+    """Show the view until interrupted, or once. Raise NotAnswered if the first request fails."""
     console = Console(highlight=False)
     first = admin.get("/state")
     if once or not console.is_terminal:
@@ -51,12 +51,12 @@ def watch(admin: Admin, *, interval_s: float, once: bool) -> None:
 
 
 def _rows(console: Console) -> int:
-    """How many tenants have room, beside the rest?"""
+    """Return the number of tenants that fit beside the rest."""
     return max(3, min(TENANTS_SHOWN, console.height - 14))
 
 
 def view(url: str, state: Data, *, rows: int | None) -> RenderableType:
-    """Every pool: what limits it, its tenants, its engines. `rows`: of the tenants, so many; None: all."""
+    """Return the view of every pool: its limit, tenants and engines. `rows`: limit on tenants; None for all."""
     parts: list[RenderableType] = [_line(f"fairgate {url}", "bold")]
     for pool in state["pools"]:
         counts = f"{pool['queued_requests']} waiting, {pool['dispatched_requests']} running"
@@ -104,7 +104,7 @@ def _tenants(pool: Data, window_s: float, rows: int | None) -> Iterator[Renderab
 
 
 def _groups(groups: list[Data]) -> Iterator[RenderableType]:
-    """Yield each group below the group that it is in, with what is set of it."""
+    """Yield the table of groups, each below the group around it, with its limits."""
     if not groups:
         return
     table = _table("group", ">weight", ">received", ">due", ">queued", ">running", "limits")
@@ -142,7 +142,7 @@ def _engines(backends: list[Data]) -> Table:
 
 
 def _gateways(gateways: list[Data]) -> Iterator[RenderableType]:
-    """Who waits where?"""
+    """Yield the table of processes: who waits at which."""
     if not gateways:
         return
     table = _table("gateway", ">waiting", ">running", "most of them of")
@@ -154,7 +154,7 @@ def _gateways(gateways: list[Data]) -> Iterator[RenderableType]:
 
 
 def _table(*columns: str) -> Table:
-    """`>`: numbers, to the right. They keep their width: what may wrap gives way first."""
+    """Return an empty table. `>` marks a column of numbers: right-aligned and never wrapped, so others shrink first."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
     for column in columns:
         is_number = column.startswith(">")
@@ -173,7 +173,7 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def _plain(text: str) -> str:
-    """Without what a terminal would take for a command."""
+    """Replace characters that a terminal would take for a command."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

@@ -1,4 +1,4 @@
-"""The command `fairgate usage`: who used how much? It asks the database itself, whether a gateway runs or not."""
+"""The command `fairgate usage`: who used how much? It reads the database itself, so it needs no running gateway."""
 
 from __future__ import annotations
 

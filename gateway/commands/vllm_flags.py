@@ -1,4 +1,4 @@
-"""What is vLLM to be started with, so that the gateway knows most of it?"""
+"""The command `fairgate vllm-flags`: options of vLLM by which the gateway knows most of it."""
 
 from __future__ import annotations
 

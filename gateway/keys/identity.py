@@ -1,4 +1,9 @@
-"""Who asks? A key names its tenant and the apps it may claim; nothing a client writes can raise that claim."""
+"""Who asks? A key names its tenant and the apps that it may claim; nothing that a client writes can add an app.
+
+The digest of a key (SHA-256) is looked up among the keys of the config, the issued keys and the verified tokens. A
+revoked digest is never accepted. An unknown key that looks like a signed token is verified. With open access any other
+key is a tenant of its own; otherwise it is a wrong key, which counts against its address.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +33,11 @@ USES_REMEMBERED_MIN: Final = 10_000
 WRONG_KEYS_AT_ONCE_MAX: Final = 20
 WRONG_KEYS_PER_S: Final = 0.2
 JSON_OBJECT: Final = b"eyJ"
-"""How a signed token begins: `{"` in base64."""
+"""First characters of a signed token: `{"` in base64."""
 LOGGED_MAX: Final = 100
-"""Key events of one kind that have a line each."""
+"""Limit on key events of one kind that have a line each."""
 TOKENS_MAX: Final = 10_000
-"""Signed tokens that are known, so that the next request with one of them costs no more than one with a key."""
+"""Limit on verified tokens that are remembered, so that the next request with one costs no more than one with a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +47,31 @@ class Principal:
     tenant: str
     weight: float
     apps: tuple[str, ...]
-    """Apps it may claim; the first is what a request is when it names none."""
+    """Apps that the key may claim; the first is the app of a request that names none."""
     models: frozenset[str] | None = None
-    """Models it may ask for. None: all."""
+    """Models that the key may ask for; None for all."""
     expires_s: float = inf
-    """From when on the key is not taken, in seconds since the epoch."""
+    """Time from which the key is rejected, in seconds since the epoch."""
     digest: bytes = b""
-    """Of its key. Empty: it brought none."""
+    """Digest of the key; empty without a key."""
     groups: frozenset[str] | None = None
-    """Groups that its signed token names: its tenant stands in one of them. None: it may stand anywhere."""
+    """Groups that the signed token names: the tenant must be in one of them. None if it may be in any."""
     user: str = ""
-    """Who asks, by a signed token, whatever the request says. Empty: the request says it."""
+    """User that the signed token names, whatever the request says; empty if the request may name its user."""
     issuer: str = ""
-    """Of the token that it brought in the place of a key. Empty: none."""
+    """Issuer of the token that came instead of a key; empty for a key."""
     can_wait: bool = False
-    """What it asks for is of class batch."""
+    """Whether the key's requests are batch."""
     counts_as: str = ""
-    """The name under which the quota of its key is counted."""
+    """Name under which the quota of the key is counted."""
     quota: ModelQuotasConfig | None = None
-    """Of its key."""
+    """Quota of the key."""
     group: str = ""
-    """The group that its tenant is in. Empty: none."""
+    """Group that the tenant is in; empty if in none."""
     label: str = ""
-    """Of its key."""
+    """Label of the key."""
     twin_digest: bytes = b""
-    """Of the other spelling of its token. Empty: there is none."""
+    """Digest of the other spelling of the token; empty if there is none."""
 
     @classmethod
     def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
@@ -77,11 +82,11 @@ class Principal:
         return cls(tenant.name, weight, key.apps, models, key.expires_s, _digest(key), **more)
 
     def may_ask(self, model: str) -> bool:
-        """Does the model exist for it?"""
+        """Return whether the key may ask for this model."""
         return self.models is None or model in self.models
 
     def app(self, claimed: str | None) -> str:
-        """The app of a request that claims this one (None: claims none)."""
+        """Return the app of a request that claims this one, or none. Raise ApiError if the key may not claim it."""
         if claimed is None:
             return self.apps[0]
         if claimed not in self.apps:
@@ -93,15 +98,15 @@ class Principal:
 
 
 class Tokens(Protocol):
-    """Who signs tokens that are taken beside keys?"""
+    """A verifier of signed tokens that are accepted beside keys."""
 
     def knows(self, issuer: str) -> bool:
-        """Are tokens of this issuer taken?"""
+        """Return whether tokens of this issuer are accepted."""
 
     def principal(
         self, token: bytes, tenants: Mapping[str, TenantConfig], stands_in: Callable[[str, Container[str]], bool]
     ) -> Principal:
-        """Whom does the token name? `stands_in`: is a tenant in one of these groups? Raises ApiError."""
+        """Return the principal that a token names. `stands_in`: is a tenant in one of these groups? Raise ApiError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,7 @@ class MintedKey:
 
 @dataclass(frozen=True, slots=True)
 class KeysRead:
-    """Tenants and groups by name, what keys present by the digests of them, and the keys that were minted."""
+    """Tenants and groups by name, principals by the digests of their keys, and minted keys."""
 
     tenants: dict[str, TenantConfig]
     groups: dict[str, GroupConfig]
@@ -123,7 +128,7 @@ class KeysRead:
 
 
 class Keyring:
-    """Which principal holds this key? Only hashes are kept."""
+    """The principals by the hashes of their keys. The keys themselves are not kept, but for minted ones."""
 
     def __init__(
         self,
@@ -134,37 +139,38 @@ class Keyring:
         mints: bool = True,
         guessers_max: int = MEMBERS_MAX,
     ) -> None:
-        """`mints`: a tenant without a key gets one, known to this process only. `guessers_max`: addresses whose wrong
-        keys are counted."""
+        """Take over the config. `mints`: mint missing keys. `guessers_max`: addresses whose wrong keys count."""
         self._mints = mints
         self._open_access = open_access
         self._principals: dict[bytes, Principal] = {}
         self._issued: Mapping[bytes, Principal] = {}
         self._revoked: Set[bytes] = frozenset()
         self._failed = LeakyCounts(WRONG_KEYS_PER_S, WRONG_KEYS_AT_ONCE_MAX, members_max=guessers_max)
-        """Wrong keys, by the address that they came from."""
+        """Wrong keys by the address that sent them."""
         self._uses: dict[bytes, float] = {}
-        """When a known key was last used, in seconds since the epoch, since somebody took these."""
+        """Last uses of known keys, in seconds since the epoch, since the last `take_uses`."""
         self._used_from: dict[bytes, str] = {}
-        """The address from which a key was used last."""
+        """Address of each key's last use."""
         self._tenants: dict[str, TenantConfig] = {}
         self._groups: dict[str, GroupConfig] = {}
         self._users: dict[str, dict[str, bool]] = {}
-        """By tenant and user: is the user blocked?"""
+        """Whether a user is blocked, by tenant and user."""
         self.tokens: Tokens | None = None
-        """None: only keys are taken."""
+        """Verifier of signed tokens; None if only keys are accepted."""
         self._verified: OrderedDict[bytes, Principal] = OrderedDict()
-        """By the digests of signed tokens."""
+        """Principals of verified tokens, by the digests of the tokens."""
         self.minted: list[MintedKey] = []
         self.on_learned: Callable[[Mapping[str, ModelQuotasConfig]], None] = _nobody
-        """Hears that other keys are taken than before, and the quotas of those issued, by what they are counted as."""
+        """Callback after each `learn`: gets the quotas of issued keys by the names under which they are counted."""
         self.revision = 0
-        """Another one whenever there are other tenants."""
+        """Number of configs taken over."""
         self.take_over(self.read(tenants, groups), open_access=open_access)
 
     def read(self, tenants: Sequence[TenantConfig], groups: Sequence[GroupConfig] = ()) -> KeysRead:
-        """Who holds which key, by the config, for `take_over`; in any thread, since there may be many. A key that was
-        minted stays its tenant's, as long as the tenant has no other."""
+        """Read from the config who holds which key, for `take_over`. Works in any thread, since there may be many keys.
+
+        A tenant keeps its minted key until the config names one.
+        """
         read = KeysRead({one.name: one for one in tenants}, {one.name: one for one in groups}, {}, [])
         known = {one.tenant: one for one in self.minted}
         for tenant in tenants:
@@ -178,8 +184,7 @@ class Keyring:
         return read
 
     def take_over(self, read: KeysRead, *, open_access: bool) -> None:
-        """From now on these are the tenants and their keys. The reader of issued keys reads all of them again, because
-        the `revision` has changed."""
+        """Replace the tenants and their keys. The `revision` changes, so the `Follower` reads all issued keys again."""
         self._open_access = open_access
         if not self._tenants.keys() <= read.tenants.keys():
             self._issued = {
@@ -194,20 +199,21 @@ class Keyring:
         self.revision += 1
 
     def named(self) -> list[bytes]:
-        """Digests of the keys that the config names, and of those minted."""
+        """Return the digests of the keys that the config names, and of minted keys."""
         return list(self._principals)
 
     def holder(self, tenant: str, key: KeyConfig) -> Principal | None:
-        """The holder of a key that was issued to this tenant. None: there is no such tenant; one that the config does
-        not have has to bring its weight with its key."""
+        """Return the holder of a key issued to this tenant; None if neither the config nor the key gives its weight."""
         found = self._tenants.get(tenant)
         if found is None and key.weight is not None:
             found = TenantConfig(name=tenant, weight=key.weight)
         return None if found is None else Principal.of(found, key)
 
     def learn(self, issued: Mapping[bytes, Principal], revoked: Set[bytes], *, logs: bool = False) -> None:
-        """Also take these keys, by the digests of them, and no longer those, wherever they are from. `logs`: what is
-        new is an event, and was not there at the start."""
+        """Replace the issued keys, by their digests, and the digests of revoked keys.
+
+        Keys of the config may be revoked, too. `logs`: log the changes, which is not wanted at the start.
+        """
         if logs:
             known = {**self._principals, **self._issued}
             _log("is made", [one for digest, one in issued.items() if digest not in known])
@@ -219,18 +225,17 @@ class Keyring:
         self.on_learned({one.counts_as: one.quota for one in issued.values() if one.quota is not None})
 
     def log_expired(self, since_s: float, until_s: float) -> None:
-        """Say in the log which keys expired in this time, in seconds since the epoch."""
+        """Log which keys expired in this time, in seconds since the epoch."""
         known = (*self._principals.values(), *self._issued.values())
         _log("has expired", [one for one in known if since_s <= one.expires_s < until_s])
 
     def take_uses(self) -> dict[bytes, float]:
-        """When known keys were last used, in seconds since the epoch, by their digests: those used since the last
-        time that this was asked."""
+        """Return when known keys were last used since the last call, in seconds since the epoch, by their digests."""
         uses, self._uses = self._uses, {}
         return uses
 
     def takes(self, principal: Principal) -> bool:
-        """Is the key by which a request came still its tenant's? It may expire while the request waits."""
+        """Return whether the key of a request is still accepted, since it may be revoked while the request waits."""
         digest = principal.digest
         if digest in self._revoked or principal.twin_digest in self._revoked:
             return False
@@ -242,7 +247,7 @@ class Keyring:
         return self._open_access or digest in self._principals or digest in self._issued
 
     def present(self, principal: Principal) -> Principal:
-        """The same caller, with what its key may do now, as far as the key is known."""
+        """Return the principal with the present terms of its key, if the key is still known."""
         return self._principals.get(principal.digest) or self._issued.get(principal.digest) or principal
 
     def check_user(self, tenant: str, user: str) -> None:
@@ -252,8 +257,10 @@ class Keyring:
             raise ApiError(Reason.USER_BLOCKED, "this user is blocked here; ask the operator of this gateway")
 
     def principal(self, key: bytes | None, address: str, unix_s: float, digest: bytes = b"") -> Principal:
-        """The holder of the key that comes from this address at this time, or `ApiError` 401; 429 after too many wrong
-        ones. The time is in seconds since the epoch. `digest`: of the key, where it is known."""
+        """Return the holder of the key that comes from this address at this time (in seconds since the epoch).
+
+        Raise ApiError: 401, or 429 after too many wrong keys. `digest`: of the key, if it is known.
+        """
         # A lookup by hash tells a guesser nothing by its timing: equal prefixes of keys have unrelated hashes.
         if key is not None and not digest:
             digest = sha256(key).digest()
@@ -284,7 +291,7 @@ class Keyring:
         )
 
     def _of_token(self, tokens: Tokens, token: bytes, digest: bytes, address: str) -> Principal:
-        """The holder of a token that is not known yet. Wrong ones count as wrong keys: to check one takes time."""
+        """Return the holder of a new token, or raise ApiError. A wrong one counts as a wrong key: checks cost time."""
         if self._failed:
             _refuse_guesser(self._failed.wait_s(address, time.monotonic()))
         try:
@@ -301,23 +308,23 @@ class Keyring:
         return principal
 
     def _stands_in(self, tenant: str, groups: Container[str]) -> bool:
-        """Is this tenant in one of these groups, or in a group that is?"""
+        """Return whether this tenant is in one of these groups, or in a group inside one of them."""
         group = self._tenants[tenant].group
         while group is not None and group not in groups:
             group = self._groups[group].group
         return group is not None
 
     def _moved(self, digest: bytes, address: str) -> None:
-        """A key is used from where it was not used last."""
+        """Note that a key is used from a new address. Raise ApiError if that address sent too many wrong keys."""
         if self._failed:
-            _refuse_guesser(self._failed.wait_s(address, time.monotonic()))  # a right guess is to look like a wrong one
+            _refuse_guesser(self._failed.wait_s(address, time.monotonic()))  # a right guess must look like a wrong one
         if len(self._used_from) > USES_REMEMBERED_MIN + 2 * (len(self._principals) + len(self._issued)):
-            self._used_from.clear()  # most of them were keys that are no more
+            self._used_from.clear()  # most entries are of keys that are gone
         self._used_from[digest] = address
 
 
 def expired(principal: Principal, unix_s: float) -> ApiError | None:
-    """Return why the key or token is not taken at this time, in seconds since the epoch, or None while it is."""
+    """Return the error for a key or token that has expired at this time, in seconds since the epoch, or None."""
     if unix_s < principal.expires_s:
         return None
     when = datetime.fromtimestamp(principal.expires_s, UTC)
@@ -327,7 +334,7 @@ def expired(principal: Principal, unix_s: float) -> ApiError | None:
 
 
 def _log(what: str, keys: Sequence[Principal]) -> None:
-    """A key event, of each of these keys."""
+    """Log a key event for each of these keys."""
     for one in keys[:LOGGED_MAX]:
         until = (
             f", until {datetime.fromtimestamp(one.expires_s, UTC):%Y-%m-%d %H:%M:%S} UTC" if one.expires_s < inf else ""
@@ -344,7 +351,7 @@ def _digest(key: KeyConfig) -> bytes:
 
 
 def _nobody(quotas: Mapping[str, ModelQuotasConfig]) -> None:
-    """Nobody wants to know."""
+    """Ignore the quotas."""
 
 
 def _refuse_guesser(wait_s: float) -> None:

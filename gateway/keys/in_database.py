@@ -1,4 +1,4 @@
-"""The keys that were made and revoked while the gateway ran, in the database of usage."""
+"""Table of the keys that are issued and revoked while the gateway runs, in the usage database."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _USES = "SELECT hash, used_s FROM fairgate_key_uses ORDER BY used_s DESC LIMIT %
 _FORGET_USE = "DELETE FROM fairgate_key_uses WHERE hash = %s"
 _FORGET_USES = "DELETE FROM fairgate_key_uses WHERE used_s < %s"
 USES_KEPT_S = 400 * 86_400
-"""For keys without a table row: keys of the config, and minted keys."""
+"""Seconds for which a last use is kept. Uses of keys that never were in the table are deleted only by this limit."""
 _ENTRY = "SELECT entry FROM fairgate_keys WHERE hash = %s"
 _PAGE = "SELECT hash, entry FROM fairgate_keys WHERE hash > %s ORDER BY hash LIMIT %s OFFSET %s"
 
 
 class DatabaseKeys(KeyTable):
-    """A `KeyTable`. The entry of a revoked key is empty."""
+    """A `KeyTable` in the usage database. The entry of a revoked key is empty."""
 
     place = "database"
 
@@ -48,7 +48,7 @@ class DatabaseKeys(KeyTable):
         read, last, after = 0, "", 0
         while page := await self._rows(_PAGE, last, min(PAGE, ENTRIES_READ_MAX - read), after):
             for key_hash, noted in page:
-                # What is not ASCII may be another text than what SQLite goes by: it is passed by counting.
+                # SQLite may order a hash that is not ASCII otherwise than its decoded text: OFFSET skips such a row.
                 is_text = isinstance(key_hash, str) and key_hash.isascii()
                 last, after = (key_hash, 0) if is_text else (last, after + 1)
                 yield key_hash.encode() if is_text else b"?", _bytes(noted)
@@ -101,5 +101,5 @@ class DatabaseKeys(KeyTable):
 
 
 def _bytes(noted: Any) -> bytes:
-    """SQLite keeps whatever it is given in a column of text."""
+    """Return an entry as bytes: SQLite stores a value of any type in a text column."""
     return noted if isinstance(noted, bytes) else str(noted).encode()

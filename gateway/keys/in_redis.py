@@ -1,4 +1,4 @@
-"""The keys that were made and revoked while the gateway ran, as a table in Redis."""
+"""Table of the keys that are issued and revoked while the gateway runs, in Redis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCRIPT = Script("keys.lua")
 
 
 class RedisKeys(KeyTable):
-    """A `KeyTable`. Every entry is a field of one hash; the entry of a revoked key is empty."""
+    """A `KeyTable` in Redis. Every entry is a field of one hash; the entry of a revoked key is empty."""
 
     place = "redis"
 

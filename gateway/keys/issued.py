@@ -1,4 +1,4 @@
-"""Which keys were made and revoked while the gateway ran? A table of hashes, in Redis or in the database of usage."""
+"""Which keys were issued and revoked while the gateway ran? A table of hashes, in Redis or in the usage database."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ logger = logging.getLogger("fairgate")
 
 KEYS_MAX = 100_000
 ENTRIES_READ_MAX = 2 * KEYS_MAX
-"""fairgate writes no more than `KEYS_MAX`, but others can write to the table, and every entry read is kept in memory.
-Twice as many, since a scan may show an entry again while Redis makes room for more."""
+"""Limit on the entries read. fairgate writes `KEYS_MAX` at most, but other programs can write to the table, and every
+entry is kept in memory. Twice as many, since a scan may show an entry again while Redis enlarges the table.
+"""
 POLL_S = 0.5
 CLOSE_S = 1.0
 USED_MAX = 10**10
-"""Seconds since the epoch, for some centuries; others can write there, too."""
+"""Bound on times of use, in seconds since the epoch, some centuries from now: other programs can write there, too."""
 USES_S = 30.0
-"""How often it is noted when keys were last used."""
+"""Seconds between two notes of when keys were last used."""
 REVOKED = ""
-"""The entry of a key that nobody may use any more."""
+"""Entry of a revoked key."""
 _HASH = re.compile(rb"sha256:[0-9a-f]{64}")
 
 
 class TableFull(StoreError):
-    """No more keys can be noted."""
+    """A refusal of the table to hold more keys."""
 
 
 NAMES_MAX = 1000
-"""Of apps, and of models, of one key (`KeyConfig`); of more each would be a fault of its own."""
+"""Limit on the apps, and on the models, of one key. Beyond it each name would be a fault of its own in `KeyConfig`."""
 NAMED_MAX = 20
-"""In one message."""
+"""Limit on the names in one message."""
 _Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=NAMES_MAX)]
 _PerModel = Annotated[dict[str, dict[str, int]], msgspec.Meta(max_length=NAMES_MAX)]
 
@@ -69,13 +70,13 @@ _decode = msgspec.json.Decoder(_Entry).decode
 
 
 def entry(tenant: str, key: KeyConfig) -> str:
-    """What is noted of a key: whose it is and, if that is not all, on which terms."""
+    """Serialize a key: its tenant and any terms that are set."""
     terms = key.model_dump(include={*_TERMS}, exclude_unset=True, exclude_none=True)
     return _encode(_Entry(tenant, **terms, can_wait=can_wait(key))).decode()
 
 
 def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
-    """The tenant, empty if the key is revoked, and the key. ValueError: it is no such entry."""
+    """Return the tenant, empty if the key is revoked, and the key. Raise ValueError if the entry is malformed."""
     if not noted:
         return "", KeyConfig(hash=key_hash.decode())
     try:
@@ -92,7 +93,7 @@ def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
 
 
 def nobody_of(config: Config, tenant: str, key: KeyConfig) -> str | None:
-    """Why would no gateway of this config take a key of this tenant? None: it would."""
+    """Return why no gateway of this config would accept a key of this tenant; None if they would."""
     try:
         checked_name(tenant)
     except PydanticCustomError:
@@ -105,8 +106,11 @@ def nobody_of(config: Config, tenant: str, key: KeyConfig) -> str | None:
 def unfit(
     config: Config, key: KeyConfig, unix_s: float, models: Collection[str] | None = None
 ) -> tuple[str, str] | None:
-    """Which term of a new key can never be of use, and why? None: none. `models`: the models served now; None: the
-    models that the config names, where every pool names its models. Apps are known where the config has `apps`."""
+    """Return the term of a new key that can never be of use, and why; None if there is none.
+
+    `models`: the models served now; None for the models of the config, if every pool names its models. Apps are checked
+    if the config has `apps`.
+    """
     if key.expires_s <= unix_s:
         return "expires", f"{key.expires} is past"
     if models is None and all(pool.models for pool in config.pools):
@@ -131,7 +135,7 @@ def unfit(
 
 
 def in_words(tenant: str, key: KeyConfig) -> str:
-    """The same for people to read."""
+    """Describe a key's tenant and terms for people."""
     words = [tenant]
     if key.expires is not None:
         words.append(f"until={key.expires}")
@@ -153,52 +157,54 @@ def in_words(tenant: str, key: KeyConfig) -> str:
 
 
 class KeyTable(ABC):
-    """Hash of a key, as the config writes it, to its entry; and when it was last used. All raise StoreUnavailable."""
+    """A table from the hash of a key to its entry and its last use. All methods raise StoreUnavailable."""
 
     place: str
-    """redis or database: where the table is."""
+    """Kind of store that has the table: redis or database."""
 
     @abstractmethod
     async def changed(self) -> bytes | None:
-        """A mark that is another one after every change. None: nothing was ever noted."""
+        """Return a mark that differs after every change; None if nothing was ever noted."""
 
     @abstractmethod
     async def entry(self, key_hash: str) -> bytes | None:
-        """What is noted of it. None: it is not in the table."""
+        """Return the entry of a key; None if there is none."""
 
     @abstractmethod
     def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
-        """All of it, some at a time; what changes meanwhile may be missed. Not beyond `ENTRIES_READ_MAX`."""
+        """Yield all entries, up to `ENTRIES_READ_MAX`. Changes meanwhile may be missed."""
 
     @abstractmethod
     async def note(self, changes: Mapping[str, str | None]) -> None:
-        """These are the entries of these keys from now on (None: they have none), in one step. Raises TableFull."""
+        """Replace the entries of these keys in one step; None deletes an entry. Raise TableFull."""
 
     @abstractmethod
     async def note_uses(self, uses: Mapping[str, int]) -> None:
-        """The keys were last used then, in seconds since the epoch."""
+        """Note when these keys were last used, in seconds since the epoch."""
 
     @abstractmethod
     async def uses(self) -> dict[str, int]:
-        """When keys were last used, as far as that is known, in seconds since the epoch."""
+        """Return when keys were last used, in seconds since the epoch, as far as that is known."""
 
     async def issue(self, key: KeyConfig, tenant: str) -> None:
-        """The key is the tenant's, at every replica within a second. Raises TableFull."""
+        """Give a key to a tenant. Every replica accepts it within a second. Raise TableFull."""
         await self.note({key.hash: entry(tenant, key)})
 
     async def revoke(self, key_hash: str) -> None:
-        """Nobody takes the key any more, also if the config names it. Raises TableFull."""
+        """Revoke a key, even if the config names it. Raise TableFull."""
         await self.note({key_hash: REVOKED})
 
     async def forget(self, key_hash: str) -> None:
-        """The key is in the table no longer; it is as if it had not been issued or revoked."""
+        """Delete the entry of a key, as if the key had never been issued or revoked."""
         await self.note({key_hash: None})
 
 
 async def take_back(table: KeyTable, key_hash: str, *, is_named: bool) -> bool:
-    """Nobody takes the key any more, also if the config names it. False, and nothing has changed: neither the table nor
-    the config knows it. A table that was never written may be one that vanished: there it is noted all the same.
-    Raises what `KeyTable` does."""
+    """Revoke a key. Return False, and change nothing, if neither the table nor the config knows the key.
+
+    A table that was never written may be one that vanished, so a key is noted there as revoked nonetheless. Raises as
+    `KeyTable` does.
+    """
     if is_named or (_HASH.fullmatch(key_hash.encode()) and await table.changed() is None):
         await table.revoke(key_hash)
         return True
@@ -209,9 +215,9 @@ async def take_back(table: KeyTable, key_hash: str, *, is_named: bool) -> bool:
 
 
 class Follower:
-    """Lets the keyring know what the table says, within a second of every change, one `turn` after another.
+    """Reader of the table for the keyring. One `turn` after another, it learns of every change within a second.
 
-    While the table cannot be asked, what was last known holds; also if it has vanished.
+    While the table cannot be read, or if it has vanished, the keys of the last read hold.
     """
 
     def __init__(self, table: KeyTable, keyring: Keyring) -> None:
@@ -220,12 +226,12 @@ class Follower:
         self._known: bytes | None = None
         self._revision = keyring.revision
         self.has_read = False
-        """Does the keyring know what the table has said once?"""
+        """Whether the keyring has learned the table once."""
         self._uses: dict[str, int] = {}
-        """Uses of keys that are not written to the database yet."""
+        """Last uses of keys that are not in the table yet."""
         self._noted_s = time.monotonic()
         self._looked_s = time.time()
-        """Until when expired keys are in the log."""
+        """Time until which expired keys have been logged, in seconds since the epoch."""
 
     async def turn(self) -> None:
         table, keyring = self._table, self._keyring
@@ -238,7 +244,7 @@ class Follower:
         if changed != self._known or self._revision != revision:
             await _learn(table, keyring, logs=self.has_read)
             self._revision = revision
-            # One more time if it changed meanwhile: nobody knows what of that was seen.
+            # Read again if it changed meanwhile, since the scan may have missed a part of that change.
             self._known = changed if changed == await table.changed() else b""
         self.has_read = True
         if time.monotonic() - self._noted_s >= USES_S:
@@ -248,7 +254,7 @@ class Follower:
         await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
-        """Note the last uses, if that can be done soon."""
+        """Note the last uses within CLOSE_S, or log that they are lost."""
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self.note_uses()
@@ -256,7 +262,7 @@ class Follower:
             logger.warning("when keys were last used is not noted: %s", error)
 
     async def note_uses(self) -> None:
-        """Note when keys were last used, as far as that is not noted."""
+        """Note when keys were last used, as far as it is not in the table yet."""
         self._noted_s = time.monotonic()
         self._uses.update((f"sha256:{digest.hex()}", int(at_s)) for digest, at_s in self._keyring.take_uses().items())
         if self._uses:
@@ -265,7 +271,7 @@ class Follower:
 
 
 def log_left_out(where: str) -> None:
-    """A table is not read to its end."""
+    """Log that a table is not read to its end."""
     logger.warning(
         "the table of keys (%s) is not read beyond %d entries: keys whose entries come later are not taken",
         where, ENTRIES_READ_MAX,
@@ -297,7 +303,7 @@ async def _learn(table: KeyTable, keyring: Keyring, *, logs: bool) -> None:
     if ignored:
         logger.warning("%d entries of the table of keys (%s) are ignored: %s", len(ignored), table.place, ignored[0])
     if read >= ENTRIES_READ_MAX:
-        # What was not read may revoke a key that the config names, which would be taken otherwise.
+        # An entry that was not read may revoke a key of the config, which would be accepted otherwise.
         for digest in keyring.named():
             if digest not in revoked and await table.entry(f"sha256:{digest.hex()}") == REVOKED.encode():
                 revoked.add(digest)

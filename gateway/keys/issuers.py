@@ -1,9 +1,9 @@
 """Whose token is this? Signed tokens of issuers (RFC 7519, OpenID Connect), checked by the keys that they publish.
 
-Checking is PyJWT's: signature by one of the configured algorithms, which must be the key's own, `iss`, `aud`, `exp`,
-`nbf` and `iat`. Here are the keys of each issuer (RFC 7517): read at the start, again every few minutes, and soon after
-a token has named a key that is not known, since issuers change their keys. A token is looked at once: what it is
-taken for is kept until it expires.
+PyJWT checks the signature by one of the configured algorithms, which must be the key's own, and `iss`, `aud`, `exp`,
+`nbf` and `iat`. This module keeps the keys of each issuer (RFC 7517). They are read at the start, again every few
+minutes, and soon after a token has named an unknown key, since issuers change their keys. The keyring remembers a
+verified token, so most requests do not come here.
 """
 
 from __future__ import annotations
@@ -35,40 +35,41 @@ except ModuleNotFoundError as error:
 
 REFRESH_S: Final = 300.0
 REFRESH_S_MIN: Final = 10.0
-"""Between two reads that tokens ask for. A client that invents key ids does not make the gateway ask more often."""
+"""Minimum time between two reads. A client that invents key ids does not make the gateway read more often."""
 LIMIT_S: Final = 10.0
 PAGE_BYTES_MAX: Final = 256 * 1024
 NAMES_MAX: Final = 1000
 RSA_BITS_MIN: Final = 2048
-"""As RFC 7518 asks for."""
+"""Minimum of RFC 7518."""
 GROUP_ORDERS: Final = {
     "secp256r1": 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551,
     "secp384r1": (1 << 384) - 0x389CB27E0BC8D220A7E5F24DB74F58851313E695333AD68D,
     "secp521r1": (1 << 521) - 0x5AE79787C40D069948033FEB708F65A2FC44A36477663B851449048E16EC79BF7,
 }
-"""Of the curves of ECDSA (FIPS 186-5)."""
+"""Group orders of the ECDSA curves (FIPS 186-5)."""
 DISCOVERY: Final = "/.well-known/openid-configuration"
 
 
 class Issuer:
-    """One issuer: what its tokens must say, and its keys."""
+    """An issuer: the claims that its tokens must have, and its keys."""
 
     def __init__(self, config: IssuerConfig) -> None:
         self.config = config
         self._keys: dict[str, PyJWK] = {}
-        """By key id."""
+        """Public keys by key id."""
         self._read_s = float("-inf")
-        """When the keys were read last, by the monotonic clock."""
+        """Monotonic time of the last successful read of the keys."""
         self._is_read = False
-        """The last read succeeded."""
+        """Whether the last read succeeded."""
         self._asked = asyncio.Event()
-        """A token has named a key that is not known."""
+        """Set when a token has named an unknown key."""
 
     def principal(
         self, token: str, tenants: Mapping[str, TenantConfig], stands_in: Callable[[str, Container[str]], bool]
     ) -> Principal:
-        """Whom does the token name? Raises ApiError: 401 for a token that is not to be taken, 503 while the keys of
-        its issuer are still to be read."""
+        """Return the principal that a token names. Raise PyJWTError for an invalid token, and ApiError: 401 if the
+        token names no tenant, 503 while its key may still be read.
+        """
         config = self.config
         key = self._key(jwt.get_unverified_header(token).get("kid"))
         if key.key_type == "RSA" and key.key.key_size < RSA_BITS_MIN:
@@ -101,15 +102,14 @@ class Issuer:
         )  # fmt: skip
 
     async def turn(self, session: aiohttp.ClientSession) -> None:
-        """Wait until the keys are to be read, and read them. OperationalError: they cannot be read; the ones that are
-        known stay."""
+        """Wait until the keys are due, and read them. If that fails, the known keys stay. Raise OperationalError."""
         if self._is_read:
             await asyncio.sleep(REFRESH_S_MIN)
             try:
                 async with asyncio.timeout(REFRESH_S - REFRESH_S_MIN):
                     await self._asked.wait()
             except TimeoutError:
-                pass  # nobody has asked: they are read all the same
+                pass  # no token has named an unknown key
         self._is_read = False
         self._asked.clear()
         self._keys = await self._read(session)
@@ -143,7 +143,7 @@ class Issuer:
 
 
 class Issuers:
-    """All issuers whose tokens are taken. Their keys are read in the background."""
+    """The issuers whose tokens are accepted. Their keys are read in the background."""
 
     def __init__(self, configs: Sequence[IssuerConfig], session: aiohttp.ClientSession, background: Background) -> None:
         self._by_name = {config.issuer: Issuer(config) for config in configs}
@@ -156,11 +156,12 @@ class Issuers:
     def principal(
         self, token: bytes, tenants: Mapping[str, TenantConfig], stands_in: Callable[[str, Container[str]], bool]
     ) -> Principal:
-        """Whom does the token name? Raises ApiError."""
+        """Return the principal that the token names. Raise ApiError."""
         try:
             text = token.decode("ascii")
             for part in text.split("."):
-                # Other letters that decode to equal bytes would be another token to whoever takes this one back.
+                # Other letters may decode to equal bytes. Such a spelling would have another digest, and escape a
+                # revocation.
                 if base64url_encode(base64url_decode(part)).decode() != part:
                     raise jwt.DecodeError("its base64 has more than one spelling, and this is not the usual one")
             named = jwt.decode(text, options={"verify_signature": False}).get("iss")
@@ -176,8 +177,9 @@ class Issuers:
 
 
 def _twin_digest(token: str, key: PyJWK) -> bytes:
-    """Return the digest of the other spelling of an ECDSA token, which anybody can write: where (r, s) is a signature,
-    (r, n - s) is one. b"": the token has one spelling.
+    """Return the digest of the other valid spelling of an ECDSA token, b"" for other tokens.
+
+    If (r, s) is a signature, (r, n - s) is one, too, so anybody can write the other spelling.
     """
     order = GROUP_ORDERS.get(key.key.curve.name) if key.key_type == "EC" else None
     if order is None:
@@ -190,13 +192,13 @@ def _twin_digest(token: str, key: PyJWK) -> bytes:
 
 
 def _values(claim: object) -> list[str]:
-    """A claim as a list of names: one, or some."""
+    """Return a claim as a list of names: one name, or several."""
     values = claim if isinstance(claim, list) else [claim]
     return [value for value in values if isinstance(value, str) and value]
 
 
 async def _page(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    """A JSON object. OperationalError: there is none."""
+    """Fetch a JSON object. Raise OperationalError if there is none."""
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=LIMIT_S), allow_redirects=False) as answer:
             page = await answer.content.read(PAGE_BYTES_MAX + 1)

@@ -1,4 +1,4 @@
-"""What takes the place of a key? A new one on the same terms, and the old one ends: at once, or after a while."""
+"""Rotation of a key: a new key on the terms of the old one, which ends at once or after a while."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ _GRACE = re.compile(r"([0-9]{1,5})([smhd])")
 
 
 class CannotRotate(ValueError):
-    """The message says why the key stays as it is, and what to do."""
+    """A rotation that is not possible. The message says why, and what to do."""
 
 
 def seconds_of(grace: str) -> int:
-    """A time such as 30m, 24h or 7d, in seconds. CannotRotate: it is none."""
+    """Parse a time such as 30m, 24h or 7d to seconds. Raise CannotRotate."""
     if (found := _GRACE.fullmatch(grace)) is None:
         raise CannotRotate(f"{grace[:20]!r} is no time to go on: write 0s, 30m, 24h or 7d")
     return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
 
 
 def moment(unix_s: float) -> str:
-    """A time as keys have it, by UTC, to the second."""
+    """Return a time in the form of `expires` and `created`, in UTC, to the second."""
     return f"{datetime.fromtimestamp(int(unix_s), UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 async def rotate(
     table: KeyTable, config: Config, old_hash: str, new_hash: str, *, unix_s: float, grace_s: int, expires: str | None
 ) -> tuple[str, KeyConfig]:
-    """Note the new key in place of the old one, in one step. Whose it is, and its terms: those of the old key, but for
-    `expires` where that is given. The old one is taken for `grace_s` more, or until it expires, if that is sooner.
-    Raises CannotRotate, and what `KeyTable` does."""
+    """Replace the old key by the new one in one step, and return the tenant and the new key.
+
+    The new key has the terms of the old one, but for `expires` if that is given. The old key is accepted for `grace_s`
+    more, or until it expires, if that is sooner. Raise CannotRotate, and what `KeyTable` raises.
+    """
     tenant, old, is_named = await _present(table, config, old_hash)
     if is_named and grace_s:
         raise CannotRotate(
@@ -62,7 +64,7 @@ async def rotate(
 
 
 async def _present(table: KeyTable, config: Config, key_hash: str) -> tuple[str, KeyConfig, bool]:
-    """Whose is the key, on which terms, and is it the config that says so?"""
+    """Return the tenant of the key, its terms, and whether the config names it. Raise CannotRotate."""
     noted = await table.entry(key_hash)
     if noted == REVOKED.encode():
         raise CannotRotate("this key is revoked: make a new one")

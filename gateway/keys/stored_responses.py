@@ -1,8 +1,8 @@
 """Whose is a stored response, and which engine has it?
 
-An engine keeps responses (`/v1/responses`) by ids of its own, and gives them to all who know an id. So an id is noted
-when an answer gives it out. Later requests with this id go to the engine that has the response, and the response exists
-for its tenant only. An id that is not noted does not exist: after a restart the gateway cannot know whose it was.
+An engine keeps responses (`/v1/responses`) by ids of its own, and shows them to any client that knows an id. So the
+gateway notes each id that an answer gives out. Later requests with this id go to the engine that has the response, and
+only its tenant can use it. An id that is not noted does not exist: after a restart its tenant is not known.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gateway.storage.store_errors import StoreError
 from policies.limits.fullness import given_up
 
 KEPT_S: Final = 30 * 86_400.0
-"""As long as OpenAI keeps a response, since it was given out or asked for."""
+"""Seconds for which an id is kept after it was given out or asked for; OpenAI keeps a response this long."""
 ID_LENGTH_MAX: Final = 128
 CHANNEL: Final = "* responses"
-"""No pool has this name, since it has a space."""
+"""Channel of the store. No pool has this name, since it has a space."""
 RETRY_S: Final = 1.0
 Note = tuple[str, str, str, str, str]
-"""Tenant, id, and what `Stored` has."""
+"""Tenant, id, and the model and engine of `Stored`."""
 
 
 class Stored(NamedTuple):
-    """Where a response is: the model by the client's and by the engines' name, and the engine."""
+    """Location of a response: the model by the client's and by the engines' name, and the engine."""
 
     asked: str
     model: str
@@ -41,16 +41,16 @@ class Stored(NamedTuple):
 
 
 def unknown(id: str) -> ApiError:
-    """Return the error for a response that is nowhere, or that is not the caller's."""
+    """Return the error for a response that does not exist, or that is not the caller's."""
     message = f"the response '{id[:100]}' is not known here; where it was to go on, send the conversation itself"
     return ApiError(Reason.NOT_FOUND, message, param="response_id")
 
 
 class StoredResponses:
-    """The responses that were given out, by tenant and id. Beyond `most`, the tenant that has most loses its oldest."""
+    """Responses that were given out, by tenant and id. Beyond `most`, the tenant with most of them loses its oldest."""
 
     def __init__(self, most: int, store: Store | None = None) -> None:
-        """`store`: by it other gateways are told (`report`) and heard (`listen`). None: there are no others."""
+        """Begin empty. `store`: channel to other gateways, for `report` and `listen`; None if there are no others."""
         self._most = most
         self._store = store
         self._count = 0
@@ -62,15 +62,18 @@ class StoredResponses:
         return self._count
 
     def note(self, note: Note, now: float) -> None:
-        """Remember where a response is that this gateway has given out."""
+        """Remember the location of a response that this gateway has given out."""
         if len(note[1]) <= ID_LENGTH_MAX:
             self._keep(note, now)
             self._untold.append(note)
             self._wakes.set()
 
     def find(self, principal: Principal, id: str, now: float) -> Stored:
-        """Return where a response is, or raise `ApiError` 404. A response exists for the keys of its tenant that may
-        ask for its model; for others the error is that of an id which was never given out."""
+        """Return the location of a response. Raise ApiError 404 if it is not known.
+
+        A response exists for the keys of its tenant that may ask for its model. For other keys the error is that of an
+        id which was never given out.
+        """
         found = self._tenants.get(principal.tenant, {}).get(id)
         if found is None or found.until_s <= now or not any(map(principal.may_ask, found[:2])):
             raise unknown(id)
@@ -78,7 +81,7 @@ class StoredResponses:
         return found
 
     async def report(self) -> None:
-        """Tell the other gateways what is new, as soon as something is."""
+        """Wait for new responses, and report them to the other gateways."""
         await self._wakes.wait()
         self._wakes.clear()
         notes = list(self._untold)
@@ -88,14 +91,14 @@ class StoredResponses:
             await self._store.publish(CHANNEL, msgspec.msgpack.encode(notes))
 
     async def listen(self) -> None:
-        """Hear what others tell, until that ends, and a second more."""
+        """Receive the reports of other gateways until the connection is lost, and wait a second."""
         assert self._store is not None
         with suppress(StoreError):
             await self._store.subscribe(CHANNEL, self.heard)
         await asyncio.sleep(RETRY_S)
 
     def heard(self, content: bytes) -> None:
-        """Remember what another gateway has given out. Ignore a message that cannot be read."""
+        """Remember the responses that another gateway reports. Ignore a malformed message."""
         with suppress(ValueError):
             for note in msgspec.msgpack.decode(content, type=list[Note]):
                 self._keep(note, time.monotonic())

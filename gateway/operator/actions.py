@@ -1,4 +1,4 @@
-"""What can an operator change while the gateway runs? POST /reload, /drain and /resume."""
+"""Routes that change a running gateway: POST /reload, /drain and /resume."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.telemetry.ends import Mark
 
 
 def changing_routes(gateway: Operated) -> list[web.RouteDef]:
-    """For the admin listener, whose guard says who may (`gateway.operator.guard`)."""
+    """Return the changing routes of the admin listener, whose guard checks the caller (`gateway.operator.guard`)."""
 
     async def reload(request: web.Request) -> web.Response:
         reloaded = await gateway.reloading.run()

@@ -1,5 +1,5 @@
-"""What can an operator ask the gateway? /health, /ready, /metrics, /explain, the views of the present and the page made
-of them, usage and keys, on a listener of their own.
+"""What can an operator ask the gateway? /health, /ready, /metrics, /explain, the views of the current state and the
+page that shows them, usage and keys, all on a listener of their own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gateway.operator.views import health, ready, views
 
 
 class _OfTheGateway(logging.Filter):
-    """What a client writes that is no HTTP, or does not write to its end, is no fault of the gateway's to log."""
+    """A log filter that drops errors of the client: a request that is not HTTP, or that breaks off."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -34,15 +34,17 @@ class _OfTheGateway(logging.Filter):
 
 
 def admin_runner(app: web.Application) -> web.AppRunner:
-    """What serves an app on the admin listener."""
+    """Return a runner that serves an app on the admin listener."""
     logger = logging.getLogger("fairgate.admin")
     logger.filters = [_OfTheGateway()]
     return web.AppRunner(app, access_log=None, logger=logger)
 
 
 def admin_app(gateway: Operated) -> web.Application:
-    """Never queued. What it asks for is `admin_token`; without one it belongs on loopback, and answers there only those
-    who call it by an address of this machine.
+    """Return the app of the admin listener of one process. Its requests are never queued.
+
+    The guard asks for `admin_token`. Without a token the listener belongs on loopback, and there it answers only
+    requests whose Host is an address of this machine.
     """
     source = gateway.replicas or gateway
     feed = Feed(source)
@@ -53,10 +55,10 @@ def admin_app(gateway: Operated) -> web.Application:
 
 
 def worker_app(gateway: Operated) -> web.Application:
-    """What a worker answers its hub, which asks for all of them (`gateway.operator.of_workers`)."""
+    """Return the app by which a worker answers its hub, which asks all workers (`gateway.operator.of_workers`)."""
 
     async def snapshot(request: web.Request) -> web.Response:
-        """With its ends since the hub had so many of them; of all replicas together, if there are others."""
+        """Return a snapshot, of all replicas if there are others, and the ends that the hub lacks: it has `ends`."""
         source = gateway.replicas or gateway
         found = await source.snapshot(with_running="running" in request.query, of=request.query.get("of", ""))
         recent = source.recent
@@ -68,7 +70,7 @@ def worker_app(gateway: Operated) -> web.Application:
 
 
 def _own(gateway: Operated) -> list[web.RouteDef]:
-    """What one process says of itself."""
+    """Return the routes by which one process answers for itself."""
 
     async def readiness(request: web.Request) -> web.Response:
         return ready(gateway.not_ready(), gateway.state(), gateway.faults())
@@ -84,7 +86,7 @@ def _own(gateway: Operated) -> list[web.RouteDef]:
             gateway.gauges.read_tenants(summed_up())
             return gateway.metrics.render()
 
-        # Rendering takes long with many tenants: beside the loop, so that no stream waits for it.
+        # Rendering takes long with many tenants, so it runs in a thread and delays no stream.
         page = await asyncio.to_thread(rendered)
         return web.Response(body=page, headers={"content-type": CONTENT_TYPE_LATEST})
 

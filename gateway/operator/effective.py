@@ -1,4 +1,4 @@
-"""The configuration in effect: every value, whether it is set or a default, and no secret."""
+"""The configuration in effect: every value, and whether it is set or a default. Secrets are hidden."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ HIDDEN: Final = "(hidden)"
 HASH_CHARACTERS: Final = len("sha256:") + 8
 
 _Value = tuple[Loc, Any, bool]
-"""Path, value, and whether the value is set."""
+"""Path, value, and whether the config sets the value."""
 
 
 def effective(config: Config) -> dict[str, Any]:
-    """Return every value by its path. Secrets are hidden, and the hash of a key is shortened."""
+    """Return every value with its path. Secrets are hidden, and the hash of a key is shortened."""
     values = _values(config, (), is_set=True)
     rows = [
         {"path": path_of(loc), "value": value, "from": "config" if is_set else "default"}

@@ -1,4 +1,4 @@
-"""Why is a request where it is? The engine's explanation as an operator reads it: numbers, and no content."""
+"""Why is a request where it is? The engine's explanation as plain data for an operator: numbers, and no content."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ OTHERS_MAX: Final = 10
 
 
 def explain(pools: Sequence[Pool], recent: RecentRequests, request_id: str) -> dict[str, Any] | None:
-    """The explanation as plain data; None if no pool knows the request, or knows it no longer.
+    """Return the explanation as plain data; None if no pool knows the request, or if it has been forgotten.
 
-    `request_id`: ours, or the client's own. If the client gave it to several requests, the latest is explained.
+    `request_id`: the gateway's id, or the client's own. If a client gave one id to several requests, the latest is
+    explained.
     """
     found = _explain(pools, recent, request_id)
     if found is not None:
@@ -46,9 +47,9 @@ def _explain(pools: Sequence[Pool], recent: RecentRequests, request_id: str) -> 
 
 
 def _ahead(pool: Pool, recent: RecentRequests, found: Explanation, now: float) -> dict[str, int]:
-    """By tenant, how many requests did an engine have while this one waited? The most first, of those remembered.
+    """Count, by tenant, the remembered requests that an engine had while this request waited; the largest count first.
 
-    Nothing is noted of it when a request comes: it is found when it is asked for.
+    Admission records nothing for this count: the leases and the latest ends are searched when an operator asks.
     """
     until_s = now if found.state == "queued" or found.last is None else found.last.now
     since_s = until_s - sum(found.waited_s.values())
@@ -63,8 +64,7 @@ def _ahead(pool: Pool, recent: RecentRequests, found: Explanation, now: float) -
 
 
 def _ids_of_client(pool: Pool, client_id: str) -> list[str]:
-    """The gateway's ids of the requests to which a client gave this id: waiting or decided requests, the latest
-    first."""
+    """Return our ids of the requests to which a client gave this id: in progress or decided, the latest first."""
     if not client_id:
         return []
     waiting = [each.request for each in pool.dispatcher.exchanges() if each.request.client_id == client_id]

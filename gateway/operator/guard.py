@@ -1,4 +1,4 @@
-"""Who may ask the admin listener, and who may change anything there?"""
+"""Who may use the admin listener, and who may change anything there?"""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from gateway.config.model import Config
 from gateway.operator.page.files import PAGE_PATHS
 
 OPEN = frozenset(("/health", "/ready")) | PAGE_PATHS
-"""Probes have no token, and learn nothing that a request would not show. The page itself asks its reader for the
-token."""
+"""Paths that need no token: probes learn nothing that a request would not show, and the page asks for the token."""
 CHANGING = ("/reload", "/drain/", "/resume/")
 
 
 def guard(config: Callable[[], Config]) -> Middleware:
-    """Lets pass who sends the token that is configured now, and anybody to what is open.
+    """Return middleware that admits requests with the token of the current config, and any request to an open path.
 
-    Without a token it answers on loopback only to those who call it by an address of this machine. A page in a browser
-    may change nothing: it sends the origin that it is from. Where no token is asked for, other machines may look, and
-    change nothing.
+    Without a configured token a loopback listener answers only requests whose Host is an IP address or localhost, and
+    only loopback clients may change anything. A page of another origin may change nothing: its browser sends that
+    origin.
     """
 
     @web.middleware
@@ -46,7 +45,7 @@ def guard(config: Callable[[], Config]) -> Middleware:
             )
             return _refused(401, error, {"www-authenticate": "Bearer"})
         if request.method == "POST" and request.path.startswith(CHANGING):
-            # Browsers let any page send a POST, and say on whose behalf.
+            # Browsers let any page send a POST, but they name the page's origin.
             if is_of_other_page:
                 return _refused(
                     403, "this request is from a page of another origin; send it with curl, or with `fairgate`"
@@ -70,15 +69,16 @@ def _has_token(request: web.Request, token: str) -> bool:
 
 
 def _is_of_other_page(request: web.Request) -> bool:
-    """Does a browser send it on behalf of a page that is not ours? ValueError: that is not known."""
+    """Return whether a browser sends this for a page of another origin. Raise ValueError if Origin is malformed."""
     origin = request.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc != request.host
 
 
 def _is_strangers(request: web.Request) -> bool:
-    """Has a web page made this request? A browser takes any name of its author's for this machine, if the name server
-    says so (DNS rebinding), and lets the page read the answer. Such a page cannot choose an address as its name.
-    ValueError: it is called by what is no name.
+    """Return whether a loopback listener was called by a name that is no IP address and not localhost.
+
+    A foreign page can make a browser resolve the page's own host name to this machine (DNS rebinding), and then read
+    the answers. Such a page cannot use an IP address as its host name. Raise ValueError if Host is malformed.
     """
     own = request.transport.get_extra_info("sockname") if request.transport is not None else None
     name = request.url.host or ""

@@ -1,4 +1,4 @@
-"""How are keys made and taken back by HTTP? /keys of the admin listener; every replica knows within a second."""
+"""Routes that issue, rotate and revoke keys: /keys of the admin listener. Every replica knows within a second."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROTATION_TERMS = ("grace", "expires")
 
 
 def key_routes(gateway: Operated) -> list[web.RouteDef]:
-    """Only where an admin_token is asked for: a client that makes a key can use the engines."""
+    """Return the routes, which need an `admin_token`: a client that issues a key can use the engines."""
 
     def table() -> KeyTable:
         if gateway.config.admin_token is None:
@@ -84,7 +84,7 @@ def key_routes(gateway: Operated) -> list[web.RouteDef]:
 
 
 async def _listed(config: Config, keys: KeyTable) -> list[dict[str, object]]:
-    """All keys, those of the config first."""
+    """Return all keys, those of the config first."""
     revoked = {name.decode("utf-8", "replace"): noted == b"" async for name, noted in keys.entries()}
     uses = await keys.uses()
 
@@ -109,7 +109,7 @@ async def _listed(config: Config, keys: KeyTable) -> list[dict[str, object]]:
 
 
 def _asking(handler: Handler) -> Handler:
-    """With an answer for a table that cannot be asked."""
+    """Wrap a handler so that it answers a StoreError with 409 if the table is full, else with 503."""
 
     async def asked(request: web.Request) -> web.StreamResponse:
         try:
@@ -122,7 +122,10 @@ def _asking(handler: Handler) -> Handler:
 
 
 async def _terms(request: web.Request, known: Sequence[str], form: str) -> dict[str, Any]:
-    """What was sent, of these terms. The first of them that are for a new key has to be there: its tenant."""
+    """Return the JSON object of the request without nulls.
+
+    Raise HTTPBadRequest if it has an unknown name, or if `known` has a tenant and the object has none.
+    """
     try:
         terms = msgspec.json.decode(await request.read() or b"{}")  # strict: no half of a surrogate pair, no NaN
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -136,7 +139,7 @@ async def _terms(request: web.Request, known: Sequence[str], form: str) -> dict[
 
 
 def _served(gateway: Operated) -> list[str] | None:
-    """Names of models that clients may ask for now, adapters among them. None: of a pool that is not known yet."""
+    """Return the models that clients may ask for now, adapters included; None if any pool does not know its models."""
     served = [list(pool.models()) for pool in gateway.pools]
     return [*(model for models in served for model in models), *gateway.config.aliases] if all(served) else None
 

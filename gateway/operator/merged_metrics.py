@@ -1,7 +1,7 @@
-"""What do the metrics of several workers say together? Their pages line by line: the same series, one value.
+"""How do the metrics pages of several workers become one? Equal series of the pages become one value.
 
-Whatever is counted is added up, and so are gauges of what each worker has of its own. Gauges of what all workers see
-alike are not: of a bad state it is enough that one worker is in it.
+Counters are added up, and so are gauges of what each worker holds by itself. A gauge of what all workers see alike
+takes the largest or the smallest value, so that one worker in a bad state is enough to show it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 from gateway.telemetry.metric_families import FAMILIES, LEAST, MOST, SUM
 
 _OF_PROCESSES: Final = {"process_max_fds": LEAST, "process_start_time_seconds": LEAST}
-"""What the client library says of each process; all else there is added up."""
+"""Merge rules for process metrics of the client library; its other metrics are added up."""
 
 
 class _MergedFamily:
-    """One metric: what is said of it, and the values of its series by their names and labels."""
+    """The comment lines of one metric, and the values of its series by name and labels."""
 
     def __init__(self) -> None:
         self.comments: list[str] = []
@@ -25,7 +25,7 @@ class _MergedFamily:
 
 
 def merged(pages: Sequence[str]) -> str:
-    """Of pages in the text format of Prometheus, without times. A line that makes no sense is left out."""
+    """Merge pages in the Prometheus text format without timestamps. Lines that do not parse are left out."""
     families: dict[str, _MergedFamily] = {}
     for page in pages:
         name, family, is_new = "", _MergedFamily(), False

@@ -1,6 +1,6 @@
-"""One admin listener for all workers: it asks each, for a bounded time, and answers for all of them together.
+"""One admin listener for all workers: it asks each worker, for a bounded time, and merges their answers.
 
-What is said by which worker matters only where they differ. docs/workers.md says how each answer is put together.
+docs/workers.md says how each answer is merged. An answer names workers only where they differ.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from gateway.operator.views import health, ready, views
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 
 ANSWER_S: Final = 2.5
-"""A worker that has not answered by then is left out, and named. Commands wait for 3 s. Nobody waits for that worker
-again until its answer has come: of all who ask in turn, one waits for a worker that hangs."""
+"""Seconds after which a silent worker is left out and named. Commands wait for 3 s. Until its late answer has come, the
+worker is not asked again, so a hanging worker delays one caller and not all in turn.
+"""
 CHANGE_S: Final = 60.0
-"""A reload asks new engines how they are; a database may take long."""
+"""Seconds for a change: a reload asks new engines for their state, and a database may take long."""
 ANSWER_BYTES_MAX: Final = 64 << 20
 
 
 class WorkerAnswer(NamedTuple):
-    """What one worker answered. `status`: 0: it did not."""
+    """Answer of one worker. `status` is 0 if the worker did not answer."""
 
     name: str
     status: int
@@ -43,26 +44,28 @@ class WorkerAnswer(NamedTuple):
 
 
 class Workers:
-    """All workers, as the hub asks them. A `SnapshotSource`."""
+    """A `SnapshotSource` that asks all workers, as the hub does."""
 
     def __init__(
         self, config: Config, sockets: Sequence[str], *, port: int, has_reloaded: Callable[[], None],
         ends_max: int | None = None,
     ) -> None:  # fmt: skip
-        """`sockets`: on which each listens. `port`: that of clients. `has_reloaded`: one has taken over the config, and
-        all others should. `ends_max`: of requests that are remembered."""
+        """Take the workers' `sockets`, the `port` for clients, and `ends_max`, the number of ends to remember.
+
+        `has_reloaded` is called after one worker has taken over a new config, so that the others follow.
+        """
         self.config = config
         self._gathered = Gathered(ends_max or ENDS_MAX * len(sockets))
         self.port = port
         self.has_reloaded = has_reloaded
         self._sockets = sockets
         self._late: dict[int, asyncio.Task[WorkerAnswer]] = {}
-        """By worker, what it was asked and has not answered in time."""
+        """Requests that a worker has not answered in time, by worker."""
         self._sessions: list[aiohttp.ClientSession] = []
         self._turn = asyncio.Lock()
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Ask until the stack is closed."""
+        """Open a session to each worker until the stack is closed."""
         stack.callback(lambda: [late.cancel() for late in self._late.values()])
         for path in self._sockets:
             session = aiohttp.ClientSession("http://worker", connector=aiohttp.UnixConnector(path, limit=0))
@@ -71,7 +74,7 @@ class Workers:
     async def ask(
         self, index: int, path: str, *, method: str = "GET", content: bytes = b"", within_s: float = ANSWER_S
     ) -> WorkerAnswer:
-        """Return what one worker answers. `path` as it stands in a request, its query included."""
+        """Return the answer of one worker. `path`: as in a request, with its query."""
         late = self._late.get(index)
         if late is not None and not late.done():
             return WorkerAnswer(f"worker {index}", 0, b"")
@@ -98,7 +101,7 @@ class Workers:
             return WorkerAnswer(name, 0, b"")
 
     async def ask_all(self, path: str, *, method: str = "GET") -> list[WorkerAnswer]:
-        """The same of all at once, those included that did not answer."""
+        """Ask all workers at once and return their answers; `status` is 0 for those that did not answer."""
         asked = (self.ask(index, path, method=method) for index in range(len(self._sockets)))
         return list(await asyncio.gather(*asked))
 
@@ -108,7 +111,7 @@ class Workers:
 
     async def snapshot(self, *, with_running: bool = False, of: str = "") -> GatewaySnapshot:
         running = ("&running" if with_running else "") + (f"&of={quote(of, safe='')}" if of else "")
-        async with self._turn:  # each end is fetched once
+        async with self._turn:  # In turn, so that each end is fetched once.
             known = self._gathered.known
             asked = [f"/snapshot?ends={known[f'worker {index}']}{running}" for index in range(len(self._sockets))]
             if self.config.state.redis_url is None:
@@ -123,7 +126,11 @@ class Workers:
         return whole
 
     async def _of_replicas(self, asked: Sequence[str]) -> WorkerAnswer:
-        """Any worker answers for all replicas. If it is another one than before, it begins with all that it knows."""
+        """Return the first worker's answer, which covers all replicas.
+
+        A worker that restarted, or that was not asked before, sends all the ends that it knows, so the old ones are
+        dropped.
+        """
         for index, path in enumerate(asked):
             answer = await self.ask(index, path)
             if answer.status == 200:
@@ -135,7 +142,7 @@ class Workers:
 
 
 class _Answers:
-    """What is asked of all workers, and how their answers become one."""
+    """Handlers that ask the workers and merge their answers."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -160,7 +167,7 @@ class _Answers:
         return web.Response(body=(text + count).encode(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def one_knows(self, request: web.Request) -> web.Response:
-        """Of several, one had the request."""
+        """Pass on the answer of the worker that knows the request."""
         answers = await self._workers.ask_all(request.raw_path)
         found = next((one for one in answers if one.status == 200), None)
         silent = [one.name for one in answers if not one.status]
@@ -170,7 +177,7 @@ class _Answers:
         return _passed(found or answers[0])
 
     async def any_knows(self, request: web.Request) -> web.Response:
-        """What all answer alike."""
+        """Pass on the answer of the first worker that answers: all would give an equal answer."""
         content = await request.read()
         for index in range(self._workers.config.workers):
             answer = await self._workers.ask(
@@ -181,14 +188,14 @@ class _Answers:
         return _nobody()
 
     async def reload(self, request: web.Request) -> web.Response:
-        """By one; if it takes the config over, all do."""
+        """Reload at one worker; if it takes over the config, all other workers follow."""
         answer = await self.any_knows(request)
         if answer.status == 200:
             self._workers.has_reloaded()
         return answer
 
     async def drain(self, request: web.Request) -> web.Response:
-        """Everywhere, and its requests counted together."""
+        """Drain or resume at all workers, and add up their counts."""
         answers = await self._workers.ask_all(request.raw_path, method="POST")
         done = [json.loads(one.content) for one in answers if one.status == 200]
         if not done:
@@ -203,7 +210,7 @@ class _Answers:
 
 
 def workers_app(workers: Workers) -> web.Application:
-    """The admin listener of a gateway with several workers."""
+    """Return the admin app of a gateway with several workers."""
     answers = _Answers(workers)
     feed = Feed(workers)
     app = web.Application(middlewares=[guard(lambda: workers.config)])

@@ -1,4 +1,4 @@
-"""What does the admin listener need of a gateway? All that an operator sees and changes goes through this."""
+"""What does the admin listener need of a gateway? The interface by which an operator sees and changes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What came of it. `outcome`: changed, unchanged or refused; `why_not` says why it was refused, in lines."""
+    """Result of a reload. `outcome`: changed, unchanged or refused. `why_not`: lines that say why it was refused."""
 
     outcome: str
     hash: str
@@ -28,19 +28,19 @@ class Reloaded:
 
 
 class Reloads(Protocol):
-    """Who reads the config again."""
+    """Runner of config reloads."""
 
     async def run(self) -> Reloaded: ...
 
 
 class Operated(GatewayProcess, Protocol):
-    """A gateway, as its operator has it."""
+    """A gateway as the admin listener sees it."""
 
     metrics: Metrics
     gauges: PoolGauges
     shared: Shared
     keys: KeyTable | None
-    """Keys that are made while the gateway runs. None: there is no place for them."""
+    """Keys issued while the gateway runs; None if there is no table for them."""
 
     @property
     def exchanges(self) -> Sequence[Exchanges]: ...
@@ -50,10 +50,10 @@ class Operated(GatewayProcess, Protocol):
 
     @property
     def replicas(self) -> SnapshotSource | None:
-        """All replicas together, if there are others."""
+        """Source of snapshots of all replicas together; None without other replicas."""
 
     @property
     def reloading(self) -> Reloads: ...
 
     def faults(self) -> list[str]:
-        """What does not do its work, though traffic may come?"""
+        """Return the faults of parts that do not work, though traffic may come."""

@@ -1,6 +1,6 @@
-"""What is the state of the pools and of the exchange with other replicas? Metrics that are read when the page is.
+"""Gauges of the pools and of the synchronization with other replicas, read when the metrics page is.
 
-Labels are bounded as the labels of the counters in `Metrics`: a tenant without a label there is under "other" here.
+Their labels are bounded as the labels of the counters in `Metrics`: a tenant without a label there is "other" here.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ if TYPE_CHECKING:
     from gateway.storage.store import Store
 
 GROUPS_MAX: Final = 200
-"""Groups that have a label."""
+"""Limit on groups with a label."""
 Rows = dict[str, list[Row]]
-"""By the name of the metric."""
+"""Rows by the name of the metric."""
 
 
 class PoolGauges:
-    """Of one gateway. What engines say is taken on the loop, since rendering happens beside it."""
+    """Gauges of one gateway. Pools and engines are read on the loop; rendering runs in another thread."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self.store: Store | None = None
-        """What replicas share, if they do."""
+        """Store that replicas share; None if there is none."""
         self.redis: RedisStore | None = None
-        """The same, if it is in Redis."""
+        """The store if it is in Redis, else None."""
         self._of_pools: Rows = {}
-        """As they were read last; replaced as a whole, since `collect` runs in another thread. So are the next two."""
+        """Rows of the last read. These five tables are replaced as a whole, since `collect` runs in another thread."""
         self._of_replicas: Rows = {}
         self._of_tenants: Rows = {}
         self._of_quotas: Rows = {}
         self._of_groups: Rows = {}
         self._config: Config | None = None
-        """Of which the groups were read last."""
+        """Config from which the groups were read last."""
         self._around: Mapping[str, Sequence[str]] = {}
-        """The groups of each tenant that have a label."""
+        """Groups of each tenant that have a label."""
         self._waste: dict[str, int] = {}
-        """By tenant, as it was read last."""
+        """Wasted tokens by tenant, as of the last read."""
         self._wasted: dict[str, int] = {}
-        """By label."""
+        """Wasted tokens by label."""
         metrics.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """As the registry asks for it. Runs beside the loop."""
+        """Yield the metrics for the registry. Runs in another thread than the loop."""
         of_all = (self._of_pools, self._of_replicas, self._of_tenants, self._of_quotas, self._of_groups)
         for name, rows in chain.from_iterable([each.items() for each in of_all]):
             yield family(name, rows)
@@ -70,7 +70,7 @@ class PoolGauges:
             yield family("fairgate_redis_commands_total", commands)
 
     def read(self, pools: Iterable[Pool], interactions: Interactions | None) -> None:
-        """Take the state of pools and engines; on the loop."""
+        """Read the state of pools and engines. Call it on the loop."""
         rows: Rows = defaultdict(list)
         rows["fairgate_open_interactions"].append(([], 0 if interactions is None else len(interactions)))
         rows["fairgate_wasted_tokens_total"] = [] if interactions is None else self._read_waste(interactions)
@@ -110,7 +110,7 @@ class PoolGauges:
         self._of_pools = rows
 
     def read_quotas(self, quotas: Quotas | None, now: float) -> None:
-        """How much of each limit is used? Of tenants that have a label, and of the groups around them."""
+        """Read the used part of each limit, for tenants that have a label and for the groups around them."""
         used: dict[tuple[str, str], float] = {}
         for tenant in {tenant for _, tenant in self._metrics.labelled()} if quotas is not None else ():
             for limit, part in quotas.used(tenant, now).items() if quotas is not None else ():
@@ -119,7 +119,7 @@ class PoolGauges:
         self._of_quotas = {"fairgate_quota_used_ratio": [*used.items()]}
 
     def read_groups(self, config: Config) -> None:
-        """What is each group entitled to, if all tenants ask for more?"""
+        """Read the part that each group is entitled to if all tenants ask for more."""
         if config is self._config:
             return
         self._config = config
@@ -135,7 +135,7 @@ class PoolGauges:
         self._around = {tenant: [name for name in groups if name in named] for tenant, groups in config.around.items()}
 
     def read_tenants(self, present: Mapping[str, Any]) -> None:
-        """Who received how much just now, and was due how much? As `/state` answers, of the busiest."""
+        """Read the service that the busiest tenants received lately and were due, from the document of `/state`."""
         received: dict[tuple[str, str], float] = {}
         due: dict[tuple[str, str], float] = {}
         of_groups: dict[tuple[str, str], list[float]] = {}
@@ -160,7 +160,7 @@ class PoolGauges:
         }
 
     def read_exchanges(self, exchanges: Iterable[Exchanges], channels: Iterable[NewsChannel]) -> None:
-        """What was exchanged with other replicas: sync rounds, and messages about prompts?"""
+        """Read the counts of sync rounds and of messages about prompts, to and from other replicas."""
         rows: Rows = defaultdict(list)
         for each in exchanges:
             rows["fairgate_replica_alone"].append(([each.about], each.is_alone))
@@ -172,7 +172,7 @@ class PoolGauges:
         self._of_replicas = rows
 
     def _read_waste(self, interactions: Interactions) -> list[Row]:
-        """Also of tenants that wasted nothing: a zero that is shown is what one looks for."""
+        """Return the wasted tokens by label, with a zero for each labelled tenant that wasted nothing."""
         wasted = {tenant: 0 for _, tenant in self._metrics.labelled()} | self._wasted
         for tenant, waste in interactions.wasted.items():
             labelled = tenant if tenant in wasted else OTHERS
@@ -183,7 +183,7 @@ class PoolGauges:
 
 
 def _of_engines(pool: Pool) -> Iterator[tuple[str, dict[str, float | None]]]:
-    """By engine, the value of each metric. None: it is not known."""
+    """Yield each engine's name and its value of each metric; None if the value is not known."""
     for name, ledger in pool.dispatcher.engine.backends.items():
         backend, granted = pool.backends.get(name), ledger.allowance
         yield (

@@ -1,4 +1,4 @@
-"""Who used how much? /usage of the admin listener, with the answer that `fairgate usage --format json` gives."""
+"""Who used how much? /usage of the admin listener, with the answer of `fairgate usage --format json`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def usage_routes(gateway: Operated) -> list[web.RouteDef]:
         return web.Response(text=answer, content_type="application/json")
 
     def answered(question: Question) -> str:
-        """By a connection of its own: what is written must not wait for a long answer."""
+        """Read the report by a connection of its own, so that a long answer does not delay writes."""
         config = gateway.config.usage
         assert config is not None
         database = Database(config, makes=False)

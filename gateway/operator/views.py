@@ -1,4 +1,4 @@
-"""What stands where just now? /health and /ready, /state and /config, as JSON."""
+"""Routes that show the current state as JSON: /health and /ready, /state and /config."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gateway.operator.snapshots.state_document import state
 
 
 async def health(request: web.Request) -> web.Response:
-    """Is there a process at all?"""
+    """Answer that the process runs."""
     return web.json_response({"status": "ok"})
 
 
 def ready(why_not: Sequence[str], state: str | None, faults: Sequence[str]) -> web.Response:
-    """Should traffic come? A gateway whose state is not shared, or that has faults, serves all the same."""
+    """Answer whether traffic should come. A gateway with faults, or whose state is not shared, is ready nonetheless."""
     answer: dict[str, object] = {"ready": not why_not, "why_not": why_not}
     if state is not None:
         answer["state"] = state
@@ -28,14 +28,14 @@ def ready(why_not: Sequence[str], state: str | None, faults: Sequence[str]) -> w
 
 
 def views(source: SnapshotSource) -> list[web.RouteDef]:
-    """Never queued; each answer is bounded, and says how much it leaves out."""
+    """Return the routes of /state and /config. Each answer is bounded and says how much it leaves out."""
 
     async def of_state(request: web.Request) -> web.Response:
         snapshot = await source.snapshot(with_running=True)
         return web.json_response(await asyncio.to_thread(state(snapshot, source.recent, source.config)))
 
     async def of_config(request: web.Request) -> web.Response:
-        # Thousands of tenants take long: beside the loop, so that no stream waits for it.
+        # Thousands of tenants take long, so this runs in a thread and delays no stream.
         return web.json_response(await asyncio.to_thread(effective, source.config))
 
     return [web.get("/state", of_state), web.get("/config", of_config)]

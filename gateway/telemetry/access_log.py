@@ -1,4 +1,4 @@
-"""One JSON line for every request, written when it is settled. Never any content, key or header."""
+"""The access log: one JSON line for every request, written when it is settled. Never has content, a key or a header."""
 
 from __future__ import annotations
 
@@ -19,35 +19,39 @@ BUFFER_LINES_MAX: Final = 512
 
 
 def hidden(user: str) -> str:
-    """A name for the user that tells users apart and nothing else: what clients write there may be an address."""
+    """Return a hash that tells users apart and hides their names, which may be addresses; "" for no user."""
     return hashlib.blake2b(user.encode("utf-8", "replace"), digest_size=8).hexdigest() if user else ""
 
 
 def _ms(seconds: float) -> float:
-    return int(seconds * 100_000 + 0.5) / 100  # `round` to digits costs ten times as much
+    return int(seconds * 100_000 + 0.5) / 100  # a tenth of the cost of `round` to digits
 
 
 class AccessLog:
-    """Lines go to a file or to standard output in batches, since a write per request costs more than the line."""
+    """A log of requests to a file or to standard output, in batches: a write per request costs more than its line."""
 
     def __init__(self, target: str) -> None:
-        """`target`: "stdout", "off" or a path, opened for appending."""
+        """Open the target: "stdout", "off" or a path of a file to append to."""
         self._lines = bytearray()
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._target = target
         self._writer = _writer(target)
         self._lost_before = 0
-        """By writers that are closed."""
+        """Lines lost by writers that are closed."""
 
     @property
     def lines_lost(self) -> int:
-        """Lines that could not be written."""
+        """Number of lines that could not be written."""
         return self._lost_before + (0 if self._writer is None else self._writer.lines_lost)
 
     def reopen(self, target: str) -> Callable[[], None] | None:
-        """Write to this from now on, or to the file that now has the same name. OSError, and nothing has changed, if it
-        cannot be opened. What comes back writes what is left in the old one and closes it, which may take seconds."""
+        """Write to this target from now on, or to the file that now has the target's name. Raise OSError, and change
+        nothing, if it cannot be opened.
+
+        Return a function that writes the rest to the old target and closes it, which may take seconds; None if there is
+        nothing to close.
+        """
         if target == self._target and target in ("stdout", "off"):
             return None
         writer = _writer(target)
@@ -63,7 +67,7 @@ class AccessLog:
             return
         service, request = record.service, record.request
         first_token_s = record.first_token_s
-        line = Line(  # by position: names would be looked up one by one
+        line = Line(  # by position, since keyword arguments cost a look-up each
             int(time.time() * 1000) / 1000,
             record.id,
             record.tenant,
@@ -125,7 +129,7 @@ def _writer(target: str) -> LogWriter | None:
 
 
 def _waited_ms(record: RequestRecord) -> dict[str, float]:
-    """By obstacle, the longest first."""
+    """Return the milliseconds by obstacle, the longest first."""
     waited_s = record.waited_s
     if not waited_s:
         return NOTHING
@@ -133,7 +137,7 @@ def _waited_ms(record: RequestRecord) -> dict[str, float]:
 
 
 def interaction_name(request: Request) -> str:
-    """What the interaction is called that it was found to be a call of, or would have begun."""
+    """Return the name of the interaction that the request belongs to, or would have begun; "" without one."""
     interaction = request.progress.interaction
     name = request.claim.id if interaction is None else interaction.key[2]
     return name if isinstance(name, str) else ""

@@ -1,7 +1,7 @@
-"""What runs beside the requests, for as long as its owner wants, and says so in the log when it fails.
+"""Tasks beside the requests, which last as long as their owner wants and report their faults.
 
-Whatever goes on is repeated, turn by turn. A turn that fails ends nothing: it is said once in the log, at /ready for as
-long as it lasts, and counted, and the next turn comes a second later.
+A lasting task repeats a turn. A turn that fails does not end the task: its fault is logged once, listed at /ready as
+long as it lasts, and counted. The next turn comes a second later.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ logger = logging.getLogger("fairgate")
 
 RETRY_S: Final = 1.0
 LASTING_S: Final = 60.0
-"""A turn that has gone on for so long has got past what the one before failed at: some listen for hours."""
+"""Seconds after which a turn that still runs clears the fault of the turn before: some turns listen for hours."""
 
 
 class OperationalError(Exception):
-    """Its message says all: what happened, and where. The place in the code would not help an operator."""
+    """A fault whose message says what happened, and where. A traceback would not help an operator: none is logged."""
 
 
 class Background:
     """The tasks of one owner."""
 
     def __init__(self, within: Background | None = None) -> None:
-        """`within`: the owner whose `faults` also list the faults of these tasks."""
+        """Begin without tasks. `within`: the owner whose `faults` also list the faults of these tasks."""
         self.faults: dict[str, str] = {} if within is None else within.faults
-        """By task: why its last turn failed."""
+        """Fault of each task whose last turn failed."""
         self._failed: Counter[str] = Counter() if within is None else within._failed
-        """By kind of task: turns."""
+        """Failed turns by kind of task."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run it until it ends, or until `stop`."""
+        """Run a coroutine until it ends, or until `stop`."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -47,29 +47,29 @@ class Background:
         return task
 
     def repeat(self, turn: Callable[[], Awaitable[None]], kind: str, of: str = "") -> asyncio.Task[None]:
-        """Again and again, until it is cancelled, or until `stop`. `of`: which task of its kind it is."""
+        """Run one turn after another until the task is cancelled, or `stop`. `of`: name of the task in its kind."""
         return self.start(self._repeat(turn, kind, f"{kind} of {of}" if of else kind))
 
     async def stop(self) -> None:
-        """End all of them."""
+        """Cancel all tasks, and wait for their ends."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def collect(self) -> Iterator[Metric]:
-        """As a registry of metrics asks for it."""
+        """Yield the metrics for the registry."""
         rows = [([kind], count) for kind, count in list(self._failed.items())]
         yield family("fairgate_background_failures_total", rows)
 
     async def _repeat(self, turn: Callable[[], Awaitable[None]], kind: str, name: str) -> None:
-        self._failed[kind] += 0  # known before it fails: the first failure is a change, too
+        self._failed[kind] += 0  # a zero before it fails, so that the first failure is a change, too
         try:
             while True:
                 lasting = asyncio.get_running_loop().call_later(LASTING_S, self._goes_on, name)
                 try:
                     await turn()
-                except Exception as error:  # a fault of one turn ends no task: it is counted, logged and tried again
+                except Exception as error:  # a fault of one turn ends no task
                     self._failed[kind] += 1
                     is_logged = isinstance(error, OperationalError)
                     if name not in self.faults:

@@ -1,4 +1,4 @@
-"""How did a request end, and what did somebody change meanwhile? As processes say it to one another."""
+"""Ended requests and changes by an operator, in the form in which processes exchange them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class End(NamedTuple):
-    """How did one request end? Times on the monotonic clock."""
+    """An ended request. Times on the monotonic clock."""
 
     pool: str
     tenant: str
@@ -17,38 +17,38 @@ class End(NamedTuple):
     outcome: str
     reason: str
     dispatched_s: float
-    """When its engine got it; when it ended, if none did."""
+    """Time of dispatch to the engine; time of the end if it was never dispatched."""
     ended_s: float
     queue_s: float
     service: float
-    """What its tenant was charged, in the unit of the policy."""
+    """Charge in the unit of the policy; weighted tokens where the policy charges nothing (`service_of`)."""
     request_id: str
     app: str
     model: str
     backend: str
-    """The engine that had it last; "": none did."""
+    """Engine that had the request last; "" if none did."""
     waited_s: Mapping[str, float]
-    """What held it back, in seconds by obstacle."""
+    """Wait in seconds by obstacle."""
     first_token_s: float | None
-    """From arrival; None: none was seen."""
+    """Seconds from arrival to the first token; None if none was seen."""
     prompt_tokens: int
     output_tokens: int
 
 
 class OwnMinute(msgspec.Struct):
-    """The requests of one tenant that came within one minute."""
+    """Sums of one tenant's requests that came within one minute."""
 
     at_s: float
-    """When the minute begins, since the epoch."""
+    """Begin of the minute, in seconds since the epoch."""
     slowest: End
     requests: int = 0
     queue_s: float = 0.0
     not_served: int = 0
     reason: str = ""
-    """Why the latest of those was not served."""
+    """Reason of the latest request that was not served."""
 
     def add(self, other: OwnMinute) -> None:
-        """Count further requests of the minute."""
+        """Add the sums of another process."""
         self.requests += other.requests
         self.queue_s += other.queue_s
         self.not_served += other.not_served
@@ -62,9 +62,9 @@ def took_s(end: End) -> float:
 
 
 class Mark(NamedTuple):
-    """What did somebody change, and when (on the monotonic clock)?"""
+    """A change by an operator. `at_s` is on the monotonic clock."""
 
     at_s: float
     text: str
     pool: str = ""
-    """"": all of them."""
+    """Pool that was changed; "" for all of them."""

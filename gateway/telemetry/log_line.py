@@ -1,6 +1,6 @@
-"""What is in one line of the access log? msgspec writes the structure in C; it stands apart from what is compiled.
+"""Fields of a line of the access log. msgspec writes the structure in C, so this module is not among the compiled ones.
 
-What is said of a field here is what docs/reference/log-fields.md says of it.
+docs/reference/log-fields.md is made from the strings below the fields.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Line(msgspec.Struct):
-    """What has a default here may be absent from the log of another version."""
+    """A line of the access log. A field with a default may be absent from the log of another version."""
 
     ts: float
     """When it ended, in seconds since 1970."""

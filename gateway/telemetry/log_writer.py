@@ -1,4 +1,4 @@
-"""How do lines reach a file or a pipe whose reader may stall? A thread writes them; nobody waits for it."""
+"""How do lines reach a file or a pipe whose reader may stall? A thread writes them, so the loop never waits."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ PIPE_BYTES: Final = getattr(select, "PIPE_BUF", 512)
 
 
 class LogWriter:
-    """Takes batches of lines from the loop and writes them in order; what finds no room, or fails, is counted."""
+    """A writer of batches of lines, in order. Lines that find no room, or that cannot be written, are counted."""
 
     def __init__(self, what: str, target: str | int) -> None:
-        """`what`: a name for the lines. `target`: a file, opened for appending and readable by its owner only; or
-        STDOUT or STDERR."""
+        """Open the target: STDOUT, STDERR, or a file to append to, for its owner only. `what`: name of the lines."""
         self.lines_lost = 0
         self._what = what
         self._lines_reported = 0
         self._is_pipe = isinstance(target, int)
         if isinstance(target, int):
-            (sys.stderr if target == STDERR else sys.stdout).flush()  # what was printed before comes first
+            (sys.stderr if target == STDERR else sys.stdout).flush()  # earlier prints come first
             self._descriptor = target
         else:
             self._descriptor = _opened(target)
@@ -46,7 +45,7 @@ class LogWriter:
         self._worker: threading.Thread | None = None
 
     def write(self, lines: bytes, count: int) -> None:
-        """Take so many lines. Never waits for a disk or a reader."""
+        """Take a batch of `count` lines. Never waits for a disk or a reader."""
         with self._changed:
             if self._waiting_bytes + len(lines) > BUFFER_BYTES_MAX:
                 self.lines_lost += count
@@ -54,13 +53,13 @@ class LogWriter:
             self._batches.append((lines, count))
             self._waiting_bytes += len(lines)
             if self._worker is None:
-                # A daemon: a reader that has stopped for good must not keep the process.
+                # A daemon thread, since a reader that hangs must not keep the process.
                 self._worker = threading.Thread(target=self._run, name=self._what, daemon=True)
                 self._worker.start()
             self._changed.notify()
 
     def close(self) -> None:
-        """Write what is left, if that can be done soon."""
+        """Write the rest within CLOSE_S."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -94,8 +93,10 @@ class LogWriter:
                 self._report_lost()
 
     def _follow(self) -> None:
-        """Go on in the file at the path, if it is another one than that which is open, or if that one was removed. One
-        that was moved away, with none at its place, is written to until `AccessLog.reopen`."""
+        """Switch to the file at the path if it is not the open one, or create it if the open one was removed.
+
+        A file that was moved away without a new one at the path is written to until `AccessLog.reopen`.
+        """
         if self._path is None:
             return
         own = os.fstat(self._descriptor)
@@ -121,7 +122,7 @@ class LogWriter:
             while at < len(piece):
                 try:
                     at += os.write(self._descriptor, piece[at:])
-                except BlockingIOError:  # somebody else made it so: standard output is not ours alone
+                except BlockingIOError:  # another program set O_NONBLOCK: standard output is shared
                     poll = select.poll()
                     poll.register(self._descriptor, select.POLLOUT)
                     while not poll.poll(RETRY_S * 1000):
@@ -138,7 +139,7 @@ class LogWriter:
     def _report_lost(self) -> None:
         with self._changed:
             if self._waiting_bytes > BUFFER_BYTES_MAX / 2:
-                return  # what is said may itself be one of these lines, and needs room
+                return  # the warning may itself be one of these lines, and needs room
             lost, self._lines_reported = self.lines_lost - self._lines_reported, self.lines_lost
         if lost:
             logger.warning("%d lines of the %s were lost, since they could not be written in time", lost, self._what)
@@ -149,7 +150,7 @@ def _opened(path: str) -> int:
 
 
 def _atomic(lines: bytes) -> Iterator[bytes]:
-    """Whole lines, as many as a pipe takes in one piece: several processes may write to the same one."""
+    """Yield whole lines, as many as a pipe takes at once: several processes may write to it. Long ones come alone."""
     at = 0
     while at < len(lines):
         end = len(lines)

@@ -1,4 +1,4 @@
-"""What does the access log know of one request, or of a tenant's requests in some time? Sentences, and numbers."""
+"""What does the access log say of one request, or of a tenant's requests within some time? Sentences, and numbers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ def arrived_s(line: Line) -> float:
 
 
 class Logged:
-    """The requests that are asked for, and who was dispatched while they waited. Files are read twice, so that only
-    these requests are held in memory. Raises TraceError.
+    """The asked requests, and the requests that were dispatched while they waited. Raises TraceError.
+
+    Files are read twice, so that only the asked requests are held in memory.
 
     Attributes:
-        lines: of these requests.
-        ahead: by tenant, the requests that the same engines had while one of these waited.
-        left_out: lines that are none of an access log, or broke off.
+        lines: of the asked requests.
+        ahead: by tenant, the requests that the same engines had while an asked one waited.
+        left_out: lines that are malformed, or that broke off.
     """
 
     def __init__(
         self, paths: Sequence[Path], is_asked: Callable[[Line], bool], *, has: str = "", is_last: bool = False
     ) -> None:
-        """`has`: what each line that is asked for has in it. `is_last`: only the request that ended last is."""
+        """Read the files. `has`: text that each asked line contains. `is_last`: ask for the last ended request only."""
         self._ends = {path: readable_bytes(path) for path in paths}
         self.left_out = 0
         lines = sorted((line for line in self._read(has) if is_asked(line)), key=lambda line: line.ts)
@@ -45,7 +46,7 @@ class Logged:
         self.ahead = self._ahead()
 
     def sentence(self) -> str:
-        """Of the one request."""
+        """Describe the one request."""
         [line] = self.lines
         waited = waited_in_words(self._waited_s(), self.ahead, line.tenant)
         if line.outcome == "refused" and not line.backend:
@@ -58,7 +59,7 @@ class Logged:
         return sentence(line.request_id, line.tenant, said, waited, ttft, ended)
 
     def summary(self) -> list[str]:
-        """Of at least two: how many, how long they took, what they waited for, and which of them longest."""
+        """Describe two requests or more: outcomes, times, what they waited for, and which waited longest."""
         found = self.numbers()
         ended = ", ".join(f"{count:,} {outcome}" for outcome, count in found["outcomes"].items())
         said = [f"{len(self.lines):,} requests of {self.lines[0].tenant}: {ended}."]
@@ -77,7 +78,7 @@ class Logged:
         return said
 
     def numbers(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """Return the sums and quantiles as plain data."""
         lines = self.lines
         total_ms = sum(line.total_ms for line in lines)
         return {
@@ -95,7 +96,7 @@ class Logged:
         }
 
     def _waited_s(self) -> dict[str, float]:
-        """Of all of them together, by obstacle."""
+        """Return the seconds that all lines waited together, by obstacle."""
         by: dict[str, float] = {}
         for line in self.lines:
             for name, waited_ms in line.waited_ms.items():
@@ -135,7 +136,7 @@ class Logged:
 
 
 def _why(line: Line) -> str:
-    """no_backend, or at which engine: backend_failed at gpu-1"""
+    """Return the reason, with the engine if there is one: no_backend, or backend_failed at gpu-1."""
     return f"{line.reason} at {line.backend}" if line.backend else line.reason
 
 
@@ -145,7 +146,7 @@ def _quantiles(ms: Sequence[float]) -> dict[str, float] | None:
 
 
 def _merged(waits: Iterator[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """When waits (begin, seconds) that overlap begin and end together."""
+    """Merge overlapping waits (begin, seconds), and return the begins and the ends."""
     begins: list[float] = []
     ends: list[float] = []
     for begin_s, wait_s in sorted(waits):

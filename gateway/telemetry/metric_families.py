@@ -1,6 +1,6 @@
-"""Which metrics are there? One entry each: its kind, what it says, its labels, and what several workers say together.
+"""Which metrics are there? One entry each: its kind, its text, its labels, and how values of several workers merge.
 
-The reference is made from this table, `fairgate_..._total` are counters, and the owner of the numbers gives the rows.
+The reference is made from this table. `fairgate_..._total` are counters. The owner of the numbers supplies the rows.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any, Final, NamedTuple
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 Row = tuple[Any, ...]
-"""Values of the labels, and of the metric; of a histogram its buckets and its sum."""
+"""Values of the labels, and of the metric; for a histogram its buckets and its sum."""
 SUM, MOST, LEAST = "sum", "most", "least"
 
 
 class MetricFamily(NamedTuple):
-    """What one metric says."""
+    """The text, labels and kind of one metric."""
 
     text: str
     labels: tuple[str, ...] = ()
     merged: str = SUM
-    """Of several workers: the sum where each has its own, or else the value that stands for all of them."""
+    """Merge rule for values of several workers: their sum if each has a part, else the largest or smallest."""
     made_by: type[Metric] = GaugeMetricFamily
 
 
@@ -116,11 +116,11 @@ FAMILIES: Final = {
     "fairgate_access_log_lines_lost_total": _counter("Lines that could not be written."),
     "fairgate_spans_total": _counter("Spans of requests, by outcome.", "outcome"),
 }  # fmt: skip
-"""By name, as they are scraped."""
+"""Families by name, as they are scraped."""
 
 
 def family(name: str, rows: Iterable[Row]) -> Metric:
-    """The metric with these rows."""
+    """Return the metric with these rows."""
     one = FAMILIES[name]
     made = one.made_by(name, one.text, labels=one.labels)  # type: ignore[call-arg]
     for row in rows:
@@ -129,5 +129,5 @@ def family(name: str, rows: Iterable[Row]) -> Metric:
 
 
 def single(name: str, value: float) -> Metric:
-    """The metric without labels."""
+    """Return the metric without labels."""
     return family(name, [((), value)])

@@ -1,8 +1,8 @@
 """What do operators see over time? Prometheus metrics whose labels are bounded.
 
-Only so many tenants and models have labels of their own, fewer of them in histograms; the rest are together under
-"other". Truth about a single request is in the access log. What is counted for every request is kept in plain numbers,
-which become metrics when the page is read: a counter of the client library costs a lock each time.
+Beyond TENANTS_MAX combinations of pool, tenant and model, new tenants are counted under "other"; in histograms beyond
+TENANTS_IN_HISTOGRAMS_MAX. The truth about a single request is in the access log. Counts are plain numbers that become
+metrics when the page is read, since a counter of the client library costs a lock each time.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ _TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 
 
 class _Ended:
-    """How many requests of one tenant and model ended in one way, and how long they took. Others may share the
-    distributions."""
+    """Requests of one tenant and model that ended with one outcome. Tenants may share distributions."""
 
     __slots__ = ("requests", "totals", "waits")
 
@@ -45,7 +44,7 @@ class _Ended:
 
 
 class _TenantTotals:
-    """What one (pool, tenant, model) was given."""
+    """Sums of one (pool, tenant, model)."""
 
     __slots__ = ("cached", "first_tokens", "input", "model", "output", "tenant", "ways")
 
@@ -56,12 +55,12 @@ class _TenantTotals:
         self.output = 0
         self.cached = 0
         self.ways: dict[str, _Ended] = {}
-        """By outcome."""
+        """Ended requests by outcome."""
         self.first_tokens: _Distribution | None = None
 
 
 class _Prompts:
-    """What prompts one (pool, backend) was given, and how right the guess was of what it had cached."""
+    """Prompt tokens of one (pool, backend), and how many of them were cached and expected to be."""
 
     __slots__ = ("cached", "expected", "input", "wrong")
 
@@ -70,11 +69,11 @@ class _Prompts:
         self.cached = 0
         self.expected = 0
         self.wrong = 0
-        """Sum of how far each guess was off."""
+        """Sum of the absolute errors of `expected`."""
 
 
 class _Distribution:
-    """How often was a time within each of these bounds?"""
+    """A histogram of times."""
 
     __slots__ = ("_bounds", "_counts", "_sum_s")
 
@@ -94,31 +93,31 @@ class _Distribution:
 
 
 class Metrics:
-    """Counted at settle, gauges read when asked for."""
+    """Counters that each ended request adds to, and their metrics."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.access_log: AccessLog | None = None
         self._by_tenant: dict[tuple[str, str, str], _TenantTotals] = {}
-        """By (pool, tenant, model)."""
+        """Sums by (pool, tenant, model)."""
         self._models: set[tuple[str, ...]] = set()
         self._in_histograms: set[tuple[str, ...]] = set()
         """Each (pool, tenant) with distributions of its own."""
         self._waits: dict[tuple[str, str, str], _Distribution] = {}
-        """By (pool, tenant, outcome)."""
+        """Waits by (pool, tenant, outcome)."""
         self._first_tokens: dict[tuple[str, str, str], _Distribution] = {}
-        """By (pool, tenant, model)."""
+        """First tokens by (pool, tenant, model)."""
         self._prompts: dict[tuple[str, str], _Prompts] = {}
-        """By (pool, backend)."""
+        """Prompts by (pool, backend)."""
         self._reasons: dict[tuple[str, str, str, str], int] = {}
-        """By (pool, tenant, outcome, reason)."""
+        """Requests by (pool, tenant, outcome, reason)."""
         self._reasons_of_keys: dict[tuple[str, str, str, str], int] = {}
-        """By (tenant, label of the key, outcome, reason)."""
+        """Requests by (tenant, label of the key, outcome, reason)."""
         self._totals: dict[tuple[str, str], _Distribution] = {}
-        """By (pool, outcome)."""
+        """Total times by (pool, outcome)."""
         self._held_back: dict[tuple[str, str], _Distribution] = {}
-        """By (pool, obstacle): waits of the requests that waited for it."""
+        """Parts of waits by (pool, obstacle), of the requests that waited for the obstacle."""
         registry.register(self)
 
     def ended(self, record: RequestRecord) -> None:
@@ -148,7 +147,7 @@ class Metrics:
             tenant_totals.first_tokens.observe(first_token_s)
 
     def _prompt_ended(self, record: RequestRecord, cached: int) -> None:
-        """Only of answers in which an engine says what it found cached."""
+        """Count the prompt of an answer in which the engine reports its cached tokens."""
         prompts = self._prompts.get((record.pool, record.backend))
         if prompts is None:
             prompts = self._prompts[(record.pool, record.backend)] = _Prompts()
@@ -159,7 +158,7 @@ class Metrics:
         prompts.wrong += abs(expected - cached)
 
     def refused(self, record: RequestRecord) -> None:
-        """It did not complete; of a request that is refused before its pool is known, nothing else is counted."""
+        """Count the reason of a request that did not complete. Nothing else is counted if no pool was found for it."""
         outcome, reason = record.outcome, record.reason
         _count(self._reasons, (record.pool, record.tenant, outcome, reason), (record.pool, OTHERS, outcome, reason))
         if record.key:
@@ -183,7 +182,7 @@ class Metrics:
         return _label(self._in_histograms, (pool, tenant), TENANTS_IN_HISTOGRAMS_MAX)[-1]
 
     def collect(self) -> Iterator[Metric]:
-        """What was counted, as the registry asks for it. Runs beside the loop, so tables are copied in one step."""
+        """Yield the counts for the registry. Runs in another thread than the loop, so tables are copied in one step."""
         tokens: list[Row] = []
         requests: list[Row] = []
         for of, totals in list(self._by_tenant.items()):
@@ -212,27 +211,27 @@ class Metrics:
             yield single("fairgate_access_log_lines_lost_total", self.access_log.lines_lost)
 
     def forget_backend(self, pool: str, backend: str) -> None:
-        """It is no longer there."""
+        """Forget the counts of a backend that is gone."""
         self._prompts.pop((pool, backend), None)
 
     def labelled(self) -> set[tuple[str, str]]:
-        """Each (pool, tenant) that has been seen: a zero that is shown is what one looks for."""
+        """Return each (pool, tenant) with a label, for which other metrics show a zero, too."""
         return {(pool, tenant) for pool, tenant, _ in list(self._by_tenant)}
 
     def render(self) -> bytes:
-        """The page. Takes tens of milliseconds with many tenants: not on the loop."""
+        """Return the metrics page. Call it in a thread: it takes tens of milliseconds with many tenants."""
         return generate_latest(self.registry)
 
 
 def _count(counts: dict[tuple[str, str, str, str], int], labels: tuple[str, str, str, str], others: Any) -> None:
-    """Count one more under these labels, or under those of `others` once there are too many."""
+    """Add 1 under these labels, or under `others` if there are too many labels."""
     if labels not in counts and len(counts) >= TENANTS_MAX:
         labels = others
     counts[labels] = counts.get(labels, 0) + 1
 
 
 def _label(known: set[tuple[str, ...]], labels: tuple[str, ...], most: int) -> tuple[str, ...]:
-    """These labels, or what stands for them if there are too many."""
+    """Return these labels, or `OTHERS` in their place if there are too many."""
     if labels not in known:
         if len(known) >= most:
             return (OTHERS,)

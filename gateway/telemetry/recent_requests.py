@@ -1,8 +1,8 @@
-"""Which requests ended within the last minute? What an operator's view of the present is made from.
+"""The latest ended requests, from which an operator's view of the present is made.
 
-Metrics are sums since the start. Who receives how much just now, and how long tenants wait just now, is read from the
-latest ends. They are kept in a ring of fixed size, so a request costs one entry in it. Of each tenant and minute the
-slowest request is kept for longer, so that no flood makes a tenant forget why it was slow.
+Metrics are sums since the start. The service that tenants receive and the time that they wait now are read from the
+latest ends. A ring of fixed size holds them, so a request costs one entry. The slowest request of each tenant and
+minute is kept for longer, so that no flood makes the gateway forget why a tenant was slow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENDS_MAX: Final = 8192
 MARKS_MAX: Final = 32
 MINUTE_S: Final = 60.0
 OUTPUT_WEIGHT: Final = 2.0
-"""What a generated token counts where the policy charges nobody; a prompt token counts 1."""
+"""Weight of a generated token where the policy charges nothing; a prompt token counts 1."""
 
 
 class RecentRequests:
@@ -32,11 +32,11 @@ class RecentRequests:
         self._ends_max = ends_max
         self._epoch_s = time.time() - time.monotonic()
         self._minutes: OrderedDict[tuple[str, float], OwnMinute] = OrderedDict()
-        """By tenant and minute, as of the last fold; half as many as ends."""
+        """Sums by tenant and minute, as of the last fold; half as many as ends."""
         self._fold_at = self._folding = max(1, ends_max // 4)
-        """At this count, the ends since the last fold are added to their minutes: many at a time are cheap."""
+        """Count at which the ends since the last fold are added to their minutes: many at a time are cheap."""
         self.count = 0
-        """Ends so far, those included that are no longer kept."""
+        """Number of all ends, those included that are no longer kept."""
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
 
     def ended(self, record: RequestRecord) -> None:
@@ -69,23 +69,24 @@ class RecentRequests:
             self._fold()
 
     def within(self, now: float, window_s: float = WINDOW_S) -> tuple[list[End], float]:
-        """The ends within the window, the latest first, and how long a time they cover in seconds."""
+        """Return the ends within the window, the latest first, and the seconds that they cover."""
         found = list(self.ended_since(now - window_s))
         if len(found) < self._ends_max:
             return found, window_s
         return found, max(1.0, now - found[-1].ended_s)
 
     def ended_since(self, since_s: float) -> Iterator[End]:
-        """The latest first."""
+        """Yield the ends since this time, the latest first."""
         return takewhile(lambda end: end.ended_s >= since_s, reversed(self._ends))
 
     def latest_after(self, known: int) -> list[End]:
-        """Those since somebody had so many of them, the latest last. There were never so many: they were of a process
-        before this one."""
+        """Return the ends after the first `known`, the latest last. If there were fewer, `known` counts an earlier
+        process's ends, and all are returned.
+        """
         return self.latest(self.count - known if known <= self.count else self.count)[::-1]
 
     def take(self, ends: Iterable[End]) -> None:
-        """Ends of other processes, the latest last."""
+        """Add ends of other processes, the latest last."""
         for end in ends:
             self.count += 1
             self._ends.append(end)
@@ -117,7 +118,7 @@ class RecentRequests:
         return sorted([one for (name, _), one in self._minutes.items() if name == tenant], key=_begins)
 
     def latest(self, count: int) -> list[End]:
-        """The latest first."""
+        """Return the latest ends, the latest first."""
         return list(islice(reversed(self._ends), count))
 
 
@@ -126,5 +127,5 @@ def _begins(minute: OwnMinute) -> float:
 
 
 def service_of(charged: float, prompt_tokens: int, output_tokens: int) -> float:
-    """What was received, as the policy charges it; where it charges nobody, in tokens."""
+    """Return the service received: the policy's charge, or weighted tokens where it charges nothing."""
     return charged or prompt_tokens + OUTPUT_WEIGHT * output_tokens

@@ -1,4 +1,4 @@
-"""What happened to one request? The one record that the access log and the metrics are written from."""
+"""The record of one request, from which the access log, the metrics and the span are written."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ from policies.request import Request, ServiceTokens
 
 NO_SERVICE: Final = ServiceTokens(0, 0)
 PATH_LENGTH_MAX: Final = 200
-"""So much of a path is written."""
+"""Limit on the characters of a path that are written."""
 NO_WAIT: Final[Mapping[str, float]] = {}
 
 
 class Outcome:
-    """How did it end? In words, as the log and the metrics have it."""
+    """The ways in which a request ends, in the words of the log and the metrics."""
 
     COMPLETED: Final = "completed"
     ABANDONED: Final = "abandoned"
     """The client went away."""
     FAILED: Final = "failed"
-    """The engine, or the way to it, failed."""
+    """The engine failed, or the connection to it."""
     REFUSED: Final = "refused"
-    """It was queued, or asked to be, and was not served; or somebody, be it the engine, found it wrong by itself."""
+    """The request was not admitted, or the gateway or the engine found it invalid."""
 
 
 class RequestRecord:
-    """A request and what became of it. Times on the monotonic clock, tokens as settled.
+    """A request and its outcome. Times on the monotonic clock, tokens as settled.
 
     Attributes:
         id: given by the server; every answer carries it as `x-request-id`.
-        client_id: what the client calls it in its own `x-request-id`; empty if that is not well-formed.
-        client: the address of the client: that of the peer, unless the peer is trusted to name it.
+        client_id: the client's own `x-request-id`; empty if that is not well-formed.
+        client: address of the client: the peer's, unless the peer is trusted to name another.
         path: as sent, without a query.
-        tenant: who pays, as the head says; empty: nobody in particular.
-        group: the group that the tenant is in. key: the label of the key that it came with.
-        app: which app of its tenant asks.
-        model: the model that is asked for, by the engines' name once a pool is found.
-        stream: a streamed answer is asked for.
-        is_batch: it comes from a stored batch, whose result carries its usage.
-        request: what asked for admission; None: it never came to that.
+        tenant: the tenant that pays, by the head; empty if none is known.
+        group: the group that the tenant is in. key: the label of the request's key.
+        app: the app of its tenant.
+        model: the requested model, by the engines' name once a pool is found.
+        stream: whether a streamed answer is requested.
+        is_batch: whether it comes from a stored batch, whose result carries its usage.
+        request: the request for admission; None if it never asked for admission.
         trace: its place in a trace, if traces are followed.
-        pool: where it was admitted or refused; "": nowhere.
-        backend: the engine that had it last; tries: how often an engine was given it.
-        sends: how often it was sent whole to an engine that went away without an answer.
-        arrived_s: when it was there whole.
-        was_dispatched: an engine had it, and did not give it back.
-        dispatched_s: when it went to its engine; if it never did, when it ended. queue_s: from arrival to then.
-        first_token_s: from arrival; None: no token was seen (the answer was not streamed, or there was none).
-        outcome: as `Outcome` has it. reason: why, if it did not complete.
-        ended_s, total_s: when it ended, and how long after its arrival.
-        waited_s: once it has ended, what held it back, in seconds by obstacle. Their sum is `queue_s` without the time
-        in which the gateway read the request.
-        service: what it received.
+        pool: where it was admitted or refused; empty if nowhere.
+        backend: the engine that had it last. tries: how often it was dispatched.
+        sends: how often it was completely sent to an engine that went away without an answer.
+        arrived_s: when it had arrived completely.
+        was_dispatched: whether it was dispatched and has not returned to the queue.
+        dispatched_s: when it was dispatched; if it never was, when it ended. queue_s: from arrival to dispatched_s.
+        first_token_s: from arrival; None if no token was seen (the answer was not streamed, or there was none).
+        outcome: as in `Outcome`. reason: why it did not complete.
+        ended_s: when it ended. total_s: from arrival to the end.
+        waited_s: once it has ended, its wait in seconds by obstacle. Their sum is `queue_s` without the time in which
+            the gateway read the request.
+        service: tokens received.
     """
 
     id: str = ""
@@ -94,7 +94,7 @@ class RequestRecord:
         self.queue_s = now - self.arrived_s
 
     def returned(self) -> None:
-        """It went back to the queue."""
+        """Note that the request went back to the queue."""
         self.was_dispatched = False
         self.first_token_s = None
 

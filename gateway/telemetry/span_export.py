@@ -1,7 +1,8 @@
-"""What was a request's way, for those who follow traces? One OpenTelemetry span for each that is recorded.
+"""Tracing: one OpenTelemetry span for each request whose trace is recorded.
 
 The span is made at the end, from the record that the access log is written from. The SDK sends batches in a thread of
-its own. Only so many spans wait for it: a collector that is slow or away costs spans, which are counted, and no time.
+its own. At most SPANS_WAITING_MAX spans wait for it: a slow or absent collector loses spans, which are counted, and
+delays no request.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ _OPERATIONS: Final = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }
-"""As the conventions name them (`gen_ai.operation.name`); they have no name for the rest."""
+"""Operations by path, as the conventions name them (`gen_ai.operation.name`). They have no name for other paths."""
 
 
 class SpanExport:
-    """Makes spans and has them sent. `close` at the end."""
+    """Maker and exporter of spans. `close` at the end."""
 
     def __init__(self, endpoint: str | None, headers: dict[str, str]) -> None:
-        """What is not given is what OpenTelemetry's own environment variables say."""
+        """Set up the exporter. OpenTelemetry's own environment variables supply missing values."""
         exporter = OTLPSpanExporter(endpoint=endpoint, headers=headers or None, timeout=SEND_S)
         self._sender = _Sender(exporter, endpoint or "the collector that OTEL_EXPORTER_OTLP_ENDPOINT names")
         self._processor = BatchSpanProcessor(
@@ -66,7 +67,7 @@ class SpanExport:
         self._made = 0
 
     def ended(self, record: RequestRecord, policy: str) -> None:
-        """A request has ended; if its trace is recorded, this is its span. Never waits for anybody."""
+        """Export the span of an ended request if its trace is recorded. Never waits."""
         trace = record.trace
         if trace is None or not trace.is_sampled:
             return
@@ -77,16 +78,16 @@ class SpanExport:
         self._processor.on_end(self._span(record, trace, policy))
 
     def close(self) -> None:
-        """Send what is left, if that can be done soon; what cannot is said."""
+        """Send the rest within CLOSE_S, and log how many spans are lost."""
         ending = threading.Thread(target=self._processor.shutdown, name="last spans", daemon=True)
         ending.start()
         ending.join(CLOSE_S)
         if ending.is_alive():
-            self._sender.shutdown()  # it stops trying
+            self._sender.shutdown()  # ends its retries
         self._sender.report_lost(self._made)
 
     def collect(self) -> Iterator[Metric]:
-        """As a registry of metrics asks for it."""
+        """Yield the metrics for the registry."""
         yield family("fairgate_spans_total", [(["sent"], self._sender.sent), (["lost"], self._sender.lost)])
 
     def _span(self, record: RequestRecord, trace: TraceContext, policy: str) -> ReadableSpan:
@@ -96,7 +97,7 @@ class SpanExport:
         if trace.parent_id:
             parent = SpanContext(trace.trace_id, trace.parent_id, is_remote=True, trace_flags=_SAMPLED)
         operation = _OPERATIONS.get(record.path, "")
-        # A model that is in no pool is what a client invents, and names of spans are few.
+        # Clients may invent models that no pool has, and there should be few names of spans.
         name = f"{operation} {record.model}" if operation and record.pool else operation or "request"
         failed = record.outcome == Outcome.FAILED
         return ReadableSpan(
@@ -130,7 +131,7 @@ def _events(record: RequestRecord, epoch_s: float) -> list[Event]:
 
 
 def _attributes(record: RequestRecord, trace: TraceContext, operation: str, policy: str) -> dict[str, AttributeValue]:
-    """By the conventions where they have a name for it, and else under `fairgate`. What is not known is left out."""
+    """Return the span's attributes, by the conventions' names or else under `fairgate`, without unknown values."""
     found: dict[str, AttributeValue] = {
         "url.path": record.path[:PATH_LENGTH_MAX],
         "fairgate.request_id": record.id,
@@ -184,7 +185,7 @@ def _add_admission(record: RequestRecord, found: dict[str, AttributeValue]) -> N
 
 
 class _Sender(SpanExporter):
-    """Hands batches to the exporter, counts what becomes of them, and says so when that changes."""
+    """An exporter that counts sent and lost spans, and logs when sending fails or works again."""
 
     def __init__(self, exporter: OTLPSpanExporter, place: str) -> None:
         self.exporter = exporter
@@ -193,12 +194,12 @@ class _Sender(SpanExporter):
         self.sent = 0
         self.not_sent = 0
         self.found_no_room = 0
-        """Noted by the loop; the rest by the thread of the SDK."""
+        """Spans that found no room. Written by the loop; the other counts by the SDK's thread."""
         self._lost_reported = 0
         self._is_closed = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """In the thread of the SDK."""
+        """Send a batch. Runs in the SDK's thread."""
         self.taken += len(spans)
         result = self.exporter.export(spans)
         if result is SpanExportResult.SUCCESS:
@@ -217,11 +218,11 @@ class _Sender(SpanExporter):
 
     @property
     def lost(self) -> int:
-        """Spans that found no room, or that the collector did not take."""
+        """Number of spans that found no room, or that the collector did not take."""
         return self.found_no_room + self.not_sent
 
     def report_lost(self, made: int) -> None:
-        """Nothing more will be sent of so many spans that were handed over."""
+        """Log the losses at the end, when nothing more of the `made` spans will be sent."""
         lost = made - self.sent - self.not_sent + self.lost - self._lost_reported
         if lost:
             logger.warning("%d spans were not sent to %s", lost, self.place)
@@ -233,7 +234,7 @@ class _Sender(SpanExporter):
 
 
 class _LastMessage(logging.Handler):
-    """What the SDK says goes here and nowhere else: it says it for every batch, and `_Sender` once."""
+    """A handler that keeps the SDK's last message, in place of a log line for every batch: `_Sender` logs it once."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

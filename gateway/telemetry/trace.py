@@ -1,7 +1,7 @@
-"""Which trace is a request part of, and is it recorded? W3C Trace Context (`traceparent`), read when its head is there.
+"""Which trace is a request part of, and is it recorded? W3C Trace Context (`traceparent`), read with the head.
 
-Every request costs this where tracing is configured, so it is cheap; the span is made at the end, and only for a trace
-that is recorded.
+Every request pays for this where tracing is configured, so it is cheap. A span is made at the end, and only for a
+recorded trace.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import Final
 TRACEPARENT: Final = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
 )
-"""The trace, the span in it that asks, and its flags."""
+"""Trace id, id of the client's span, and flags."""
 _STATE_BYTES_MAX: Final = 512
 _LOW_64_BITS: Final = (1 << 64) - 1
 
 
 class TraceContext:
-    """One request's place in a trace."""
+    """The place of one request in a trace."""
 
     parent_id: int = 0
-    """Of the client's span; 0: it has none."""
+    """Id of the client's span; 0 without one."""
     state: bytes = b""
     """The client's `tracestate`."""
     host: bytes = b""
-    """What the client calls this gateway, if recorded."""
+    """The client's name for this gateway, if the trace is recorded."""
 
     def __init__(self, trace_id: int, span_id: int, *, is_sampled: bool, traceparent: bool) -> None:
         self.trace_id = trace_id
         self.span_id = span_id
-        """Of this gateway's span."""
+        """Id of this gateway's span."""
         self.is_sampled = is_sampled
         self.traceparent = traceparent
-        """Did the client send anything about a trace, right or wrong?"""
+        """Whether the client sent anything about a trace, valid or not."""
 
     def passed_on(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """The header fields of the request, with this gateway's span as the one that asks. May change the list."""
+        """Return the request's header fields with this gateway's span as the parent. May change the list."""
         if self.traceparent:
             headers = [field for field in headers if field[0] != b"traceparent" and field[0] != b"tracestate"]
             if self.state:
@@ -47,13 +47,16 @@ class TraceContext:
 
 
 class Sampler:
-    """Decides which traces are recorded: as the client's `traceparent` says; where there is none, this part of them."""
+    """Sampler of traces: records as the client's `traceparent` says, and this part of the traces without one."""
 
     def __init__(self, ratio: float) -> None:
         self._bound = round(ratio * (1 << 64))
 
     def begin(self, headers: list[tuple[bytes, bytes]]) -> TraceContext | None:
-        """None: the client has said that its trace is not recorded, and what it said is passed on as it is."""
+        """Begin the request's part of a trace.
+
+        Return None if the client says that its trace is not recorded; its fields are then passed on unchanged.
+        """
         traceparent = state = b""
         for name, value in headers:
             if name == b"traceparent":
@@ -64,7 +67,7 @@ class Sampler:
         if found is None:
             digits = getrandbits(192)
             trace_id = digits >> 64
-            is_sampled = trace_id & _LOW_64_BITS < self._bound  # as OpenTelemetry's own samplers do
+            is_sampled = trace_id & _LOW_64_BITS < self._bound  # as OpenTelemetry's own samplers decide
             trace = TraceContext(
                 trace_id, digits & _LOW_64_BITS, is_sampled=is_sampled, traceparent=bool(traceparent or state)
             )

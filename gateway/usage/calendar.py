@@ -1,4 +1,4 @@
-"""How do the days and months of a time zone cut time? Each is one bucket, and only the present one counts."""
+"""Days and months of a time zone as windows of limits. Each is one bucket, and only the present bucket counts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from policies.limits.quotas import DAY_S
 from policies.limits.sliding_counts import Window
 
 _BACK_S = 3600.0
-"""By how much a clock is put back in the longest of them."""
+"""Seconds that the longest day and month gain when a clock is put back."""
 
 
 def calendar_of(name: str) -> tuple[Window, Window]:
-    """The days and months of a time zone."""
+    """Return the windows of a day and of a month in a time zone."""
     zone = ZoneInfo(name)
 
     def day(at_s: float) -> int:

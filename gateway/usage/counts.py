@@ -1,7 +1,7 @@
-"""What was used since the last write, by which tenant and with which model? Sums in memory, one for each hour and key.
+"""Usage since the last write, summed in memory by hour, tenant, app, user, model and key label.
 
-Runs for every request, so it only adds numbers. What there are many of is bounded: the users of a tenant in an hour,
-the tenants of an hour, and the sums that wait to be written.
+`ended` runs for every request, so it only adds numbers. Three numbers are bounded: the users of a tenant in an hour,
+the tenants and users of an hour, and the sums that wait to be written.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from policies.request import ServiceTokens
 HOUR_S: Final = 3600
 OTHERS: Final = "other"
 NAMES_MAX: Final = 100_000
-"""Tenants and users of one hour; with open access, every made-up key is a tenant."""
+"""Limit on the tenants and users of one hour; with open access, every made-up key is a tenant."""
 SUMS_MAX: Final = 50_000
 OTHER_USERS: Final = OTHERS * 26
-"""Stands for the users beyond the bound of users counted one by one. Longer than what is kept of any user's name."""
+"""Name of all users beyond the limit on users. Longer than the part that is kept of any user's name."""
 
 Key = tuple[int, str, str, str, str, str]
 """Hour (since the epoch), tenant, app, user, model and the label of the API key."""
 
 
 class UsageTotals:
-    """What was used under one key."""
+    """Sums of one key."""
 
     __slots__ = ("cached", "engine_ms", "input", "output", "queue_us", "refused", "requests", "wasted")
 
@@ -39,27 +39,31 @@ class UsageTotals:
         self.cached = 0
         self.output = 0
         self.wasted = 0
-        """Tokens that had been spent in interactions which were then cut."""
+        """Tokens spent in interactions that were then aborted."""
         self.queue_us = 0
-        """Time in the queue, in microseconds, summed as the access log rounds it: to hundredths of a millisecond."""
+        """Time in the queue in microseconds. Each request's time is rounded to tens of them, as in the access log."""
         self.engine_ms = 0
-        """Time at engines, for each answer of a request."""
+        """Time at engines, in milliseconds, times the sequences of each request."""
 
 
 Sums = dict[Key, UsageTotals]
 
 
 class UsageCounts:
-    """Adds up the requests that end, until somebody takes the sums away to write them."""
+    """Sums of ended requests, until a writer takes them away."""
 
     __slots__ = ("_hour", "_names", "_names_max", "_sums", "_sums_max", "_users", "_users_max", "requests_dropped")
 
     def __init__(self, users_max: int, sums_max: int = SUMS_MAX, names_max: int = NAMES_MAX) -> None:
-        """`users_max`: users of one tenant that are counted one by one in an hour; the rest are one user. Beyond
-        `sums_max` sums no new user is counted on its own; beyond twice as many there are no new sums at all. At most
-        `names_max` tenants and users of an hour are counted by name."""
+        """Set the limits.
+
+        Args:
+            users_max: users of one tenant that are counted by name in an hour; the rest are one user.
+            sums_max: sums beyond which no new user or label is counted by name. Beyond twice this number none is added.
+            names_max: tenants and users of an hour that are counted by name.
+        """
         self.requests_dropped = 0
-        """Requests that no sum has, since there was no room for another sum."""
+        """Requests in no sum, since there was no room for another sum."""
         self._users_max = users_max
         self._sums_max = sums_max
         self._sums: Sums = {}
@@ -67,16 +71,16 @@ class UsageCounts:
         self._names = 0
         self._names_max = names_max
         self._users: dict[str, set[str]] = {}
-        """The users of each tenant in this hour."""
+        """Users of each tenant in this hour that are counted by name."""
 
     def __len__(self) -> int:
         return len(self._sums)
 
     def ended(self, record: RequestRecord) -> None:
-        """A request ended, in whatever way. Every request that has a line in the access log is counted here."""
+        """Count an ended request, whatever its outcome. Every request with a line in the access log is counted here."""
         request = record.request
         is_refused = record.outcome == Outcome.REFUSED
-        # What a client asks for may be no model at all: only of what came to a pool is it known that it is one.
+        # A client may ask for a model that does not exist; a request that came to a pool asked for one that does.
         model = record.model if record.pool or not is_refused else ""
         user = "" if request is None else request.flow.user
         key = (int(time.time()) // HOUR_S, record.tenant, record.app, user, model, record.key)
@@ -100,19 +104,19 @@ class UsageCounts:
                 totals.wasted += request.progress.wasted_tokens
 
     def used(self) -> Iterator[Used]:
-        """What each sum says, as it will be written down."""
+        """Yield each sum as it will be stored."""
         for (hour, tenant, _, _, model, _), totals in self._sums.items():
             service = ServiceTokens(totals.input, totals.output, totals.cached)
             requests = totals.requests - totals.refused
             yield Used((hour + 1) * HOUR_S, tenant, model, requests, service, totals.engine_ms)
 
     def take(self) -> Sums:
-        """All that was added since the last time."""
+        """Return the sums since the last call, and start anew."""
         sums, self._sums = self._sums, {}
         return sums
 
     def _bounded(self, key: Key) -> UsageTotals | None:
-        """A sum for a key that has none, or that of the others. None: there is no room."""
+        """Return the sum for a new key, perhaps under the names of the others; None if there is no room."""
         hour, tenant, app, user, model, label = key
         if hour != self._hour:
             self._hour, self._names, self._users = hour, 0, {}

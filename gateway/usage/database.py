@@ -1,6 +1,6 @@
-"""Where is it written down? One connection to SQLite or PostgreSQL, in the words that both understand.
+"""One connection to the usage database, SQLite or PostgreSQL, in SQL that both understand.
 
-Used by one thread at a time, and not by the loop's. Statements have %s for their values.
+One thread at a time uses it, and never the loop's. Statements have %s for their values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavaila
 LAYOUT = "1"
 CONNECT_S = 3
 ANSWER_S = 5
-"""How long a statement may take, and how long a server may give no sign of life."""
+"""Seconds that a statement may take, and that a server may give no sign of life."""
 BUSY_S = 2.0
-"""How long SQLite waits for another process that writes."""
+"""Seconds for which SQLite waits for another process that writes."""
 
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS fairgate_usage (
@@ -29,7 +29,8 @@ _TABLES = (
         output_tokens BIGINT NOT NULL, wasted_tokens BIGINT NOT NULL, queue_us BIGINT NOT NULL,
         PRIMARY KEY (hour_s, tenant, app, end_user, model)
     )""",
-    # Beside the table above and not a column of its key: gateways of an earlier version go on writing both databases.
+    # A table of its own and not a column of the key above: gateways of an earlier version still write to both
+    # databases.
     """CREATE TABLE IF NOT EXISTS fairgate_key_usage (
         hour_s BIGINT NOT NULL, tenant TEXT NOT NULL, key_label TEXT NOT NULL, model TEXT NOT NULL,
         requests BIGINT NOT NULL, refused BIGINT NOT NULL, input_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL,
@@ -62,20 +63,20 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS fairgate_files_by_tenant ON fairgate_files (tenant)",
 )
 _ADDED = (("fairgate_usage", "engine_ms"), ("fairgate_files", "expires_s"))
-"""Columns that tables of before have not."""
+"""Columns that tables of earlier versions lack."""
 _NOTE_LAYOUT = "INSERT INTO fairgate_notes VALUES ('layout', %s) ON CONFLICT (name) DO NOTHING"
 _READ_LAYOUT = "SELECT value FROM fairgate_notes WHERE name = 'layout'"
 
 
 def place_of(config: UsageConfig) -> str:
-    """The database as it may be shown: without a password."""
+    """Return the database's name for people, without the password."""
     text = config.url.get_secret_value()
     scheme, is_url, rest = text.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}" if is_url else text
 
 
 class Transaction:
-    """What is done in one step, or not at all."""
+    """A transaction: its statements take effect together or not at all."""
 
     def __init__(self, cursor: Any, kind: _Kind) -> None:
         self._cursor = cursor
@@ -83,17 +84,17 @@ class Transaction:
         self._lock = kind.lock
 
     def ask(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """The rows that it finds."""
+        """Return the rows that a query finds."""
         self._cursor.execute(statement.replace("%s", self._mark), values)
         return list(self._cursor.fetchall())
 
     def do(self, statement: str, values: Sequence[object] = ()) -> int:
-        """How many rows it changed."""
+        """Return the number of rows that a statement changed."""
         self._cursor.execute(statement.replace("%s", self._mark), values)
         return int(self._cursor.rowcount)
 
     def lock(self, name: str) -> None:
-        """Wait until no other transaction has locked this name; the lock holds until this one ends."""
+        """Wait until no other transaction has locked this name. The lock holds until this transaction ends."""
         self.ask(self._lock, (name,))
 
     def do_each(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
@@ -101,44 +102,47 @@ class Transaction:
 
 
 class _Kind(Protocol):
-    """What is different between the two."""
+    """The differences between SQLite and PostgreSQL."""
 
     mark: str
     begin: str
-    """A transaction that reads."""
+    """Statement that begins a transaction that only reads."""
     begin_writing: str
     lock: str
-    """Locks a name, where a transaction that writes is not alone anyway."""
+    """Statement that locks a name. Does nothing in SQLite, where one transaction writes at a time."""
     has_column: str
-    """Asks whether a table has a column."""
+    """Query that finds a row if a table has a column."""
 
     def connect(self) -> Any: ...
 
     def is_another(self) -> bool:
-        """Is there another database now, or none, where the one was that was connected to last? Says so once."""
+        """Return whether the database of the last connection was replaced or removed. True once for each time."""
 
     def fault(self, error: Exception) -> StoreError | None:
-        """What an error means; None: it is none of the database's."""
+        """Return the StoreError for an error; None if the error is not the database's."""
 
 
 class Database:
-    """Connects when it is asked something, and again after a fault."""
+    """A database that connects for the first transaction, and again after a fault."""
 
     def __init__(self, config: UsageConfig, *, makes: bool = True) -> None:
-        """`makes`: a file, or tables, that are not there are made; otherwise that is StoreRefused."""
+        """Connect later. `makes`: make a missing file and missing tables; otherwise a missing file is StoreRefused."""
         url = config.url.get_secret_value()
         self._kind: _Kind = _PostgreSql(url) if config.is_server else _Sqlite(Path(url), makes=makes)
         self._place = place_of(config)
         self._makes = makes
         self._connection: Any = None
         self.replaced = 0
-        """How often the file was replaced or removed while it was open."""
+        """Number of times that the file was replaced or removed while it was open."""
 
     @contextmanager
     def transaction(self, *, writes: bool = True) -> Iterator[Transaction]:
-        """Committed at its end, undone if that is an error. Raises StoreUnavailable or StoreRefused; after that it may
-        have been committed all the same. A file that was replaced or removed is opened anew; what is committed to one
-        that was replaced meanwhile is StoreUnavailable."""
+        """Run a transaction: commit at its end, or roll back on an error. Raise StoreUnavailable or StoreRefused; the
+        transaction may have been committed nonetheless.
+
+        A file that was replaced or removed before is opened anew. Raise StoreUnavailable if it was replaced during the
+        transaction.
+        """
         kind = self._kind
         try:
             self._lose_replaced()
@@ -151,7 +155,7 @@ class Database:
                 cursor.execute("COMMIT")
             if self._lose_replaced():
                 raise StoreUnavailable("the file was replaced or removed meanwhile: try again")
-        except BaseException as error:  # undone whatever ended it, and raised
+        except BaseException as error:  # rolled back whatever the error is, and raised
             self.close()
             fault = kind.fault(error) if isinstance(error, Exception) else None
             if fault is None:
@@ -159,13 +163,13 @@ class Database:
             raise type(fault)(f"{self._place}: {fault}") from error
 
     def close(self) -> None:
-        """Nothing is open after this; what was begun is undone."""
+        """Disconnect, and roll back an open transaction."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
     def _lose_replaced(self) -> bool:
-        """Disconnect from a file that is no longer the one at its place. False: it is."""
+        """Disconnect if the file was replaced or removed, and return whether it was."""
         if not self._kind.is_another():
             return False
         self.replaced += 1
@@ -178,7 +182,8 @@ class Database:
             if self._makes:
                 step.do(self._kind.begin_writing)
                 if isinstance(self._kind, _PostgreSql):
-                    step.ask("SELECT pg_advisory_xact_lock(20260117)")  # two that make the same table are in conflict
+                    # two connections that create one table would conflict
+                    step.ask("SELECT pg_advisory_xact_lock(20260117)")
                 for table in _TABLES:
                     step.do(table)
                 for table, column in _ADDED:
@@ -204,23 +209,23 @@ class _Sqlite:
         self._path = path
         self._makes = makes
         self._opened: tuple[int, int] | None = None
-        """Which file the connection is to."""
+        """Device and inode of the connection's file; None if there is none."""
 
     def connect(self) -> sqlite3.Connection:
         if self._makes:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # Hashes of keys are for the owner only. A file that is there is not opened here: to close it would end the
+            # Hashes of keys are for the owner only. An existing file is not opened here: closing it would release the
             # locks that other connections of this process have on it.
             with suppress(FileExistsError):
                 os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         elif not self._path.is_file():
             raise StoreRefused("there is no such file: no gateway has written it yet")
-        self._opened = self._present()  # first: what takes its place while it is opened is noticed later
+        self._opened = self._present()  # before connecting, so that a replacement meanwhile is noticed later
         connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         connection.text_factory = _as_text
         try:
-            # Not WAL: its second file stays while the first one is replaced, and the pages in it would be taken for
-            # pages of the new one. So between two transactions everything is in the one file.
+            # Not WAL: its second file stays when the database file is replaced, and its pages would be taken for pages
+            # of the new file. With DELETE the one file has everything between two transactions.
             connection.execute("PRAGMA journal_mode = DELETE")
             connection.execute("PRAGMA synchronous = EXTRA")
         except sqlite3.Error:
@@ -235,7 +240,7 @@ class _Sqlite:
         return True
 
     def _present(self) -> tuple[int, int] | None:
-        """Which file is at the path. None: none."""
+        """Return the device and inode of the file at the path; None if there is no file."""
         try:
             found = os.stat(self._path)
         except FileNotFoundError:
@@ -255,14 +260,14 @@ class _Sqlite:
 
 
 def _as_text(stored: bytes) -> str:
-    """What others wrote into a column of text may be none."""
+    """Decode a text column: other programs may have stored bytes that are not UTF-8."""
     return stored.decode("utf-8", "replace")
 
 
 class _PostgreSql:
     mark = "%s"
-    # A pooler in transaction mode then gives the session to others: settings end with the transaction, and nothing
-    # is prepared.
+    # A pooler in transaction mode gives the session to other clients afterwards. So settings end with the transaction,
+    # and nothing is prepared.
     begin = f"BEGIN; SET LOCAL statement_timeout = {ANSWER_S * 1000}; SET LOCAL lock_timeout = {ANSWER_S * 1000}"
     begin_writing = begin
     lock = "SELECT pg_advisory_xact_lock(20260118, hashtext(%s))"
@@ -286,12 +291,12 @@ class _PostgreSql:
         }
         try:
             where = psycopg.conninfo.conninfo_to_dict(self._url)
-        except psycopg.Error:  # what it says may repeat the password
+        except psycopg.Error:  # its text may repeat the password
             raise StoreRefused("is no url that PostgreSQL understands") from None
         return psycopg.connect(**{**bounds, **where}, autocommit=True, prepare_threshold=None)
 
     def is_another(self) -> bool:
-        """A server that has moved ends its connections."""
+        """Return False: a server that has moved ends its connections."""
         return False
 
     def fault(self, error: Exception) -> StoreError | None:

@@ -1,7 +1,7 @@
-"""Who writes down what was used? Every half second, in batches that count once however often they are sent.
+"""The writer of usage: every half second it stores a batch, which counts once however often it is sent.
 
-While the database cannot be reached, the batch that was under way is sent again, and what comes meanwhile is added up
-in memory: there is one sum for each hour and key, so hours of it are small.
+While the database cannot be reached, the last batch is sent again and again. New usage is added up in memory meanwhile:
+one sum for each hour and key, so hours of usage are small.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ FORGET_S = 3600.0
 
 
 class UsageRecorder:
-    """Counts what one gateway is used for, and writes it down. `open`, one `turn` after another, then `close`."""
+    """Counter and writer of one gateway's usage. `open`, one `turn` after another, then `close`."""
 
     def __init__(self, config: UsageConfig, quotas: Quotas | None, bounds: Bounds = BOUNDS) -> None:
-        """`quotas`: limits of a day and a month, which go on from what is written down; None: they need not."""
+        """Begin without counts. `quotas`: limits that resume from stored usage; None if there are none to resume."""
         self.counts = UsageCounts(config.users_max, bounds.of("sums") // 4, bounds.of("users"))
-        # A quarter: twice as many there may be, and as many more are being written.
+        # A quarter: twice this number may wait, and as many may be in the batch under way.
         self.database = DatabaseThread(config)
         self.fault: str | None = None
-        """Why was nothing written the last time? None: it was."""
+        """Fault of the last write; None if it succeeded."""
         self.batches_written = 0
         self._config = config
         self._quotas = quotas
         self._writer = secrets.token_hex(8)
         self._numbered = self._written = self._lost = 0
-        """Requests, since the start: in batches, in those that were written, and in those that were overwritten."""
+        """Requests since the start: in batches, in written batches, and in written batches that were lost."""
         self._wrote_s = 0.0
         self._batch: Batch | None = None
-        """What was taken and is not known to be written."""
+        """Batch that is not known to be written."""
         self._dropped_reported = 0
         self._replaced_reported = 0
         self._forgot_s = float("-inf")
@@ -59,21 +59,24 @@ class UsageRecorder:
         self._flushing = asyncio.Lock()
 
     async def open(self) -> None:
-        """Connect, and let limits go on. StoreRefused if the database is not one to be used; one that is down does not
-        matter."""
+        """Connect, and seed the limits with stored usage. Raise StoreRefused if the database cannot be used at all. One
+        that is unavailable is only noted as a fault.
+        """
         try:
             await self._go_on()
         except StoreUnavailable as error:
             self._failed(str(error))
 
     def go_on_with(self, quotas: Quotas) -> None:
-        """These are the first limits, and have counted nothing yet. What is in no batch yet is added to them here, and
-        what is written down with the next `flush`."""
+        """Seed limits that have counted nothing yet with counts that are in no batch.
+
+        The next `flush` seeds them with stored usage.
+        """
         self._quotas, self._has_gone_on = quotas, False
         quotas.go_on(self.counts.used(), time.monotonic())
 
     async def turn(self) -> None:
-        """Write after half a second. Raises `OperationalError`, having written, if the file has been replaced."""
+        """Write after half a second. Raise `OperationalError`, having written, if the file has been replaced."""
         await asyncio.sleep(FLUSH_S)
         await self.flush()
         replaced, self._replaced_reported = self.database.replaced - self._replaced_reported, self.database.replaced
@@ -84,7 +87,7 @@ class UsageRecorder:
             )
 
     async def flush(self) -> None:
-        """Write what was counted so far, after what could not be written before."""
+        """Write all counts so far, after the batch that could not be written before."""
         async with self._flushing:
             await self._flush()
 
@@ -104,7 +107,7 @@ class UsageRecorder:
             self.fault = None
 
     async def close(self) -> None:
-        """Write the rest, if that can be done soon."""
+        """Write the rest within CLOSE_S, or log how many requests are lost."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -122,14 +125,14 @@ class UsageRecorder:
         await self.database.close(CLOSE_S)
 
     def collect(self) -> Iterator[Metric]:
-        """As a registry of metrics asks for it."""
+        """Yield the metrics for the registry."""
         yield single("fairgate_usage_written", self.fault is None)
         waiting = len(self.counts) + (0 if self._batch is None else len(self._batch.sums))
         yield single("fairgate_usage_waiting_sums", waiting)
         yield single("fairgate_usage_requests_dropped_total", self.counts.requests_dropped + self._lost)
 
     async def _next(self) -> Batch | None:
-        """What is written next, once what has to be read before was. None: there is nothing to write."""
+        """Return the batch to write, after the limits were seeded; None if there is nothing to write."""
         if self._batch is None:
             await self._go_on()
             if len(self.counts):
@@ -139,12 +142,12 @@ class UsageRecorder:
         return self._batch
 
     async def _go_on(self) -> None:
-        """Limits go on from what is written down, once: before anything is that ends under them."""
+        """Seed the limits once with stored usage, before usage is stored that they have counted themselves."""
         if self._has_gone_on:
             return
         quotas = self._quotas
         found = await used_before(self.database, quotas, time.time())
-        if quotas is self._quotas:  # else others came meanwhile, and are read for next
+        if quotas is self._quotas:  # otherwise new limits came meanwhile, and the next call reads for them
             self._has_gone_on = True
             if quotas is not None:
                 quotas.go_on(found, time.monotonic())
@@ -156,9 +159,9 @@ class UsageRecorder:
             await self.database.do(forget, int(time.time()), self._config.keep_days)
 
     def _find_lost(self, found: int) -> None:
-        """What was written before is no longer there if the database knows of fewer requests."""
+        """Log a loss if the database knows of fewer requests than were written: an older copy replaced it."""
         idle_s, self._wrote_s = time.time() - self._wrote_s, time.time()
-        if found < self._written and idle_s < WRITERS_KEPT_S:  # longer idle, it is forgotten
+        if found < self._written and idle_s < WRITERS_KEPT_S:  # a writer idle for longer is deleted
             self._lost += self._written - found
             logger.warning(
                 "the usage of %d requests is gone from %s: an older copy took its place; their lines in the access log"

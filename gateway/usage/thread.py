@@ -1,6 +1,6 @@
-"""Who waits for the database? A thread of its own, which does one piece of work after another; never the loop.
+"""A thread that works with the database, one piece after another, so that the loop never waits for it.
 
-Those whose work it is take turns, so a tenant with many downloads is one among all who want something.
+Owners of work, such as tenants, take turns, so a tenant with many downloads delays each other owner by one piece.
 """
 
 from __future__ import annotations
@@ -17,43 +17,46 @@ from gateway.storage.store_errors import StoreUnavailable
 from gateway.usage.database import Database, place_of
 
 ANSWER_S = 6.0
-"""Longer than a connection and a statement may take."""
+"""Seconds that an answer may take. Longer than a connection or a statement may take, but not than both together."""
 CLOSE_S = 2.0
 WAITING_MAX = 64
-"""Pieces of work of one owner."""
+"""Limit on the waiting pieces of work of one owner."""
 Found = TypeVar("Found")
 Given = ParamSpec("Given")
 
 
 class DatabaseThread:
-    """Does with the database what the loop wants done. `close` ends it."""
+    """A runner of database work for the loop. `close` ends it."""
 
     def __init__(self, config: UsageConfig, *, makes: bool = True) -> None:
-        """`makes`: as for `Database`."""
+        """Set up the database; the first work starts the thread. `makes`: as for `Database`."""
         self.place = place_of(config)
         self._database = Database(config, makes=makes)
         self._waiting: dict[str, deque[tuple[Callable[[Database], Any], Future[Any]]]] = {}
-        """By owner, in the order of their turns."""
+        """Waiting work by owner, in the order of their turns."""
         self._changed = threading.Condition()
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
     @property
     def replaced(self) -> int:
-        """How often the file was replaced or removed while it was open."""
+        """Number of times that the file was replaced or removed while it was open."""
         return self._database.replaced
 
     async def do(
         self, work: Callable[Concatenate[Database, Given], Found], *given: Given.args, **named: Given.kwargs
     ) -> Found:
-        """Do work that is the gateway's own."""
+        """Do the gateway's own work, and return its result. Raises as `do_for` does."""
         return await self.do_for("", work, *given, **named)
 
     async def do_for(
         self, owner: str, work: Callable[Concatenate[Database, Given], Found], *given: Given.args, **named: Given.kwargs
     ) -> Found:
-        """Return what the work of this owner, such as a tenant, returns. Raises StoreUnavailable, also where it takes
-        too long, or StoreRefused. Who stops waiting does not stop work that has begun."""
+        """Do the work of this owner, such as a tenant, and return its result.
+
+        Raise StoreUnavailable, also if the work takes longer than ANSWER_S, or StoreRefused. A caller that stops
+        waiting does not stop work that has begun.
+        """
         done: Future[Found] = Future()
         with self._changed:
             line = self._waiting.get(owner) or deque()
@@ -63,7 +66,7 @@ class DatabaseThread:
             line.append((lambda database: work(database, *given, **named), done))
             self._changed.notify()
         if self._thread is None:
-            # A daemon: a disk that has stopped for good must not keep the process.
+            # A daemon thread, since a disk that hangs must not keep the process.
             self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
             self._thread.start()
         try:
@@ -73,7 +76,7 @@ class DatabaseThread:
             raise StoreUnavailable(f"{self.place}: does not answer within {ANSWER_S:g} s") from None
 
     async def close(self, wait_s: float) -> None:
-        """Let what waits be done, for at most so long, and disconnect."""
+        """Let waiting work finish for at most `wait_s`, and disconnect."""
         if self._thread is None:
             return
         with self._changed:
@@ -88,12 +91,12 @@ class DatabaseThread:
                 continue
             try:
                 done.set_result(work(self._database))
-            except Exception as error:  # raised at the caller
+            except Exception as error:  # raised in `do_for`
                 done.set_exception(error)
         self._database.close()
 
     def _next(self) -> tuple[Callable[[Database], Any], Future[Any]] | None:
-        """Wait for work and take a piece of it; its owner is then the last in turn. None: there will be no more."""
+        """Wait for a piece of work and take it; its owner's turn is then last. None if closed and no work waits."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
             for owner, line in self._waiting.items():

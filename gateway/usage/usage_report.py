@@ -1,4 +1,4 @@
-"""Who used how much, and when? Sums of what is written down, by whatever one asks for."""
+"""Who used how much, and when? Sums of stored usage, grouped by the dimensions of a question."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLUMNS = {
     "user": "end_user",
     "model": "model",
 }
-"""What stands for each in a statement; of a month, `_months`."""
+"""SQL expression of each dimension; `_months` makes that of the month."""
 DIMENSIONS = tuple(_COLUMNS)
 _MEASURES = (
     "requests",
@@ -44,14 +44,17 @@ _MEASURES = (
 
 
 class BadQuestion(ValueError):
-    """The message says what cannot be asked, and what can."""
+    """A question that cannot be answered. The message says what cannot be asked, and what can."""
 
 
 class Question:
-    """From when, until when, and by what? Times are whole hours, in seconds since the epoch."""
+    """A time span and the dimensions to group by."""
 
     def __init__(self, since: str, until: str | None, by: Sequence[str], now: datetime) -> None:
-        """`since` and `until`: 30m, 24h or 7d before `now`, today, its 8:00, a day or a time. Raises BadQuestion."""
+        """Parse a question. Raise BadQuestion.
+
+        `since` and `until`: 30m, 24h or 7d before `now`, today, a time of today such as 8:00, a day or a time.
+        """
         for name in by:
             if name not in DIMENSIONS:
                 raise BadQuestion(f"by: {name[:50]!r} is none of: {', '.join(DIMENSIONS)}")
@@ -70,7 +73,7 @@ class Question:
 
     @property
     def hours_s(self) -> tuple[int, int]:
-        """When the first hour begins, and when the last one ends: whole hours that touch the time."""
+        """Begin of the first hour and end of the last hour that touch the span, in seconds since the epoch."""
         return int(self.since.timestamp()) // 3600 * 3600, -int(-self.until.timestamp() // 3600) * 3600
 
 
@@ -86,7 +89,7 @@ def _moment(text: str, now: datetime) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
         moment = (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
-        _ = moment + timedelta(hours=1)  # its hour has an end
+        _ = moment + timedelta(hours=1)  # the end of its hour must be a date, too
         return moment
     except (ValueError, OverflowError):
         raise BadQuestion(
@@ -100,7 +103,7 @@ def _text(moment: datetime) -> str:
 
 
 class UsageRow:
-    """What one group of the question used: a tenant, a user, a model, or what the question groups by."""
+    """Usage of one group of the question, such as a tenant, user or model."""
 
     __slots__ = ("_cost", "by", "unpriced_tokens", *_MEASURES)
 
@@ -119,11 +122,11 @@ class UsageRow:
 
     @property
     def cost(self) -> float | None:
-        """Return the cost of what has a price. None: nothing of it has one."""
+        """Return the cost of the tokens that have a price; None if no token has one."""
         return None if self.unpriced_tokens == self.tokens > 0 else self._cost
 
     def add(self, sums: Sequence[int], price: PriceConfig | None) -> None:
-        """One more sum, in the order of the columns, of a model with this price."""
+        """Add one row of the table, in the order of the columns, of a model with this price."""
         requests, refused, prompt, cached, output, wasted, queue_us, engine_ms = map(int, sums)
         self.requests += requests
         self.refused += refused
@@ -174,7 +177,7 @@ class Report:
         return json.dumps(answer, indent=2) + "\n"
 
     def as_csv(self) -> str:
-        """One line for each row, without the total: the program that reads the lines can add them up."""
+        """Return one line for each row, without the total: the program that reads the lines can add them up."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([*self.question.by, *self.total.measures(has_prices=self.has_prices)])
@@ -183,7 +186,7 @@ class Report:
         return text.getvalue()
 
     def as_table(self) -> str:
-        """For people: numbers in groups of three, and the total last."""
+        """Return a table for people: numbers in groups of three, and the total last."""
         names = [*self.question.by, *self.total.measures(has_prices=self.has_prices)]
         total = ["total", *[""] * (len(self.question.by) - 1)] if self.question.by else []
         lines = [names] + [[each or "-" for each in row.by] + self._words(row) for row in self.rows]
@@ -215,8 +218,10 @@ def read(
     around: Mapping[str, Sequence[str]] | None = None,
     user: str | None = None,
 ) -> Report:
-    """The answer to a question, of one tenant or user or of all. `around`: the groups of each tenant; its use counts in
-    each. Raises BadQuestion if it is too long, and what `Database.transaction` raises."""
+    """Answer a question, for one tenant or user or for all. `around`: groups of each tenant, which its usage counts in.
+
+    Raise BadQuestion if the answer is too long, and what `Database.transaction` raises.
+    """
     if user is not None and "key" in question.by:
         raise BadQuestion("by: a key's use is not known by user")
     labels = [f"{_months(question) if name == 'month' else _COLUMNS[name]} AS by_{name}" for name in question.by]
@@ -255,8 +260,7 @@ def read(
 def read_own(
     database: Database, tenant: str, prices: Mapping[str, PriceConfig], now: datetime
 ) -> tuple[dict[str, dict[str, float | int | None]], list[dict[str, Any]]]:
-    """What one tenant used, received and was due in the last day and month; and what it used in each hour of the
-    day."""
+    """Return one tenant's usage, service and due service of the last 24 hours and 30 days, and its usage by hour."""
     hours = read(database, Question("24h", None, ("hour",), now), prices, storable(tenant))
     found = {}
     for name, since in (("day", "24h"), ("month", "30d")):
@@ -271,12 +275,12 @@ def read_own(
 
 
 def _of_tenant(question: Question) -> str:
-    """The rows of one tenant within the time. Each hour is named, so that no row of another tenant is looked at."""
+    """Return the SQL condition for one tenant's rows. It names each hour, so that no other tenant's row is scanned."""
     return f"hour_s IN ({', '.join(map(str, range(*question.hours_s, 3600)))}) AND tenant = %s"
 
 
 def _months(question: Question) -> str:
-    """The month of an hour, as both databases understand it. BadQuestion: there are too many."""
+    """Return the SQL expression for the month of an hour. Raise BadQuestion if there are too many months."""
     since_s, until_s = question.hours_s
     begins, cases = datetime.fromtimestamp(since_s, UTC).replace(day=1, hour=0), list[str]()
     while begins.timestamp() < until_s:

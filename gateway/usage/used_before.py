@@ -1,4 +1,4 @@
-"""What was used before this gateway was started, so that limits of a day and a month go on from it?"""
+"""Usage before this gateway was started, from which limits of a day and a month resume."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ DAY_S: Final = 86_400
 
 
 async def used_before(database: DatabaseThread, quotas: Quotas | None, now_s: float) -> list[Used]:
-    """Return what was used in the longest window that has a limit: by hours in the last two days and where the window
-    begins, by days between. Read by days, as a month may take longer than one statement should."""
+    """Return the usage within the longest limit's window: by hours in its first day and in the last two days, by days
+    between. Each day is a statement of its own, since a month may take longer than a statement should.
+    """
     today = int(now_s // DAY_S)
     first = today if quotas is None else int(quotas.longest.window.since_s(now_s) // DAY_S)
     found = list[Used]()

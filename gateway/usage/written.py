@@ -1,4 +1,9 @@
-"""What is in the tables of usage? How a batch is added, once, and what was added before."""
+"""The tables of usage: batches are added to them, each once, and earlier usage is read from them.
+
+A fault can hide whether a batch was committed, so its writer sends it again. Each writer numbers its batches upwards,
+and `fairgate_writers` has the last number of each. One transaction stores the number and adds the sums, and only if
+the number is larger than the stored one. So a batch counts once, however often it is sent.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ _ADDED_TO = {
     "fairgate_usage": ("hour_s", "tenant", "app", "end_user", "model"),
     "fairgate_key_usage": ("hour_s", "tenant", "key_label", "model"),
 }
-"""Tables of sums, and by what each sums up."""
+"""Tables of sums, and the key columns of each."""
 _ADD = {
     table: f"INSERT INTO {table} ({', '.join((*key, *SUMMED))}) VALUES ({', '.join(['%s'] * len((*key, *SUMMED)))}) "
     f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET "
@@ -50,8 +55,7 @@ _USED = (
 
 
 class Batch:
-    """What one gateway has to write, and how many requests it has counted from its start to the end of this: by that
-    number it is known again."""
+    """Usage that one gateway writes at once. `number` identifies it: the gateway's requests up to its end."""
 
     __slots__ = ("number", "sums", "writer")
 
@@ -62,7 +66,7 @@ class Batch:
 
 
 def _rows(sums: Sums) -> dict[str, dict[tuple[object, ...], list[int]]]:
-    """Return what is added to each table, by the key of the row."""
+    """Return the sums to add to each table, by the key of the row."""
     found: dict[str, dict[tuple[object, ...], list[int]]] = {table: {} for table in _ADDED_TO}
     for (hour, tenant, app, user, model, label), totals in sums.items():
         amounts = [
@@ -82,13 +86,16 @@ def _rows(sums: Sums) -> dict[str, dict[tuple[object, ...], list[int]]]:
 
 
 def storable(text: str) -> str:
-    """Without what PostgreSQL has no way to hold."""
+    """Replace characters that PostgreSQL cannot store."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def add(database: Database, batch: Batch, now_s: int) -> int:
-    """Add a batch, unless that was done before: after a fault nobody knows. Returns the number of the one before, which
-    is too small if an older copy of the database has taken its place."""
+    """Add a batch unless it was added before, which is not known after a fault.
+
+    Return the number of the writer's previous batch, 0 without one. The number is too small if an older copy has
+    replaced the database.
+    """
     with database.transaction() as step:
         before = step.ask("SELECT batch FROM fairgate_writers WHERE writer = %s", (batch.writer,))
         if step.do(_IS_NEW, (batch.writer, batch.number, now_s)):
@@ -97,8 +104,7 @@ def add(database: Database, batch: Batch, now_s: int) -> int:
 
 
 def add_sums(step: Transaction, sums: Sums) -> None:
-    """Add them, in one order for all gateways, so that two that write the same rows do not wait for each other for
-    ever."""
+    """Add sums in one order for all gateways, so that two that write equal rows do not deadlock."""
     for table, rows in _rows(sums).items():
         step.do_each(_ADD[table], [(*key, *amounts) for key, amounts in sorted(rows.items())])
 
@@ -106,7 +112,7 @@ def add_sums(step: Transaction, sums: Sums) -> None:
 def add_shares(
     database: Database, writer: str, number: int, now_s: int, shares: Mapping[str, tuple[float, float]]
 ) -> None:
-    """Add what each tenant received and was due, in the unit of the policy, unless that was done before."""
+    """Add the service that each tenant received and was due, in the unit of the policy, unless it was added before."""
     hour_s = now_s // HOUR_S * HOUR_S
     with database.transaction() as step:
         if step.do(_IS_NEW, (writer, number, now_s)):
@@ -114,7 +120,7 @@ def add_shares(
 
 
 def forget(database: Database, now_s: int, keep_days: int) -> None:
-    """Hours that are too old, and writers that are gone."""
+    """Delete hours older than `keep_days`, and writers that have been idle for WRITERS_KEPT_S."""
     with database.transaction() as step:
         for table in (*_ADDED_TO, "fairgate_shares"):
             step.do(f"DELETE FROM {table} WHERE hour_s < %s", (now_s - keep_days * 86_400,))
@@ -122,7 +128,7 @@ def forget(database: Database, now_s: int, keep_days: int) -> None:
 
 
 def used_between(database: Database, since_s: int, until_s: int, part_s: int) -> list[Used]:
-    """What each tenant used of each model, in each part of this time."""
+    """Return the usage of each tenant and model in each part of this time."""
     with database.transaction(writes=False) as step:
         found = step.ask(_USED.format(part_s=part_s), (since_s, until_s))
     return [

@@ -1,6 +1,6 @@
-"""The page at the root of the admin listener: plain files, served as they are.
+"""The page at the root of the admin listener: static files.
 
-They hold nothing that is secret, so they are served without the token; what they show is asked for with it.
+They hold no secret, so they are served without the token. The page sends the token when it asks for data.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PAGE_PATHS: Final = frozenset(_FILES)
 
 
 def page() -> list[web.RouteDef]:
-    """One route for each file."""
+    """Return one route for each file."""
     return [_route(path, file.read_bytes(), TYPES[file.suffix]) for path, file in _FILES.items()]
 
 

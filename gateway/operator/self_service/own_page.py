@@ -1,4 +1,4 @@
-"""The page of /fairgate/me: plain files, which hold nothing of anybody. It asks its reader for the key."""
+"""The page of /fairgate/me: static files without data of any tenant. The page asks its reader for the key."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gateway.operator.page.files import FOLDER, HEADERS, TYPES
 PATH: Final = "/fairgate/me/page"
 _OWN: Final = Path(__file__).parent / "page"
 _OF_OPERATOR: Final = ("page.css", "stream.js", "words.js", "draw.js", "requests.js", "usage.js", "icon.svg")
-"""Files of the operator's page that this one uses too."""
+"""Files of the operator's page that this page uses too."""
 
 
 def own_page() -> dict[str, tuple[list[tuple[bytes, bytes]], bytes]]:
-    """By path."""
+    """Return the fields and the body of each file by its path."""
     files = {PATH: _OWN / "me.html", f"{PATH}/me.js": _OWN / "me.js"}
     files |= {f"{PATH}/{name}": FOLDER / name for name in _OF_OPERATOR}
     return {path: (_fields(TYPES[file.suffix]), file.read_bytes()) for path, file in files.items()}

@@ -1,4 +1,4 @@
-"""How does a tenant stand? What its own key shows it at /fairgate/me, and nothing of anybody else."""
+"""How does a tenant stand? The document that its own key gets at /fairgate/me, without data of other tenants."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from policies.tree.terms import ROOT, GroupSettings, Tree
 
 Numbers = dict[str, float | int | None]
 Shares = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""By pool and tenant: what it received and was due."""
+"""Service received and due, by pool and tenant."""
 NOTHING: Final = {"service_received": 0.0, "service_due": 0.0}
 OF_OTHERS: Final = frozenset({"tenant", "backend", "pool"})
-"""Fields of a request that its tenant knows or need not know."""
+"""Fields of a request that its tenant knows already or need not know."""
 
 
 class Recently(msgspec.Struct):
-    """What all tenants received of late, summed up for all who ask."""
+    """Service that all tenants received lately, summed up once for all clients that ask."""
 
     window_s: float = 0.0
     shares: Shares = {}
     engines: dict[str, EngineTimes] = {}
-    """By pool."""
+    """Times at the engines, by pool."""
 
 
 class OwnLimit(msgspec.Struct):
@@ -47,54 +47,54 @@ class OwnLimit(msgspec.Struct):
 
 
 class OwnClass(msgspec.Struct, omit_defaults=True):
-    """Of its work of one class in one pool."""
+    """A tenant's requests of one class (interactive or batch) in one pool."""
 
     queued_requests: int
     running_requests: int
     oldest_wait_s: float
     expected_wait_s: float | None
-    """Of a request that comes now, of the app that asked last. None: nobody has learned how long a turn takes."""
+    """Wait of a request that comes now, of the app of the newest waiting one; None until turns are learned."""
     expected_wait_range_s: tuple[float, float] | None
-    """The interval in which the true wait lies."""
+    """Interval in which the true wait lies."""
     share: float | None = None
-    """The part of the pool that it is entitled to now. None: of work that can wait it is what others leave."""
+    """Part of the pool that the tenant is entitled to now; None for batch, which gets what others leave."""
 
 
 class OwnPool(msgspec.Struct):
     pool: str
     waits_for: str
-    """For what the next request in order waits; "": each starts as it comes."""
+    """Obstacle of the next request in order, in words; "" if each request starts as it comes."""
     ceiling: str
-    """Which group or tenant has as much as it may, so that requests of this tenant wait; "": none."""
+    """Sentence that says which ceiling or kept reserve makes requests of this tenant wait; "" if none does."""
     recently: Mapping[str, float]
-    """What it received and was due within `recently_s`, in the unit of the policy."""
+    """Service received and due within `recently_s`, in the unit of the policy."""
     interactive: OwnClass
     batch: OwnClass
     requests: list[dict[str, Any]]
-    """The oldest that wait or run."""
+    """The oldest queued and running requests."""
     requests_left_out: int
 
 
 class OwnStanding(msgspec.Struct):
     tenant: str
     place: list[dict[str, Any]]
-    """What is set of each, from the outermost group to the tenant."""
+    """Settings of each level, from the outermost group to the tenant."""
     limits: list[OwnLimit]
     recently_s: float
     pools: list[OwnPool]
     usage: dict[str, Numbers] | None
-    """Of the last day and the last month. None: it is not counted, or the database cannot be asked."""
+    """Usage of the last day and the last month; None if usage is not counted or the database cannot be asked."""
     hours: list[dict[str, Any]] | None
-    """Of the last 24 hours, each with requests."""
+    """The last 24 hours, each hour with requests; None as `usage`."""
     minutes: list[dict[str, Any]]
-    """The latest first: how long its requests waited, and why the slowest did: for what, and behind how many."""
+    """The minutes with requests, the latest first: how long they waited, and why the slowest did."""
 
 
 def own_standing(
     principal: Principal, pools: Iterable[Pool], seen: GatewaySnapshot, recently: Recently,
     usage: dict[str, Numbers] | None, hours: list[dict[str, Any]] | None,
 ) -> OwnStanding:  # fmt: skip
-    """`seen`: at all processes, with the requests of this tenant."""
+    """Return the document. `seen`: a snapshot of all processes, with the requests of this tenant."""
     found = OwnStanding(
         principal.tenant, [], [], round(recently.window_s, 1), [], usage, hours, _minutes(seen, recently)
     )

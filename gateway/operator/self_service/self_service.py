@@ -1,7 +1,7 @@
-"""What does a tenant see of itself? Answers /fairgate/me and its page, of all processes of the gateway together.
+"""What does a tenant see of itself? Answers /fairgate/me and its page, for all processes of the gateway together.
 
-What each tenant received and was due is summed up once for all who ask. Where usage is counted, that is also written
-down every minute: by one process of the gateway, and by one of the gateways that share a Redis.
+The service that each tenant received and was due is summed up once for all clients that ask. If usage is counted, the
+sums of every minute are also stored: by one process of the gateway, and by one of the gateways that share a Redis.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from gateway.usage.written import add_shares
 
 RECENTLY_S: Final = 300.0
 AGAIN_S: Final = 5.0
-"""So old may be what tenants received and were due."""
+"""Seconds after which the sums of all tenants are computed anew."""
 
 
 class SelfService:
-    """Of one process. `open`, then `close`."""
+    """The self-service of one process: `open`, then `close`."""
 
     def __init__(self, gateway: Operated, pipeline: Pipeline, worker_slot: WorkerSlot | None) -> None:
         self._gateway = gateway
@@ -59,7 +59,7 @@ class SelfService:
         pipeline.late[Treatment.ME] = self._late.begin
 
     async def open(self, background: Background) -> None:
-        """`background`: of the gateway."""
+        """Start what self-service needs. `background`: the gateway's background tasks."""
         slot, gateway = self._slot, self._gateway
         if slot is not None and gateway.replicas is None:
             sockets = [slot.run_directory.worker(index) for index in range(slot.run_directory.workers)]
@@ -79,7 +79,8 @@ class SelfService:
 
     async def _answer(self, context: RequestContext) -> OwnStanding:
         principal, gateway = context.principal, self._gateway
-        async with self._turn:  # so that the operator, who asks the same processes, waits for one of them at most
+        # In turn, so that the operator, who asks these processes too, waits for one of these answers at most.
+        async with self._turn:
             seen = await self._source.snapshot(of=principal.tenant)
             if time.monotonic() - self._summed_s >= AGAIN_S:
                 self._recently = await self._sum_up(RECENTLY_S)
@@ -89,14 +90,14 @@ class SelfService:
 
     async def _usage(self, tenant: str) -> tuple[dict[str, Numbers], list[dict[str, Any]]] | None:
         usage = self._gateway.config.usage
-        if self._database is None or usage is None or tenant == OTHERS:  # that name stands for others, too
+        if self._database is None or usage is None or tenant == OTHERS:  # OTHERS sums up many tenants
             return None
         with suppress(StoreError):
             return await self._database.do(read_own, tenant, usage.prices, datetime.now(UTC))
         return None
 
     async def _sum_up(self, window_s: float) -> Recently:
-        """What all received in about that time, and when which requests were at the engines."""
+        """Return what all tenants received in about this time, and when requests were at the engines."""
         snapshot = await self._source.snapshot(with_running=True)
         now, (ends, covered_s) = snapshot.at_s, self._source.recent.within(time.monotonic(), inf)
         taken = [Taken(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
@@ -108,13 +109,13 @@ class SelfService:
         ))  # fmt: skip
 
     async def _write(self) -> None:
-        """Wait until a minute is over, and write it down."""
+        """Store the sums of the current minute when it is over."""
         minute = time.time() // WINDOW_S + 1
         await asyncio.sleep(minute * WINDOW_S - time.time())
         recently = await self._sum_up(WINDOW_S)
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for name, one in (item for pool in recently.shares.values() for item in pool.items()):
-            # Of more requests than are remembered the last ones stand for all.
+            # If more requests ended than are remembered, the latest ones stand for all.
             found[name].update({each: number * WINDOW_S / recently.window_s for each, number in one.items() if number})
         rows = {name: (one["service_received"], one["service_due"]) for name, one in found.items() if one}
         if rows and self._database is not None:

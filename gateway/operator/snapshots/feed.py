@@ -1,8 +1,8 @@
-"""What does the page show just now? A stream of server-sent events, made once for all who look.
+"""The stream of server-sent events that the page shows, made once for all listeners.
 
-Each event is the whole document of the state, so a page that is opened, or opened again, has all of it at once. While
-nobody looks, nothing runs. The time between two looks grows with what they cost, so that the page takes about COST_MAX
-of a core at most, however large the gateway is.
+Each event is the whole document of the state, so a page has all of it at once when it is opened. Nothing runs without
+listeners. The pause between two events grows with their cost, so that the page takes about COST_MAX of a core. The
+pause is PAUSE_S_MAX at most, so events that cost more than COST_MAX * PAUSE_S_MAX seconds take more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COST_MAX: Final = 0.01
 PAUSE_S_MAX: Final = 10.0
 LISTENERS_MAX: Final = 16
 STALL_S: Final = 10.0
-"""A listener that takes nothing for this long has gone."""
+"""Seconds after which a listener that reads nothing is dropped."""
 TASK: Final = "looks for the page"
 
 logger = logging.getLogger("fairgate")
@@ -38,16 +38,16 @@ class Feed:
         self._source = source
         self._id = token_hex(8)
         self._event = b""
-        """The latest one; empty while nobody looks."""
+        """Latest event; empty without listeners."""
         self._spent_s = self._since_s = 0.0
-        """CPU seconds of all looks, and since when."""
+        """CPU seconds of all events since `_since_s`."""
         self._changed = asyncio.Event()
         self._listeners = 0
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Answer until the listener goes, or the gateway."""
+        """Send events until the listener or the gateway goes."""
         if self._listeners >= LISTENERS_MAX or self._is_closed:
             error = "the gateway is shutting down" if self._is_closed else f"{LISTENERS_MAX} pages are open already"
             return web.json_response({"error": error}, status=503, headers={"retry-after": "5"})
@@ -69,7 +69,7 @@ class Feed:
         return response
 
     async def close(self, _app: web.Application) -> None:
-        """End all streams, since the gateway goes."""
+        """End all streams, since the gateway shuts down."""
         self._is_closed = True
         self._rest()
 
@@ -90,14 +90,14 @@ class Feed:
             await changed.wait()
 
     async def _look(self) -> None:
-        """Make one event after another, while anybody looks."""
+        """Make one event after another until it is cancelled."""
         try:
             while True:
                 cost_s = await self._look_once()
                 self._spent_s += cost_s
                 self._notify()
                 await asyncio.sleep(min(max(LOOK_S, cost_s / COST_MAX), PAUSE_S_MAX))
-        except Exception:  # who looks hears of it by the end of the stream, and asks anew
+        except Exception:  # The listeners see the end of their stream, and connect anew.
             logger.exception("what the page shows cannot be made")
         finally:
             self._notify()
@@ -107,7 +107,7 @@ class Feed:
         changed.set()
 
     async def _look_once(self) -> float:
-        """Make the next event. Returns the CPU seconds that it cost, about."""
+        """Make the next event and return its approximate cost in CPU seconds."""
         source, config = self._source, self._source.config
         snapshot = await source.snapshot(with_running=True)
         begun_s = time.thread_time()

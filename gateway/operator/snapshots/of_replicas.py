@@ -1,7 +1,7 @@
-"""How does it stand at all replicas together? A gateway asks the others when somebody looks, and answers them.
+"""A snapshot of all replicas together: on request a gateway asks the others, and it answers their questions.
 
-Questions and answers go to all that listen on one channel of the store; while nobody looks, nothing is said. A replica
-that does not answer in time is left out, and named once. A gateway whose store cannot be asked shows itself alone.
+Questions and answers go to all listeners on one channel of the store. Nothing is sent unless a snapshot is asked for. A
+replica that does not answer in time is left out, and named once. Without its store, a gateway shows itself.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ ENDS_TOGETHER: Final = 4 * ENDS_MAX
 
 
 class _ReplicaMessage(msgspec.Struct):
-    """A question to all (`known`: how many ends of each replica the asking one has), or the answer to one of them."""
+    """A question to all replicas, or the answer to one of them. `known`: the asker's number of ends of each replica."""
 
     replica: str
     known: dict[str, int]
     with_running: bool = False
     to: str = ""
     name: str = ""
-    """How people call the replica that answers."""
+    """Host and port of the replica that answers."""
     content: bytes = b""
     of: str = ""
     epoch_s: float = 0.0
-    """By how much the common clock is ahead of its own."""
+    """Seconds by which the common clock is ahead of the monotonic clock of the replica that answers."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -57,19 +57,19 @@ _decode = msgspec.msgpack.Decoder(_ReplicaMessage).decode
 
 
 class Replicas:
-    """All replicas, as one of them asks the others. A `SnapshotSource`."""
+    """A `SnapshotSource` that asks all replicas."""
 
     def __init__(self, gateway: GatewayProcess, store: Store, background: Background, worker: str) -> None:
-        """`worker`: which of this gateway's; "": it has one process."""
+        """Begin without answers. `worker`: suffix for this worker in names; "" if the gateway has one process."""
         self._worker = worker
         self._background = background
         self._gateway = gateway
         self._store = store
         self._gathered = Gathered(ENDS_TOGETHER)
         self._names: list[str] = []
-        """Who answered the last question."""
+        """Names of the replicas that answered the last question."""
         self._silent: set[str] = set()
-        """Who has not answered in time, and nothing since: nobody waits for them again."""
+        """Names of the replicas whose answer was missed; nobody waits for them until they answer again."""
         self._answers: dict[str, tuple[GatewaySnapshot, list[End], int]] = {}
         self._answered = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -83,11 +83,11 @@ class Replicas:
         return self._gathered.recent
 
     async def listen(self) -> None:
-        """To the questions and answers of others, until the way to the store is lost."""
+        """Receive questions and answers of other replicas until the connection to the store is lost."""
         try:
             await self._store.subscribe(ALL_POOLS, self._take)
         except StoreError:
-            pass  # the store says so
+            pass  # The store logs its faults.
         await asyncio.sleep(RETRY_S)
 
     async def snapshot(self, *, with_running: bool = False, of: str = "") -> GatewaySnapshot:
@@ -115,11 +115,11 @@ class Replicas:
 
     @property
     def _name(self) -> str:
-        """How people find this process."""
+        """Host, port and worker of this process, for people."""
         return f"{socket.gethostname()}:{self._gateway.port}{self._worker}"
 
     async def _publish(self, message: _ReplicaMessage) -> int:
-        """How many listen; this gateway is one of them."""
+        """Send a message, and return the number of listeners, this gateway included; 0 if the store cannot be asked."""
         try:
             return await self._store.publish(ALL_POOLS, _encode(message))
         except StoreError:
@@ -139,7 +139,7 @@ class Replicas:
                 self._answers[message.name] = (moved(found, by_s), [ended(end, by_s) for end in ends], count)
                 self._answered.set()
         except ValueError:
-            pass  # of another version: it is not among the gateways that are shown
+            pass  # The message of another version: its gateway is not shown.
 
     async def _answer(self, asked: _ReplicaMessage) -> None:
         gateway, store = self._gateway, self._store

@@ -1,4 +1,4 @@
-"""Which requests has one tenant at a pool, and behind how many of others did they wait? What its own key shows."""
+"""Which requests does one tenant have at a pool, and behind how many others did they wait? Shown to its own key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHERS: Final = "other tenants"
 
 
 class OwnRequest(msgspec.Struct):
-    """One that waits or runs."""
+    """A queued or running request."""
 
     request_id: str
     app: str
@@ -30,7 +30,7 @@ class OwnRequest(msgspec.Struct):
 
 
 def own_waiting(engine: AdmissionEngine, tenant: str) -> dict[str, Waiting]:
-    """Of each class. O(requests of the tenant)."""
+    """Return the tenant's queue of each class that has one. O(requests of the tenant)."""
     found = {leaf: engine.requests.waiting.of_tenant(leaf) for leaf in (tenant, of_batch(tenant))}
     return {
         leaf: Waiting(len(each), each[0].weight, min(one.arrived_s for one in each))
@@ -40,7 +40,7 @@ def own_waiting(engine: AdmissionEngine, tenant: str) -> dict[str, Waiting]:
 
 
 def own_requests(engine: AdmissionEngine, tenant: str) -> list[OwnRequest]:
-    """The oldest of them. O(requests of the tenant, and requests that run)."""
+    """Return the tenant's oldest requests. O(requests of the tenant + running requests)."""
     leaves, requests = (tenant, of_batch(tenant)), engine.requests
     found = [request for leaf in leaves for request in requests.waiting.of_tenant(leaf)]
     found += [lease.request for lease in requests.leases.values() if lease.request.flow.tenant in leaves]
@@ -50,7 +50,7 @@ def own_requests(engine: AdmissionEngine, tenant: str) -> list[OwnRequest]:
 
 
 def oldest(requests: Iterable[OwnRequest]) -> list[OwnRequest]:
-    """As many as are shown."""
+    """Return the oldest requests, REQUESTS_MAX at most."""
     return sorted(requests, key=_arrival)[:REQUESTS_MAX]
 
 
@@ -59,13 +59,13 @@ def _arrival(request: OwnRequest) -> float:
 
 
 class EngineTimes:
-    """When was a request at an engine of one pool? Counts the requests that others waited behind."""
+    """Times at which requests were at the engines of one pool, to count the requests that others waited behind."""
 
     def __init__(self, ends: Iterable[End], running: Iterable[Running], known_s: tuple[float, float]) -> None:
-        """`ends`: of the pool, all that ended in the time `known_s`. Takes milliseconds for thousands of them."""
+        """Sort the times, in milliseconds for thousands. `ends`: those of the pool in the time `known_s`."""
         self._known_s = known_s
         self._begun: defaultdict[str, list[float]] = defaultdict(list)
-        """By tenant, and by "" for all of them; sorted."""
+        """Sorted times by tenant, and under "" of all tenants."""
         self._ended: defaultdict[str, list[float]] = defaultdict(list)
         for end in ends:
             if end.backend:
@@ -82,7 +82,7 @@ class EngineTimes:
         times[""].append(at_s)
 
     def behind(self, tenant: str, since_s: float, until_s: float) -> dict[str, int]:
-        """Count the requests that an engine had while one of this tenant waited; nothing where that is not known."""
+        """Count the requests at engines while a request of this tenant waited; empty if the time is not covered."""
         if since_s < self._known_s[0] or until_s > self._known_s[1]:
             return {}
         own, all_ = (

@@ -1,8 +1,8 @@
-"""How does it stand just now, as plain data that a process can send to another? What all views of the present show.
+"""What is the current state, as plain data that one process can send to another? The basis of all views.
 
-A gateway of one process sees itself. Where there are several workers, the hub asks each and merges their snapshots:
-counts are added up, and the state of an engine is taken from the worker that sees most of it (docs/workers.md). Nothing
-here changes a decision. All times are on the monotonic clock, which the processes of one machine have in common.
+A gateway of one process sees itself. With several workers, the hub asks each and merges their snapshots: counts are
+added up, and the state of an engine is taken from the worker that sees most of it (docs/workers.md). Nothing here
+changes a decision. All times are on the monotonic clock, which all processes of one machine share.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from policies.admission.engine import AdmissionEngine
 
 REQUESTS_MAX: Final = 100
-"""Of a pool's queue, the oldest."""
+"""Limit on the oldest queued requests of a pool."""
 SAME_S: Final = 10.0
 WAITING_LISTED: Final = 3
 NO_ANSWER: Final = "does not answer"
 
 
 class RequestSnapshot(TypedDict):
-    """One that waits."""
+    """A queued request."""
 
     request_id: str
     client_request_id: str
@@ -47,7 +47,7 @@ class RequestSnapshot(TypedDict):
     user: str | None
     wait_s: float
     expected_wait_s: float | None
-    """All of it, as was expected when it began."""
+    """The whole wait, as expected when it began."""
     expires_in_s: float
     inside_an_interaction: bool
     asks_other_gateways: bool
@@ -55,14 +55,14 @@ class RequestSnapshot(TypedDict):
 
 
 class EngineSnapshot(TypedDict):
-    """One engine."""
+    """The state of one engine."""
 
     backend: str
     url: str
     in_service: bool
     reason: str
     engine: str
-    """The kind of engine, its slots, and what it cannot tell."""
+    """Kind of engine, its slots, and the numbers that it cannot report."""
     read_by: str
     not_by_steps_because: str
     running_sequences: int
@@ -77,7 +77,7 @@ class EngineSnapshot(TypedDict):
 
 
 class ReplicaSnapshot(TypedDict):
-    """Who waits at one of several processes? Of the tenants, those with most."""
+    """Queued and dispatched requests at one of several processes; `queued_most` has the tenants with most of them."""
 
     gateway: str
     queued_requests: int
@@ -86,7 +86,7 @@ class ReplicaSnapshot(TypedDict):
 
 
 class PoolSnapshot(msgspec.Struct):
-    """One pool."""
+    """The state of one pool."""
 
     pool: str
     policy: str
@@ -98,24 +98,24 @@ class PoolSnapshot(msgspec.Struct):
     obstacle: Obstacle | None
     next_request_id: str | None
     waiting: dict[str, Waiting]
-    """By tenant."""
+    """Queued requests by tenant."""
     requests: list[RequestSnapshot]
-    """The oldest that wait."""
+    """The oldest queued requests."""
     backends: list[EngineSnapshot]
     running: list[Running]
-    """Empty unless it was asked for."""
+    """Dispatched requests; empty unless asked for."""
     expected_waits: dict[str, int]
-    """Waits of over a second that have ended: how many were as long as expected, longer or shorter?"""
+    """Ended waits of over a second: how many were as long as expected, longer or shorter."""
     gateways: list[ReplicaSnapshot] = []
-    """Who waits where? One entry for each process, where there are several."""
+    """The queue at each process; empty if there is one process."""
     own: list[OwnRequest] = []
-    """The oldest of the tenant that was asked for."""
+    """Oldest requests of the tenant that was asked for."""
     ceilings: dict[str, str] = {}
-    """By tenant that waits at one: which group or tenant may have how much, and has it."""
+    """Sentence by tenant that waits at a ceiling or for a kept reserve: whose, and how much of it is used."""
 
 
 class GatewaySnapshot(msgspec.Struct):
-    """One gateway process, or all workers together."""
+    """The state of one gateway process, or of all workers together."""
 
     at_s: float
     not_ready: list[str]
@@ -124,13 +124,13 @@ class GatewaySnapshot(msgspec.Struct):
     pools: list[PoolSnapshot]
     marks: list[Mark]
     cost_s: float = 0.0
-    """CPU seconds that it took to see it here."""
+    """CPU seconds that this snapshot took here."""
     own_minutes: list[OwnMinute] = []
-    """Of the tenant that was asked for, the earliest first."""
+    """Minutes of the tenant that was asked for, the earliest first."""
 
 
 class SnapshotSource(Protocol):
-    """Who answers with a snapshot: a gateway its own, the hub that of all workers."""
+    """A source of snapshots: a gateway's of itself, or the hub's of all workers."""
 
     @property
     def config(self) -> Config: ...
@@ -140,27 +140,27 @@ class SnapshotSource(Protocol):
         """The latest ends, as of the last snapshot."""
 
     async def snapshot(self, *, with_running: bool = False, of: str = "") -> GatewaySnapshot:
-        """`of`: a tenant whose requests are asked for."""
+        """Return a snapshot. `of`: the tenant whose requests are asked for; "" for none."""
 
 
 class GatewayProcess(SnapshotSource, Protocol):
-    """What one process shows of itself in a snapshot."""
+    """The parts of one gateway process that a snapshot reads."""
 
     port: int
-    """Of the listener for clients."""
+    """Port of the listener for clients."""
 
     @property
     def pools(self) -> Sequence[Pool]: ...
 
     def not_ready(self) -> list[str]:
-        """Why should no traffic come here? Empty: it should."""
+        """Return the reasons why no traffic should come here; empty if it should."""
 
     def state(self) -> str | None:
-        """Is state shared with other replicas? None: the config does not ask for it."""
+        """Return how state is shared with other replicas; None if the config does not ask for it."""
 
 
 def snapshot_of(gateway: GatewayProcess, *, with_running: bool, of: str = "") -> GatewaySnapshot:
-    """`with_running`: each request that is dispatched, too; O(dispatched). `of`: those of this tenant, and its own."""
+    """Return a snapshot of this process. `with_running`: with dispatched requests, O(dispatched). `of`: a tenant."""
     begun_s, pools = time.thread_time(), gateway.pools
     now = pools[0].dispatcher.clock() if pools else 0.0
     found = [_pool(pool, with_running=with_running, of=of) for pool in pools]
@@ -248,7 +248,7 @@ def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[EngineSna
 
 
 def _obstacles(blocked: Blocked | None) -> dict[str, Obstacle]:
-    """By engine. Where each engine has a queue of its own, each next one waits for its own engine."""
+    """Return the obstacle of each engine. Where each engine has its own queue, each queue head waits for its engine."""
     if blocked is None:
         return {}
     found = dict(blocked.obstacles)
@@ -261,7 +261,7 @@ def _obstacles(blocked: Blocked | None) -> dict[str, Obstacle]:
 
 
 def together(workers: Sequence[tuple[str, GatewaySnapshot]]) -> GatewaySnapshot:
-    """What several see, by their names; at least one."""
+    """Merge the snapshots of one process or more, by their names."""
     begun_s = time.thread_time()
     named: dict[str, list[tuple[str, PoolSnapshot]]] = {}
     for name, each in workers:
@@ -281,18 +281,17 @@ def together(workers: Sequence[tuple[str, GatewaySnapshot]]) -> GatewaySnapshot:
 
 
 class Gathered:
-    """What several processes say of themselves, again and again, and their ends."""
+    """Merger of the snapshots and ends that several processes send again and again."""
 
     def __init__(self, ends_max: int) -> None:
         self.recent = RecentRequests(ends_max)
         self.known: Counter[str] = Counter()
-        """How many ends of each process are known here."""
+        """Number of ends that are known here, by process."""
 
     def take(
         self, answers: Sequence[tuple[str, GatewaySnapshot, list[End], int]], silent: Sequence[str]
     ) -> GatewaySnapshot:
-        """Merge the answers of one worker or more; the first is the worker that asks. `silent`: workers that did not
-        answer."""
+        """Merge the answers of one worker or more, the asking one first. `silent`: workers that did not answer."""
         ends: list[End] = []
         for name, _, latest, count in answers:
             self.known[name] = count
@@ -304,7 +303,7 @@ class Gathered:
 
 
 def _marks(found: Iterable[Mark]) -> list[Mark]:
-    """Equal changes that all workers took over at about the same time count as one change."""
+    """Merge equal changes that several workers took over within SAME_S."""
     latest: dict[tuple[str, str], float] = {}
     marks = []
     for mark in sorted(found):
@@ -324,7 +323,7 @@ def _minutes(found: Iterable[OwnMinute]) -> list[OwnMinute]:
 
 
 def grouped_by_text(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """What several workers say: once if all of them say it, else with the names of the workers that do."""
+    """Return each text once: without names if all workers say it, else with the names of the workers that do."""
     by: dict[str, list[str]] = {}
     for name, texts in workers:
         for one in texts:
@@ -333,7 +332,7 @@ def grouped_by_text(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
 
 
 def state_of(workers: Sequence[tuple[str, str | None]]) -> str | None:
-    """How do the workers share state? If one does not, with the name of that worker."""
+    """Return "shared", or the faults of workers that do not share state; None if the config does not ask for it."""
     faults = [(name, [state]) for name, state in workers if state is not None and state != "shared"]
     return "; ".join(grouped_by_text(faults)) if faults else next((state for _, state in workers if state), None)
 
@@ -387,7 +386,7 @@ def _tenants(workers: Iterable[dict[str, Waiting]]) -> dict[str, Waiting]:
 
 
 _ADDED: Final = ("running_sequences", "starting_requests", "starting_prompt_tokens")
-"""Of one engine: each worker has its own there. All else each sees of the engine itself."""
+"""Fields of an engine that are added up: each worker has a part. Other fields describe the engine itself."""
 _MOST: Final = ("slots", "kv_expected_ratio", "kv_capacity_tokens")
 
 
@@ -412,7 +411,7 @@ def _engines(pools: Sequence[PoolSnapshot], fullest: PoolSnapshot) -> list[Any]:
 
 
 def moved(one: GatewaySnapshot, by_s: float) -> GatewaySnapshot:
-    """As seen by a process whose monotonic clock is so much behind."""
+    """Convert the times for a process whose monotonic clock is `by_s` ahead."""
     one.at_s += by_s
     one.marks = [mark._replace(at_s=mark.at_s + by_s) for mark in one.marks]
     for minute in one.own_minutes:
@@ -429,7 +428,7 @@ def moved(one: GatewaySnapshot, by_s: float) -> GatewaySnapshot:
 
 
 def ended(end: End, by_s: float) -> End:
-    """The same of an end."""
+    """Convert the times of an end for a process whose monotonic clock is `by_s` ahead."""
     return end._replace(dispatched_s=end.dispatched_s + by_s, ended_s=end.ended_s + by_s)
 
 
@@ -438,12 +437,12 @@ _decode = msgspec.msgpack.Decoder(tuple[GatewaySnapshot, list[End], int]).decode
 
 
 def encoded(one: GatewaySnapshot, ends: Sequence[End], ends_count: int) -> bytes:
-    """What a worker reports to the hub: how it stands, its latest ends, and how many it had in all."""
+    """Serialize a worker's report to the hub: its snapshot, its latest ends, and the number of all its ends."""
     return _encode((one, ends, ends_count))
 
 
 def decoded(content: bytes) -> tuple[GatewaySnapshot, list[End], int]:
-    """The same at the hub. ValueError: it is something else."""
+    """Parse a worker's report. Raise ValueError if it is malformed."""
     found = _decode(content)
     if not isfinite(found[0].at_s):
         raise ValueError("a snapshot without a time")

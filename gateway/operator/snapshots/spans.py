@@ -1,7 +1,7 @@
 """Who received how much, and who waited, within a span of time?
 
-All is summed up from the ends that are remembered, and from what runs and waits at the moment. So nothing is kept while
-nobody looks, and a page that is opened has its history at once.
+The sums are made from the remembered ends and from the running and queued requests. So nothing is computed without a
+reader, and a page that is opened has its history at once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from policies.queue.bounds import Waiting
 from policies.request import is_batch, payer
 
 STEP_S: Final = 5.0
-"""Between two points of what is drawn over time."""
+"""Seconds between two points of a drawn line."""
 TENANTS_DRAWN: Final = 7
 OTHERS: Final = ""
-"""All tenants that are not drawn, together."""
+"""Key of all tenants that are not drawn, together."""
 
 
 class Running(NamedTuple):
-    """One dispatched request, and what it has received so far."""
+    """A dispatched request, and the service that it has received up to now."""
 
     tenant: str
     weight: float
@@ -38,7 +38,7 @@ class Running(NamedTuple):
 
 
 def running(engine: AdmissionEngine, of: str = "") -> list[Running]:
-    """What is dispatched just now, of one tenant or of all. O(dispatched)."""
+    """Return the dispatched requests of one tenant or of all. O(dispatched)."""
     found = []
     for lease in engine.requests.leases.values():
         request = lease.request
@@ -51,23 +51,22 @@ def running(engine: AdmissionEngine, of: str = "") -> list[Running]:
 
 
 class Taken(NamedTuple):
-    """One pool at one moment."""
+    """The requests of one pool at one moment."""
 
     pool: str
     now: float
     ends: Sequence[End]
-    """Of every pool, the latest first, as far back as the first span begins."""
+    """Ends of every pool, the latest first, as far back as the first span begins."""
     running: Sequence[Running]
     waiting: Mapping[str, Waiting]
 
 
 class Usual:
-    """How much service does a request usually receive? For waiting requests: nobody knows yet what they will
-    receive."""
+    """Mean service of a request, by tenant. Estimates queued requests, whose service nobody knows yet."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        """By tenant, and by "" for all of them: requests, and their service."""
+        """Requests and their service, by tenant and under "" of all tenants."""
 
     def note(self, tenant: str, service: float) -> None:
         if service:
@@ -76,22 +75,22 @@ class Usual:
                 each[1] += service
 
     def of(self, tenant: str, requests: float) -> float:
-        """So many requests of a tenant. Without an end for which anything was charged, it is without bound."""
+        """Return the service of this number of requests of a tenant; infinite if no end with a charge is known."""
         count, service = self._sums.get(tenant) or self._sums[""]
         return requests * service / count if count else inf if requests else 0.0
 
 
 class TenantSums:
-    """Of one tenant within one span."""
+    """Sums of one tenant within one span."""
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.received = 0.0
         self.waiting = 0.0
-        """Service of the requests that waited when the span ended, as far as it is known."""
+        """Service of the requests that waited at the end of the span, as far as it is known."""
         self.queued_requests = 0
         self.oldest_s = inf
-        """When the request came that has waited longest."""
+        """Arrival of the request that has waited longest; inf if none waits."""
         self.running_requests = 0
         self.waits_s: list[float] = []
         self.refused_after_s: list[float] = []
@@ -101,7 +100,7 @@ class TenantSums:
 
 
 def sums(taken: Taken, since_s: float, until_s: float) -> dict[str, TenantSums]:
-    """By tenant, one pool between two times."""
+    """Return the sums of each tenant of one pool between two times."""
     found: dict[str, TenantSums] = {}
     usual = Usual()
     for end in taken.ends:
@@ -139,8 +138,8 @@ def sums(taken: Taken, since_s: float, until_s: float) -> dict[str, TenantSums]:
         one.queued_requests += waiting.requests
         one.oldest_s = min(one.oldest_s, waiting.oldest_s)
         if is_batch(leaf):
-            continue  # such work is due what others leave, so what it received
-        # They came one after another: so many of them had come by then.
+            continue  # Batch is due what others leave, so it is due what it received.
+        # The queue is assumed to have grown evenly, so this part of it had come by then.
         came = waiting.requests * part_within(-inf, until_s, waiting.oldest_s, taken.now)
         one.waiting += usual.of(name, came)
     return found
@@ -152,10 +151,10 @@ def _new(found: dict[str, TenantSums], name: str, weight: float) -> TenantSums:
 
 
 def due(asked: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:
-    """By tenant, from what it received, its weight, and how much more of the same it asked for and waits for.
+    """Return the share due to each tenant, from its received service, its weight, and the service that it waits for.
 
     A tenant that asked for less than its part by weight is due what it asked for. The rest of that part goes to the
-    other tenants, by weight. The shares add up to 1; all are 0 as long as nobody has received anything.
+    other tenants, by weight. The shares add up to 1; all are 0 as long as no tenant has received anything.
     """
     total = sum(service for service, _, _ in asked.values())
     shares = dict.fromkeys(asked, 0.0)
@@ -181,21 +180,21 @@ def due(asked: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:
 
 
 def shares_due(found: Mapping[str, TenantSums]) -> dict[str, float]:
-    """By tenant, of all that was received."""
+    """Return the share of all received service that is due to each tenant."""
     return due({name: (one.received, one.weight, one.waiting) for name, one in found.items()})
 
 
 def waiting_over_time(taken: Taken, covered_s: float, epoch_s: float) -> dict[str, Any]:
-    """How many requests of each tenant waited at each step of the time that the ends cover, up to now?
+    """Count the waiting requests of each tenant at each step of the time that the ends cover, up to now.
 
-    `first_step` is the number of the first step: steps have the same numbers whenever they are counted.
+    `first_step` is the number of the first step: a step has one number whenever it is counted.
     """
     last = int(taken.now / STEP_S)
     first = min(last, ceil((taken.now - covered_s) / STEP_S))
     changes: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (last - first + 2))
 
     def waited(tenant: str, since_s: float, until_s: float) -> None:
-        if not since_s < until_s or not first * STEP_S <= until_s:  # a time that is no number, too
+        if not since_s < until_s or not first * STEP_S <= until_s:  # This also drops a time that is NaN.
             return
         begin, end = (ceil(min(max(at_s, first * STEP_S), (last + 1) * STEP_S) / STEP_S) for at_s in (since_s, until_s))
         if begin < end:
@@ -212,7 +211,7 @@ def waiting_over_time(taken: Taken, covered_s: float, epoch_s: float) -> dict[st
         if not -inf < waiting.oldest_s < taken.now:
             continue
         own = counts.setdefault(payer(leaf), [0] * (last - first + 1))
-        for step in range(first, last + 1):  # they came one after another, as far as is known
+        for step in range(first, last + 1):  # The queue is assumed to have grown evenly.
             own[step - first] += round(waiting.requests * part_within(-inf, step * STEP_S, waiting.oldest_s, taken.now))
     most = sorted(counts, key=lambda name: -sum(counts[name]))
     drawn = {name: counts[name] for name in most[:TENANTS_DRAWN]}
@@ -222,13 +221,13 @@ def waiting_over_time(taken: Taken, covered_s: float, epoch_s: float) -> dict[st
 
 
 def part_within(since_s: float, until_s: float, begun_s: float, ended_s: float) -> float:
-    """Which part of a service was received between these times, if it was received evenly?"""
+    """Return the part of a service that was received between these times, if it was received evenly."""
     if ended_s <= begun_s:
         return 1.0 if since_s < ended_s <= until_s else 0.0
     return max(0.0, min(until_s, ended_s) - max(since_s, begun_s)) / (ended_s - begun_s)
 
 
 def percentile(values: Sequence[float], part: float) -> float | None:
-    """Nearest rank, in milliseconds' precision; None of nothing."""
+    """Return the nearest-rank percentile, rounded to milliseconds; None if there are no values."""
     ordered = sorted(values)
     return round(ordered[min(len(ordered) - 1, int(part * len(ordered)))], 3) if ordered else None

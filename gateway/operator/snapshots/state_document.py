@@ -1,6 +1,6 @@
-"""How does it stand just now? One document of all pools, which the page, `top` and metrics show; units in the names.
+"""What is the current state? One document of all pools, which the page, `top` and metrics show; units in the names.
 
-Every list is bounded, and says how much the list leaves out. Nothing here changes a decision.
+Every list is bounded, and says how much it leaves out. Nothing here changes a decision.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TENANTS_MAX: Final = 200
 RUNNING_LISTED: Final = 8
-"""Of an engine, the tenants with most requests there."""
+"""Limit on the tenants listed for an engine: those with most requests there."""
 ENDS_LISTED: Final = 60
 HISTORY_S: Final = 600.0
 
@@ -31,10 +31,10 @@ HISTORY_S: Final = 600.0
 def state(
     snapshot: GatewaySnapshot, recent: RecentRequests, config: Config | None = None
 ) -> Callable[[], dict[str, Any]]:
-    """Return what makes the document: call it beside the loop, since it sums up a minute, which takes milliseconds.
+    """Return a function that makes the document. Call it in a thread: it sums up a minute, which takes milliseconds.
 
     Args:
-        snapshot: with what runs.
+        snapshot: taken with the running requests.
         config: names the groups, and the tenants that asked for nothing; without it neither are listed.
     """
     now, epoch_s = time.monotonic(), time.time() - time.monotonic()
@@ -125,7 +125,7 @@ def _tenant(one: TenantSums, total: float, share_due: float, now: float) -> dict
 def _groups(
     config: Config, asked: Mapping[str, TenantSums], shares: Mapping[str, float], total: float
 ) -> Iterator[dict[str, Any]]:
-    """What the tenants of each group have together, and what is set of the group."""
+    """Yield the sums and the settings of each group."""
     inside: dict[str, list[str]] = {group.name: [] for group in config.groups}
     around = {group.name: group.group for group in config.groups}
     for tenant in config.tenants:
@@ -147,7 +147,7 @@ def _groups(
 
 
 def _refusals(asked: Mapping[str, TenantSums]) -> list[dict[str, Any]]:
-    """By reason, the most first, with the tenant that most of them were of."""
+    """List the refusals by reason, the most frequent first, each with the tenant that it hit most."""
     by: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name, one in asked.items():
         for reason, count in one.refused.items():
@@ -168,7 +168,7 @@ def reason_in_words(reason: str) -> str:
 
 
 def ended_request(end: End, epoch_s: float, ahead: Mapping[str, int] | None = None, own: str = "") -> dict[str, Any]:
-    """How one request went. `ahead`: as `waited_in_words` has it."""
+    """Describe one ended request. `ahead` and `own`: as in `waited_in_words`."""
     return {
         "request_id": end.request_id,
         "pool": end.pool,
@@ -190,7 +190,7 @@ def ended_request(end: End, epoch_s: float, ahead: Mapping[str, int] | None = No
 
 
 def limited_by(pool: PoolSnapshot) -> str:
-    """One sentence: what limits the pool just now?"""
+    """Say in one sentence what limits the pool now."""
     queued = _queued(pool)
     if not pool.is_healthy:
         reasons = "; ".join(f"{one['backend']}: {one['reason']}" for one in pool.backends)
@@ -215,7 +215,7 @@ def limited_by(pool: PoolSnapshot) -> str:
 
 
 def _queued(pool: PoolSnapshot) -> str:
-    """62 requests in the queue, 48 of batch"""
+    """Return words such as "62 requests in the queue, 48 of batch"."""
     requests = _requests(pool.queued_requests)
     if not pool.waiting:
         return f"{requests} in the queue"
