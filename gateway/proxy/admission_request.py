@@ -39,11 +39,9 @@ def _asks(fields: Mapping[bytes, bytes], payload: Payload) -> bool:
 
 
 def admission_request(context: RequestContext, pool: Pool) -> Request:
-    """Return the request for admission to this pool. A request that moves keeps its flow, claim, progress and wait
-    limit.
+    """Return the request for admission to this pool. A request that moves keeps its flow, claim, progress, wait limit.
 
-    Raise ApiError for an app that the key may not claim, an invalid wait limit, or a request beyond the model's
-    context.
+    Raise ApiError for an app that its key may not claim, a wrong wait limit, or more than the model's context.
     """
     payload, before, generates = context.payload, context.request, context.route.generates
     sequences = payload.sequences if generates else 1

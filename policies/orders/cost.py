@@ -85,7 +85,7 @@ def batch_share_setting() -> Any:
 
 def prefill_parts_setting() -> Any:
     return setting(
-        True,
+        False,
         "A tenant that is ahead begins no more prefill at an engine than its part while others' answers run there.",
     )
 

@@ -105,7 +105,7 @@ def serve(
 
 
 def _engine(profile: EngineProfile, engines: int, policy: str, tree: Tree | None, *, is_held: bool) -> AdmissionEngine:
-    settings = {} if is_held else {"prefill_parts": False}
+    settings = {"prefill_parts": True} if is_held else {}
     engine = AdmissionEngine(named_policy(policy, **settings), limits=QueueLimits(queue_wait_s_max=1e5), tree=tree)
     for number in range(engines):
         engine.add_backend(f"e{number}", max_num_seqs=profile.max_num_seqs)
