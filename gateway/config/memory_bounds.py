@@ -50,7 +50,7 @@ TABLES: Final = {
     "flows": Table("a user of a tenant: its counter, its limits in two windows, what is usual for it", 5000, 1, True),
     "tenants": Table("a tenant with recent requests: what it holds", 810, 2, True),
     "lengths": Table("the last 64 lengths of answers of one app", 2200, 16, True),
-    "decisions": Table("one of the last decisions, for `explain`", 2200, 8, True),
+    "decisions": Table("one of the last decisions, for `explain`", 2260, 8, True),
     "interactions": Table("an open interaction, and what it is known by", 2300, 1),
     "ends": Table("one of the last requests that ended, for the page and `top`; half as many of tenants' own", 2050, 4),
     "quotas": Table("the counts of a tenant or a group for its quota, of a minute, a day and a month", 10_400, 4),

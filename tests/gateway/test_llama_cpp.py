@@ -104,7 +104,7 @@ async def test_tenants_are_served_by_weight_before_unlike_engines(start: Starter
             load = Load(live)
             load.flood("one", 40, output_tokens=50)
             load.flood("four", 40, output_tokens=50)
-            got = await load.service(2000)
+            got = await load.service(4000)
             await load.stop()
             assert got["four"] / got["one"] == pytest.approx(4.0, rel=0.05)
             kinds = {key[1:] for key in await live.metrics() if key[0] == "fairgate_backend_info"}

@@ -143,7 +143,7 @@ def test_what_is_begun_is_finished_where_everybody_gives_up() -> None:
     found = case_studies(SEEDS[0], ("VTC", "FairServe"))
     # Few of 164 interactions wait longer inside than their users do: starts of an unknown kind need no room.
     assert found["VTC"].cut() > 3 * found["FairServe"].cut()
-    assert found["FairServe"].served() > 0.995
+    assert found["VTC"].served() < 0.97 < 0.98 < found["FairServe"].served()
 
 
 def test_the_rows_say_what_is_missed(studies: dict[str, Study]) -> None:
