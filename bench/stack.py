@@ -184,6 +184,8 @@ class Route:
     url: str
     pid: int = 0
     keys: tuple[tuple[str, str], ...] = ()
+    admin: str = ""
+    """Address of the admin listener; "" for a proxy without one."""
 
     def key(self, tenant: str) -> str:
         return dict(self.keys).get(tenant, "")
@@ -307,8 +309,9 @@ async def fairgate(
         config.write_text(yaml.safe_dump(settings))
         log = Path(folder, "fairgate.log")
         with process([sys.executable, "-m", "gateway.commands.main", "serve", "-c", str(config)], log) as child:
-            await wait_ready(f"http://127.0.0.1:{admin_port}", "/ready", child, log, PROXY_START_S)
-            yield Route("fairgate", f"http://127.0.0.1:{port}", child.pid, tuple(keys.items()))
+            admin = f"http://127.0.0.1:{admin_port}"
+            await wait_ready(admin, "/ready", child, log, PROXY_START_S)
+            yield Route("fairgate", f"http://127.0.0.1:{port}", child.pid, tuple(keys.items()), admin)
         if "Traceback" in (said := log.read_text()):
             print(f"fairgate had a fault:\n{said[-3000:]}", flush=True)
 
