@@ -193,8 +193,8 @@ class Keyring:
         self._tenants, self._groups, self._principals, self.minted = (
             read.tenants, read.groups, read.principals, read.minted,
         )  # fmt: skip
-        named = {one.name: {user.name: user.blocked for user in one.users} for one in read.tenants.values()}
-        self._users = {tenant: users for tenant, users in named.items() if users}
+        with_users = [one for one in read.tenants.values() if one.users]
+        self._users = {one.name: {user.name: user.blocked for user in one.users} for one in with_users}
         self._verified.clear()
         self.revision += 1
 
