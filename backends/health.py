@@ -112,7 +112,7 @@ class Standstill:
 
 
 class ModelCard(msgspec.Struct):
-    """One model in a backend's list. LoRA cards and some engines state no length."""
+    """A model in a backend's list. LoRA cards and some engines state no length."""
 
     id: str
     max_model_len: int | None = None

@@ -18,7 +18,7 @@ _LABEL: Final = re.compile(r'(?<![a-zA-Z0-9_])([a-zA-Z_][a-zA-Z0-9_]*+)\s*+=\s*+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line of the page, with label values as written, without unescaping."""
+    """A line of the page, with label values as written, without unescaping."""
 
     labels: dict[str, str]
     value: float

@@ -41,7 +41,7 @@ def read_gauges(model: EngineModel, now: float) -> Gauges:
 
 @dataclass(eq=False)
 class SimulatedGateway:
-    """One admission engine and its timer."""
+    """An admission engine and its timer."""
 
     index: int
     engine: AdmissionEngine

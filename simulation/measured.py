@@ -51,7 +51,7 @@ class _Engine:
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredRequest:
-    """One request at an engine: its duration, its steps, and the average load beside and including it."""
+    """A request at an engine: its duration, its steps, and the average load beside and including it."""
 
     took_s: float
     steps: int

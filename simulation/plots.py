@@ -21,7 +21,7 @@ NAMES_MAX = 14
 
 
 class Series(NamedTuple):
-    """One line: its name, and its points in order of x. `dots` marks each point."""
+    """A line: its name, and its points in order of x. `dots` marks each point."""
 
     name: str
     points: Sequence[tuple[float, float]]

@@ -1,4 +1,4 @@
-"""One request in flight to a backend, and the receiver of its answer."""
+"""A request in flight to a backend, and the receiver of its answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Carrier(Protocol):
 
 
 class UpstreamCall:
-    """One request in flight."""
+    """A request in flight."""
 
     __slots__ = (
         "_is_paused", "body", "connecting", "connection", "head", "is_over", "limit", "receiver", "sends",

@@ -193,7 +193,7 @@ def _bracketed(host: str) -> str:
 
 
 class _Connection(asyncio.Protocol):
-    """One socket: parses the answer to one call at a time and decides whether the connection can be reused."""
+    """A socket: parses the answer to one call at a time and decides whether the connection can be reused."""
 
     def __init__(self, pool: UpstreamPool, call: UpstreamCall) -> None:
         self._pool = pool

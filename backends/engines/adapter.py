@@ -1,4 +1,4 @@
-"""One kind of engine: its gauges, its refusals, facts that no gauge reports, and its limitations.
+"""A kind of engine: its gauges, its refusals, facts that no gauge reports, and its limitations.
 
 `Adapter` itself knows what every server of the OpenAI API has in common. A kind of engine is a subclass in this folder
 and a row in `engines.kinds`. Nothing outside this folder asks which kind an engine is.

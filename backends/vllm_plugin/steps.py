@@ -28,7 +28,7 @@ LISTENERS_MAX: Final = 64
 
 @dataclass
 class Rank:
-    """One engine of this process (one rank of data parallelism): state after its last step, and size. The fields have
+    """An engine of this process (one rank of data parallelism): state after its last step, and size. The fields have
     the names of the message."""
 
     rank: int

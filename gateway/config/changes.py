@@ -35,7 +35,7 @@ _NAMES = ("name", "hash", "path", "issuer")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting or section before and after; None where it is absent."""
+    """A setting or section before and after; None where it is absent."""
 
     path: str
     before: str | None

@@ -48,7 +48,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault and its place. Line and column count from 1; line 0 is the whole file."""
+    """A fault and its place. Line and column count from 1; line 0 is the whole file."""
 
     file: str
     line: int
@@ -186,7 +186,7 @@ class _TooManyError(Exception):
 
 
 class _Source:
-    """One file: its data as plain values, the node at every place, and the faults of the text."""
+    """A file: its data as plain values, the node at every place, and the faults of the text."""
 
     def __init__(self, file: str) -> None:
         self.file = file

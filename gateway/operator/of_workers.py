@@ -1,4 +1,4 @@
-"""One admin listener for all workers: it asks each worker, for a bounded time, and merges their answers.
+"""An admin listener for all workers: it asks each worker, for a bounded time, and merges their answers.
 
 docs/workers.md says how each answer is merged. An answer names workers only where they differ.
 """

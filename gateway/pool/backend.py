@@ -1,4 +1,4 @@
-"""One engine: its address, its connections and its health."""
+"""An engine: its address, its connections and its health."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TAKING_BODIES: Final = (b"POST ", b"PUT ", b"PATCH ")
 
 
 class Backend:
-    """One engine. Changing a backend's URL or credentials creates a new `Backend`."""
+    """An engine. Changing a backend's URL or credentials creates a new `Backend`."""
 
     def __init__(self, config: BackendConfig, url: str, limits: Config) -> None:
         """Create a backend at `url`, which for a simulated engine is known only after its start."""

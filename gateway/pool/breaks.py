@@ -31,7 +31,7 @@ class _RecentAnswers:
 
     def __init__(self, now: float) -> None:
         self.bits = 0
-        """One bit per answer, the latest one lowest; 1 for a broken answer."""
+        """A bit per answer, the latest one lowest; 1 for a broken answer."""
         self.count = 0
         self.last_s = self.break_s = now
         """`break_s` is the time of the first break after the last complete answer, which came at `whole_s`."""

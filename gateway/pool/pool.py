@@ -54,7 +54,7 @@ def _batch_apps(config: Config) -> frozenset[str]:
 
 
 class Pool:
-    """One queue and one policy in front of several engines that serve the same models."""
+    """A queue and one policy in front of several engines that serve the same models."""
 
     def __init__(
         self,

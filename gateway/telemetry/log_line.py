@@ -28,11 +28,11 @@ class Line(msgspec.Struct):
     stage: int = 0
     """Its place among these calls, from 1."""
     model: str = ""
-    """What the client asked for."""
+    """Model that the client named."""
     policy: str = ""
     """The pool's policy."""
     path: str = ""
-    """What was asked, without a query."""
+    """Path of the request, without its query."""
     stream: bool = False
     """Was the answer asked for token by token?"""
     outcome: str = ""
@@ -40,13 +40,13 @@ class Line(msgspec.Struct):
     reason: str = ""
     """Why it did not complete; empty if it did. See the page of reasons."""
     queue_ms: float = 0.0
-    """From arrival to the dispatch to an engine, or to the end."""
+    """Time from arrival to the dispatch to an engine, or to the end."""
     waited_ms: dict[str, float] = {}
-    """What it waited for, in milliseconds by obstacle."""
+    """Milliseconds of its wait by obstacle."""
     ttft_ms: float | None = None
-    """From arrival to the first token. null: none was seen."""
+    """Time from arrival to the first token; null if no token was seen."""
     total_ms: float = 0.0
-    """From arrival to the end."""
+    """Time from arrival to the end."""
     tokens_in: int = 0
     """Prompt tokens that were charged."""
     tokens_out: int = 0
@@ -56,7 +56,7 @@ class Line(msgspec.Struct):
     tokens_cached_expected: int = 0
     """The same as it was expected when the engine was chosen."""
     tokens_wasted: int = 0
-    """What its interaction had taken for nothing, because this call was refused."""
+    """Tokens that its interaction had taken in vain, because this call was refused."""
     tokens_in_estimated: int = 0
     """Prompt tokens as they were estimated before the engine said how many."""
     tokens_out_max: int = 0

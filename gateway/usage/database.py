@@ -1,4 +1,4 @@
-"""One connection to the usage database, SQLite or PostgreSQL, in SQL that both understand.
+"""A connection to the usage database, SQLite or PostgreSQL, in SQL that both understand.
 
 One thread at a time uses it, and never the loop's. Statements have %s for their values.
 """

@@ -40,7 +40,7 @@ class EngineStay(NamedTuple):
 
 
 class TracedRequest(NamedTuple):
-    """One request of a trace."""
+    """A request of a trace."""
 
     time_s: float
     """Arrival by the trace's clock."""

@@ -19,7 +19,7 @@ Isolation = Literal["never", "where_possible", "require"]
 
 
 class BackendConfig(Section):
-    """One engine that serves the models of its pool, or with `each_address` one for each address of its name."""
+    """An engine that serves the models of its pool, or with `each_address` one for each address of its name."""
 
     url: Annotated[str, AfterValidator(checked_url)]
     """http(s)://host:port without /v1, or sim:NAME for a simulated vLLM inside the gateway's own process. A path, as in

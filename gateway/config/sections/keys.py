@@ -74,7 +74,7 @@ def _checked_label(text: str) -> str:
 
 @with_class
 class KeyConfig(Section):
-    """One key of a tenant, known by its hash only."""
+    """A key of a tenant, known by its hash only."""
 
     hash: Annotated[str, AfterValidator(checked_hash)]
     """sha256: and 64 hex digits, as `fairgate keys hash` prints it."""

@@ -39,7 +39,7 @@ Origin = Annotated[str, AfterValidator(_checked_origin)]
 
 
 class RouteConfig(Section):
-    """One more path for clients."""
+    """A more path for clients."""
 
     path: Annotated[str, AfterValidator(_checked_path)]
     """Path as it is sent, such as /v1/images/generations; a * stands for one step: /v1/videos/*."""

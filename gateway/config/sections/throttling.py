@@ -39,7 +39,7 @@ class QuotaConfig(Section):
 
 
 class UserConfig(Section):
-    """One user of a tenant, by the name that its requests give (`user`, `x-fairgate-user`) or its token."""
+    """A user of a tenant, by the name that its requests give (`user`, `x-fairgate-user`) or its token."""
 
     name: Name
     """The name; * for each user that has no entry of its own."""

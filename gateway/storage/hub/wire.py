@@ -22,7 +22,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class Frames(asyncio.Protocol):
-    """One end of a connection. Subclasses handle frames in `received`."""
+    """An end of a connection. Subclasses handle frames in `received`."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
