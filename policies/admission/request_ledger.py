@@ -330,7 +330,7 @@ class RequestLedger:
             lambda id: self.received(self.leases[id], now),
             lambda id: self.leases[id].started_s is not None,
             node=node,
-            is_below=(lambda each: self.tree.makes_room(each, node)) if node else None,
+            is_below=(lambda each: self.tree.makes_room(each, blocked.request)) if node and blocked else None,
         )
         return [] if id is None else [GiveBack(id)]
 

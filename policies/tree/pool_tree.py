@@ -126,17 +126,17 @@ class PoolTree:
             return tenant, resource, False
         return None
 
-    def makes_room(self, request: Request, node: str) -> bool:
-        """Return whether the end of this running request makes room at a full node: whether it runs below that node.
+    def makes_room(self, running: Request, waiting: Request) -> bool:
+        """Return whether the end of a running request makes room for a request that a full node keeps from starting.
 
-        If the node is below its ceiling of sequences, the free room is taken to be kept for others. Then every request
-        helps that runs below no node with a kept part.
+        A request below the node does if the node is at its ceiling. If the free room is kept for others, a request does
+        that runs below no node with a kept part.
         """
-        at: Node | None = self._node(payer(request.flow.tenant))
-        full = self._limited.get(node)
-        if full is None or full.most[SEQUENCES] > full.used[SEQUENCES]:
-            return not any([each.kept_share for each in self._path(at)])
-        return full in self._path(at)
+        found = self._full_resource(waiting)
+        path = self._path(self._node(payer(running.flow.tenant)))
+        if found is not None and found[2]:
+            return found[0] in path
+        return not any([each.kept_share for each in path])
 
     @staticmethod
     def _path(node: Node | None) -> list[Node]:

@@ -288,6 +288,20 @@ def test_a_share_counts_the_kv_cache_too() -> None:
     )
 
 
+def test_only_what_runs_below_a_full_node_makes_room_there_whatever_the_node_is_full_of() -> None:
+    pool = Pool(Tree(tenants={"a": Placing(ROOT, GroupSettings(max_share=0.6))}))
+    pool.observe(10_000)
+    pool.send("b", prompt=100, output_max=10)
+    for _ in range(8):
+        pool.send("a", prompt=2000, output_max=10)
+        for id in pool.running:
+            pool.carry(pool.engine.progressed(id, 1, pool.now))
+    waiting = next(iter(pool.requests.values()))
+    assert waiting.flow.tenant == "a", "it waits for KV tokens below its ceiling, with sequences left"
+    makes = {each.flow.tenant: pool.engine.requests.tree.makes_room(each, waiting) for each in pool.running.values()}
+    assert makes == {"a": True, "b": False}
+
+
 def test_what_is_not_lent_is_kept_free() -> None:
     tree = Tree({"owner": Placing(ROOT, GroupSettings(guaranteed_share=0.5, lending_limit=0.25))}, {
         "alice": Placing("owner", GroupSettings()),
