@@ -166,7 +166,7 @@ class Config(Section):
     )
     """Where replicas share their state: memory (nowhere), or the url of a Redis."""
     state_file: str | None = Field(default=None, min_length=1)
-    """A file that keeps the learned state of apps over restarts. Default: it is learned anew each time."""
+    """A file that keeps what is learned of apps and of starts over restarts. Default: it is learned anew each time."""
     usage: Annotated[UsageConfig, bare_text_is("url", str | UsageConfig)] | None = None
     """Database of usage and keys: the path of a SQLite file, or postgresql://... Default: none."""
     batches: BatchesConfig = BatchesConfig()
