@@ -16,6 +16,13 @@ VALUE_MAX: Final = 1e15
 """Gauges beyond this bound are ignored."""
 Metrics = Mapping[str, tuple[str, ...]]
 """Names of metrics by field of `Gauges`."""
+SLOTS_LEARNED: Final = (
+    "does not report how many requests it runs at once, so that is learned unless max_num_seqs says it"
+)
+CACHE_SHARED: Final = (
+    "lets tenants share its prompt cache, so the time to a first token can tell what another has asked"
+)
+"""Gaps of several kinds of engine."""
 UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError)
 """Errors raised by reading an answer of an unexpected form."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from backends.engines.adapter import Adapter, Metrics
+from backends.engines.adapter import CACHE_SHARED, SLOTS_LEARNED, Adapter, Metrics
 from backends.promtext import Sample
 
 
@@ -26,8 +26,9 @@ class LmDeployAdapter(Adapter):
     kv_usage = "lmdeploy_gpu_cache_usage_perc"
     health_path = "/health"
     gaps = (
-        "tells no size of its KV cache and no slots, so they are learned",
-        "has no cache_salt, so tenants share its prefix cache",
+        SLOTS_LEARNED,
+        "reports how full its KV cache is, and not how large",
+        CACHE_SHARED,
     )
 
 
@@ -67,7 +68,7 @@ class TensorRtLlmAdapter(Adapter):
     kv_usage = "trtllm_kv_cache_utilization"
     health_path = "/health"
     takes_cache_salt = True
-    gaps = ("tells its load only with return_perf_metrics", "tells no slots, so they are learned")
+    gaps = ("reports its load only if return_perf_metrics is set there", SLOTS_LEARNED)
 
     def gauges(self, page: Mapping[str, list[Sample]]) -> dict[str, Any]:
         """Return the gauges on a page. The engine reports its KV capacity in blocks."""
@@ -83,4 +84,7 @@ class OpenAiAdapter(Adapter):
 
     name = "openai"
     title = "a server of the OpenAI API"
-    gaps = ("tells nothing of its load, so its slots are learned by trial unless max_num_seqs says them",)
+    gaps = (
+        "reports nothing of its load, so how many requests it runs is learned by trial unless max_num_seqs says it",
+        "gets no cache_salt, so if it has a prompt cache, tenants share it",
+    )

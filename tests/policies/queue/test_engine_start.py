@@ -193,7 +193,7 @@ def test_of_two_usual_times_of_a_start_the_one_with_more_starts_counts() -> None
 @pytest.mark.parametrize("start", [None, {}, [1], [[1.0, 2.0]], [[-1.0, 0.0, 1]], [["x", 0.0, 1]], [[1.0, 0.0, 1.5]]])
 def test_a_usual_time_that_cannot_be_is_refused(start: object) -> None:
     engine = engine_of()
-    with pytest.raises(ValueError, match="expected|could have been learned"):
+    with pytest.raises(ValueError, match=r"expected|could have been learned"):
         read(engine, kept(engine, start=start))
 
 

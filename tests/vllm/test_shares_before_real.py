@@ -1,0 +1,52 @@
+"""Tenants of the weights 4 and 1 get tokens 4 to 1: before a vLLM, and before a vLLM and a llama.cpp in one pool."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from docs.examples.tiny_gguf import make_model
+from tests.gateway.live import MODEL, Live, Starter, until
+from tests.gateway.load import Load, tenants
+from tests.llama_server import LlamaServer
+
+SLOTS, CONTEXT = 6, 2048
+CLIENTS = 80
+"""Of each tenant: more than all engines run, so that both tenants always have a request in the queue."""
+ANSWERS = 1500
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Starter:
+    return Starter(tmp_path)
+
+
+async def ratio(live: Live) -> float:
+    """Return how often the tokens of the tenant `one` the tenant `four` gets, while both always want more."""
+    load = Load(live)
+    load.flood("one", CLIENTS, output_tokens=30)
+    load.flood("four", CLIENTS, output_tokens=30)
+    got = await load.service(ANSWERS)
+    await load.stop()
+    return got["four"] / got["one"]
+
+
+async def test_on_a_vllm(real_vllm: str, start: Starter) -> None:
+    async with start(real_vllm, tenants=tenants(one=1, four=4), aliases={MODEL: "tiny"}) as live:
+        assert 3.8 <= await ratio(live) <= 4.2
+
+
+async def test_on_a_vllm_and_a_llama_cpp_in_one_pool(real_vllm: str, start: Starter, tmp_path: Path) -> None:
+    model = tmp_path / "tiny.gguf"
+    make_model(model)
+    async with LlamaServer(model, slots=SLOTS, context=SLOTS * CONTEXT) as llama:
+        urls = [real_vllm, llama.url]
+        async with start(*urls, tenants=tenants(one=1, four=4), aliases={MODEL: "tiny"}) as live:
+            await until(lambda: all(each.healthy for each in live.engine.backends.values()))
+            kinds = [backend.adapter.name for backend in live.gateway.pools[0].backends.values()]
+            assert kinds == ["vllm", "llama.cpp"]
+            assert 3.8 <= await ratio(live) <= 4.2
+            served = Counter(line["backend"] for line in await live.lines(ANSWERS))
+            assert all(served[url.removeprefix("http://")] >= ANSWERS / 20 for url in urls), served
