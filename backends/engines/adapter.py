@@ -52,6 +52,8 @@ class Adapter:
     """Path of facts that no gauge reports."""
     health_path: ClassVar[str] = "/v1/models"
     """Path that answers 200 when the engine is well."""
+    role_is_start: ClassVar[bool] = True
+    """Does the event that has only the role come with the first token? Otherwise it may come before the engine begins."""
     takes_cache_salt: ClassVar[bool] = False
     """Does the engine keep the cached blocks of requests with different `cache_salt` apart?"""
     gaps: ClassVar[tuple[str, ...]] = ()

@@ -84,6 +84,7 @@ class OpenAiAdapter(Adapter):
 
     name = "openai"
     title = "a server of the OpenAI API"
+    role_is_start = False
     gaps = (
         "reports nothing of its load, so how many requests it runs is learned by trial unless max_num_seqs says it",
         "gets no cache_salt, so if it has a prompt cache, tenants share it",

@@ -174,7 +174,7 @@ class Exchange:
             if not self._started:
                 self._first_token()
             self._pool.dispatcher.progressed(self.request.id, tokens)
-        elif meter.started and not self._started:
+        elif meter.started and not self._started and self._backend.adapter.role_is_start:
             self._first_token()
             self._pool.dispatcher.progressed(self.request.id, 0)
         if forward:
