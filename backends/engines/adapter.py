@@ -22,6 +22,7 @@ SLOTS_LEARNED: Final = (
 CACHE_SHARED: Final = (
     "lets tenants share its prompt cache, so the time to a first token can tell what another has asked"
 )
+KV_SIZE_UNKNOWN: Final = "reports how full its KV cache is, and not how large"
 """Gaps of several kinds of engine."""
 UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError)
 """Errors raised by reading an answer of an unexpected form."""
@@ -53,7 +54,7 @@ class Adapter:
     health_path: ClassVar[str] = "/v1/models"
     """Path that answers 200 when the engine is well."""
     role_is_start: ClassVar[bool] = True
-    """Does the event that has only the role come with the first token? Otherwise it may come before the engine begins."""
+    """Does an event with the role alone come with the first token? Otherwise the engine may not have begun."""
     takes_cache_salt: ClassVar[bool] = False
     """Does the engine keep the cached blocks of requests with different `cache_salt` apart?"""
     gaps: ClassVar[tuple[str, ...]] = ()

@@ -23,7 +23,7 @@ METRICS = [
 ]
 OWNERS = {
     "vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "tensorrt_llm": "tensorrt-llm", "library": "ollama",
-    "lmdeploy": "lmdeploy", "modular": "max", "openai": "openai", "": "openai", "system": "openai",
+    "lmdeploy": "lmdeploy", "local": "openai", "openai": "openai", "": "openai", "system": "openai",
 }  # fmt: skip
 
 
@@ -67,7 +67,7 @@ SNAPSHOTS = {
     "tensorrt-llm-1.2-metrics.txt": Gauges(1.0, 3, 1, 0.62, 32_000, 32),
     "lmdeploy-0.18-metrics.txt": Gauges(1.0, 6, 1, 0.375, prompt_tokens_total=1000, output_tokens_total=2000),
     "lmdeploy-0.9-metrics.txt": Gauges(1.0, 5, 10, prompt_tokens_total=900, output_tokens_total=1000),
-    "max-26.7-metrics.txt": Gauges(1.0, 4, 5),
+    "max-26.7-metrics.txt": Gauges(1.0, 8, 2, 16 / 256),
 }  # fmt: skip
 
 
@@ -92,6 +92,17 @@ def test_json_that_is_no_page_is_an_error_or_nothing(kind: str, text: str) -> No
     with suppress(*UNREADABLE):
         found = KINDS[kind]().snapshot(text, 1.0)
         assert found is None or not found.running
+
+
+def test_max_tells_what_runs_apart_from_what_waits_only_after_a_step() -> None:
+    text = page("max-26.7-metrics.txt")
+    lines = [line for line in text.splitlines() if "num_requests_queued" not in line and "cache_num" not in line]
+    for queued, running in (("", None), ("\nmaxserve_num_requests_queued 9.0\n", 1)):
+        found = KINDS["max"]().snapshot("\n".join(lines) + queued, 1.0)
+        assert found is not None
+        assert (found.running, found.waiting) == (running, 9 if queued else None)
+    idle = KINDS["max"]().snapshot("maxserve_num_requests_running 0.0\n", 1.0)
+    assert idle == Gauges(1.0, 0)
 
 
 def test_facts_that_no_gauge_tells() -> None:

@@ -13,9 +13,9 @@ from tests.gateway.load import Load, tenants
 from tests.llama_server import LlamaServer
 
 SLOTS, CONTEXT = 6, 2048
-CLIENTS = 80
-"""Of each tenant: more than all engines run, so that both tenants always have a request in the queue."""
-ANSWERS = 1500
+CLIENTS = {"one": 60, "four": 180}
+"""More than all engines run, also while a whole batch ends at once: both tenants always have a request waiting."""
+OUTPUT_TOKENS, ANSWERS = 120, 900
 
 
 @pytest.fixture
@@ -26,10 +26,11 @@ def start(tmp_path: Path) -> Starter:
 async def ratio(live: Live) -> float:
     """Return how often the tokens of the tenant `one` the tenant `four` gets, while both always want more."""
     load = Load(live)
-    load.flood("one", CLIENTS, output_tokens=30)
-    load.flood("four", CLIENTS, output_tokens=30)
+    for tenant, clients in CLIENTS.items():
+        load.flood(tenant, clients, output_tokens=OUTPUT_TOKENS)
     got = await load.service(ANSWERS)
     await load.stop()
+    await until(live.holds_nothing)
     return got["four"] / got["one"]
 
 
