@@ -63,6 +63,11 @@ SHARED_MIN = 4
 """Fields that two sections have in common from which on they are described once."""
 
 
+def _item(name: str, text: str, in_brackets: str = "") -> str:
+    """Return an entry of a list in Markdown."""
+    return f"- {name}{f' ({in_brackets})' if in_brackets else ''}: {' '.join(text.split())}"
+
+
 def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
@@ -74,9 +79,9 @@ def _config() -> Iterator[str]:
         "The configuration is one YAML file. `fairgate check FILE` names every fault in it with its line.",
         "[config.example.yaml](../../config.example.yaml) is a file to start from.",
         "",
-        "In brackets: default, unit, bounds. A field without a default is off, or does what its text says. Times are in",
-        "seconds and sizes in bytes. A number without a lower bound must be above 0. `[]` stands for each member of a",
-        "list, `*` for each name.",
+        "In brackets: default, unit, bounds. A field without a default is off, or does what its text says. Times are",
+        "in seconds and sizes in bytes. A number without a lower bound must be above 0. `[]` stands for each member",
+        "of a list, `*` for each name.",
     )
     sections: dict[str, list[Entry]] = {}
     for one in sorted(fields(), key=lambda one: one.section):
@@ -100,8 +105,7 @@ def _config() -> Iterator[str]:
             entries = [entry for entry in entries if entry.name not in names]
             if entries:
                 yield ""
-        for entry in entries:
-            yield f"- {entry.name}{entry.meaning}{entry.example}"
+        yield from (f"- {entry.name}{entry.meaning}{entry.example}" for entry in entries)
 
 
 class Entry(NamedTuple):
@@ -237,15 +241,15 @@ def _metrics() -> Iterator[str]:
     yield "# Metrics"
     yield from (
         "",
-        "`GET /metrics` of the admin listener has them in Prometheus' format. Only so many tenants and models have",
-        "labels of their own: 1,000 tenants, 100 of them in histograms, and 100 models. The rest are together under",
-        "`other`. Times are in seconds. What describes the process itself (`process_...`) is Prometheus' own.",
+        "`GET /metrics` of the admin listener has these in Prometheus' format, with Prometheus' own `process_...`.",
+        "Labels are in brackets. `..._total` are counters; the others are gauges unless they are named histograms.",
+        "1,000 tenants, 100 of them in histograms, and 100 models have labels of their own; the rest are together",
+        "under `other`. Times are in seconds.",
+        "",
     )
-    rows = [
-        [code(name), family(name, ()).type, one.text, ", ".join(map(code, one.labels))]
-        for name, one in FAMILIES.items()
-    ]
-    yield from table(["metric", "kind", "what it says", "labels"], rows)
+    for name, one in FAMILIES.items():
+        kind = "histogram" if family(name, ()).type == "histogram" else ""
+        yield _item(code(name), one.text, ", ".join(filter(None, (kind, *map(code, one.labels)))))
     yield from (
         "",
         "The values of `outcome`, `reason` and `obstacle` are on the page of [reasons](reasons.md). `kind` is `input`,",
@@ -266,7 +270,7 @@ def log_fields() -> list[tuple[str, str, str]]:
     return found
 
 
-_TYPES = {"str": "text", "int": "number", "float": "number", "bool": "true, false"}
+_TYPES = {"str": "", "int": "number", "float": "number", "bool": "true, false"}
 _TYPES |= {"float | None": "number or null", "dict[str, float]": "numbers by name"}
 
 
@@ -274,13 +278,12 @@ def _log_fields() -> Iterator[str]:
     yield "# The access log"
     yield from (
         "",
-        "Every request leaves one line of JSON, when it ends. It never holds content: no prompt, no answer, no key.",
-        "`..._ms` are milliseconds. `fairgate replay` reads these lines.",
+        "Every request leaves one line of JSON when the request ends, without content: no prompt, no answer, no key.",
+        "`..._ms` are milliseconds. `fairgate replay` reads these lines. Fields are text where no type is named.",
+        "",
     )
-    yield from table(
-        ["field", "type", "what it says"],
-        [[code(name), _TYPES.get(kind, kind), text] for name, kind, text in log_fields()],
-    )
+    for name, kind, text in log_fields():
+        yield _item(code(name), text, _TYPES[kind])
     yield from (
         "",
         "What `outcome`, `reason`, `waited_ms` and `placed` may say is on the page of [reasons](reasons.md).",
@@ -291,28 +294,27 @@ def _headers() -> Iterator[str]:
     from gateway.http import headers
 
     yield "# Header fields"
-    yield from ("", "Clients may send these, and need none of them but their key:")
-    yield from table(
-        ["field", "what it is for"], [[code(name), text] for name, text in HEADERS["from clients"].items()]
-    )
-    yield from ("", "Answers have these, beside what the engine itself says:")
-    by_text: dict[str, list[str]] = {}
-    for name, text in HEADERS["to clients"].items():
-        by_text.setdefault(text, []).append(code(name))
-    yield from table(["field", "what it says"], [[", ".join(names), text] for text, names in by_text.items()])
+    for intro, way in (
+        ("Clients may send these, and need only their key:", "from clients"),
+        ("Answers have these, beside the engine's own:", "to clients"),
+    ):
+        yield from ("", intro, "")
+        by_text: dict[str, list[str]] = {}
+        for name, text in HEADERS[way].items():
+            by_text.setdefault(text, []).append(code(name))
+        yield from (_item(", ".join(names), text) for text, names in by_text.items())
     dropped = forward_names(headers.forward_request_headers)
     hidden = forward_names(headers.forward_response_headers)
     yield from (
         "",
         "## What does not pass",
         "",
-        "Some fields would steer an engine, tell it who the client is, or belong to one connection. They do not reach",
-        "it:",
+        "Fields that would steer an engine, name the client, or belong to one connection do not reach the engine:",
         "",
         ", ".join(code(name) for name in dropped)
         + ", and all that begin with `proxy-`, `x-fairgate-` or `x-forwarded-`.",
         "",
-        "Some fields of an engine tell of its inside. They do not reach clients:",
+        "Fields that tell of an engine's inside do not reach clients:",
         "",
         ", ".join(code(name) for name in hidden) + ".",
     )
@@ -341,8 +343,8 @@ def _reasons() -> Iterator[str]:
         "",
         "## Reasons",
         "",
-        "OpenAI's clients find the reason as `code` of the error, Anthropic's before its message. The number is the HTTP",
-        "status. An engine that finds a request wrong may use words and codes of its own.",
+        "OpenAI's clients find the reason as `code` of the error, Anthropic's before its message. The number is the",
+        "HTTP status. An engine that finds a request wrong may use words and codes of its own.",
     )
     for reason in Reason:
         yield from _entry(reason.value, RUNBOOK["reasons"].get(reason.value), f"{ApiError(reason, '').status}: ")

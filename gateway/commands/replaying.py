@@ -74,8 +74,8 @@ def replay(
     backends: tuple[int, ...] | None, profile_name: str | None, speed: float, limit: int | None,
     format_name: str | None, json_path: Path | None, html_path: Path | None,
 ) -> None:  # fmt: skip
-    """Replay recorded traffic under several policies in virtual time. TRACE is fairgate's access log, also while the log
-    is written, or a public trace; several files are read as one; -: standard input.
+    """Replay recorded traffic under several policies in virtual time. TRACE is fairgate's access log, also while the
+    log is written, or a public trace; several files are read as one; -: standard input.
 
     \b
     fairgate replay access.log --html replay.html

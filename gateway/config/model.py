@@ -72,11 +72,11 @@ class PoolConfig(Section):
     )
     """The engines, at least one; no url twice."""
     fallback: Name | None = None
-    """A model of another pool that answers while no backend here is in service, queued requests included. Clients see the
-    name that they asked for. Default: requests are refused."""
+    """A model of another pool that answers while no backend here is in service, queued requests included. Clients see
+    the name that they asked for. Default: requests are refused."""
     start_s_max: float = Field(default=0, ge=0, le=86_400)
-    """Longest start of an engine. While no engine is in service, requests wait longer by this time, and clients are told
-    how long starts usually take. 0: requests are refused at once."""
+    """Longest start of an engine. While no engine is in service, requests wait longer by this time, and clients are
+    told how long starts usually take. 0: requests are refused at once."""
     bytes_per_token: float | None = Field(default=None, gt=0, le=64)
     """Initial prompt bytes per token; the true ratio is learned from usage reports."""
     tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
@@ -100,8 +100,8 @@ class TenantConfig(Grouped):
     name: Name
     """Name in metrics and logs; unique."""
     keys: tuple[Annotated[KeyConfig, bare_text_is("hash", str | KeyConfig)], ...] = Field(default=(), strict=False)
-    """Hashes of the tenant's keys. Empty: a key is created and printed at every start, unless keys can be created at run
-    time (`usage`, or `state` in Redis)."""
+    """Hashes of the tenant's keys. Empty: a key is created and printed at every start, unless keys can be created at
+    run time (`usage`, or `state` in Redis)."""
     quota: ModelQuotasConfig | None = None
     """The tenant's limits at any time, in place of the common ones."""
     users: tuple[UserConfig, ...] = Field(default=(), strict=False, max_length=1000)
@@ -125,8 +125,8 @@ class Config(Section):
     admin: Address = ADMIN
     """host:port for /health, /ready, /metrics, /explain, /state, /config, /usage and /keys. Not for clients."""
     admin_token: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
-    """Bearer token for `admin`, except for /health and /ready; ${NAME}: from the environment. Default: none, for loopback
-    only."""
+    """Bearer token for `admin`, except for /health and /ready; ${NAME}: from the environment. Default: none, for
+    loopback only."""
     open_access: bool = False
     """Accept any key: each distinct key is its own tenant of weight 1."""
     policy: Annotated[PolicyConfig, bare_text_is("name", PolicyName | PolicyConfig)] = PolicyConfig()
@@ -173,8 +173,8 @@ class Config(Section):
     memory_max: Annotated[int, BeforeValidator(no_text)] = Field(
         default=MEMORY_MAX, ge=MEMORY_MAX_LEAST, le=1 << 50, json_schema_extra=auto_by_default
     )
-    """Memory of each worker, whatever clients send (docs/reference/memory.md). auto: the container's limit less an eighth
-    for the kernel, divided among the workers; without a container 2 GiB each, at most half of the machine."""
+    """Memory of each worker, whatever clients send (docs/reference/memory.md). auto: the container's limit less an
+    eighth for the kernel, divided among the workers; without a container 2 GiB each, at most half of the machine."""
     limits: Limits = Limits()
     """Bounds on queues, buffers and waits."""
     drain_s: float = Field(default=30, ge=0, le=86_400)

@@ -19,8 +19,8 @@ class InteractionRules(Section):
     trace: Annotated[str, AfterValidator(checked_trace)] | None = None
     """Another source of an interaction's name: traceparent (the trace), or baggage:KEY (that member of `baggage`)."""
     content: bool = True
-    """Continue an interaction by a tool result for an earlier answer, or a Responses call that refers to one. A new turn
-    of the user begins another interaction, unless the turn follows the last answer at an agent's pace."""
+    """Continue an interaction by a tool result for an earlier answer, or a Responses call that refers to one. A new
+    turn of the user begins another interaction, unless the turn follows the last answer at an agent's pace."""
     sessions: bool = True
     """Use session ids of common agents: they separate conversations that look alike, and a call in a session that
     follows the last answer at an agent's pace continues the interaction."""

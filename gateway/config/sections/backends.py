@@ -25,8 +25,8 @@ class BackendConfig(Section):
     """http(s)://host:port without /v1, or sim:NAME for a simulated vLLM inside the gateway. A path, as in
     http://host/engine-a, is put before the path of every request."""
     each_address: bool = False
-    """Make an engine, called NAME@ADDRESS, of every address behind the host name (a headless Service of Kubernetes). See
-    limits.upstream_addresses_s."""
+    """Make an engine, called NAME@ADDRESS, of every address behind the host name (a headless Service of Kubernetes).
+    See limits.upstream_addresses_s."""
     engine: EngineKind = "auto"
     """Kind of engine. auto: detected at the start and whenever the engine comes back; openai: any compatible server,
     judged by its answers only."""

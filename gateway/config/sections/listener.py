@@ -48,8 +48,8 @@ class RouteConfig(Section):
     ] = Field(default=("POST",), strict=False, json_schema_extra={"minItems": 1})
     """Allowed methods. HEAD comes with GET."""
     treatment: Literal["generate", "compute", "pass"]
-    """generate: queued, answered token by token; compute: queued, answered in one pass; pass: straight to an engine, for
-    requests that cost no engine time."""
+    """generate: queued, answered token by token; compute: queued, answered in one pass; pass: straight to an engine,
+    for requests that cost no engine time."""
 
     @field_validator("treatment")
     @classmethod
