@@ -287,9 +287,9 @@ async def test_the_page_asks_for_a_key_and_shows_what_is_its_own(start: Starter)
         for key in ("key-of-alice", "key-of-mallory"):
             assert (await live.ask(CHAT, chat(max_tokens=4), key=key)).status == 200
         await seen.page.goto(live.url + PATH)
-        await seen.shows("#link", "asks for your key")
+        await seen.shows("#link", "needs your key")
         await seen.is_accessible()
-        for key, says in (("a-wrong-key", "This key is not taken here."), ("key-of-alice", "")):
+        for key, says in (("a-wrong-key", "This gateway does not accept the key."), ("key-of-alice", "")):
             await seen.page.locator("#token").fill(key)
             await seen.page.locator("#token-form button").click()
             if says:
