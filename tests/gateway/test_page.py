@@ -49,7 +49,7 @@ async def test_a_flood_is_seen_and_each_request_explained(start: Starter) -> Non
         await seen.shows(
             "#lanes-body", re.compile(r"Who waits1 request, the oldest for .*Behind whom3 requests at the")
         )
-        await seen.shows("#lanes-body", "For whatthe next one waits for KV")
+        await seen.shows("#lanes-body", "For whatthe next request waits for KV")
         await seen.shows("#lanes-body .key", "holder 1 waiting, 3 running")
         await seen.shows("#history-body", "1 waiting")
         await seen.shows("#tenants-body", re.compile(r"holder1\S* \S+for KV3\d+ %\d+ %1"))
@@ -92,7 +92,7 @@ async def test_last_requests_are_filtered_and_stand_still_while_paused(start: St
         second = (await live.ask(CHAT, chat(max_tokens=3), key="two")).headers["x-request-id"]
         await seen.shows("#tenants-body", re.compile(r"two00\d"))
         await expect(seen.page.locator("#requests-body")).not_to_contain_text(second)
-        await seen.page.get_by_role("button", name="Go on").click()
+        await seen.page.get_by_role("button", name="Resume").click()
         await seen.shows("#requests-body", second)
         await seen.page.locator("#request-filter").fill("TWO")
         await expect(seen.page.locator("#requests-body li")).to_have_count(1)
