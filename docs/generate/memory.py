@@ -20,7 +20,7 @@ from gateway.config.memory_bounds import (
 )
 
 TEMPLATE = Path(__file__).with_name("memory.template.txt")
-SIZES = (256 << 20, MEMORY_MAX, 1 << 30, MEMORY_OF_MACHINE)
+SIZES = (256 << 20, MEMORY_MAX, MEMORY_OF_MACHINE)
 ROWS: tuple[tuple[str, str, Callable[[Bounds], str]], ...] = (
     ("names, in the tables below", "names", lambda bounds: f"{bounds.names:,}"),
     ("blocks of prompts that engines have cached", "prompts", lambda bounds: f"{bounds.blocks:,}"),
