@@ -138,6 +138,8 @@ def _described(field: ConfigField) -> str:
     else:
         unit = "" if _tells(field.path.rpartition(".")[2], field.unit) else field.unit
         bounds = "" if field.bounds in ("from 1", "above 0") else field.bounds.removesuffix(f" or {field.default}")
+        if field.bounds and all(one in field.meaning for one in field.bounds.split(", ")):
+            bounds = ""  # The text names each choice.
         said = ["" if field.default in ("null", "[]", "{}", "''") else default, unit, bounds]
         if field.default[:1].isdecimal():
             said[:2] = [f"{default} {unit}".rstrip()]
@@ -338,8 +340,8 @@ def _reasons() -> Iterator[str]:
     yield "# Reasons and errors, and what to do"
     yield from (
         "",
-        "These words stand in answers, in the access log, in metrics and in `fairgate explain`. Each entry says what",
-        "happened, whether it is bad for others than that client, and what to do. What is not said is: no; nothing.",
+        "These words stand in answers, in the access log, in metrics and in `fairgate explain`. An entry without **Bad?**",
+        "is bad for that client at most; without **Do:** there is nothing to do.",
         "",
         "## Reasons",
         "",

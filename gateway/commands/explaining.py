@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--tenant", help="Explain the waits of this tenant's requests.")
 @click.option("--user", help="With --tenant: only this user, by the name that requests give.")
 @click.option("--since", default="24h", show_default=True, help="30m, 24h, 7d, today, 8:00, a day, or a time; by UTC.")
-@click.option("--until", help="The same.  [default: now]")
+@click.option("--until", help="End, written like --since.  [default: now]")
 @click.option("--json", "as_json", is_flag=True, help="Print all numbers.")
 def explain(
     request_id: str | None, path: Path | None, admin: str | None, logs: tuple[str, ...], tenant: str | None,

@@ -32,7 +32,7 @@ _OPTIONS = {
 }
 Found = TypeVar("Found")
 
-_config = config_option("The gateway's file, which says where its keys are.")
+_config = config_option("The gateway's file.")
 _key_hash = click.argument("key_hash", metavar="[HASH]", required=False)
 
 

@@ -157,7 +157,7 @@ def sim(host: str, port: int, profile: str, models: tuple[str, ...], max_num_que
 @click.option(
     "--shares", is_flag=True, help="Print the tree of groups and tenants, with the part of each if all ask for more."
 )
-@click.option("--probe", is_flag=True, help="Ask the engines, too, and print what each is and cannot tell.")
+@click.option("--probe", is_flag=True, help="Ask the engines, too; print the kind of each, and what it cannot tell.")
 def check(file: Path, shares: bool, probe: bool) -> None:
     """Check a config file and the files that it names. List every fault with its place, and exit with 2 if there is
     one. A warning is no fault.

@@ -18,7 +18,7 @@ from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
     help="The SQLite file or postgresql://..., in place of -c; without prices and groups.",
 )
 @click.option("--since", default="24h", show_default=True, help="24h, 7d, today, a day, or a time; by UTC.")
-@click.option("--until", help="The same.  [default: now]")
+@click.option("--until", help="End, written like --since.  [default: now]")
 @click.option(
     "--by",
     default="tenant",

@@ -39,7 +39,7 @@ _GROUP: Final = ("pool", "group")
 FAMILIES: Final = {
     "fairgate_requests_total": _counter("Requests ended.", "pool", "tenant", "model", "outcome"),
     "fairgate_not_completed_total": _counter(
-        "Requests that did not complete. Refused requests did not fail.",
+        "Requests that did not complete.",
         "pool", "tenant", "outcome", "reason",
     ),
     "fairgate_key_not_completed_total": _counter(

@@ -66,10 +66,10 @@ CLIENTS_NOTE = (
 )
 WORKERS_NOTES = (
     (
-        "Latency is over complete programs of the clients that behave. On several workers D2LPM loses to the "
-        "Preble-like router by 8 to 27 %, except with the judges on two workers. Serving one program to its "
-        "end makes the mean shorter than serving all side by side, and nobody needs protection here: under "
-        "the router a call waits 1 to 4 s, not the paper's hundreds."
+        "S2: tree of thoughts; S1: judge; then the number of workers. Latency is over complete programs of the "
+        "clients that behave. On several workers D2LPM loses to the Preble-like router by 8 to 27 %, except with "
+        "the judges on two workers. Serving one program to its end makes the mean shorter than serving all side by "
+        "side, and nobody needs protection here: under the router a call waits 1 to 4 s, not the paper's hundreds."
     ),
     (
         "The paper's order by Jain's index does not come out: the client that misbehaves waits, and the others "
@@ -263,9 +263,8 @@ def workers(inputs: Inputs) -> Findings:
             for name, make in SCHEDULERS.items():
                 if (name != PREBLE or count > 1) and (name != UNFAIR or count == 2):
                     studies[name][count] = average(make, programs, A10G, count, WORKER_SEEDS[count])
-            rows += _against(
-                f"{workload}, {count} workers", {name: by[count] for name, by in studies.items() if count in by}
-            )
+            where = f"{workload.rpartition(', ')[2]} × {count}"
+            rows += _against(where, {name: by[count] for name, by in studies.items() if count in by})
         drawn = {name: by for name, by in studies.items() if name != UNFAIR}
         slug = workload.replace(", ", "-").replace(" ", "-").lower()
         figures += [
