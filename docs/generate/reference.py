@@ -340,8 +340,8 @@ def _reasons() -> Iterator[str]:
     yield "# Reasons and errors, and what to do"
     yield from (
         "",
-        "These words stand in answers, in the access log, in metrics and in `fairgate explain`. An entry without **Bad?**",
-        "is bad for that client at most; without **Do:** there is nothing to do.",
+        "These words stand in answers, in the access log, in metrics and in `fairgate explain`. An entry without",
+        "**Bad?** is bad for that client at most; without **Do:** there is nothing to do.",
         "",
         "## Reasons",
         "",
