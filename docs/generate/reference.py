@@ -153,9 +153,9 @@ def _tells(name: str, unit: str) -> bool:
 
 
 def _example(field: ConfigField) -> str:
-    """Return an example that shows more than a number, the default or a word of the text."""
+    """Return an example that shows more than a word, a path, the default or a part of the text."""
     example = field.example.partition(": ")[2]
-    is_plain = example in (field.default, "true", "false") or re.fullmatch(r"[0-9.]+", example)
+    is_plain = example == field.default or re.fullmatch(r"[\w ./-]+|sha256:\w+", example)
     is_said = example in field.meaning or example.strip("[]'") in f"{field.meaning} {field.bounds}"
     return "" if is_plain or is_said else f" E.g. {code(example)}."
 
