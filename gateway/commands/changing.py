@@ -21,7 +21,6 @@ def reload(path: Path | None, admin: str | None) -> None:
 
     \b
     fairgate reload -c config.yaml
-    fairgate reload --admin http://127.0.0.1:8191
 
     Says what changed. Exits with 1 if the gateway keeps the config that it had, and says why.
     """

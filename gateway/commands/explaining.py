@@ -45,7 +45,6 @@ def explain(
 
     \b
     fairgate explain req_0123456789abcdef -c config.yaml
-    fairgate explain req_0123456789abcdef --admin http://127.0.0.1:8191
     fairgate explain --tenant chat --since 8:00 --until 10:00 -c config.yaml
     kubectl logs deploy/fairgate | fairgate explain --tenant chat --log -
 

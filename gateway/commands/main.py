@@ -263,7 +263,6 @@ def top(path: Path | None, admin: str | None, once: bool, interval_s: float) -> 
 
     \b
     fairgate top -c config.yaml
-    fairgate top --once --admin http://127.0.0.1:8191
     """
     from gateway.commands.top import watch
 

@@ -43,7 +43,6 @@ def usage(
     fairgate usage -c config.yaml --since today
     fairgate usage -c config.yaml --since 7d --by day,tenant,model --format csv
     fairgate usage -c config.yaml --since 2027-01-01 --by group,month
-    fairgate usage -c config.yaml --by tenant,key
     fairgate usage --database /var/lib/fairgate/usage.db --by user
 
     A tenant counts in each group around it. Users are shown by a hash of their names, as in the access log.
