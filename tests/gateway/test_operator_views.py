@@ -273,7 +273,7 @@ async def test_top_says_so_where_nobody_has_asked_for_anything(start: Starter) -
     async with simulated(time_scale=0) as sim, start(sim.url) as live:
         code, out, _ = await run("top", "--once", "--admin", admin(live))
         assert code == 0
-        assert "Nobody has asked for anything in the last 60 s." in out
+        assert "No request came in the last 60 s." in out
         assert "Nothing limits the pool" in out
 
 
