@@ -15,7 +15,7 @@ from tests.llama_server import LlamaServer
 SLOTS, CONTEXT = 6, 2048
 CLIENTS = {"one": 60, "four": 180}
 """More than all engines run, also while a whole batch ends at once: both tenants always have a request waiting."""
-OUTPUT_TOKENS, ANSWERS = 120, 900
+OUTPUT_TOKENS, ANSWERS = 120, 1500
 
 
 @pytest.fixture
