@@ -24,7 +24,7 @@ from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow, Request, ServiceTokens
-from simulation.plots import Series, chart
+from lab.plots import Series, chart
 from simulation.run import Arrival, Record, Run
 
 BACKEND = "engine"

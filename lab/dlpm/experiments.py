@@ -26,7 +26,7 @@ from policies.admission.policy import Policy
 from policies.orders.cost import LinearCost
 from policies.placements import placement
 from policies.queue.bounds import QueueLimits
-from simulation.plots import Series
+from lab.plots import Series
 from simulation.run import Record
 from simulation.statistics import jain, percentile
 

@@ -17,7 +17,7 @@ from lab.fairserve.sections import LIMIT, LIMITED, POPULATION
 from lab.fairserve.study import Study, ends_calls, percent, protects_interactions, study
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.overload import OverloadSettings
-from simulation.plots import Series
+from lab.plots import Series
 
 FEW = POPULATION
 MANY = replace(POPULATION, abusers=60)

@@ -21,7 +21,7 @@ from lab.fairserve.study import (
 )
 from policies.admission.engine import AdmissionEngine
 from policies.limits.throttle import Ceilings, ThrottleSettings
-from simulation.plots import Series
+from lab.plots import Series
 from simulation.statistics import percentile
 
 POPULATION = Population()

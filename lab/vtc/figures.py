@@ -17,7 +17,7 @@ from lab.vtc.fairness import (
 )
 from lab.vtc.runs import TWO_U, Scheduler, fcfs, lcf, serve, vtc
 from lab.vtc.workload import increase, on_off, overload, poisson_short_long, shift
-from simulation.plots import Series
+from lab.plots import Series
 from simulation.run import Arrival, Run
 
 END_S = 600.0

@@ -26,7 +26,7 @@ from policies.orders.fcfs import Fcfs
 from policies.orders.order import Order
 from policies.orders.vtc import Vtc
 from policies.queue.bounds import QueueLimits
-from simulation.plots import Series
+from lab.plots import Series
 from simulation.run import Arrival, Run
 
 BACKEND = "engine"

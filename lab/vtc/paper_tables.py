@@ -29,7 +29,7 @@ from lab.vtc.runs import (
 )
 from lab.vtc.workload import overload
 from policies.orders.cost import ProfiledCost
-from simulation.plots import Series
+from lab.plots import Series
 
 Printed = tuple[float, float, float]
 

@@ -19,7 +19,7 @@ from lab.reproduction import as_text, summary
 from lab.vtc import figures, paper_tables
 from lab.vtc.gateway_window import production
 from lab.vtc.runs import arena
-from simulation.plots import Series, chart
+from lab.plots import Series, chart
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 needs_arena = pytest.mark.skipif(
