@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from math import inf
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ import aiohttp
 
 from backends.client.call import Receiver, UpstreamCall
 from backends.client.upstream import UpstreamPool
+from backends.control_client import ControlClient
 from backends.engines.adapter import UNREADABLE, Adapter
 from backends.engines.by_metrics import OpenAiAdapter
 from backends.engines.kinds import KINDS, RECOGNISED_PATH, recognise
@@ -128,9 +128,10 @@ class Backend:
             head = b"%bcontent-length: %d\r\n" % (head, len(begun) + len(body))
         return self.upstream.send(b"%b%b%b" % (head, self._head_end, begun), body, receiver, is_fresh=is_fresh)
 
-    def session(self, usual: aiohttp.ClientSession) -> aiohttp.ClientSession:
-        """Return the session for probes and scrapes: `usual`, or one bound to the engine's own address."""
-        return self._session or usual
+    def control_client(self, usual: aiohttp.ClientSession) -> ControlClient:
+        """Return the client for probes and scrapes, on the session `usual`, or one bound to the engine's own
+        address."""
+        return ControlClient(self.url, self._session or usual, api_key=self.api_key, tls=self.tls)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -148,36 +149,34 @@ class Backend:
         with self._noticing():
             self.health.give_up(reason, time.monotonic())
 
-    async def check(self, session: aiohttp.ClientSession, oldest_s: float = inf) -> None:
+    async def check(self, client: ControlClient, oldest_s: float = inf) -> None:
         """Probe the engine and fetch its models. `oldest_s`: start of the oldest of our requests that it runs."""
-        session = self.session(session)
         is_new = not self.health.healthy
         # While the engine is out of service, another kind may take its place.
         path = OpenAiAdapter.health_path if is_new and self._kind is None else self.adapter.health_path
-        problem = await probe(session, self.url + path, api_key=self.api_key, tls=self.tls)
+        problem = await probe(client, path)
         problem = problem or self.standstill.fault(oldest_s)
         if problem is None:  # engines load adapters while they run
             try:
-                cards = await fetch_models(session, self.url, self.api_key, tls=self.tls)
+                cards = await fetch_models(client)
                 self.models = {card.id: card for card in cards[:MODELS_MAX]}
             except UpstreamError as error:
                 logger.warning("backend %s did not say which models it serves: %s", self.name, error)
             if is_new:
-                await self._recognise(session)
+                await self._recognise(client)
         now = time.monotonic()
         with self._noticing():
             self.health.probed(problem, now)
 
-    async def _recognise(self, session: aiohttp.ClientSession) -> None:
+    async def _recognise(self, client: ControlClient) -> None:
         """Detect the kind of engine, unless configured, and read the facts that no gauge reports."""
-        fetch = partial(fetch_text, session, api_key=self.api_key, tls=self.tls)
         if self._kind is None:
             owners = {card.owned_by for card in self.models.values() if card.parent is None}
-            found = recognise(owners, await fetch(self.url + RECOGNISED_PATH))
+            found = recognise(owners, await fetch_text(client, RECOGNISED_PATH))
         else:
             found = self._kind()
         if found.facts_path is not None:
-            text = await fetch(self.url + found.facts_path)
+            text = await fetch_text(client, found.facts_path)
             try:
                 found.read_facts(text)
             except UNREADABLE as error:

@@ -112,7 +112,8 @@ class Pools:
         session = self._session
         if session is not None:
             try:
-                await asyncio.gather(*[backend.check(session) for one in prepared for backend in one.fresh()])
+                fresh = [backend for one in prepared for backend in one.fresh()]
+                await asyncio.gather(*[backend.check(backend.control_client(session)) for backend in fresh])
             except asyncio.CancelledError:
                 await self.let_go(prepared)
                 raise
