@@ -1,0 +1,139 @@
+"""A request at an engine and its answer on the way to the client, with admission (`Exchange`) or without (`PassThrough`).
+
+    waiting -> sent                  to an engine
+    sent -> held                     the answer waits until it is complete and can be judged
+    sent, held -> streamed           an event stream, counted event by event
+    sent, held -> relayed            in pieces as they come, such as an answer too long to hold
+    sent, held, streamed -> waiting  back for another attempt, as long as the client has seen nothing
+    any -> ended                     once
+"""
+
+from __future__ import annotations
+
+import time
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from backends.client.call import UpstreamCall
+from gateway.http.headers import Header, retry_after_s
+from gateway.proxy.engine_errors import engine_error, outcome_of
+from gateway.proxy.request_context import RequestContext
+from gateway.request.body.payload import Payload
+from gateway.telemetry.record import NO_SERVICE
+from policies.request import ServiceTokens
+
+if TYPE_CHECKING:
+    from backends.upstream_errors import UpstreamError
+    from gateway.pool.backend import Backend
+
+
+class Phase(Enum):
+    """The states of a request and its answer."""
+
+    WAITING = "waiting"
+    SENT = "sent"
+    HELD = "held"
+    STREAMED = "streamed"
+    RELAYED = "relayed"
+    ENDED = "ended"
+
+
+_ANSWER: Final = frozenset({Phase.STREAMED, Phase.RELAYED, Phase.WAITING, Phase.ENDED})
+NEXT: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.WAITING: frozenset({Phase.SENT, Phase.ENDED}),
+    Phase.SENT: _ANSWER | {Phase.HELD},
+    Phase.HELD: _ANSWER,
+    Phase.STREAMED: frozenset({Phase.WAITING, Phase.ENDED}),
+    Phase.RELAYED: frozenset({Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+"""The states that may follow each state."""
+
+
+class IllegalStep(Exception):
+    """The error that a state cannot follow another one. Nothing has changed."""
+
+    def __init__(self, request_id: str, before: Phase, after: Phase) -> None:
+        super().__init__(f"request {request_id} is {before.value}: it cannot be {after.value}")
+
+
+class Relay:
+    """A request, its engine and its answer. Implements `Receiver`, of which each kind of relay fills in the answer."""
+
+    __slots__ = ("_call", "_headers", "_status", "_upstream_head", "backend", "context", "phase")
+
+    backend: Backend
+    """The engine that has the request, or had it last."""
+
+    def __init__(self, context: RequestContext, upstream_head: bytes) -> None:
+        self.context = context
+        self.phase = Phase.WAITING
+        self._upstream_head = upstream_head
+        self._call: UpstreamCall | None = None
+        self._status = 0
+        self._headers: list[Header] = []
+
+    def head_received(self, status: int, headers: list[Header]) -> None:
+        raise NotImplementedError
+
+    def body_received(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def completed(self) -> None:
+        raise NotImplementedError
+
+    def failed(self, error: UpstreamError) -> None:
+        raise NotImplementedError
+
+    def client_gone(self) -> None:
+        raise NotImplementedError
+
+    def enter(self, phase: Phase) -> None:
+        """Go on to this state, or raise `IllegalStep`."""
+        if phase not in NEXT[self.phase]:
+            raise IllegalStep(self.context.id, self.phase, phase)
+        self.phase = phase
+
+    def attend(self) -> None:
+        """Follow the client: end when it goes away, and read from the engine no faster than it reads."""
+        responder = self.context.responder
+        # Not the bound methods: compiled, those cost five times as much to make.
+        responder.on_disconnect = lambda: self.client_gone()
+        responder.on_pause = lambda: self._pause()
+        responder.on_resume = lambda: self._resume()
+
+    def send(self, backend: Backend, payload: Payload | None) -> None:
+        """Send the request to this engine."""
+        context = self.context
+        self.enter(Phase.SENT)
+        self.backend = backend
+        context.dispatched(backend.name, time.monotonic())
+        self._call = backend.send(self._upstream_head, payload, context.tenant, self, is_fresh=context.sends > 0)
+
+    def cancel(self) -> None:
+        """Take the request from the engine that has it."""
+        if self._call is not None:
+            self._call.cancel()
+
+    def fail_with_error(self, body: bytes) -> None:
+        """End with the engine's error."""
+        error = engine_error(self.backend.name, self._status, body, retry_after_s(self._headers))
+        self.context.error(error, is_engines=self.context.request is not None)
+        self.end(outcome_of(error), f"status_{self._status}")
+
+    def end(self, outcome: str, reason: str, service: ServiceTokens = NO_SERVICE) -> None:
+        """Record the end. The client has its answer, or an error, or is gone."""
+        self.enter(Phase.ENDED)
+        self._call = None
+        context = self.context
+        responder = context.responder
+        responder.on_disconnect = responder.on_pause = responder.on_resume = None
+        context.ended(outcome, reason, service, time.monotonic())
+
+    def _pause(self) -> None:
+        if self._call is not None:
+            self._call.pause()
+
+    def _resume(self) -> None:
+        if self._call is not None:
+            self._call.resume()
