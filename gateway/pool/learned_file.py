@@ -39,7 +39,6 @@ class LearnedFile:
     def __init__(self, path: Path, engines: Mapping[str, AdmissionEngine]) -> None:
         self._path = path
         self._engines = engines
-        self._written = b""
 
     def restore(self) -> None:
         """Restore the engines. A foreign file is renamed, and everything is learned anew."""
@@ -69,19 +68,14 @@ class LearnedFile:
             logger.warning("the last state is not saved: %s", fault)
 
     async def save(self) -> None:
-        """Write the learned state if it has changed. A thread writes, so that no stream waits for the disk.
-
-        Raise `OperationalError` if the write fails.
-        """
+        """Write the learned state, by a thread, so that no stream waits for the disk. Raise `OperationalError` if that
+        fails."""
         pools: dict[str, object] = {name: takeover.snapshot(engine) for name, engine in self._engines.items()}
         content = msgspec.json.encode(_Content(VERSION, pools))
-        if content == self._written:
-            return
         try:
             await asyncio.to_thread(self._write, content)
         except OSError as error:
             raise OperationalError(f"what was learned cannot be saved to {self._path}: {error}") from error
-        self._written = content
 
     def _restore(self, content: bytes) -> None:
         if len(content) > FILE_BYTES_MAX:
@@ -101,7 +95,6 @@ class LearnedFile:
                     raise ValueError(f"pool {name}: {error}") from None
         for read in found:
             takeover.adopt(read)
-        self._written = content
 
     def _put_aside(self, why: str) -> None:
         aside = self._path.with_name(self._path.name + ".corrupt")
