@@ -20,6 +20,7 @@ from backends.engines.by_metrics import OpenAiAdapter
 from backends.engines.kinds import KINDS, RECOGNISED_PATH, recognise
 from backends.health import HealthState, ModelCard, Standstill, fetch_models, fetch_text, probe
 from backends.name_resolution import session_at
+from backends.simulated.simulated_server import SimulatedServer
 from backends.step_feed import StepFeed
 from backends.upstream_errors import UpstreamError
 from gateway.config.model import Config
@@ -42,11 +43,14 @@ TAKING_BODIES: Final = (b"POST ", b"PUT ", b"PATCH ")
 class Backend:
     """An engine. Changing a backend's URL or credentials creates a new `Backend`."""
 
-    def __init__(self, config: BackendConfig, url: str, limits: Config) -> None:
-        """Create a backend at `url`, which for a simulated engine is known only after its start."""
+    def __init__(
+        self, config: BackendConfig, url: str, limits: Config, embedded: SimulatedServer | None = None
+    ) -> None:
+        """Create a backend at `url`. `embedded`: the simulated engine in this process, which ends with the backend."""
         self.name = config.name or url
         self.url = url
         self.terms = terms_of(config, limits)
+        self._embedded = embedded
         self.drained = False
         """Has an operator drained the engine?"""
         self.leaving = False
@@ -134,10 +138,12 @@ class Backend:
         return ControlClient(self.url, self._session or usual, api_key=self.api_key, tls=self.tls)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and end an embedded engine."""
         await self.upstream.close()
         if self._session is not None:
             await self._session.close()
+        if self._embedded is not None:
+            await self._embedded.stop()
 
     def connect_failed(self, error: UpstreamError) -> None:
         """Count a failed connection against the engine's health."""

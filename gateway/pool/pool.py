@@ -72,9 +72,9 @@ class Pool:
         self.name = config.name
         self.backends: dict[str, Backend] = {}
         """Backends by name, including those that leave and still have running requests."""
-        self.stand_in: Callable[[], Pool | None] = _nobody
+        self.stand_in: Callable[[], Pool | None] = lambda: None
         """Return the pool that serves requests while no backend here can, or None."""
-        self.on_gone: Callable[[Backend], None] = _unwatched
+        self.on_gone: Callable[[Backend], None] = lambda backend: None
         """Called with a backend that has left the config and ended its last request."""
         self.estimator = estimator or estimator_of(config)
         self.retries = RetryBudget()
@@ -395,12 +395,3 @@ class Pool:
         is_shared = any([payer(lease.request.flow.tenant) != tenant for lease in leases])
         if self.has_other(backend) and self.breaks.is_engine_at_fault(backend.name, now, is_shared=is_shared):
             backend.give_up(f"its answers break, the last one: {error}")
-
-
-def _nobody() -> Pool | None:
-    """Default of `stand_in`: no pool."""
-    return None
-
-
-def _unwatched(backend: Backend) -> None:
-    """Default of `on_gone`: do nothing."""

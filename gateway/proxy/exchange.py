@@ -20,18 +20,16 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from backends.answers.answer_keys import AnswerKeys
-from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.answer_usage import Usage, made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.members import MemberFinder
 from backends.answers.sse import Dialect, StreamMeter, is_event_stream
-from backends.base import Usage
 from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header, content_type, header_of, is_json, is_text, retry_after_s
 from gateway.proxy.account import believed, works_on
-from gateway.proxy.ending import Ending
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
 from gateway.proxy.refusals import failure_error, refusal_error
-from gateway.proxy.relay import Phase, Relay
+from gateway.proxy.relay import Ending, Phase, Relay
 from gateway.proxy.renamed import Renamed
 from gateway.proxy.request_context import RequestContext
 from gateway.request.interaction_claim import answer_keys

@@ -12,10 +12,9 @@ from gateway.http.errors import Reason
 from gateway.http.headers import Header, forward_response_headers
 from gateway.pool.backend import Backend
 from gateway.pool.pool import Pool
-from gateway.proxy.ending import Ending
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
 from gateway.proxy.refusals import failure_error
-from gateway.proxy.relay import Phase, Relay
+from gateway.proxy.relay import Ending, Phase, Relay
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import Payload
 from gateway.request.unqueued import Unqueued

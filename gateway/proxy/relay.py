@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from backends.client.call import UpstreamCall
-from gateway.http.headers import Header, retry_after_s
+from gateway.http.headers import Header, content_type, is_json, retry_after_s
 from gateway.proxy.engine_errors import engine_error, outcome_of
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import Payload
@@ -48,6 +48,7 @@ NEXT: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.ENDED: frozenset(),
 }
 """The states that may follow each state."""
+_CLOSES: Final = {b"{": b"}", b"[": b"]"}
 
 
 class IllegalStep(Exception):
@@ -55,6 +56,27 @@ class IllegalStep(Exception):
 
     def __init__(self, request_id: str, before: Phase, after: Phase) -> None:
         super().__init__(f"request {request_id} is {before.value}: it cannot be {after.value}")
+
+
+class Ending:
+    """A check of an answer that is relayed as it comes: the last byte of JSON must close what the first one opened."""
+
+    __slots__ = ("_first", "_is_json", "_last")
+
+    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self._is_json = is_json(content_type(headers))
+        self._first = self._last = b""
+
+    def come(self, data: bytes) -> None:
+        """Add the next bytes."""
+        if self._is_json and not data.isspace():
+            self._first = self._first or data.lstrip()[:1]
+            self._last = data.rstrip()[-1:]
+
+    @property
+    def is_missing(self) -> bool:
+        """Is the end missing, after the last bytes?"""
+        return self._last != _CLOSES.get(self._first, self._last)
 
 
 class Relay:

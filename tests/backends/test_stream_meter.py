@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.answers.sse import Dialect, StreamMeter
-from backends.base import Usage
+from backends.answers.answer_usage import Usage
 
 
 def chunk(content: str | None, *, finish: str | None = None, role: bool = False, usage: object = None) -> bytes:

@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 
-from gateway.proxy.ending import Ending
+from gateway.proxy.relay import Ending
 from tests.gateway.capture import (
     DONE,
     STREAM_END,
