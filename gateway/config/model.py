@@ -80,7 +80,7 @@ class PoolConfig(Section):
     bytes_per_token: float | None = Field(default=None, gt=0, le=64)
     """Initial number of prompt bytes per token; the true ratio is learned from the engines' usage reports."""
     tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
-    """Exact prompt counts: the path of a tokenizer.json, or tiktoken:ENCODING. Default: the learned ratio."""
+    """Exact prompt counts: the path of a tokenizer.json. Default: the learned ratio."""
     isolate_caches: Isolation = "where_possible"
     """Separate tenants in the engines' prefix caches, by a cache_salt: otherwise a tenant can tell by the time to the
     first token what others have asked. where_possible: engines that ignore salts serve, and tenants share their caches;

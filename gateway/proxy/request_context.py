@@ -55,18 +55,6 @@ class RequestContext(HttpRequest):
             request.
     """
 
-    __slots__ = (
-        "_place",
-        "engine",
-        "payload",
-        "principal",
-        "relays",
-        "responder",
-        "responses",
-        "route",
-        "serving_pool",
-    )
-
     route: Route
     principal: Principal
     responder: Responder
