@@ -61,7 +61,9 @@ class VllmAdapter(Adapter):
         return status == 200 and b'"abort"' in body and is_drained(body)
 
 
-def _per_engine(page: Mapping[str, list[Sample]], aliases: tuple[str, ...], *, reason: str | None = None) -> list[float]:
+def _per_engine(
+    page: Mapping[str, list[Sample]], aliases: tuple[str, ...], *, reason: str | None = None
+) -> list[float]:
     """Return one value per engine: samples of this reason under the first alias that the page has.
 
     Several API servers repeat an engine under their own `pid`, so the highest value counts, never their sum.

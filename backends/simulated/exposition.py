@@ -19,9 +19,7 @@ _Sample = tuple[dict[str, str], float]
 """Labels beyond model and engine, and the value."""
 
 
-def render(
-    profile: EngineProfile, model: str, gauges: EngineGauges, names: Collection[str] = ()
-) -> bytes:
+def render(profile: EngineProfile, model: str, gauges: EngineGauges, names: Collection[str] = ()) -> bytes:
     """Render the page in the classic text format; with `names`, only those families."""
     metrics = []
     for name, (text, *samples) in _families(profile, gauges).items():

@@ -103,7 +103,6 @@ class SimulatedAnswer:
         """Return the body of an answer that is not streamed."""
         raise NotImplementedError
 
-
     @staticmethod
     def error_body(error: CallRefusedError) -> bytes:
         """Return the body of a refusal."""

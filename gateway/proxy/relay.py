@@ -1,11 +1,11 @@
-"""A request at an engine and its answer on the way to the client, with admission (`Exchange`) or without (`PassThrough`).
+"""A request at an engine and its answer to the client, with admission (`Exchange`) or without (`PassThrough`).
 
-    waiting -> sent                  to an engine
-    sent -> held                     the answer waits until it is complete and can be judged
-    sent, held -> streamed           an event stream, counted event by event
-    sent, held -> relayed            in pieces as they come, such as an answer too long to hold
-    sent, held, streamed -> waiting  back for another attempt, as long as the client has seen nothing
-    any -> ended                     once
+waiting -> sent                  to an engine
+sent -> held                     the answer waits until it is complete and can be judged
+sent, held -> streamed           an event stream, counted event by event
+sent, held -> relayed            in pieces as they come, such as an answer too long to hold
+sent, held, streamed -> waiting  back for another attempt, as long as the client has seen nothing
+any -> ended                     once
 """
 
 from __future__ import annotations

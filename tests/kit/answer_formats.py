@@ -8,7 +8,15 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from backends.simulated.calls import CallRefusedError, Endpoint, SimulatedCall, read_prompt, render_chat, required, texts
+from backends.simulated.calls import (
+    CallRefusedError,
+    Endpoint,
+    SimulatedCall,
+    read_prompt,
+    render_chat,
+    required,
+    texts,
+)
 from backends.simulated.engine_profiles import EngineProfile
 from backends.simulated.shapes import ABORT, SimulatedAnswer
 
