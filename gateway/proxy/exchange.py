@@ -407,7 +407,7 @@ class Exchange(Relay):
         if self._held_bytes:
             self._let_go()
         if self.context.stream:
-            self.context.leave_place()
+            self.context.stop_waiting()
         super().end(outcome, reason, service)
         self._pool.ended(self.context)
 
