@@ -6,6 +6,7 @@ import ssl
 from typing import Any, Final
 
 import aiohttp
+from yarl import URL
 
 from backends.tls_contexts import what_failed
 from backends.upstream_errors import ConnectFailed, ProtocolViolation
@@ -24,10 +25,18 @@ class ControlClient:
         *,
         api_key: str | None = None,
         tls: ssl.SSLContext | None = None,
+        address: str | None = None,
     ) -> None:
+        """Create a client. `address`: where to connect, in place of the URL's host. Certificate and Host header stay
+        those of the URL."""
+        named = URL(url)
         self.url = url.rstrip("/")
+        self._reached = self.url if address is None else str(named.with_host(address)).rstrip("/")
+        self._server_hostname = None if address is None else named.host
         self._session = session
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"Host": named.host_port_subcomponent or ""}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._tls = tls or True
 
     def request(self, path: str, timeout: aiohttp.ClientTimeout, accept: str = "*/*") -> Any:
@@ -36,11 +45,12 @@ class ControlClient:
         Redirects are not followed: requests of tenants would not follow them, and the key is for this engine alone.
         """
         return self._session.get(
-            self.url + path,
+            self._reached + path,
             headers={**self._headers, "Accept": accept},
             timeout=timeout,
             allow_redirects=False,
             ssl=self._tls,
+            server_hostname=self._server_hostname,
         )
 
     async def get(self, path: str, *, timeout_s: float = TIMEOUT_S, accept: str = "*/*") -> bytes:

@@ -19,7 +19,6 @@ from backends.engines.adapter import UNREADABLE, Adapter
 from backends.engines.by_metrics import OpenAiAdapter
 from backends.engines.kinds import KINDS, RECOGNISED_PATH, recognise
 from backends.health import HealthState, ModelCard, Standstill, fetch_models, fetch_text, probe
-from backends.name_resolution import session_at
 from backends.simulated.simulated_server import SimulatedServer
 from backends.step_feed import StepFeed
 from backends.upstream_errors import UpstreamError
@@ -64,7 +63,7 @@ class Backend:
         self.standstill = Standstill(limits.limits.upstream_silence_s / STANDSTILLS)
         self.models: dict[str, ModelCard] = {}
         self.tls = config.tls.context() if config.tls is not None else None
-        self._session = session_at(config.address) if config.address is not None else None
+        self._address = config.address
         self.upstream = UpstreamPool(
             self.name,
             url,
@@ -132,16 +131,13 @@ class Backend:
             head = b"%bcontent-length: %d\r\n" % (head, len(begun) + len(body))
         return self.upstream.send(b"%b%b%b" % (head, self._head_end, begun), body, receiver, is_fresh=is_fresh)
 
-    def control_client(self, usual: aiohttp.ClientSession) -> ControlClient:
-        """Return the client for probes and scrapes, on the session `usual`, or one bound to the engine's own
-        address."""
-        return ControlClient(self.url, self._session or usual, api_key=self.api_key, tls=self.tls)
+    def control_client(self, session: aiohttp.ClientSession) -> ControlClient:
+        """Return the client for probes and scrapes, on this session."""
+        return ControlClient(self.url, session, api_key=self.api_key, tls=self.tls, address=self._address)
 
     async def close(self) -> None:
         """Close the connections, and end an embedded engine."""
         await self.upstream.close()
-        if self._session is not None:
-            await self._session.close()
         if self._embedded is not None:
             await self._embedded.stop()
 
