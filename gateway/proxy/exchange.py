@@ -29,7 +29,7 @@ from gateway.http.headers import Header, content_type, header_of, is_json, is_te
 from gateway.proxy.account import believed, works_on
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
 from gateway.proxy.refusals import failure_error, refusal_error
-from gateway.proxy.relay import Ending, Phase, Relay
+from gateway.proxy.relay import HELD, RELAYED, RETURNED, STREAMED, Ending, Phase, Relay
 from gateway.proxy.renamed import Renamed
 from gateway.proxy.request_context import RequestContext
 from gateway.request.interaction_claim import answer_keys
@@ -143,13 +143,13 @@ class Exchange(Relay):
         if status == 200 and kind.startswith(b"text/event-stream"):
             self._meter_stream()
             return
-        self.enter(Phase.HELD)
+        self.phase = HELD[self.phase]
         is_live = 200 <= status < 300 and kind not in _HELD_KINDS and not is_json(kind)
         if not is_live or header_of(headers, b"content-length"):
             self._held_bytes_max = self._pool.response_buffer_bytes_max
 
     def _meter_stream(self) -> StreamMeter:
-        self.enter(Phase.STREAMED)
+        self.phase = STREAMED[self.phase]
         meter = self._meter = self.context.stream_meter(self.request.sequences)
         return meter
 
@@ -291,7 +291,7 @@ class Exchange(Relay):
                 self.cancel()
                 self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
                 return
-            self.enter(Phase.RELAYED)
+            self.phase = RELAYED[self.phase]
             self._ending = Ending(self._headers)
             held = self._joined()
             self._let_go()
@@ -320,9 +320,10 @@ class Exchange(Relay):
             self.context.responder.end()
             assert self._finder is not None
             usage = usage_found(self._finder)
-            self._settle(usage, self._made_tokens(usage, self._answer_bytes), None, "", NO_ANSWER_KEYS)
+            made = self._made_tokens(self._answer_bytes) if usage is None or usage.output_tokens is None else 0
+            self._settle(usage, made, None, "", NO_ANSWER_KEYS)
             return
-        body = self._joined()
+        body = self._held[0] if len(self._held) == 1 else b"".join(self._held)
         is_success = 200 <= self._status < 300
         answer = read_answer(body) if is_success else None
         refused = answer.is_drained if answer is not None else self.backend.adapter.is_refusal(self._status, body)
@@ -333,17 +334,18 @@ class Exchange(Relay):
         elif answer is not None and not answer.is_whole and is_json(content_type(self._headers)):
             self._cut("answered what is no whole JSON")
         elif answer is not None:
-            self.context.answer(self._status, self._headers, self._shown(body))
+            shown = body if self._renamed is None else self._renamed.in_answer(body)
+            self.context.answer(self._status, self._headers, shown)
             usage = answer.usage
-            made = made_bytes(body) if usage is None or usage.output_tokens is None else 0
-            self._settle(usage, self._made_tokens(usage, made), answer.awaits_more, answer.id, answer.keys)
+            made = self._made_tokens(made_bytes(body)) if usage is None or usage.output_tokens is None else 0
+            self._settle(usage, made, answer.awaits_more, answer.id, answer.keys)
         else:
             self.fail_with_error(body)
 
-    def _made_tokens(self, usage: Usage | None, length: int) -> int:
-        """Return the output tokens of an answer that was not streamed, estimated from its bytes; 0 if the engine counts
-        them."""
-        if not self.context.route.generates or (usage is not None and usage.output_tokens is not None):
+    def _made_tokens(self, length: int) -> int:
+        """Return the output tokens of an answer in one piece that the engine does not count, estimated from its
+        bytes."""
+        if not self.context.route.generates:
             return 0
         length *= is_text(content_type(self._headers))
         tokens = max(1, round(length / self._pool.estimator.bytes_per_token))
@@ -358,7 +360,7 @@ class Exchange(Relay):
 
     def _again(self, failure: Failure, again_s: float = 0.0) -> None:
         """Return the request to the head of its flow, charged nothing, or with what it received if it was preempted."""
-        self.enter(Phase.WAITING)
+        self.phase = RETURNED[self.phase]
         self._call = None
         self._let_go()
         self._begin_answer()
@@ -389,7 +391,7 @@ class Exchange(Relay):
         if meter is not None:
             counted, usage = meter.token_events, meter.usage
         elif self.phase is Phase.RELAYED:
-            counted, usage = self._made_tokens(None, self._answer_bytes), None
+            counted, usage = self._made_tokens(self._answer_bytes), None
         elif self._call is not None and self._call.sends and works_on(self.context.payload, None):
             counted, usage = 0, None
         else:
@@ -404,8 +406,7 @@ class Exchange(Relay):
         return believed(usage, counted, self.request, context.payload, context.route, context_tokens)
 
     def end(self, outcome: str, reason: str, service: ServiceTokens = NO_SERVICE) -> None:
-        if self._held_bytes:
-            self._let_go()
+        self._pool.answers_bytes -= self._held_bytes
         if self.context.stream:
             self.context.stop_waiting()
         super().end(outcome, reason, service)

@@ -14,7 +14,7 @@ from gateway.pool.backend import Backend
 from gateway.pool.pool import Pool
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
 from gateway.proxy.refusals import failure_error
-from gateway.proxy.relay import Ending, Phase, Relay
+from gateway.proxy.relay import HELD, RELAYED, RETURNED, Ending, Phase, Relay
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import Payload
 from gateway.request.unqueued import Unqueued
@@ -59,7 +59,7 @@ class PassThrough(Relay):
         self._status, self._headers = status, headers
         self._ending = Ending(headers)
         is_error = status >= 300 and status != 304  # 304 confirms the client's copy
-        self.enter(Phase.HELD if is_error else Phase.RELAYED)
+        self.phase = (HELD if is_error else RELAYED)[self.phase]
 
     def body_received(self, data: bytes) -> None:
         if self.phase is Phase.HELD:
@@ -96,7 +96,7 @@ class PassThrough(Relay):
         assert self._call is not None
         other = None if self._call.sends else next(self._engines, None)
         if other is not None:
-            self.enter(Phase.WAITING)
+            self.phase = RETURNED[self.phase]
             self.send(other, self._payload)
             return
         timed_out = isinstance(error, ReadTimedOut)
