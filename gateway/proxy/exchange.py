@@ -47,8 +47,6 @@ NOT_STREAMED: Final = "the engine answered in one piece where a stream was asked
 BREAKING: Final = "most of your latest answers broke off at the engines; slow down, and see what breaks them"
 NO_ANSWER_KEYS: Final = AnswerKeys()
 RETRYABLE_IN_STREAM: Final = frozenset({429, 503})
-_HELD_KINDS: Final = (b"application/json", b"")
-"""Content types of most answers in one piece, which are held until they are complete."""
 
 
 class Exchange(Relay):
@@ -72,7 +70,7 @@ class Exchange(Relay):
         """Reader of a stream."""
         self._held: list[bytes] = []
         """Pieces of an answer that is held until it is complete."""
-        self._held_bytes_max = 0
+        self._held_bytes_max = self._pool.response_buffer_bytes_max
         self._answer_bytes = 0
         self._finder: MemberFinder | None = None
         self._ending: Ending | None = None
@@ -144,9 +142,9 @@ class Exchange(Relay):
             self._meter_stream()
             return
         self.phase = HELD[self.phase]
-        is_live = 200 <= status < 300 and kind not in _HELD_KINDS and not is_json(kind)
-        if not is_live or header_of(headers, b"content-length"):
-            self._held_bytes_max = self._pool.response_buffer_bytes_max
+        if kind != b"application/json" and 200 <= status < 300 and kind and not is_json(kind):
+            if not header_of(headers, b"content-length"):
+                self._held_bytes_max = 0  # what comes at no known length is relayed as it comes
 
     def _meter_stream(self) -> StreamMeter:
         self.phase = STREAMED[self.phase]
