@@ -142,9 +142,9 @@ class Exchange(Relay):
             self._meter_stream()
             return
         self.phase = HELD[self.phase]
-        if kind != b"application/json" and 200 <= status < 300 and kind and not is_json(kind):
-            if not header_of(headers, b"content-length"):
-                self._held_bytes_max = 0  # what comes at no known length is relayed as it comes
+        is_live = kind != b"application/json" and 200 <= status < 300 and kind and not is_json(kind)
+        if is_live and not header_of(headers, b"content-length"):
+            self._held_bytes_max = 0
 
     def _meter_stream(self) -> StreamMeter:
         self.phase = STREAMED[self.phase]
