@@ -60,5 +60,5 @@ class BufferAccounting:
         server = self._server
         server.bodies_bytes -= held_bytes
         if request.tenant:
-            server.tenants.hold(request.tenant, -held_bytes)
-        server.addresses.hold(household(request.client), -held_bytes)
+            server.tenants.release(request.tenant, held_bytes)
+        server.addresses.release(household(request.client), held_bytes)

@@ -77,7 +77,11 @@ class Exchange(Relay):
         """Check of an answer in one piece that is relayed as it comes."""
 
     def submit(self) -> None:
-        self.attend()
+        responder = self.context.responder
+        # Not the bound methods: compiled, those cost five times as much to make.
+        responder.on_disconnect = lambda: self._abandon(Outcome.ABANDONED, "client_disconnected")
+        responder.on_pause = lambda: self.pause()
+        responder.on_resume = lambda: self.resume()
         self.context.wait()
         self._pool.dispatcher.submit(self)
 
@@ -122,9 +126,6 @@ class Exchange(Relay):
             self._abandon(Outcome.FAILED, error.code.value)
             self._visible_error(error)
 
-    def client_gone(self) -> None:
-        self._abandon(Outcome.ABANDONED, "client_disconnected")
-
     def _abandon(self, outcome: str, reason: str) -> None:
         """Take the request from the queue or its engine, and settle what it has received."""
         self.cancel()
@@ -139,17 +140,13 @@ class Exchange(Relay):
         self._headers = headers
         kind = content_type(headers)
         if status == 200 and kind.startswith(b"text/event-stream"):
-            self._meter_stream()
+            self.phase = STREAMED[self.phase]
+            self._meter = self.context.stream_meter(self.request.sequences)
             return
         self.phase = HELD[self.phase]
         is_live = kind != b"application/json" and 200 <= status < 300 and kind and not is_json(kind)
         if is_live and not header_of(headers, b"content-length"):
             self._held_bytes_max = 0
-
-    def _meter_stream(self) -> StreamMeter:
-        self.phase = STREAMED[self.phase]
-        meter = self._meter = self.context.stream_meter(self.request.sequences)
-        return meter
 
     def body_received(self, data: bytes) -> None:
         meter = self._meter
@@ -158,7 +155,8 @@ class Exchange(Relay):
             if not (is_first and self.context.payload.stream and is_event_stream(data)):
                 self._collect(data)
                 return
-            meter = self._meter_stream()  # the content-type was wrong
+            self.phase = STREAMED[self.phase]  # the content-type was wrong
+            meter = self._meter = self.context.stream_meter(self.request.sequences)
         before = meter.token_events
         forward = meter.feed(data)
         context = self.context
@@ -246,7 +244,9 @@ class Exchange(Relay):
         if meter.error is None and not meter.is_over:
             self._cut("ended a stream without saying that it is over")
             return
-        rest, context = self._shown(rest), self.context
+        context = self.context
+        if self._renamed is not None:
+            rest = self._renamed.in_answer(rest)
         if not context.relays:
             context.begin_answer(self._status, self._headers, rest)
         elif rest:
@@ -268,7 +268,7 @@ class Exchange(Relay):
             self._finder.feed(data)
         if self._ending is not None:
             self._ending.come(data)
-            self.context.responder.write(self._shown(data, goes_on=True))
+            self.context.responder.write(self._shown(data))
             return
         self._held.append(data)
         self._held_bytes += len(data)
@@ -294,11 +294,11 @@ class Exchange(Relay):
             held = self._joined()
             self._let_go()
             self._ending.come(held)
-            self.context.begin_answer(self._status, self._headers, self._shown(held, goes_on=True))
+            self.context.begin_answer(self._status, self._headers, self._shown(held))
 
-    def _shown(self, data: bytes, *, goes_on: bool = False) -> bytes:
+    def _shown(self, data: bytes) -> bytes:
         """Return a piece of the answer with the client's name of the model (`Renamed.in_answer`)."""
-        return data if self._renamed is None else self._renamed.in_answer(data, goes_on=goes_on)
+        return data if self._renamed is None else self._renamed.in_answer(data, goes_on=True)
 
     def _joined(self) -> bytes:
         if len(self._held) != 1:

@@ -51,7 +51,9 @@ class PassThrough(Relay):
         backend = next(self._engines)
         self._unqueued.begin(self.context.tenant)
         self._upstream_head = upstream_head(self.context)
-        self.attend()
+        responder = self.context.responder
+        responder.on_disconnect = self._client_gone
+        responder.on_pause, responder.on_resume = self.pause, self.resume
         self.send(backend, self._payload)
 
     def head_received(self, status: int, headers: list[Header]) -> None:
@@ -106,7 +108,7 @@ class PassThrough(Relay):
         self.context.error(what, is_within=True)
         self.end(Outcome.FAILED, reason.value)
 
-    def client_gone(self) -> None:
+    def _client_gone(self) -> None:
         self.cancel()
         self.end(Outcome.ABANDONED, "client_disconnected")
 

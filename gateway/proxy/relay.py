@@ -99,17 +99,6 @@ class Relay:
     def failed(self, error: UpstreamError) -> None:
         raise NotImplementedError
 
-    def client_gone(self) -> None:
-        raise NotImplementedError
-
-    def attend(self) -> None:
-        """Follow the client: end when it goes away, and read from the engine no faster than it reads."""
-        responder = self.context.responder
-        # Not the bound methods: compiled, those cost five times as much to make.
-        responder.on_disconnect = lambda: self.client_gone()
-        responder.on_pause = lambda: self._pause()
-        responder.on_resume = lambda: self._resume()
-
     def send(self, backend: Backend, payload: Payload | None) -> None:
         """Send the request to this engine."""
         context = self.context
@@ -138,10 +127,11 @@ class Relay:
         responder.on_disconnect = responder.on_pause = responder.on_resume = None
         context.ended(outcome, reason, service, time.monotonic())
 
-    def _pause(self) -> None:
+    def pause(self) -> None:
+        """Read no more from the engine, since the client reads too slowly."""
         if self._call is not None:
             self._call.pause()
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
         if self._call is not None:
             self._call.resume()
