@@ -172,8 +172,7 @@ def _integer(body: dict[str, Any], name: str, default: int, least: int, most: in
         raise _invalid("int_parsing", name, "Input should be a valid integer")
     if not least <= value <= most:
         bound = f"at least {least}" if value < least else f"at most {most}"
-        message = f"{name} must be {bound}, got {value}. (parameter={name}, value={value})"
-        raise CallRefusedError(400, message, param=name)
+        raise CallRefusedError(400, f"{name} must be {bound}, got {value}.", param=name)
     return value
 
 
@@ -183,9 +182,7 @@ def _max_tokens(endpoint: Endpoint, body: dict[str, Any], prompt_tokens: int, ma
     if room < bool(endpoint.limits):
         raise CallRefusedError(
             400,
-            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains at least "
-            f"{prompt_tokens} input tokens, which leaves no room for output. Please reduce the length of the input "
-            f"prompt. (parameter=input_tokens, value={prompt_tokens})",
+            f"This model's maximum context length is {max_model_len} tokens, and the prompt has {prompt_tokens}.",
             param="input_tokens",
         )
     if not endpoint.limits:
@@ -193,12 +190,7 @@ def _max_tokens(endpoint: Endpoint, body: dict[str, Any], prompt_tokens: int, ma
     name = next((each for each in endpoint.limits if body.get(each) is not None), endpoint.limits[-1])
     asked = _integer(body, name, endpoint.limit or room, 1, 2**62)
     if asked > max_model_len:
-        raise CallRefusedError(
-            400,
-            f"{name}={asked} cannot be greater than max_model_len={max_model_len}. Please request fewer output "
-            f"tokens. (parameter={name}, value={asked})",
-            param=name,
-        )
+        raise CallRefusedError(400, f"{name}={asked} is greater than max_model_len={max_model_len}.", param=name)
     return min(asked, room)
 
 

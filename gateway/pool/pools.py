@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import aiohttp
@@ -131,7 +132,7 @@ class Pools:
             pool = one.pool
             if pool is None:
                 pool = Pool(one.config, config, one.backends, shared, self._settled, one.estimator, self._background)
-                pool.on_gone = self._gone_from(pool)
+                pool.on_gone = partial(self._gone, pool)
                 if self._session is not None:
                     pool.watch(self._session)
             else:
@@ -170,12 +171,9 @@ class Pools:
             if pool.name not in self.engines:
                 self._on_gone(pool.name, backend.name)
 
-    def _gone_from(self, pool: Pool) -> Callable[[Backend], None]:
-        def gone(backend: Backend) -> None:
-            if backend.name not in pool.backends:
-                self._on_gone(pool.name, backend.name)
-
-        return gone
+    def _gone(self, pool: Pool, backend: Backend) -> None:
+        if backend.name not in pool.backends:
+            self._on_gone(pool.name, backend.name)
 
     async def _backend(
         self, config: BackendConfig, pool: PoolConfig, gateway: Config, known: Mapping[str, Backend]
