@@ -77,11 +77,7 @@ class Exchange(Relay):
         """Check of an answer in one piece that is relayed as it comes."""
 
     def submit(self) -> None:
-        responder = self.context.responder
-        # Not the bound methods: compiled, those cost five times as much to make.
-        responder.on_disconnect = lambda: self._abandon(Outcome.ABANDONED, "client_disconnected")
-        responder.on_pause = lambda: self.pause()
-        responder.on_resume = lambda: self.resume()
+        self.context.responder.on_disconnect = lambda: self._abandon(Outcome.ABANDONED, "client_disconnected")
         self.context.wait()
         self._pool.dispatcher.submit(self)
 
@@ -359,7 +355,7 @@ class Exchange(Relay):
     def _again(self, failure: Failure, again_s: float = 0.0) -> None:
         """Return the request to the head of its flow, charged nothing, or with what it received if it was preempted."""
         self.phase = RETURNED[self.phase]
-        self._call = None
+        self._call = self.context.responder.on_pause = self.context.responder.on_resume = None
         self._let_go()
         self._begin_answer()
         self.context.returned()

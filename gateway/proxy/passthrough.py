@@ -51,9 +51,7 @@ class PassThrough(Relay):
         backend = next(self._engines)
         self._unqueued.begin(self.context.tenant)
         self._upstream_head = upstream_head(self.context)
-        responder = self.context.responder
-        responder.on_disconnect = self._client_gone
-        responder.on_pause, responder.on_resume = self.pause, self.resume
+        self.context.responder.on_disconnect = self._client_gone
         self.send(backend, self._payload)
 
     def head_received(self, status: int, headers: list[Header]) -> None:
