@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import time
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from backends.client.call import Receiver, UpstreamCall
+from backends.client.call import UpstreamCall
 from gateway.http.headers import Header, content_type, is_json, retry_after_s
 from gateway.proxy.engine_errors import engine_error, outcome_of
 from gateway.proxy.request_context import RequestContext
@@ -88,12 +88,14 @@ class Relay:
 
     def send(self, backend: Backend, payload: Payload | None) -> None:
         """Send the request to this engine, and read from the engine no faster than the client reads."""
-        context, receiver = self.context, cast("Receiver", self)
+        context = self.context
+        receiver: Any = self
         self.phase = SENT[self.phase]
         self.backend = backend
         context.dispatched(backend.name, time.monotonic())
-        is_fresh = context.sends > 0
-        call = self._call = backend.send(self._upstream_head, payload, context.tenant, receiver, is_fresh=is_fresh)
+        call = self._call = backend.send(
+            self._upstream_head, payload, context.tenant, receiver, is_fresh=context.sends > 0
+        )
         responder = context.responder
         # Not the bound methods: compiled, those cost five times as much to make.
         responder.on_pause, responder.on_resume = lambda: call.pause(), lambda: call.resume()
