@@ -331,7 +331,6 @@ class Gateway:
             await self.store.close()
         if self.usage is not None:
             await self.usage.close()
-        await self._pools.stop_embedded()
         if self.spans is not None:
             await asyncio.to_thread(self.spans.close)
         await self._closing_logs.stop()

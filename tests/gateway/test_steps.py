@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
+from backends.control_client import ControlClient
 from backends.engines.vllm import VllmAdapter
 from backends.scraper import CHECK_INTERVAL_S, Scraper
 from backends.step_feed import SILENCE_S, StepFeed
@@ -227,8 +228,9 @@ async def test_while_it_is_heard_the_page_is_read_rarely_and_all_is_fact() -> No
 
 @asynccontextmanager
 async def watched(url: str, http: aiohttp.ClientSession, heard: list[Gauges]) -> AsyncIterator[StepFeed]:
-    feed = StepFeed(url + steps.PATH, http, heard.append, lambda is_heard, why: None)
-    scraper = Scraper(VllmAdapter(), url, http, 0.05, heard.append, lambda why: None, feed=feed)
+    client = ControlClient(url, http)
+    feed = StepFeed(client, steps.PATH, heard.append, lambda is_heard, why: None)
+    scraper = Scraper(VllmAdapter(), client, 0.05, heard.append, lambda why: None, feed=feed)
     background = Background()
     background.repeat(feed.turn, "steps")
     background.repeat(scraper.turn, "metrics")
