@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -21,18 +21,14 @@ if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
 
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
-_OPTIONS = {
-    "expires": "--expires",
-    "apps": "--app",
-    "models": "--model",
-    "weight": "--weight",
-    "label": "--label",
-    "class": "--class",
-    "quota": "--quota",
-}
+_OPTIONS = {"apps": "--app", "models": "--model"}
+"""Options with another name than their term in /keys."""
+_USUAL = {"apps": ["default"], "class": "interactive"}
 Found = TypeVar("Found")
 
-_config = config_option("The gateway's file, which says where its keys are.")
+_TEXT = "The gateway's file, which says where its keys are."
+_config = config_option(_TEXT)
+_needed_config = config_option(_TEXT, required=True)
 _key_hash = click.argument("key_hash", metavar="[HASH]", required=False)
 
 
@@ -75,11 +71,8 @@ def create(
     With --tenant and -c, the hash is noted in the database or in Redis instead, and the key works at once. With
     --weight, the config need not have the tenant.
     """
-    from pydantic import ValidationError
-
-    from gateway.config.sections.keys import KeyConfig, hash_key, new_key
-    from gateway.keys.issued import entry, nobody_of, unfit
-    from gateway.keys.rotation import moment
+    from gateway.config.sections.keys import hash_key, new_key
+    from gateway.keys.issuance import KeyRefused, issue
 
     if bool(tenants) != (path is not None):
         raise click.UsageError("--tenant NAME and -c FILE belong together")
@@ -88,34 +81,23 @@ def create(
         "class": of_class, "quota": None if quota is None else _mapping(quota),
     }  # fmt: skip
     given = {name: value for name, value in terms.items() if value is not None}
-    if path is None and given:
-        raise click.UsageError(f"{', '.join(_OPTIONS.values())} need -c FILE; in the file they stand by the hash")
-    keys = [(tenant, new_key()) for tenant in tenants or ("",)]
-    try:
-        issued = {
-            key: KeyConfig.model_validate({"hash": hash_key(key), "created": moment(time.time()), **given})
-            for _, key in keys
-        }
-    except ValidationError as error:
-        [first, *_] = error.errors(include_url=False)
-        where = "".join([f"{name}: " for name in first["loc"][1:] if isinstance(name, str)])
-        raise click.BadParameter(where + first["msg"], param_hint=_OPTIONS[str(first["loc"][0])]) from None
-    if path is not None:
+    if path is None:
+        if given:
+            raise click.UsageError(f"{', '.join(map(_option, terms))} need -c FILE; in the file they stand by the hash")
+        keys = [("", new_key())]
+    else:
         config = loaded(path)
-        for tenant, key in keys:
-            if (why := nobody_of(config, tenant, issued[key])) is not None:
-                raise click.BadParameter(f"{path} {why}", param_hint="--tenant")
-            if (found := unfit(config, issued[key], time.time())) is not None:
-                raise click.BadParameter(found[1], param_hint=_OPTIONS[found[0]])
-        _in_table(
-            config, path, lambda table: table.note({hash_key(key): entry(tenant, issued[key]) for tenant, key in keys})
-        )
+        try:
+            made = _in_table(config, path, lambda table: issue(table, config, tenants, given))
+        except KeyRefused as error:
+            raise click.BadParameter(error.message, param_hint=_option(error.term)) from None
+        keys = [(tenant, key) for tenant, key, _ in made]
     for tenant, key in keys:
-        made = {"key": key, "hash": hash_key(key), **({"tenant": tenant} if tenant else {})}
+        told = {"key": key, "hash": hash_key(key), **({"tenant": tenant} if tenant else {})}
         if as_json:
-            click.echo(msgspec.json.encode(made).decode())
+            click.echo(msgspec.json.encode(told).decode())
         else:
-            click.echo("\n".join([f"{name + ':':<5} {value}" for name, value in made.items()]))
+            click.echo("\n".join([f"{name + ':':<5} {value}" for name, value in told.items()]))
 
 
 @keys.command(name="hash")
@@ -127,15 +109,13 @@ def hash_(path: Path | None) -> None:
     needs 24 characters, and 10 different ones among them.
     """
     from gateway.config.sections.keys import hash_key, open_name, weakness
+    from gateway.keys.issuance import named
 
     config = loaded(path) if path is not None else None
     key = _from_stdin("key")
     hashed = hash_key(key)
-    holder = next(
-        (each.name for each in (config.tenants if config else ()) for its in each.keys if its.hash == hashed), ""
-    )
-    if holder:
-        click.echo(f"it is {holder}'s", err=True)
+    if config is not None and (holder := named(config).get(hashed)) is not None:
+        click.echo(f"it is {holder[0]}'s", err=True)
     elif config is None or config.open_access:
         click.echo(f"where any key is taken, it appears as {open_name(bytes.fromhex(hashed[7:]))}", err=True)
     else:
@@ -147,103 +127,82 @@ def hash_(path: Path | None) -> None:
 
 @keys.command()
 @_key_hash
-@_config
-def revoke(key_hash: str | None, path: Path | None) -> None:
+@_needed_config
+def revoke(key_hash: str | None, path: Path) -> None:
     """Take a key back, by its HASH, or by the key or its hash on standard input. Also one that the config names."""
-    from gateway.keys.issued import take_back
+    from gateway.keys.issuance import KeyRefused, revoke
 
-    config = loaded(_needed(path))
-    text = _hash_of(key_hash)
-    named = {key.hash for tenant in config.tenants for key in tenant.keys}
-
-    async def revoked(table: KeyTable) -> str:
-        was_empty = await table.changed() is None
-        if not await take_back(table, text, is_named=text in named):
-            return ""
-        if text in named:
-            return f"revoked; the config still names it, so it would return with another {table.place}"
-        lost = "; the table of keys was empty: gateways stop to take whatever they know from an earlier one"
-        return "revoked" + (lost if was_empty else "")
-
-    outcome = _in_table(config, _needed(path), revoked)
-    if not outcome:
-        raise Failed(f"fairgate: {text} is neither in the table of keys nor in {path}: nothing is revoked")
-    click.echo(outcome)
+    config, text = loaded(path), _hash_of(key_hash)
+    try:
+        remark = _in_table(config, path, lambda table: revoke(table, config, text))
+    except KeyRefused as error:
+        raise Failed(f"fairgate: {error}") from None
+    click.echo(f"revoked; {remark}" if remark else "revoked")
 
 
 @keys.command()
 @_key_hash
-@_config
+@_needed_config
 @click.option("--grace", default="0s", show_default=True, help="How long the old key is taken: 30m, 24h, 7d.")
 @click.option("--expires", help="As of create.  [default: as the old key]")
-def rotate(key_hash: str | None, path: Path | None, grace: str, expires: str | None) -> None:
+def rotate(key_hash: str | None, path: Path, grace: str, expires: str | None) -> None:
     """Make a new key on the terms of an old one, which ends: at once, or after --grace.
 
     The old one is named by its HASH, or by the key or its hash on standard input.
     """
     from gateway.config.sections.keys import hash_key, new_key
-    from gateway.keys.rotation import CannotRotate, rotate, seconds_of
+    from gateway.keys.issuance import KeyRefused, rotate, seconds_of
 
-    config = loaded(_needed(path))
+    config = loaded(path)
     old, key = _hash_of(key_hash), new_key()
     try:
         grace_s = seconds_of(grace)
         _in_table(
-            config, _needed(path),
+            config, path,
             lambda table: rotate(
                 table, config, old, hash_key(key), unix_s=time.time(), grace_s=grace_s, expires=expires
             ),
         )  # fmt: skip
-    except CannotRotate as error:
+    except KeyRefused as error:
         raise Failed(f"fairgate: {error}") from None
     click.echo(f"key:  {key}\nhash: {hash_key(key)}")
     click.echo(f"the old key is taken for {grace} more" if grace_s else "the old key is revoked", err=True)
 
 
 @keys.command(name="list")
-@_config
-def list_(path: Path | None) -> None:
+@_needed_config
+def list_(path: Path) -> None:
     """All keys by their hashes: who says so, whose they are, until when and for what, and when they were last used."""
-    from gateway.keys.issued import in_words
-    from gateway.keys.rotation import moment
+    from gateway.keys.issuance import listed
 
-    config = loaded(_needed(path))
-
-    async def read(table: KeyTable) -> tuple[str, dict[str, bytes], dict[str, int]]:
-        noted = {name.decode("utf-8", "replace"): noted async for name, noted in table.entries()}
-        return table.place, noted, await table.uses()
-
-    place, issued, uses = _in_table(config, _needed(path), read)
-    named = {key.hash for tenant in config.tenants for key in tenant.keys}
-
-    def used(key_hash: str) -> str:
-        return f" used={moment(uses[key_hash])}" if key_hash in uses else ""
-
-    for tenant in config.tenants:
-        for key in tenant.keys:
-            state = "revoked" if issued.get(key.hash) == b"" else "config"
-            click.echo(f"{key.hash}  {state:<8} {in_words(tenant.name, key)}{used(key.hash)}")
-    lines = [
-        (words, f"{name}  {state:<8} {words}{used(name)}".rstrip())
-        for name, noted in issued.items()
-        if name not in named and _HASH.fullmatch(name)
-        for state, words in [_described(config, place, name, noted)]
-    ]
-    for _, line in sorted(lines):
-        click.echo(line)
+    config = loaded(path)
+    rows = _in_table(config, path, lambda table: listed(table, config))
+    rows.sort(key=lambda row: "" if row["from"] == "config" else _words(row))
+    for row in rows:
+        state = "revoked" if row["revoked"] else row["from"]
+        click.echo(f"{row['hash']}  {state:<8} {_words(row)}".rstrip())
 
 
-def _described(config: Config, place: str, name: str, noted: bytes) -> tuple[str, str]:
-    """Return the state of an entry of the table, and its words."""
-    from gateway.keys.issued import in_words, nobody_of, read_entry
+def _words(row: dict[str, Any]) -> str:
+    """Describe a key of the list: its tenant, and each term that is not the usual one."""
+    terms = {name: value for name, value in row.items() if name not in ("tenant", "hash", "from", "revoked")}
+    said = (f"{name}={_value(value)}" for name, value in terms.items() if value != _USUAL.get(name))
+    return " ".join((row["tenant"], *said))
 
-    try:
-        tenant, key = read_entry(name.encode(), noted)
-    except ValueError:
-        return "unknown", noted.decode("utf-8", "replace")
-    if not tenant:
-        return "revoked", ""
-    return place if nobody_of(config, tenant, key) is None else "unknown", in_words(tenant, key)
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        value = {name: one for name, one in value.items() if one}
+    if isinstance(value, list):
+        return ",".join(value)
+    if isinstance(value, str) and " " not in value and '"' not in value:
+        return value
+    return f"{value:g}" if isinstance(value, float) else msgspec.json.encode(value).decode()
+
+
+def _option(term: str) -> str:
+    """Return the option of `create` that gives a term."""
+    return _OPTIONS.get(term, f"--{term}")
 
 
 def _mapping(text: str) -> dict[str, object]:
@@ -273,12 +232,6 @@ def _from_stdin(what: str) -> str:
     if not text:
         raise click.UsageError(f"no {what} on standard input")
     return str(text)
-
-
-def _needed(path: Path | None) -> Path:
-    if path is None:
-        raise click.UsageError("give -c FILE: the config says where the gateway's keys are")
-    return path
 
 
 def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Found]]) -> Found:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated
 
 import msgspec
-from pydantic_core import PydanticCustomError
 
-from gateway.config.checks import checked_name
-from gateway.config.model import Config
 from gateway.config.section import can_wait
 from gateway.config.sections.keys import KeyConfig
 from gateway.keys.identity import Keyring, Principal
@@ -45,8 +41,6 @@ class TableFull(StoreError):
 
 NAMES_MAX = 1000
 """Limit on the apps, and on the models, of one key. Beyond it each name would be a fault of its own in `KeyConfig`."""
-NAMED_MAX = 20
-"""Limit on the names in one message."""
 _Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=NAMES_MAX)]
 _PerModel = Annotated[dict[str, dict[str, int]], msgspec.Meta(max_length=NAMES_MAX)]
 
@@ -92,70 +86,6 @@ def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
     return found.tenant, KeyConfig.model_validate({"hash": key_hash.decode(), **present})
 
 
-def nobody_of(config: Config, tenant: str, key: KeyConfig) -> str | None:
-    """Return why no gateway of this config would accept a key of this tenant; None if they would."""
-    try:
-        checked_name(tenant)
-    except PydanticCustomError:
-        return "can have no tenant whose name is not 1 to 128 characters without spaces"
-    if key.weight is None and tenant not in [each.name for each in config.tenants]:
-        return f"has no tenant named {tenant!r}, and the key brings no weight"
-    return None
-
-
-def unfit(
-    config: Config, key: KeyConfig, unix_s: float, models: Collection[str] | None = None
-) -> tuple[str, str] | None:
-    """Return the term of a new key that can never be of use, and why; None if there is none.
-
-    `models`: the models served now; None for the models of the config, if every pool names its models. Apps are checked
-    if the config has `apps`.
-    """
-    if key.expires_s <= unix_s:
-        return "expires", f"{key.expires} is past"
-    if models is None and all(pool.models for pool in config.pools):
-        models = [*(model for pool in config.pools for model in pool.models), *config.aliases]
-    engines = [model for model in models or () if model not in config.aliases]
-    terms = [("models", model, models) for model in key.models or ()]
-    terms += [("quota", model, engines) for model in (key.quota.per_model if key.quota is not None else ())]
-    for term, model, served in terms:
-        if served and model not in served:
-            known = ", ".join(sorted(served)[:NAMED_MAX])
-            return (
-                term,
-                f"no pool serves {model!r}; there are: {known}. Name a new one under `models` of its pool first",
-            )
-    of_keys = (app for tenant in config.tenants for each in tenant.keys for app in each.apps)
-    apps = {"default", *(app.name for app in config.apps), *of_keys}
-    for app in key.apps:
-        if config.apps and app not in apps:
-            known = ", ".join(sorted(apps)[:NAMED_MAX])
-            return "apps", f"the config has no app {app!r} under `apps`; there are: {known}. Name a new one there first"
-    return None
-
-
-def in_words(tenant: str, key: KeyConfig) -> str:
-    """Describe a key's tenant and terms for people."""
-    words = [tenant]
-    if key.expires is not None:
-        words.append(f"until={key.expires}")
-    if key.apps != KeyConfig.model_fields["apps"].default:
-        words.append(f"apps={','.join(key.apps)}")
-    if key.models is not None:
-        words.append(f"models={','.join(key.models)}")
-    if key.weight is not None:
-        words.append(f"weight={key.weight:g}")
-    if can_wait(key):
-        words.append("class=batch")
-    if key.quota is not None:
-        words.append(f"quota={key.quota.model_dump_json(exclude_unset=True, exclude_none=True)}")
-    if key.label is not None:
-        words.append(f"label={json.dumps(key.label, ensure_ascii=False)}")
-    if key.created is not None:
-        words.append(f"created={key.created}")
-    return " ".join(words)
-
-
 class KeyTable(ABC):
     """A table from the hash of a key to its entry and its last use. All methods raise StoreUnavailable."""
 
@@ -197,21 +127,6 @@ class KeyTable(ABC):
     async def forget(self, key_hash: str) -> None:
         """Delete the entry of a key, as if the key had never been issued or revoked."""
         await self.note({key_hash: None})
-
-
-async def take_back(table: KeyTable, key_hash: str, *, is_named: bool) -> bool:
-    """Revoke a key. Return False, and change nothing, if neither the table nor the config knows the key.
-
-    A table that was never written may be one that vanished, so a key is noted there as revoked nonetheless. Raises as
-    `KeyTable` does.
-    """
-    if is_named or (_HASH.fullmatch(key_hash.encode()) and await table.changed() is None):
-        await table.revoke(key_hash)
-        return True
-    if await table.entry(key_hash) is None:
-        return False
-    await table.forget(key_hash)
-    return True
 
 
 class Follower:

@@ -178,7 +178,7 @@ async def test_the_command_makes_tenants_that_the_file_does_not_have(start: Star
         assert (line["tenant"], line["weight"], line["app"]) == ("carol", 3.0, "x")
         listed = (await run("keys", "list", "-c", config))[1]
         assert re.fullmatch(
-            f"{hash_key(key)}  database carol apps=x weight=3 class=batch created={MOMENT}( used={MOMENT})?\n", listed
+            f"{hash_key(key)}  database carol apps=x weight=3 created={MOMENT} class=batch( used={MOMENT})?\n", listed
         )
         assert (await run("keys", "revoke", "-c", config, given=key.encode() + b"\n"))[1].endswith("revoked\n")
         await answers(live, key, 401)

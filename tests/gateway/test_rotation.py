@@ -12,7 +12,7 @@ import pytest
 from gateway.config.sections.keys import KeyConfig, hash_key
 from gateway.keys.in_database import DatabaseKeys
 from gateway.keys.issued import entry, read_entry
-from gateway.keys.rotation import CannotRotate, moment, rotate, seconds_of
+from gateway.keys.issuance import KeyRefused, moment, rotate, seconds_of
 from tests.commands import run
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Starter, chat
@@ -94,7 +94,7 @@ async def test_the_list_says_when_a_key_was_made_for_what_and_when_it_was_last_u
         (None, {}, "no such key"),
         ("", {}, "this key is revoked"),
         ("{", {}, "its entry cannot be read"),
-        (entry("bob", KeyConfig(hash=hash_key("k"), expires="2001-01-31")), {}, "would have expired (2001-01-31)"),
+        (entry("bob", KeyConfig(hash=hash_key("k"), expires="2001-01-31")), {}, "expires: 2001-01-31 is past"),
         (entry("bob", KeyConfig(hash=hash_key("k"))), {"expires": "soon"}, "expires: should be a day such as"),
         (entry("bob", KeyConfig(hash=hash_key("k"), models=("gone",))), {}, "models: no pool serves 'gone'"),
     ],
@@ -107,13 +107,13 @@ async def test_what_cannot_be_rotated_stays_as_it_is(
     async with database_at(str(start.directory / "usage.db")) as database:
         table = DatabaseKeys(database)
         await table.note({hash_key("k"): noted})
-        with pytest.raises(CannotRotate, match=re.escape(said)):
+        with pytest.raises(KeyRefused, match=re.escape(said)):
             await rotate(
                 table, config, hash_key("k"), hash_key("n"), unix_s=NOW, grace_s=0, **{"expires": None, **options}
             )
         assert await table.entry(hash_key("n")) is None
         assert await table.entry(hash_key("k")) == (None if noted is None else noted.encode())
-        with pytest.raises(CannotRotate, match="the config names this key"):
+        with pytest.raises(KeyRefused, match="the config names this key"):
             await rotate(table, config, hash_key(NAMED), hash_key("n"), unix_s=NOW, grace_s=1, expires=None)
 
 
@@ -137,7 +137,7 @@ async def test_an_old_key_ends_after_its_grace_or_when_it_would_have(
 def test_a_grace_is_a_number_and_a_unit() -> None:
     assert [seconds_of(text) for text in ("0s", "30m", "24h", "7d")] == [0, 1800, 86_400, 604_800]
     for text in ("", "1", "h", "-1h", "1.5h", "999999d"):
-        with pytest.raises(CannotRotate, match="is no time to go on"):
+        with pytest.raises(KeyRefused, match="is no time to go on"):
             seconds_of(text)
 
 
