@@ -18,7 +18,6 @@ from gateway.operator.guard import guard
 from gateway.operator.key_routes import key_routes
 from gateway.operator.operated import Operated
 from gateway.operator.page.files import page
-from gateway.operator.snapshots.feed import Feed
 from gateway.operator.snapshots.snapshot import encoded, snapshot_of
 from gateway.operator.snapshots.state_document import state
 from gateway.operator.usage_routes import usage_routes
@@ -46,11 +45,8 @@ def admin_app(gateway: Operated) -> web.Application:
     The guard asks for `admin_token`. Without a token the listener belongs on loopback, and there it answers only
     requests whose Host is an address of this machine.
     """
-    source = gateway.replicas or gateway
-    feed = Feed(source)
     app = web.Application(middlewares=[guard(lambda: gateway.config)])
-    app.add_routes([*_own(gateway), web.get("/events", feed.events), *views(source), *page()])
-    app.on_shutdown.append(feed.close)
+    app.add_routes([*_own(gateway), *views(gateway.replicas or gateway), *page()])
     return app
 
 

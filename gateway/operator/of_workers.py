@@ -21,7 +21,6 @@ from gateway.config.model import Config
 from gateway.operator.guard import guard
 from gateway.operator.merged_metrics import merged
 from gateway.operator.page.files import page
-from gateway.operator.snapshots.feed import Feed
 from gateway.operator.snapshots.snapshot import NO_ANSWER, GatewaySnapshot, Gathered, decoded, grouped_by_text, state_of
 from gateway.operator.views import health, ready, views
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
@@ -212,7 +211,6 @@ class _Answers:
 def workers_app(workers: Workers) -> web.Application:
     """Return the admin app of a gateway with several workers."""
     answers = _Answers(workers)
-    feed = Feed(workers)
     app = web.Application(middlewares=[guard(lambda: workers.config)])
     app.add_routes(
         [
@@ -220,7 +218,6 @@ def workers_app(workers: Workers) -> web.Application:
             web.get("/ready", answers.ready),
             web.get("/metrics", answers.metrics),
             web.get("/explain/{id}", answers.one_knows),
-            web.get("/events", feed.events),
             web.post("/reload", answers.reload),
             web.post("/drain/{backend:.+}", answers.drain),
             web.post("/resume/{backend:.+}", answers.drain),
@@ -233,7 +230,6 @@ def workers_app(workers: Workers) -> web.Application:
             *page(),
         ]
     )
-    app.on_shutdown.append(feed.close)
     return app
 
 

@@ -7,7 +7,6 @@ changes a decision. All times are on the monotonic clock, which all processes of
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -123,8 +122,6 @@ class GatewaySnapshot(msgspec.Struct):
     port: int
     pools: list[PoolSnapshot]
     marks: list[Mark]
-    cost_s: float = 0.0
-    """CPU seconds that this snapshot took here."""
     own_minutes: list[OwnMinute] = []
     """Minutes of the tenant that was asked for, the earliest first."""
 
@@ -161,12 +158,12 @@ class GatewayProcess(SnapshotSource, Protocol):
 
 def snapshot_of(gateway: GatewayProcess, *, with_running: bool, of: str = "") -> GatewaySnapshot:
     """Return a snapshot of this process. `with_running`: with dispatched requests, O(dispatched). `of`: a tenant."""
-    begun_s, pools = time.thread_time(), gateway.pools
+    pools = gateway.pools
     now = pools[0].dispatcher.clock() if pools else 0.0
     found = [_pool(pool, with_running=with_running, of=of) for pool in pools]
-    marks, cost_s = list(gateway.recent.marks), time.thread_time() - begun_s
+    marks = list(gateway.recent.marks)
     minutes = gateway.recent.minutes_of(of) if of else []
-    return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, cost_s, minutes)
+    return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, minutes)
 
 
 def _pool(pool: Pool, *, with_running: bool, of: str) -> PoolSnapshot:
@@ -262,20 +259,17 @@ def _obstacles(blocked: Blocked | None) -> dict[str, Obstacle]:
 
 def together(workers: Sequence[tuple[str, GatewaySnapshot]]) -> GatewaySnapshot:
     """Merge the snapshots of one process or more, by their names."""
-    begun_s = time.thread_time()
     named: dict[str, list[tuple[str, PoolSnapshot]]] = {}
     for name, each in workers:
         for pool in each.pools:
             named.setdefault(pool.pool, []).append((name, pool))
-    first = workers[0][1]
     return GatewaySnapshot(
         max(each.at_s for _, each in workers),
         grouped_by_text([(name, each.not_ready) for name, each in workers]),
         state_of([(name, each.state) for name, each in workers]),
-        first.port,
+        workers[0][1].port,
         [_together(processes) for processes in named.values()],
         _marks(mark for _, each in workers for mark in each.marks),
-        first.cost_s + time.thread_time() - begun_s,
         _minutes(minute for _, each in workers for minute in each.own_minutes),
     )
 

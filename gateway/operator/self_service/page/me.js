@@ -2,11 +2,11 @@
 
 import { bar } from "./draw.js";
 import { list, story } from "./requests.js";
-import { TokenAsked, ask, hasToken, keepToken } from "./stream.js";
+import { follow, hasToken, onToken, showLink } from "./stream.js";
 import { byHour, used } from "./usage.js";
 import { clock, count, element, fill, percent, place, seconds, short, spaced } from "./words.js";
 
-const AGAIN_MS = 5000;
+const EVERY_MS = 5000;
 const MINUTES_SHOWN = 10;
 const SHARES = ["guaranteed_share", "max_share", "lending_limit", "borrowing_limit"];
 const numbers = (text) => element("span", { class: "numbers" }, text);
@@ -14,7 +14,6 @@ const row = (name, said, drawn = null) => element("li", {}, element("b", {}, nam
 const about = (...text) => element("p", { class: "about" }, ...text);
 
 let me = null;
-let timer = 0;
 
 function show() {
   place("received-head").textContent = `What ${me.tenant} gets, and what it is due`;
@@ -81,40 +80,19 @@ function requests() {
   found.length > MINUTES_SHOWN ? about(`And ${found.length - MINUTES_SHOWN} earlier minutes: ask for one above, such as 10:12.`) : null);
 }
 
-function linked(state, text) {
-  place("ask-token").hidden = state !== "token";
-  place("board").hidden = state === "token";
-  place("link").dataset.state = state;
-  place("link").textContent = text;
-  document.body.classList.toggle("stale", state === "away");
-  if (state === "token") place("token").focus();
+function heard(content) {
+  me = content;
+  show();
+  document.body.dataset.shown = "yes";
 }
 
-async function look() {
-  clearTimeout(timer);
-  try {
-    const answer = await ask("../me");
-    if (!answer.ok) throw new Error((await answer.json()).error?.message ?? `status ${answer.status}`);
-    me = await answer.json();
-    show();
-    document.body.dataset.shown = "yes";
-    linked("live", "live");
-  } catch (error) {
-    if (error instanceof TokenAsked) {
-      place("token-wrong").hidden = !hasToken();
-      return linked("token", "asks for your key");
-    }
-    linked("away", `no answer at ${clock(Date.now() / 1000)} (${error.message}); asking again`);
-  }
-  timer = setTimeout(look, AGAIN_MS);
+function linked(state, why) {
+  const away = `no answer at ${clock(Date.now() / 1000)} (${why}); asking again`;
+  showLink(state, { token: "asks for your key", live: "live", away }[state]);
 }
 
-place("token-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  keepToken(place("token").value);
-  place("token").value = "";
-  look();
-});
+const go = () => follow("../me", EVERY_MS, heard, linked);
+onToken(go);
 place("request-filter").addEventListener("input", () => me && requests());
-if (hasToken()) look();
-else linked("token", "asks for your key");
+if (hasToken()) go();
+else linked("token");
