@@ -231,12 +231,12 @@ def test_every_value_says_whether_it_is_set_and_no_secret_is_shown(
     }  # fmt: skip
     assert found["access_log"]["value"] == "/var/log/access.log"
     assert found["state.url"]["value"] == "redis://(hidden)@redis:6379/0"
-    assert found["pools[0].backends[0].api_key"]["value"] == "(hidden)"
-    assert found["pools[0].backends[0].name"] == {
-        "path": "pools[0].backends[0].name", "value": "gpu:8000", "from": "default",
+    assert found["pools[one].backends[gpu:8000].api_key"]["value"] == "(hidden)"
+    assert found["pools[one].backends[gpu:8000].name"] == {
+        "path": "pools[one].backends[gpu:8000].name", "value": "gpu:8000", "from": "default",
     }  # fmt: skip
-    assert found["tenants[0].weight"]["value"] == 2
-    assert found["tenants[0].keys[0].hash"]["value"] == "sha256:abababab..."
+    assert found["tenants[a].weight"]["value"] == 2
+    assert found["tenants[a].keys[sha256:abababab...].hash"]["value"] == "sha256:abababab..."
     assert found["limits.queue_requests_max"]["from"] == "config"
     assert found["limits.attempts_max"]["from"] == "default"
     said = json.dumps(found)

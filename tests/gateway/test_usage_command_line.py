@@ -218,7 +218,7 @@ async def test_the_configuration_in_effect_shows_prices_and_no_password(start: S
     async with start(NOWHERE, usage=usage) as live:
         got = await live.get("/config", admin=True)
         values = {each["path"]: each["value"] for each in got.json["values"]}
-        assert values[f"usage.prices.{MODEL}.output"] == 2.0
+        assert values[f"usage.prices[{MODEL}].output"] == 2.0
         assert values["usage.url"] == "postgresql://(hidden)@127.0.0.1:1/x"
         assert "hunter2" not in got.body.decode()
 
