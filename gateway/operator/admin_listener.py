@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -72,10 +71,7 @@ def _own(gateway: Operated) -> list[web.RouteDef]:
         return ready(gateway.not_ready(), gateway.state(), gateway.faults())
 
     async def metrics(request: web.Request) -> web.Response:
-        gateway.gauges.read(gateway.pools, gateway.shared.interactions)
-        gateway.gauges.read_exchanges(gateway.exchanges, gateway.news)
-        gateway.gauges.read_quotas(gateway.shared.quotas, time.monotonic())
-        gateway.gauges.read_groups(gateway.config)
+        gateway.gauges.read(gateway)
         summed_up = state(snapshot_of(gateway, with_running=True), gateway.recent)
 
         def rendered() -> bytes:

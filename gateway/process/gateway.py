@@ -344,7 +344,7 @@ class Gateway:
             from gateway.keys.in_redis import RedisKeys  # redis-py is loaded only with a Redis
             from gateway.storage.redis.redis_store import RedisStore
 
-            self.store = self.gauges.redis = redis = RedisStore(url, deployments)
+            self.store = redis = RedisStore(url, deployments)
             self.keys = RedisKeys(redis)
         elif worker_slot is not None:
             from gateway.storage.hub.hub_store import HubStore
@@ -352,7 +352,7 @@ class Gateway:
             self.store = HubStore(worker_slot.run_directory, deployments)
         else:
             return
-        self.gauges.store = self.store
+        self.metrics.registry.register(self.store)
         try:
             await self.store.open()
         except StoreUnavailable:
