@@ -1,10 +1,10 @@
-"""The command `fairgate explain`: why did requests wait? The gateway, its log or its usage database answers."""
+"""The command `fairgate explain`: why did requests wait? The gateway or its access log answers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from glob import escape
 from pathlib import Path
@@ -18,7 +18,6 @@ from gateway.commands.common import BAD_INPUT, Failed, loaded
 from gateway.commands.replaying import readable
 
 if TYPE_CHECKING:
-    from gateway.config.sections.usage import UsageConfig
     from gateway.usage.usage_report import Question
 
 
@@ -49,8 +48,8 @@ def explain(
     fairgate explain --tenant chat --since 8:00 --until 10:00 -c config.yaml
     kubectl logs deploy/fairgate | fairgate explain --tenant chat --log -
 
-    The gateway knows its last decisions; what it no longer knows is looked up in the access log. Of a tenant whose
-    gateway keeps no log, the usage database knows the sums. Exits with 1 if nobody knows.
+    The gateway knows its last decisions; what it no longer knows is looked up in the access log. Exits with 1 if nobody
+    knows.
     """
     from gateway.usage.usage_report import BadQuestion, Question
     from simulation.traces.lines import TraceError
@@ -64,7 +63,7 @@ def explain(
                 text, numbers = _of_request(request_id, path, admin, _files(path, logs, stack), asks=not logs)
             else:
                 assert tenant is not None
-                text, numbers = _of_tenant(tenant, user, question, path, _files(path, logs, stack))
+                text, numbers = _of_tenant(tenant, user, question, _files(path, logs, stack))
     except NotAnswered as error:
         raise Failed(f"fairgate: {error}", 1 if error.status else BAD_INPUT) from None
     except (BadQuestion, TraceError, OSError) as error:
@@ -109,18 +108,13 @@ def _of_request(
     return logged.sentence(), logged.numbers()
 
 
-def _of_tenant(
-    tenant: str, user: str | None, question: Question, path: Path | None, files: Sequence[Path]
-) -> tuple[str, Any]:
-    """Return the explanation in words and as numbers. Raise NotAnswered, TraceError or BadQuestion."""
+def _of_tenant(tenant: str, user: str | None, question: Question, files: Sequence[Path]) -> tuple[str, Any]:
+    """Return the explanation in words and as numbers. Raise NotAnswered or TraceError."""
     from gateway.telemetry.access_log import hidden
     from gateway.telemetry.logged import Logged, arrived_s
 
     if not files:
-        usage = loaded(path).usage if path is not None else None
-        if usage is None:
-            raise click.UsageError("which access log? Give --log FILE, or -c FILE that has an `access_log` or `usage`")
-        return _of_usage(tenant, user, question, usage)
+        raise click.UsageError("which access log? Give --log FILE, or -c FILE that has an `access_log`")
     since_s, until_s = question.since.timestamp(), question.until.timestamp()
     logged = Logged(
         [one for one in files if one.stat().st_mtime >= since_s],
@@ -135,24 +129,3 @@ def _of_tenant(
         raise NotAnswered(f"no request of {whose} came {question.words()}", 404)
     return "\n".join(logged.summary()) if len(logged.lines) > 1 else logged.sentence(), logged.numbers()
 
-
-def _of_usage(tenant: str, user: str | None, question: Question, usage: UsageConfig) -> tuple[str, Any]:
-    """Return the usage database's sums in words and as numbers. Raise NotAnswered or BadQuestion."""
-    from gateway.storage.store_errors import StoreError
-    from gateway.usage.database import Database
-    from gateway.usage.usage_report import read
-
-    try:
-        with closing(Database(usage, makes=False)) as database:
-            report = read(database, question, {}, user=user)
-    except StoreError as error:
-        raise NotAnswered(str(error), 0) from None
-    rows = {row.by[0]: row for row in report.rows}
-    if tenant not in rows:
-        raise NotAnswered(f"no request of {tenant} is counted {question.words()}", 404)
-    row, most = rows[tenant], report.rows[0]
-    text = (
-        f"{row.requests:,} requests of {tenant}, {row.refused:,} refused, waited {row.queue_s / row.requests:.3g} s on "
-        f"average; {most.by[0]} used most, {most.tokens / (report.total.tokens or 1):.0%} of all tokens."
-    )
-    return text, {**row.measures(has_prices=False), "most": most.by[0], "most_tokens": most.tokens}

@@ -101,25 +101,17 @@ def create(
 
 
 @keys.command(name="hash")
-@config_option("A gateway's file: whose is the key there?")
-def hash_(path: Path | None) -> None:
+def hash_() -> None:
     """Hash a key read from standard input (so that it stays out of the shell's history).
 
     Standard error has the name under which it appears in logs and metrics. One that could be guessed is refused: it
     needs 24 characters, and 10 different ones among them.
     """
     from gateway.config.sections.keys import hash_key, open_name, weakness
-    from gateway.keys.issuance import named
 
-    config = loaded(path) if path is not None else None
     key = _from_stdin("key")
     hashed = hash_key(key)
-    if config is not None and (holder := named(config).get(hashed)) is not None:
-        click.echo(f"it is {holder[0]}'s", err=True)
-    elif config is None or config.open_access:
-        click.echo(f"where any key is taken, it appears as {open_name(bytes.fromhex(hashed[7:]))}", err=True)
-    else:
-        click.echo(f"{path} names no tenant that holds it", err=True)
+    click.echo(f"where any key is taken, it appears as {open_name(bytes.fromhex(hashed[7:]))}", err=True)
     if (why := weakness(key)) is not None:
         raise Failed(f"fairgate: {why}; `fairgate keys create` makes one")
     click.echo(hashed)

@@ -193,20 +193,6 @@ async def test_the_command_and_the_listener_answer_alike(start: Starter) -> None
     assert (code, out.splitlines()[1]) == (0, f"{MODEL},1,0,7,4,2,0,{','.join(out.splitlines()[1].split(',')[-2:])}")
 
 
-async def test_why_a_tenant_was_slow_is_told_by_the_sums_where_no_log_is_kept(filled: str, tmp_path: Path) -> None:
-    config = config_file(tmp_path, NOWHERE, usage=filled)
-    times = ("--since", "2027-02-03", "--until", "2027-02-04", "-c", config)
-    code, out, _ = await run("explain", "--tenant", "bob", *times)
-    assert (code, out) == (
-        0,
-        "3 requests of bob, 1 refused, waited 0 s on average; alice used most, 100% of all tokens.\n",
-    )
-    code, out, _ = await run("explain", "--tenant", "alice", "--json", *times)
-    assert (code, json.loads(out)["queue_s"], json.loads(out)["most"]) == (0, 2.5, "alice")
-    code, _, said = await run("explain", "--tenant", "carol", *times)
-    assert (code, "no request of carol is counted from" in said) == (1, True)
-
-
 async def _counted(live: Live, requests: int) -> None:
     usage = live.gateway.usage
     assert usage is not None
