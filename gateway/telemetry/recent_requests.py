@@ -41,7 +41,7 @@ class RecentRequests:
 
     def ended(self, record: RequestRecord) -> None:
         request = record.request
-        if request is None:
+        if request is None or not record.pool:
             return
         self.count += 1
         self._ends.append(

@@ -66,7 +66,7 @@ class SpanExport:
         self._scope = InstrumentationScope("fairgate", __version__)
         self._made = 0
 
-    def ended(self, record: RequestRecord, policy: str) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """Export the span of an ended request if its trace is recorded. Never waits."""
         trace = record.trace
         if trace is None or not trace.is_sampled:
@@ -75,7 +75,7 @@ class SpanExport:
             self._sender.found_no_room += 1
             return
         self._made += 1
-        self._processor.on_end(self._span(record, trace, policy))
+        self._processor.on_end(self._span(record, trace))
 
     def close(self) -> None:
         """Send the rest within CLOSE_S, and log how many spans are lost."""
@@ -90,7 +90,7 @@ class SpanExport:
         """Yield the metrics for the registry."""
         yield family("fairgate_spans_total", [(["sent"], self._sender.sent), (["lost"], self._sender.lost)])
 
-    def _span(self, record: RequestRecord, trace: TraceContext, policy: str) -> ReadableSpan:
+    def _span(self, record: RequestRecord, trace: TraceContext) -> ReadableSpan:
         epoch_s = time.time() - time.monotonic()
         state = TraceState.from_header([trace.state.decode("ascii", "replace")]) if trace.state else TraceState()
         parent = None
@@ -105,7 +105,7 @@ class SpanExport:
             SpanContext(trace.trace_id, trace.span_id, False, _SAMPLED, state),
             parent,
             self._resource,
-            _attributes(record, trace, operation, policy),
+            _attributes(record, trace, operation),
             _events(record, epoch_s),
             kind=SpanKind.SERVER,
             status=Status(StatusCode.ERROR) if failed else _UNSET,
@@ -130,7 +130,7 @@ def _events(record: RequestRecord, epoch_s: float) -> list[Event]:
     return [Event(name, timestamp=_ns(epoch_s + second)) for name, second in at_s]
 
 
-def _attributes(record: RequestRecord, trace: TraceContext, operation: str, policy: str) -> dict[str, AttributeValue]:
+def _attributes(record: RequestRecord, trace: TraceContext, operation: str) -> dict[str, AttributeValue]:
     """Return the span's attributes, by the conventions' names or else under `fairgate`, without unknown values."""
     found: dict[str, AttributeValue] = {
         "url.path": record.path[:PATH_LENGTH_MAX],
@@ -149,7 +149,7 @@ def _attributes(record: RequestRecord, trace: TraceContext, operation: str, poli
         ("gen_ai.operation.name", operation),
         ("gen_ai.request.model", record.model[:TEXT_MAX]),
         ("fairgate.client_request_id", record.client_id),
-        ("fairgate.policy", policy),
+        ("fairgate.policy", record.policy),
         ("fairgate.pool", record.pool),
         ("fairgate.backend", record.backend),
         ("fairgate.tries", record.tries if record.tries > 1 else 0),
