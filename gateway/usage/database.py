@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from gateway.config.sections.usage import UsageConfig
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 
-LAYOUT = "1"
+LAYOUT = "2"
 CONNECT_S = 3
 ANSWER_S = 5
 """Seconds that a statement may take, and that a server may give no sign of life."""
@@ -25,17 +25,10 @@ BUSY_S = 2.0
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS fairgate_usage (
         hour_s BIGINT NOT NULL, tenant TEXT NOT NULL, app TEXT NOT NULL, end_user TEXT NOT NULL, model TEXT NOT NULL,
-        requests BIGINT NOT NULL, refused BIGINT NOT NULL, input_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL,
-        output_tokens BIGINT NOT NULL, wasted_tokens BIGINT NOT NULL, queue_us BIGINT NOT NULL,
-        PRIMARY KEY (hour_s, tenant, app, end_user, model)
-    )""",
-    # A table of its own and not a column of the key above: gateways of an earlier version still write to both
-    # databases.
-    """CREATE TABLE IF NOT EXISTS fairgate_key_usage (
-        hour_s BIGINT NOT NULL, tenant TEXT NOT NULL, key_label TEXT NOT NULL, model TEXT NOT NULL,
-        requests BIGINT NOT NULL, refused BIGINT NOT NULL, input_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL,
-        output_tokens BIGINT NOT NULL, wasted_tokens BIGINT NOT NULL, queue_us BIGINT NOT NULL,
-        engine_ms BIGINT NOT NULL, PRIMARY KEY (hour_s, tenant, key_label, model)
+        key_label TEXT NOT NULL, requests BIGINT NOT NULL, refused BIGINT NOT NULL, input_tokens BIGINT NOT NULL,
+        cached_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, wasted_tokens BIGINT NOT NULL,
+        queue_us BIGINT NOT NULL, engine_ms BIGINT NOT NULL,
+        PRIMARY KEY (hour_s, tenant, app, end_user, model, key_label)
     )""",
     """CREATE TABLE IF NOT EXISTS fairgate_shares (
         hour_s BIGINT NOT NULL, tenant TEXT NOT NULL, received DOUBLE PRECISION NOT NULL, due DOUBLE PRECISION NOT NULL,
@@ -49,7 +42,7 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS fairgate_notes (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     """CREATE TABLE IF NOT EXISTS fairgate_files (
         id TEXT PRIMARY KEY, tenant TEXT NOT NULL, purpose TEXT NOT NULL, filename TEXT NOT NULL, bytes BIGINT NOT NULL,
-        made_s BIGINT NOT NULL, is_whole BIGINT NOT NULL
+        made_s BIGINT NOT NULL, is_whole BIGINT NOT NULL, expires_s BIGINT NOT NULL
     )""",
     """CREATE TABLE IF NOT EXISTS fairgate_lines (
         file TEXT NOT NULL, n BIGINT NOT NULL, line BYTEA NOT NULL, PRIMARY KEY (file, n)
@@ -62,8 +55,6 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS fairgate_batches_by_status ON fairgate_batches (status)",
     "CREATE INDEX IF NOT EXISTS fairgate_files_by_tenant ON fairgate_files (tenant)",
 )
-_ADDED = (("fairgate_usage", "engine_ms"), ("fairgate_files", "expires_s"))
-"""Columns that tables of earlier versions lack."""
 _NOTE_LAYOUT = "INSERT INTO fairgate_notes VALUES ('layout', %s) ON CONFLICT (name) DO NOTHING"
 _READ_LAYOUT = "SELECT value FROM fairgate_notes WHERE name = 'layout'"
 
@@ -82,6 +73,7 @@ class Transaction:
         self._cursor = cursor
         self._mark = kind.mark
         self._lock = kind.lock
+        self.month = kind.month
 
     def ask(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows that a query finds."""
@@ -110,8 +102,8 @@ class _Kind(Protocol):
     begin_writing: str
     lock: str
     """Statement that locks a name. Does nothing in SQLite, where one transaction writes at a time."""
-    has_column: str
-    """Query that finds a row if a table has a column."""
+    month: str
+    """Expression of the month of an hour."""
 
     def connect(self) -> Any: ...
 
@@ -186,9 +178,6 @@ class Database:
                     step.ask("SELECT pg_advisory_xact_lock(20260117)")
                 for table in _TABLES:
                     step.do(table)
-                for table, column in _ADDED:
-                    if not step.ask(self._kind.has_column, (table, column)):
-                        step.do(f"ALTER TABLE {table} ADD COLUMN {column} BIGINT NOT NULL DEFAULT 0")
                 step.do(_NOTE_LAYOUT, (LAYOUT,))
                 step.do("COMMIT")
             [(layout,)] = step.ask(_READ_LAYOUT) or [("none",)]
@@ -203,7 +192,7 @@ class _Sqlite:
     begin = "BEGIN"
     begin_writing = "BEGIN IMMEDIATE"
     lock = "SELECT %s"
-    has_column = "SELECT 1 FROM pragma_table_info(%s) WHERE name = %s"
+    month = "strftime('%Y-%m', hour_s, 'unixepoch')"
 
     def __init__(self, path: Path, *, makes: bool) -> None:
         self._path = path
@@ -271,7 +260,7 @@ class _PostgreSql:
     begin = f"BEGIN; SET LOCAL statement_timeout = {ANSWER_S * 1000}; SET LOCAL lock_timeout = {ANSWER_S * 1000}"
     begin_writing = begin
     lock = "SELECT pg_advisory_xact_lock(20260118, hashtext(%s))"
-    has_column = "SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s"
+    month = "to_char(to_timestamp(hour_s) AT TIME ZONE 'UTC', 'YYYY-MM')"
 
     def __init__(self, url: str) -> None:
         self._url = url
