@@ -8,11 +8,10 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
-from typing import Annotated
+from typing import Any
 
 import msgspec
 
-from gateway.config.section import can_wait
 from gateway.config.sections.keys import KeyConfig
 from gateway.keys.identity import Keyring, Principal
 from gateway.storage.store_errors import StoreError, StoreUnavailable
@@ -39,34 +38,10 @@ class TableFull(StoreError):
     """A refusal of the table to hold more keys."""
 
 
-NAMES_MAX = 1000
-"""Limit on the apps, and on the models, of one key. Beyond it each name would be a fault of its own in `KeyConfig`."""
-_Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=NAMES_MAX)]
-_PerModel = Annotated[dict[str, dict[str, int]], msgspec.Meta(max_length=NAMES_MAX)]
-
-
-class _Entry(msgspec.Struct, omit_defaults=True):
-    tenant: str
-    expires: str | None = None
-    apps: _Names | None = None
-    models: _Names | None = None
-    weight: float | None = None
-    label: str | None = None
-    created: str | None = None
-    can_wait: bool = False
-    quota: dict[str, int | _PerModel] | None = None
-    counted_as: str | None = None
-
-
-_TERMS = ("expires", "apps", "models", "weight", "label", "created", "quota", "counted_as")
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_Entry).decode
-
-
 def entry(tenant: str, key: KeyConfig) -> str:
     """Serialize a key: its tenant and any terms that are set."""
-    terms = key.model_dump(include={*_TERMS}, exclude_unset=True, exclude_none=True)
-    return _encode(_Entry(tenant, **terms, can_wait=can_wait(key))).decode()
+    terms = key.model_dump(mode="json", exclude={"hash"}, exclude_unset=True, exclude_none=True)
+    return msgspec.json.encode({"tenant": tenant, **terms}).decode()
 
 
 def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
@@ -74,16 +49,13 @@ def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
     if not noted:
         return "", KeyConfig(hash=key_hash.decode())
     try:
-        found = _decode(noted)
+        terms = msgspec.json.decode(noted, type=dict[str, Any])
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not found.tenant:
+    tenant = terms.pop("tenant", None)
+    if not isinstance(tenant, str) or not tenant:
         raise ValueError("it names no tenant")
-    terms = {name: getattr(found, name) for name in _TERMS}
-    present = {name: value for name, value in terms.items() if value is not None}
-    if found.can_wait:
-        present["class"] = "batch"
-    return found.tenant, KeyConfig.model_validate({"hash": key_hash.decode(), **present})
+    return tenant, KeyConfig.model_validate({**terms, "hash": key_hash.decode()})
 
 
 class KeyTable(ABC):
