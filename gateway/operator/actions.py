@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
 
 from gateway.operator.operated import Operated
-from gateway.telemetry.ends import Mark
 
 
 def changing_routes(gateway: Operated) -> list[web.RouteDef]:
@@ -39,8 +37,6 @@ def _drained(gateway: Operated, request: web.Request, *, drained: bool) -> web.R
         if backend is None or backend.leaving:
             continue
         pool.drain(backend, drained)
-        word = "drained" if drained else "resumed"
-        gateway.recent.marks.append(Mark(time.monotonic(), f"{name} {word}", pool.name))
         engine = pool.dispatcher.engine
         answer: dict[str, Any] = {
             "backend": name,

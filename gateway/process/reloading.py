@@ -18,7 +18,6 @@ from gateway.config.load import ConfigError
 from gateway.operator.operated import Reloaded
 from gateway.operator.snapshots.snapshot import GatewayProcess
 from gateway.pool.pools import CannotTakeOver
-from gateway.telemetry.ends import Mark
 from gateway.telemetry.metric_families import family, single
 
 if TYPE_CHECKING:
@@ -96,7 +95,6 @@ class Reloading:
             await asyncio.to_thread(_free, parts)
         self.succeeded = reloaded.outcome != "refused"
         _log(reloaded)
-        self._gateway.recent.marks.append(Mark(time.monotonic(), f"config {reloaded.outcome}"))
         return reloaded
 
     async def _run(self, parts: list[object]) -> Reloaded:

@@ -1,4 +1,4 @@
-"""Ended requests and changes by an operator, in the form in which processes exchange them."""
+"""Ended requests, in the form in which processes exchange them."""
 
 from __future__ import annotations
 
@@ -59,12 +59,3 @@ class OwnMinute(msgspec.Struct):
 
 def took_s(end: End) -> float:
     return end.ended_s - end.dispatched_s + end.queue_s
-
-
-class Mark(NamedTuple):
-    """A change by an operator. `at_s` is on the monotonic clock."""
-
-    at_s: float
-    text: str
-    pool: str = ""
-    """Pool that was changed; "" for all of them."""

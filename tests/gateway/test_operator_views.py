@@ -109,14 +109,9 @@ async def test_tenants_have_what_they_received_and_what_they_were_due(start: Sta
 
 async def test_what_one_process_sees_reaches_another_and_is_put_together(start: Starter) -> None:
     async with full(start) as gate:
-        engine = next(iter(gate.live.gateway.pools[0].backends))
-        async with gate.live.http.post(f"{admin(gate.live)}/drain/{engine}") as drained:
-            assert drained.status == 200
         found, ends = of_process(gate.live.gateway, with_running=True), gate.live.gateway.recent.latest(9)
-        assert [mark.text for mark in found.marks] == [f"{engine} drained"]
         assert decoded(encoded(found, ends, 9)) == (found, ends, 9)
         twice = together([("one", found), ("other", found)])
-        assert twice.marks == found.marks, "what all were told is one change"
         assert twice.pools[0].dispatched_requests == 6
         before = present.state(found, gate.live.gateway.recent)()["pools"][0]["tenants"]
         later = moved(found, 1000.0)

@@ -171,16 +171,10 @@ async def test_a_click_on_a_name_says_what_is_known_of_it(start: Starter, tmp_pa
     usage = str(tmp_path / "usage.db")
     async with full(start, EVIL, "idle", time_scale=30.0, usage=usage) as gate, window() as seen:
         assert (await gate.ask(EVIL, question())).status == 200
-        engine = gate.live.gateway.pools[0].backends
-        drained = await gate.live.http.post(
-            f"http://127.0.0.1:{gate.live.gateway.admin_port}/drain/{next(iter(engine))}"
-        )
-        assert drained.status == 200
         async with asyncio.timeout(WAIT_S):
             while not (await live_usage(gate.live)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await seen.open(gate.live)
-        await seen.shows("#history-body", f"{next(iter(engine))} drained")
         await seen.shows("#tenants-body tr.idle", re.compile(r"idle00idle"))
         await seen.page.locator("#tenants-body").get_by_role("link", name=EVIL).click()
         await seen.shows("#explained-head", EVIL)

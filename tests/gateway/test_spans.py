@@ -96,7 +96,6 @@ def test_where_nothing_was_received_there_are_no_shares() -> None:
 
 def over_time(one: Taken, covered_s: float = 20.0) -> dict[str, list[int]]:
     found = waiting_over_time(one, covered_s, epoch_s=1000.0)
-    assert found["begins_at_s"] == 1000.0 + found["first_step"] * STEP_S
     return dict(found["waiting"])
 
 

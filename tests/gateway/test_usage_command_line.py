@@ -189,7 +189,7 @@ async def test_the_command_and_the_listener_answer_alike(start: Starter) -> None
     code, out, said = await run("usage", "-c", config, "--since", "1h", "--by", "tenant,model", "--format", "json")
     assert (code, said) == (0, "")
     assert json.loads(out) == got.json
-    code, out, _ = await run("usage", "--database", url, "--by", "model", "--format", "csv")
+    code, out, _ = await run("usage", "-c", config, "--by", "model", "--format", "csv")
     assert (code, out.splitlines()[1]) == (0, f"{MODEL},1,0,7,4,2,0,{','.join(out.splitlines()[1].split(',')[-2:])}")
 
 
@@ -218,23 +218,26 @@ async def test_without_usage_the_listener_says_so(start: Starter) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ((), 2, "give either -c FILE or --database URL"),
+        ((), 2, "Missing option '-c'"),
         (("-c", "{config}"), 2, "has no `usage:`, so nothing was counted"),
-        (("--database", "{none}"), 2, "there is no such file: no gateway has written it yet"),
-        (("--database", "mysql://x"), 2, "should be the path of a file for SQLite, or postgresql://"),
-        (("--database", "{text}"), 2, "is not a database; move it away"),
-        (("--database", "postgresql://u:hunter2@127.0.0.1:1/x"), 1, "postgresql://127.0.0.1:1/x: connection failed"),
-        (("--database", "{none}", "--since", "x"), 2, "'x' is no time"),
-        (("--database", "{none}", "--format", "xml"), 2, "'xml' is not one of"),
+        (("-c", "{none}"), 2, "there is no such file: no gateway has written it yet"),
+        (("-c", "{text}"), 2, "is not a database; move it away"),
+        (("-c", "{gone}"), 1, "postgresql://127.0.0.1:1/x: connection failed"),
+        (("-c", "{none}", "--since", "x"), 2, "'x' is no time"),
+        (("-c", "{none}", "--format", "xml"), 2, "'xml' is not one of"),
     ],
 )
 async def test_what_the_command_cannot_do(tmp_path: Path, arguments: tuple[str, ...], code: int, said: str) -> None:
     (tmp_path / "text").write_text("no database, but a text that is longer than the head of one" * 20)
-    files = {
-        "config": config_file(tmp_path, NOWHERE),
+    usage = {
+        "config": None,
         "none": str(tmp_path / "none.db"),
         "text": str(tmp_path / "text"),
+        "gone": "postgresql://u:hunter2@127.0.0.1:1/x",
     }
+    for name in usage:
+        (tmp_path / f"with-{name}").mkdir()
+    files = {name: config_file(tmp_path / f"with-{name}", NOWHERE, usage=url) for name, url in usage.items()}
     ended, out, errors = await run("usage", *(each.format(**files) for each in arguments))
     assert (ended, out) == (code, "")
     assert said in errors

@@ -46,7 +46,7 @@ function show() {
   lanes(pool);
   if (!history.has(chosen)) history.set(chosen, new Map());
   remember(history.get(chosen), pool.history);
-  overTime(history.get(chosen), pool.history, said.marks.filter((mark) => !mark.pool || mark.pool === chosen));
+  overTime(history.get(chosen), pool.history);
   showTenants();
   engines(pool);
   requests();

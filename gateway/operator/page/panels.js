@@ -2,7 +2,7 @@
 
 import { bar, stack } from "./draw.js";
 import { today, used } from "./usage.js";
-import { clock, count, element, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
+import { count, element, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
 
 const STEPS_MAX = 120;
 const STEPS_MIN = 13;
@@ -53,7 +53,7 @@ export function remember(steps, { first_step: first, waiting }) {
   for (const step of [...steps.keys()].sort((a, b) => a - b).slice(0, -STEPS_MAX)) steps.delete(step);
 }
 
-export function overTime(steps, { first_step: first, step_s: stepS, begins_at_s: beginsS }, changes) {
+export function overTime(steps, { step_s: stepS }) {
   const all = [...steps.keys()].sort((a, b) => a - b);
   const begun = all.findIndex((step) => Object.values(steps.get(step)).some(Boolean));
   if (begun < 0) return fill(place("history-body"));
@@ -61,14 +61,10 @@ export function overTime(steps, { first_step: first, step_s: stepS, begins_at_s:
   const names = new Set(known.flatMap((step) => Object.keys(steps.get(step))));
   const series = [...names].map((name) =>
     [colour(name), name || "all others", known.map((step) => steps.get(step)[name] ?? 0)]);
-  const fromS = beginsS + (known[0] - first) * stepS;
   const spanS = (known.at(-1) - known[0]) * stepS || 1;
-  const marks = changes.filter((mark) => mark.at_s >= fromS);
   fill(place("history-body"),
-    stack(series, marks.map((mark) => [(mark.at_s - fromS) / spanS, mark.text]),
-      `Requests that waited, last ${seconds(spanS)}`, (most) => `${most} waiting`),
-    element("p", { class: "axis" }, element("span", {}, `${seconds(spanS)} ago`), element("span", {}, "now")),
-    marks.length ? about(`Changed: ${marks.map((mark) => `${clock(mark.at_s)} ${mark.text}`).join("; ")}`) : null);
+    stack(series, `Requests that waited, last ${seconds(spanS)}`, (most) => `${most} waiting`),
+    element("p", { class: "axis" }, element("span", {}, `${seconds(spanS)} ago`), element("span", {}, "now")));
 }
 
 const HEADS = [["tenant"], ["waiting"], ["oldest", "less"], ["waits", "less left"], ["running"], ["received"], ["due"], ["", "wide"],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from math import inf, isfinite
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from gateway.operator.snapshots.own_requests import OwnRequest, oldest, own_requests, own_waiting
 from gateway.operator.snapshots.spans import Running, running
 from gateway.telemetry.access_log import hidden
-from gateway.telemetry.ends import End, Mark, OwnMinute
+from gateway.telemetry.ends import End, OwnMinute
 from gateway.telemetry.recent_requests import RecentRequests
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.bounds import Waiting
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 REQUESTS_MAX: Final = 100
 """Limit on the oldest queued requests of a pool."""
-SAME_S: Final = 10.0
 WAITING_LISTED: Final = 3
 NO_ANSWER: Final = "does not answer"
 
@@ -121,7 +120,6 @@ class GatewaySnapshot(msgspec.Struct):
     state: str | None
     port: int
     pools: list[PoolSnapshot]
-    marks: list[Mark]
     own_minutes: list[OwnMinute] = []
     """Minutes of the tenant that was asked for, the earliest first."""
 
@@ -161,9 +159,8 @@ def snapshot_of(gateway: GatewayProcess, *, with_running: bool, of: str = "") ->
     pools = gateway.pools
     now = pools[0].dispatcher.clock() if pools else 0.0
     found = [_pool(pool, with_running=with_running, of=of) for pool in pools]
-    marks = list(gateway.recent.marks)
     minutes = gateway.recent.minutes_of(of) if of else []
-    return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, minutes)
+    return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found, minutes)
 
 
 def _pool(pool: Pool, *, with_running: bool, of: str) -> PoolSnapshot:
@@ -269,7 +266,6 @@ def together(workers: Sequence[tuple[str, GatewaySnapshot]]) -> GatewaySnapshot:
         state_of([(name, each.state) for name, each in workers]),
         workers[0][1].port,
         [_together(processes) for processes in named.values()],
-        _marks(mark for _, each in workers for mark in each.marks),
         _minutes(minute for _, each in workers for minute in each.own_minutes),
     )
 
@@ -294,17 +290,6 @@ class Gathered:
         whole = together([(name, found) for name, found, _, _ in answers])
         whole.not_ready += [f"{name}: {NO_ANSWER}" for name in silent]
         return whole
-
-
-def _marks(found: Iterable[Mark]) -> list[Mark]:
-    """Merge equal changes that several workers took over within SAME_S."""
-    latest: dict[tuple[str, str], float] = {}
-    marks = []
-    for mark in sorted(found):
-        if mark.at_s - latest.get(mark[1:], -inf) > SAME_S:
-            marks.append(mark)
-        latest[mark[1:]] = mark.at_s
-    return marks
 
 
 def _minutes(found: Iterable[OwnMinute]) -> list[OwnMinute]:
@@ -407,7 +392,6 @@ def _engines(pools: Sequence[PoolSnapshot], fullest: PoolSnapshot) -> list[Any]:
 def moved(one: GatewaySnapshot, by_s: float) -> GatewaySnapshot:
     """Convert the times for a process whose monotonic clock is `by_s` ahead."""
     one.at_s += by_s
-    one.marks = [mark._replace(at_s=mark.at_s + by_s) for mark in one.marks]
     for minute in one.own_minutes:
         minute.slowest = ended(minute.slowest, by_s)
     for pool in one.pools:

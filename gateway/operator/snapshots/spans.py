@@ -184,7 +184,7 @@ def shares_due(found: Mapping[str, TenantSums]) -> dict[str, float]:
     return due({name: (one.received, one.weight, one.waiting) for name, one in found.items()})
 
 
-def waiting_over_time(taken: Taken, covered_s: float, epoch_s: float) -> dict[str, Any]:
+def waiting_over_time(taken: Taken, covered_s: float) -> dict[str, Any]:
     """Count the waiting requests of each tenant at each step of the time that the ends cover, up to now.
 
     `first_step` is the number of the first step: a step has one number whenever it is counted.
@@ -217,7 +217,7 @@ def waiting_over_time(taken: Taken, covered_s: float, epoch_s: float) -> dict[st
     drawn = {name: counts[name] for name in most[:TENANTS_DRAWN]}
     if others := [counts[name] for name in most[TENANTS_DRAWN:]]:
         drawn[OTHERS] = [sum(step) for step in zip(*others, strict=True)]
-    return {"first_step": first, "step_s": STEP_S, "begins_at_s": round(epoch_s + first * STEP_S, 1), "waiting": drawn}
+    return {"first_step": first, "step_s": STEP_S, "waiting": drawn}
 
 
 def part_within(since_s: float, until_s: float, begun_s: float, ended_s: float) -> float:

@@ -47,14 +47,13 @@ def state(
         "window_s": round(window_s, 1),
         "not_ready": snapshot.not_ready,
         "state": snapshot.state,
-        "marks": [{**mark._asdict(), "at_s": round(epoch_s + mark.at_s, 1)} for mark in snapshot.marks],
-        "pools": [_pool(pool, taken, window_s, covered_s, epoch_s, config) for pool, taken in pools],
+        "pools": [_pool(pool, taken, window_s, covered_s, config) for pool, taken in pools],
         "ended": ended,
     }
 
 
 def _pool(
-    pool: PoolSnapshot, taken: Taken, window_s: float, covered_s: float, epoch_s: float, config: Config | None
+    pool: PoolSnapshot, taken: Taken, window_s: float, covered_s: float, config: Config | None
 ) -> dict[str, Any]:
     asked = sums(taken, taken.now - window_s, taken.now)
     shares, total = shares_due(asked), sum(one.received for one in asked.values())
@@ -100,7 +99,7 @@ def _pool(
             }
             for one in pool.backends
         ],
-        "history": waiting_over_time(taken, covered_s, epoch_s),
+        "history": waiting_over_time(taken, covered_s),
     }
 
 
