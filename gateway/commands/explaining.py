@@ -128,4 +128,3 @@ def _of_tenant(tenant: str, user: str | None, question: Question, files: Sequenc
         whose = tenant if user is None else f"{user} of {tenant}"
         raise NotAnswered(f"no request of {whose} came {question.words()}", 404)
     return "\n".join(logged.summary()) if len(logged.lines) > 1 else logged.sentence(), logged.numbers()
-

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from gateway.config.model import TenantConfig
 from gateway.config.section import can_wait
@@ -25,9 +25,6 @@ from gateway.config.sections.throttling import ModelQuotasConfig
 from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import MEMBERS_MAX, LeakyCounts
 from policies.limits.quotas import ANYONE
-
-if TYPE_CHECKING:
-    from gateway.keys.issuers import Issuers
 
 logger = logging.getLogger("fairgate")
 
@@ -100,6 +97,18 @@ class Principal:
         return claimed
 
 
+class Tokens(Protocol):
+    """A verifier of signed tokens that are accepted beside keys."""
+
+    def knows(self, issuer: str) -> bool:
+        """Return whether tokens of this issuer are accepted."""
+
+    def principal(
+        self, token: bytes, tenants: Mapping[str, TenantConfig], stands_in: Callable[[str, Container[str]], bool]
+    ) -> Principal:
+        """Return the principal that a token names. `stands_in`: is a tenant in one of these groups? Raise ApiError."""
+
+
 @dataclass(frozen=True, slots=True)
 class MintedKey:
     """A key that exists for this run only, made for a tenant whose config names none."""
@@ -146,7 +155,7 @@ class Keyring:
         self._groups: dict[str, GroupConfig] = {}
         self._users: dict[str, dict[str, bool]] = {}
         """Whether a user is blocked, by tenant and user."""
-        self.tokens: Issuers | None = None
+        self.tokens: Tokens | None = None
         """Verifier of signed tokens; None if only keys are accepted."""
         self._verified: OrderedDict[bytes, Principal] = OrderedDict()
         """Principals of verified tokens, by the digests of the tokens."""
@@ -281,7 +290,7 @@ class Keyring:
             Reason.INVALID_API_KEY, "this API key is not known here; ask the operator of this gateway for one"
         )
 
-    def _of_token(self, tokens: Issuers, token: bytes, digest: bytes, address: str) -> Principal:
+    def _of_token(self, tokens: Tokens, token: bytes, digest: bytes, address: str) -> Principal:
         """Return the holder of a new token, or raise ApiError. A wrong one counts as a wrong key: checks cost time."""
         if self._failed:
             _refuse_guesser(self._failed.wait_s(address, time.monotonic()))

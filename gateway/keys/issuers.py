@@ -151,13 +151,12 @@ class Issuers:
             background.repeat(partial(issuer.turn, session), "jwt", name)
 
     def knows(self, issuer: str) -> bool:
-        """Return whether tokens of this issuer are accepted."""
         return issuer in self._by_name
 
     def principal(
         self, token: bytes, tenants: Mapping[str, TenantConfig], stands_in: Callable[[str, Container[str]], bool]
     ) -> Principal:
-        """Return the principal that a token names. `stands_in`: is a tenant in one of these groups? Raise ApiError."""
+        """Return the principal that the token names. Raise ApiError."""
         try:
             text = token.decode("ascii")
             for part in text.split("."):

@@ -17,6 +17,7 @@ from gateway.operator.guard import guard
 from gateway.operator.key_routes import key_routes
 from gateway.operator.operated import Operated
 from gateway.operator.page.files import page
+from gateway.operator.pool_metrics import PoolGauges
 from gateway.operator.snapshots.snapshot import encoded, snapshot_of
 from gateway.operator.snapshots.state_document import state
 from gateway.operator.usage_routes import usage_routes
@@ -66,16 +67,17 @@ def worker_app(gateway: Operated) -> web.Application:
 
 def _own(gateway: Operated) -> list[web.RouteDef]:
     """Return the routes by which one process answers for itself."""
+    gauges = PoolGauges(gateway.metrics)
 
     async def readiness(request: web.Request) -> web.Response:
         return ready(gateway.not_ready(), gateway.state(), gateway.faults())
 
     async def metrics(request: web.Request) -> web.Response:
-        gateway.gauges.read(gateway)
+        gauges.read(gateway)
         summed_up = state(snapshot_of(gateway, with_running=True), gateway.recent)
 
         def rendered() -> bytes:
-            gateway.gauges.read_tenants(summed_up())
+            gauges.read_tenants(summed_up())
             return gateway.metrics.render()
 
         # Rendering takes long with many tenants, so it runs in a thread and delays no stream.

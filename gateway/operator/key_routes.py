@@ -66,7 +66,7 @@ def key_routes(gateway: Operated) -> list[web.RouteDef]:
 
 
 def _asking(handler: Handler) -> Handler:
-    """Wrap a handler so that it answers a refused key with 400, a full table with 409, any other StoreError with 503."""
+    """Wrap a handler so that it answers a refused key with 400, a full table with 409, another StoreError with 503."""
 
     async def asked(request: web.Request) -> web.StreamResponse:
         try:

@@ -10,7 +10,6 @@ from gateway.operator.snapshots.snapshot import GatewayProcess, SnapshotSource
 
 if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
-    from gateway.operator.pool_metrics import PoolGauges
     from gateway.pool.replication.news import NewsChannel
     from gateway.pool.replication.ticker import Exchanges
     from gateway.pool.shared import Shared
@@ -37,7 +36,6 @@ class Operated(GatewayProcess, Protocol):
     """A gateway as the admin listener sees it."""
 
     metrics: Metrics
-    gauges: PoolGauges
     shared: Shared
     keys: KeyTable | None
     """Keys issued while the gateway runs; None if there is no table for them."""

@@ -1,7 +1,7 @@
 """The composition root: a gateway created from its config, in production and in tests alike.
 
-`start` opens what requests need and then listens; `stop` drains and then closes. What wants to know of ended requests is
-in `_subscribers`.
+`start` opens what requests need, and then listens. `stop` drains, and then closes. Receivers of ended requests are in
+`_subscribers`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
 from gateway.keys.stored_responses import StoredResponses
 from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
-from gateway.operator.pool_metrics import PoolGauges
 from gateway.operator.self_service.self_service import SelfService
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, snapshot_of
 from gateway.pool.learned_file import LearnedFile
@@ -92,7 +91,6 @@ class Gateway:
         self._admin_listener = admin_listener
         self._worker_slot = worker_slot
         self.metrics = Metrics()
-        self.gauges = PoolGauges(self.metrics)
         self.recent = RecentRequests(config.bounds.of("ends"))
         self.shared = Shared.of(config)
         self._background = Background()

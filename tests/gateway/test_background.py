@@ -84,7 +84,9 @@ async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Start
             pass
         with sqlite3.connect(path) as other:
             row = "(CAST(strftime('%s') AS INTEGER) / 3600 * 3600"
-            other.execute(f"INSERT INTO fairgate_usage VALUES {row}, x'ff', '', '', '', '', 1, 0, 9e999, 0, 0, 0, 0, 0)")
+            other.execute(
+                f"INSERT INTO fairgate_usage VALUES {row}, x'ff', '', '', '', '', 1, 0, 9e999, 0, 0, 0, 0, 0)"
+            )
             other.execute(
                 f"INSERT INTO fairgate_usage VALUES {row}, CAST(x'ff' AS TEXT), '', '', '', '', 1, 0, 7, 0, 0, 0, 0, 0)"
             )

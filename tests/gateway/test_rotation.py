@@ -11,8 +11,8 @@ import pytest
 
 from gateway.config.sections.keys import KeyConfig, hash_key
 from gateway.keys.in_database import DatabaseKeys
-from gateway.keys.issued import entry, read_entry
 from gateway.keys.issuance import KeyRefused, moment, rotate, seconds_of
+from gateway.keys.issued import entry, read_entry
 from tests.commands import run
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Starter, chat

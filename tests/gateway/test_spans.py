@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from gateway.operator.snapshots.spans import (
     OTHERS,
-    STEP_S,
     TENANTS_DRAWN,
     Running,
     Taken,
@@ -95,7 +94,7 @@ def test_where_nothing_was_received_there_are_no_shares() -> None:
 
 
 def over_time(one: Taken, covered_s: float = 20.0) -> dict[str, list[int]]:
-    found = waiting_over_time(one, covered_s, epoch_s=1000.0)
+    found = waiting_over_time(one, covered_s)
     return dict(found["waiting"])
 
 

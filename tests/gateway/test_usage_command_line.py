@@ -190,7 +190,7 @@ async def test_the_command_and_the_listener_answer_alike(start: Starter) -> None
     assert (code, said) == (0, "")
     assert json.loads(out) == got.json
     code, out, _ = await run("usage", "-c", config, "--by", "model", "--format", "csv")
-    assert (code, out.splitlines()[1]) == (0, f"{MODEL},1,0,7,4,2,0,{','.join(out.splitlines()[1].split(',')[-2:])}")
+    assert (code, out.splitlines()[1].split(",")[:7]) == (0, [MODEL, "1", "0", "7", "4", "2", "0"])
 
 
 async def _counted(live: Live, requests: int) -> None:

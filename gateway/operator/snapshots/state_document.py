@@ -52,9 +52,7 @@ def state(
     }
 
 
-def _pool(
-    pool: PoolSnapshot, taken: Taken, window_s: float, covered_s: float, config: Config | None
-) -> dict[str, Any]:
+def _pool(pool: PoolSnapshot, taken: Taken, window_s: float, covered_s: float, config: Config | None) -> dict[str, Any]:
     asked = sums(taken, taken.now - window_s, taken.now)
     shares, total = shares_due(asked), sum(one.received for one in asked.values())
     configured = {one.name: one for one in config.tenants} if config is not None else {}
