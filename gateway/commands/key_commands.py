@@ -72,7 +72,7 @@ def create(
     --weight, the config need not have the tenant.
     """
     from gateway.config.sections.keys import hash_key, new_key
-    from gateway.keys.issuance import KeyRefused, issue
+    from gateway.keys.issuance import KeyRefused, issue, make_keys
 
     if bool(tenants) != (path is not None):
         raise click.UsageError("--tenant NAME and -c FILE belong together")
@@ -88,9 +88,10 @@ def create(
     else:
         config = loaded(path)
         try:
-            made = _in_table(config, path, lambda table: issue(table, config, tenants, given))
+            made = make_keys(config, tenants, given)
         except KeyRefused as error:
             raise click.BadParameter(error.message, param_hint=_option(error.term)) from None
+        _in_table(config, path, lambda table: issue(table, made))
         keys = [(tenant, key) for tenant, key, _ in made]
     for tenant, key in keys:
         told = {"key": key, "hash": hash_key(key), **({"tenant": tenant} if tenant else {})}

@@ -62,18 +62,15 @@ def _checked(terms: Mapping[str, Any]) -> KeyConfig:
         raise KeyRefused(where + first["msg"], str(term)) from None
 
 
-async def issue(
-    table: KeyTable,
-    config: Config,
-    tenants: Sequence[str],
-    terms: Mapping[str, Any],
-    models: Collection[str] | None = None,
-) -> list[tuple[str, str, KeyConfig]]:
-    """Make a key on these terms for each tenant, all in one step. Return each tenant, its key, and the terms.
+Made = tuple[str, str, KeyConfig]
+"""A tenant, its new key, and the terms of the key."""
 
-    `models`: as in `_check_use`. Raise KeyRefused, and what `KeyTable.note` raises.
-    """
-    unix_s, made = time.time(), []
+
+def make_keys(
+    config: Config, tenants: Sequence[str], terms: Mapping[str, Any], models: Collection[str] | None = None
+) -> list[Made]:
+    """Make a key on these terms for each tenant. `models`: as in `_check_use`. Raise KeyRefused."""
+    unix_s, made = time.time(), list[Made]()
     for tenant in tenants:
         text = new_key()
         key = _checked({"hash": hash_key(text), "created": moment(unix_s), **terms})
@@ -81,8 +78,12 @@ async def issue(
             raise KeyRefused(f"the config {why}", "tenant")
         _check_use(config, key, unix_s, models)
         made.append((tenant, text, key))
-    await table.note({key.hash: entry(tenant, key) for tenant, _, key in made})
     return made
+
+
+async def issue(table: KeyTable, made: Sequence[Made]) -> None:
+    """Note keys in one step: every replica accepts them within a second. Raise what `KeyTable.note` raises."""
+    await table.note({key.hash: entry(tenant, key) for tenant, _, key in made})
 
 
 async def rotate(

@@ -56,7 +56,7 @@ def worker_app(gateway: Operated) -> web.Application:
     async def snapshot(request: web.Request) -> web.Response:
         """Return a snapshot, of all replicas if there are others, and the ends that the hub lacks: it has `ends`."""
         source = gateway.replicas or gateway
-        found = await source.snapshot(with_running="running" in request.query, of=request.query.get("of", ""))
+        found = await source.snapshot()
         recent = source.recent
         return web.Response(body=encoded(found, recent.latest_after(int(request.query["ends"])), recent.count))
 
@@ -74,7 +74,7 @@ def _own(gateway: Operated) -> list[web.RouteDef]:
 
     async def metrics(request: web.Request) -> web.Response:
         gauges.read(gateway)
-        summed_up = state(snapshot_of(gateway, with_running=True), gateway.recent)
+        summed_up = state(snapshot_of(gateway), gateway.recent)
 
         def rendered() -> bytes:
             gauges.read_tenants(summed_up())

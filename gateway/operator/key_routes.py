@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gateway.config.sections.keys import hash_key, new_key
-from gateway.keys.issuance import KeyRefused, as_json, issue, listed, revoke, rotate, seconds_of
+from gateway.keys.issuance import KeyRefused, as_json, issue, listed, make_keys, revoke, rotate, seconds_of
 from gateway.keys.issued import KeyTable, TableFull
 from gateway.operator.operated import Operated
 from gateway.storage.store_errors import StoreError
@@ -34,10 +34,12 @@ def key_routes(gateway: Operated) -> list[web.RouteDef]:
     async def all_keys(request: web.Request) -> web.Response:
         return web.json_response({"keys": await listed(table(), gateway.config)})
 
-    async def made(request: web.Request) -> web.Response:
+    async def created(request: web.Request) -> web.Response:
         keys = table()
         terms = await _terms(request, TERMS, 'send JSON such as {"tenant": "alice", "expires": "2027-01-31"}')
-        [(tenant, text, key)] = await issue(keys, gateway.config, [terms.pop("tenant")], terms, _served(gateway))
+        made = make_keys(gateway.config, [terms.pop("tenant")], terms, _served(gateway))
+        await issue(keys, made)
+        [(tenant, text, key)] = made
         return web.json_response({"key": text, **as_json(tenant, key)}, status=201)
 
     async def rotated(request: web.Request) -> web.Response:
@@ -59,7 +61,7 @@ def key_routes(gateway: Operated) -> list[web.RouteDef]:
 
     return [
         web.get("/keys", _asking(all_keys)),
-        web.post("/keys", _asking(made)),
+        web.post("/keys", _asking(created)),
         web.post("/keys/{hash}/rotate", _asking(rotated)),
         web.delete("/keys/{hash}", _asking(revoked)),
     ]

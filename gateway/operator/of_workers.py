@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
@@ -108,18 +107,17 @@ class Workers:
     def recent(self) -> RecentRequests:
         return self._gathered.recent
 
-    async def snapshot(self, *, with_running: bool = False, of: str = "") -> GatewaySnapshot:
-        running = ("&running" if with_running else "") + (f"&of={quote(of, safe='')}" if of else "")
+    async def snapshot(self) -> GatewaySnapshot:
         async with self._turn:  # In turn, so that each end is fetched once.
             known = self._gathered.known
-            asked = [f"/snapshot?ends={known[f'worker {index}']}{running}" for index in range(len(self._sockets))]
+            asked = [f"/snapshot?ends={known[f'worker {index}']}" for index in range(len(self._sockets))]
             if self.config.state.redis_url is None:
                 answers = await asyncio.gather(*(self.ask(index, path) for index, path in enumerate(asked)))
             else:
                 answers = [await self._of_replicas(asked)]
             found = [(one.name, *decoded(one.content)) for one in answers if one.status == 200]
             if not found:
-                return GatewaySnapshot(0.0, ["no worker answers"], None, self.port, [], [])
+                return GatewaySnapshot(0.0, ["no worker answers"], None, self.port, [])
             whole = self._gathered.take(found, [one.name for one in answers if one.status != 200])
         whole.port = self.port
         return whole

@@ -59,7 +59,7 @@ class StateView:
 
     async def _make(self) -> None:
         source, config = self._source, self._source.config
-        snapshot = await source.snapshot(with_running=True)
+        snapshot = await source.snapshot()
         document = state(snapshot, source.recent, config)
         of_gateway = {
             "id": self._id,

@@ -173,8 +173,8 @@ class Gateway:
             return None
         return "shared" if self.store.fault is None else f"not shared: {self.store.fault}"
 
-    async def snapshot(self, *, with_running: bool = False, of: str = "") -> GatewaySnapshot:
-        return snapshot_of(self, with_running=with_running, of=of)
+    async def snapshot(self) -> GatewaySnapshot:
+        return snapshot_of(self)
 
     def reload_certificates(self) -> bool:
         """Load the listener's certificate again. Log an unusable one, keep the old one, and return False."""

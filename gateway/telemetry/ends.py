@@ -47,15 +47,6 @@ class OwnMinute(msgspec.Struct):
     reason: str = ""
     """Reason of the latest request that was not served."""
 
-    def add(self, other: OwnMinute) -> None:
-        """Add the sums of another process."""
-        self.requests += other.requests
-        self.queue_s += other.queue_s
-        self.not_served += other.not_served
-        self.reason = other.reason or self.reason
-        if took_s(other.slowest) > took_s(self.slowest):
-            self.slowest = other.slowest
-
 
 def took_s(end: End) -> float:
     return end.ended_s - end.dispatched_s + end.queue_s

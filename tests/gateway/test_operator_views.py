@@ -109,7 +109,7 @@ async def test_tenants_have_what_they_received_and_what_they_were_due(start: Sta
 
 async def test_what_one_process_sees_reaches_another_and_is_put_together(start: Starter) -> None:
     async with full(start) as gate:
-        found, ends = of_process(gate.live.gateway, with_running=True), gate.live.gateway.recent.latest(9)
+        found, ends = of_process(gate.live.gateway), gate.live.gateway.recent.latest(9)
         assert decoded(encoded(found, ends, 9)) == (found, ends, 9)
         twice = together([("one", found), ("other", found)])
         assert twice.pools[0].dispatched_requests == 6

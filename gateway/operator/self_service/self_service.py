@@ -19,7 +19,7 @@ from gateway.operator.of_workers import Workers
 from gateway.operator.operated import Operated
 from gateway.operator.self_service.own_page import own_page
 from gateway.operator.self_service.own_standing import Numbers, OwnStanding, Recently, own_standing
-from gateway.operator.snapshots.own_requests import EngineTimes
+from gateway.operator.snapshots.engine_times import EngineTimes
 from gateway.operator.snapshots.snapshot import SnapshotSource
 from gateway.operator.snapshots.spans import Taken, shares_due, sums
 from gateway.proxy.late_answers import LateAnswers
@@ -81,12 +81,12 @@ class SelfService:
         principal, gateway = context.principal, self._gateway
         # In turn, so that the operator, who asks these processes too, waits for one of these answers at most.
         async with self._turn:
-            seen = await self._source.snapshot(of=principal.tenant)
             if time.monotonic() - self._summed_s >= AGAIN_S:
                 self._recently = await self._sum_up(RECENTLY_S)
                 self._summed_s = time.monotonic()
         usage = await self._usage(principal.tenant) or (None, None)
-        return own_standing(principal, gateway.pools, seen, self._recently, *usage)
+        minutes = self._source.recent.minutes_of(principal.tenant)
+        return own_standing(principal, gateway.pools, self._recently, minutes, *usage)
 
     async def _usage(self, tenant: str) -> tuple[dict[str, Numbers], list[dict[str, Any]]] | None:
         usage = self._gateway.config.usage
@@ -98,11 +98,12 @@ class SelfService:
 
     async def _sum_up(self, window_s: float) -> Recently:
         """Return what all tenants received in about this time, and when requests were at the engines."""
-        snapshot = await self._source.snapshot(with_running=True)
+        snapshot = await self._source.snapshot()
         now, (ends, covered_s) = snapshot.at_s, self._source.recent.within(time.monotonic(), inf)
         taken = [Taken(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
         window_s, known_s = min(window_s, covered_s), (now - covered_s, now)
         return await asyncio.to_thread(lambda: Recently(
+            snapshot.pools,
             window_s,
             {one.pool: _shares_of(one, window_s) for one in taken},
             {one.pool: EngineTimes((e for e in ends if e.pool == one.pool), one.running, known_s) for one in taken},

@@ -37,13 +37,11 @@ class Running(NamedTuple):
     backend: str = ""
 
 
-def running(engine: AdmissionEngine, of: str = "") -> list[Running]:
-    """Return the dispatched requests of one tenant or of all. O(dispatched)."""
+def running(engine: AdmissionEngine) -> list[Running]:
+    """Return the dispatched requests. O(dispatched)."""
     found = []
     for lease in engine.requests.leases.values():
         request = lease.request
-        if of and payer(request.flow.tenant) != of:
-            continue
         service = service_of(request.progress.charged, request.prompt_tokens, lease.output_tokens)
         flow, arrived_s = request.flow, request.arrived_s
         found.append(Running(flow.tenant, request.weight, arrived_s, lease.dispatched_s, service, lease.backend))

@@ -33,9 +33,7 @@ def state(
 ) -> Callable[[], dict[str, Any]]:
     """Return a function that makes the document. Call it in a thread: it sums up a minute, which takes milliseconds.
 
-    Args:
-        snapshot: taken with the running requests.
-        config: names the groups, and the tenants that asked for nothing; without it neither are listed.
+    `config`: names the groups, and the tenants that asked for nothing; without it neither are listed.
     """
     now, epoch_s = time.monotonic(), time.time() - time.monotonic()
     ends, covered_s = recent.within(now, HISTORY_S)

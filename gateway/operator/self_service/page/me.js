@@ -48,7 +48,7 @@ function now(pool) {
   const waits = waiting ? `${count(waiting, "request")} of yours wait${waiting === 1 ? "s" : ""}, the oldest for ${seconds(oldest)}`
     : "Nothing of yours waits";
   const open = pool.requests.map((one) => element("li", {}, element("span", { class: "id" }, one.request_id),
-    ` ${one.app}, ${one.state === "dispatched" ? "runs, came" : "waits, came"} ${seconds(one.age_s)} ago`));
+    ` ${one.app}, waits for ${seconds(one.wait_s)}`));
   return [
     element("p", { class: "sentence", "data-state": waiting ? "limited" : "open" },
       `${of(pool)}${waits}; ${running} run${running === 1 ? "s" : ""}; ${told}.`),

@@ -1,4 +1,4 @@
-"""Which requests does one tenant have at a pool, and behind how many others did they wait? Shown to its own key."""
+"""Behind how many requests did a tenant's requests wait? Shown to its own key."""
 
 from __future__ import annotations
 
@@ -7,55 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-import msgspec
-
 from gateway.operator.snapshots.spans import Running
 from gateway.telemetry.ends import End
-from policies.admission.engine import AdmissionEngine
-from policies.queue.bounds import Waiting
-from policies.request import of_batch, payer
+from policies.request import payer
 
-REQUESTS_MAX: Final = 50
 OTHERS: Final = "other tenants"
-
-
-class OwnRequest(msgspec.Struct):
-    """A queued or running request."""
-
-    request_id: str
-    app: str
-    user: str
-    state: str
-    arrived_s: float
-
-
-def own_waiting(engine: AdmissionEngine, tenant: str) -> dict[str, Waiting]:
-    """Return the tenant's queue of each class that has one. O(requests of the tenant)."""
-    found = {leaf: engine.requests.waiting.of_tenant(leaf) for leaf in (tenant, of_batch(tenant))}
-    return {
-        leaf: Waiting(len(each), each[0].weight, min(one.arrived_s for one in each))
-        for leaf, each in found.items()
-        if each
-    }
-
-
-def own_requests(engine: AdmissionEngine, tenant: str) -> list[OwnRequest]:
-    """Return the tenant's oldest requests. O(requests of the tenant + running requests)."""
-    leaves, requests = (tenant, of_batch(tenant)), engine.requests
-    found = [request for leaf in leaves for request in requests.waiting.of_tenant(leaf)]
-    found += [lease.request for lease in requests.leases.values() if lease.request.flow.tenant in leaves]
-    return oldest(
-        OwnRequest(one.id, one.flow.app, one.flow.user, one.progress.state.value, one.arrived_s) for one in found
-    )
-
-
-def oldest(requests: Iterable[OwnRequest]) -> list[OwnRequest]:
-    """Return the oldest requests, REQUESTS_MAX at most."""
-    return sorted(requests, key=_arrival)[:REQUESTS_MAX]
-
-
-def _arrival(request: OwnRequest) -> float:
-    return request.arrived_s
 
 
 class EngineTimes:
