@@ -99,11 +99,12 @@ async def refused(directory: Path, state: str, **fields: Any) -> str:
 
 
 async def test_a_redis_that_may_not_be_used_is_said_and_ends_with_2(tmp_path: Path) -> None:
-    async with RedisServer(requirepass="secret") as redis, scripted("5.0.14") as old:
+    async with RedisServer(requirepass="secret") as redis, RedisServer(tls=True) as tls, scripted("5.0.14") as old:
         where = f"127.0.0.1:{redis.port}"
         assert "answers WRONGPASS" in (said := await refused(tmp_path, f"redis://:hunter2@{where}"))
         assert "hunter2" not in said
-        assert "does it speak TLS" in await refused(tmp_path, f"rediss://:secret@{where}")
+        assert "does not speak TLS" in await refused(tmp_path, f"rediss://:secret@{where}")
+        assert "expects TLS" in await refused(tmp_path, f"redis://127.0.0.1:{tls.port}")
         assert "is Redis 5.0; 6.2 or later is needed" in await refused(tmp_path, old)
         assert "should be memory, redis://" in await refused(tmp_path, f"redi://:hunter2@{where}")
         await redis.command("SET", "fairgate:{pool}:layout", LAYOUT + 1)

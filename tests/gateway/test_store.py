@@ -107,7 +107,8 @@ async def test_a_wrong_password_or_too_few_rights_are_refused_and_not_repeated()
 async def test_tls_must_be_spoken_by_both_or_neither() -> None:
     async with RedisServer(tls=True) as redis, RedisServer() as plain:
         assert "its certificate is not trusted: self-signed" in await refused(url(redis, scheme="rediss"))
-        assert "does it speak TLS" in await refused(url(plain, scheme="rediss"))
+        assert "expects TLS; write rediss://" in await refused(url(redis))
+        assert "does not speak TLS; write redis://" in await refused(url(plain, scheme="rediss"))
         missing = await refused(url(redis, scheme="rediss") + "?ssl_ca_certs=/nowhere/ca.pem")
         assert "cannot use the files of its url (/nowhere/ca.pem): [Errno 2] No such file" in missing
 

@@ -115,6 +115,32 @@ class RedisConnection:
         self.answered += 1
         return answer
 
+    async def tls_mismatch(self) -> str | None:
+        """Return advice if exactly one side speaks TLS, otherwise None."""
+        if "path" in self._options:
+            return None
+        expects_tls = issubclass(self._kind, SSLConnection)
+        options: dict[str, Any] = {}
+        if not expects_tls:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            options = {"ssl": context, "ssl_handshake_timeout": CONNECT_S}
+        try:
+            async with asyncio.timeout(2 * CONNECT_S):
+                reader, writer = await asyncio.open_connection(*self._configured_node, **options)
+                try:
+                    writer.write(b"PING\r\n")
+                    answers = await reader.read(1) in (b"+", b"-")
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError):
+            return None
+        if not answers:
+            return None
+        if expects_tls:
+            return "does not speak TLS; write redis:// instead of rediss://"
+        return "expects TLS; write rediss:// instead of redis://"
+
     def check_files(self) -> None:
         """Raise StoreRefused if the URL's certificate files are unusable."""
         if not issubclass(self._kind, SSLConnection):
@@ -273,7 +299,7 @@ def _advice(error: BaseException) -> str | None:
     if isinstance(cause, ssl.SSLCertVerificationError):
         return "name the certificate of its authority in the url: rediss://HOST:PORT?ssl_ca_certs=FILE"
     if isinstance(cause, ssl.SSLError):
-        return "does it speak TLS, in this version, and take this certificate? Without TLS, write redis://"
+        return "does it speak this version of TLS, and take this certificate?"
     if isinstance(error, AuthenticationError) or code in ("WRONGPASS", "NOAUTH"):
         return "the url should hold its user and password: redis://USER:${REDIS_PASSWORD}@HOST:PORT"
     if code == "NOPERM" or _DENIED.search(str(error)):

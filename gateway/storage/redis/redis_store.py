@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from prometheus_client.metrics_core import Metric
+from redis.exceptions import ResponseError
 
 from gateway.storage.redis.redis_connection import Argument, RedisConnection
 from gateway.storage.store import Deployment
@@ -181,7 +182,14 @@ class RedisStore:
     async def _check_server(self) -> None:
         connection = self._connection(_join_keys(self.pools[0])[0] if self.pools else "")
         connection.check_files()
-        info = self.shaped(bytes, await self._own(connection.ask("INFO", "server"))).decode("utf-8", "replace")
+        try:
+            info = self.shaped(bytes, await self._own(connection.ask("INFO", "server"))).decode("utf-8", "replace")
+        except StoreUnavailable as error:
+            # A server that answers with an error speaks the protocol; a silent one may expect another.
+            mismatch = None if isinstance(error.__cause__, ResponseError) else await connection.tls_mismatch()
+            if mismatch is None:
+                raise
+            raise StoreRefused(f"{self._where}: {mismatch}") from error
         found = re.search(r"^redis_version:(\d+)\.(\d+)", info, re.M)
         if found is None:
             raise StoreRefused(f"{self._where}: does not say which version of Redis it is; is it the right port?")
