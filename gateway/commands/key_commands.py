@@ -90,7 +90,9 @@ def create(
         try:
             made = make_keys(config, tenants, given)
         except KeyRefused as error:
-            raise click.BadParameter(error.message, param_hint=_option(error.term)) from None
+            term, _, inside = error.term.partition(".")
+            text = f"{inside}: {error.message}" if inside else error.message
+            raise click.BadParameter(text, param_hint=_option(term)) from None
         _in_table(config, path, lambda table: issue(table, made))
         keys = [(tenant, key) for tenant, key, _ in made]
     for tenant, key in keys:

@@ -25,11 +25,11 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 class KeyRefused(ValueError):
     """A change of keys that is not possible. The message says why, and what to do.
 
-    `term`: the term of the key that is at fault, by its name in /keys; empty if none is.
+    `term`: the term of the key that is at fault, by its name in /keys, with the fields inside it; empty if none is.
     """
 
     def __init__(self, message: str, term: str = "") -> None:
-        super().__init__(f"{term}: {message}" if term not in ("", "tenant") else message)
+        super().__init__(f"{term}: {message}" if term else message)
         self.message = message
         self.term = term
 
@@ -57,9 +57,7 @@ def _checked(terms: Mapping[str, Any]) -> KeyConfig:
         return KeyConfig.model_validate(terms)
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False)
-        term, *inside = first["loc"]
-        where = "".join(f"{name}: " for name in inside if isinstance(name, str))
-        raise KeyRefused(where + first["msg"], str(term)) from None
+        raise KeyRefused(first["msg"], ".".join(name for name in first["loc"] if isinstance(name, str))) from None
 
 
 Made = tuple[str, str, KeyConfig]

@@ -233,7 +233,7 @@ class Gateway:
             self._lane = BatchLane(self.config.usage, self.config, pipeline, self._follower, self._background)
             self.metrics.registry.register(self._lane)
         self._self_service = SelfService(self, pipeline, self._worker_slot)
-        await self._self_service.open(self._background)
+        await self._self_service.open()
 
     async def _listen(self, pipeline: Pipeline) -> None:
         config = self.config

@@ -30,10 +30,6 @@ _TABLES = (
         queue_us BIGINT NOT NULL, engine_ms BIGINT NOT NULL,
         PRIMARY KEY (hour_s, tenant, app, end_user, model, key_label)
     )""",
-    """CREATE TABLE IF NOT EXISTS fairgate_shares (
-        hour_s BIGINT NOT NULL, tenant TEXT NOT NULL, received DOUBLE PRECISION NOT NULL, due DOUBLE PRECISION NOT NULL,
-        PRIMARY KEY (hour_s, tenant)
-    )""",
     """CREATE TABLE IF NOT EXISTS fairgate_writers (
         writer TEXT PRIMARY KEY, batch BIGINT NOT NULL, written_s BIGINT NOT NULL
     )""",

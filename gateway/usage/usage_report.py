@@ -254,17 +254,12 @@ def read(
 def read_own(
     database: Database, tenant: str, prices: Mapping[str, PriceConfig], now: datetime
 ) -> tuple[dict[str, dict[str, float | int | None]], list[dict[str, Any]]]:
-    """Return one tenant's usage, service and due service of the last 24 hours and 30 days, and its usage by hour."""
+    """Return one tenant's usage of the last 24 hours and 30 days, and by hour."""
     hours = read(database, Question("24h", None, ("hour",), now), prices, storable(tenant))
     found = {}
     for name, since in (("day", "24h"), ("month", "30d")):
-        question = Question(since, None, (), now)
-        report = read(database, question, prices, storable(tenant))
-        with database.transaction(writes=False) as step:
-            statement = f"SELECT SUM(received), SUM(due) FROM fairgate_shares WHERE {_of_tenant(question)}"
-            [(received, due)] = step.ask(statement, (storable(tenant),))
-        shares = {"service_received": round(received or 0.0, 1), "service_due": round(due or 0.0, 1)}
-        found[name] = {**report.total.measures(has_prices=report.has_prices), **shares}
+        report = read(database, Question(since, None, (), now), prices, storable(tenant))
+        found[name] = report.total.measures(has_prices=report.has_prices)
     return found, hours.as_dicts()
 
 

@@ -7,7 +7,6 @@ the number is larger than the stored one. So a batch counts once, however often 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import isfinite
 
 from gateway.telemetry.access_log import hidden
@@ -36,11 +35,6 @@ _ADD = (
 _IS_NEW = (
     "INSERT INTO fairgate_writers (writer, batch, written_s) VALUES (%s, %s, %s) ON CONFLICT (writer) DO UPDATE "
     "SET batch = excluded.batch, written_s = excluded.written_s WHERE fairgate_writers.batch < excluded.batch"
-)
-_ADD_SHARE = (
-    "INSERT INTO fairgate_shares (hour_s, tenant, received, due) VALUES (%s, %s, %s, %s) "
-    "ON CONFLICT (hour_s, tenant) DO UPDATE SET received = fairgate_shares.received + excluded.received, "
-    "due = fairgate_shares.due + excluded.due"
 )
 _USED = (
     "SELECT hour_s / {part_s} * {part_s} AS part, tenant, model, SUM(requests - refused), SUM(input_tokens), "
@@ -98,21 +92,10 @@ def add_sums(step: Transaction, sums: Sums) -> None:
     step.do_each(_ADD, [(*key, *amounts) for key, amounts in sorted(_rows(sums).items())])
 
 
-def add_shares(
-    database: Database, writer: str, number: int, now_s: int, shares: Mapping[str, tuple[float, float]]
-) -> None:
-    """Add the service that each tenant received and was due, in the unit of the policy, unless it was added before."""
-    hour_s = now_s // HOUR_S * HOUR_S
-    with database.transaction() as step:
-        if step.do(_IS_NEW, (writer, number, now_s)):
-            step.do_each(_ADD_SHARE, sorted((hour_s, storable(name), *both) for name, both in shares.items()))
-
-
 def forget(database: Database, now_s: int, keep_days: int) -> None:
     """Delete hours older than `keep_days`, and writers that have been idle for WRITERS_KEPT_S."""
     with database.transaction() as step:
-        for table in ("fairgate_usage", "fairgate_shares"):
-            step.do(f"DELETE FROM {table} WHERE hour_s < %s", (now_s - keep_days * 86_400,))
+        step.do("DELETE FROM fairgate_usage WHERE hour_s < %s", (now_s - keep_days * 86_400,))
         step.do("DELETE FROM fairgate_writers WHERE written_s < %s", (now_s - WRITERS_KEPT_S,))
 
 

@@ -7,7 +7,6 @@ import json
 import re
 import time
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,7 @@ import aiohttp
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from gateway.config.sections.usage import UsageConfig
 from gateway.operator.self_service.own_page import PATH
-from gateway.usage.database import Database
-from gateway.usage.usage_report import read_own
-from gateway.usage.written import add_shares, forget
 from tests.commands import running
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Starter, chat, simulated, until
@@ -112,7 +107,6 @@ async def me(live: Any, key: str) -> Any:
 async def test_it_says_what_was_received_and_used_and_costs(
     start: Starter, usage_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.operator.self_service.self_service.WINDOW_S", 0.5)
     usage = {"url": usage_url, "prices": {"simulated": {"input": 1e6, "output": 0}}}
     async with (
         Upstream(replies(OK)) as upstream,
@@ -122,11 +116,6 @@ async def test_it_says_what_was_received_and_used_and_costs(
             for _ in range(requests):
                 assert (await live.ask(CHAT, chat(), key=key)).status == 200
         await written(live)
-
-        async def is_kept() -> bool:
-            return bool((await me(live, "key-of-mallory"))["usage"]["month"]["service_received"] > 0)
-
-        await eventually(is_kept)
         for key, requests in (("key-of-alice", 2), ("key-of-mallory", 5)):
             found = await me(live, key)
             [pool] = found["pools"]
@@ -136,8 +125,6 @@ async def test_it_says_what_was_received_and_used_and_costs(
             for used in (found["usage"]["day"], found["usage"]["month"]):
                 assert (used["requests"], used["input_tokens"] + used["output_tokens"]) == (requests, tokens)
                 assert used["cost"] == used["input_tokens"]
-                assert used["service_received"] == pytest.approx(used["service_due"], rel=0.01)
-                assert used["service_received"] <= 1.01 * received["service_received"]
             assert sum(one["requests"] for one in found["hours"]) == requests
         assert found["recently_s"] == 300.0
 
@@ -269,7 +256,7 @@ async def test_all_workers_and_replicas_answer_for_all(tmp_path: Path, is_shared
             found = [await seen(url) for url in urls for _ in range(8)]
             return set(found) == {(20 * len(urls), 20 * len(urls))}
 
-        await eventually(all_see_all)
+        await eventually(all_see_all, again_s=1.0)  # more than 50 a second are refused
         sim.faults.is_still = False
         assert set(await asyncio.gather(*asked)) == {200}
 
@@ -311,14 +298,3 @@ async def test_the_page_asks_for_a_key_and_shows_what_is_its_own(start: Starter)
         assert "mallory" not in await seen.page.content()
         await seen.is_accessible()
         assert [fault for fault in seen.faults if "401" not in fault] == []
-
-
-async def test_a_minute_counts_once_whoever_writes_it(usage_url: str) -> None:
-    database, now_s = Database(UsageConfig.model_validate({"url": usage_url})), int(time.time())
-    for writer, number in (("shares", 7), ("shares", 7), ("shares", 8), ("another gateway", 7)):
-        add_shares(database, writer, number, now_s, {"alice": (10.0, 20.0), "bob": (1.0, 1.0)})
-    found, _ = read_own(database, "alice", {}, datetime.now(UTC))
-    assert [(used["service_received"], used["service_due"]) for used in found.values()] == 2 * [(30.0, 60.0)]
-    forget(database, now_s + 3 * 86_400, 2)
-    assert read_own(database, "alice", {}, datetime.now(UTC))[0]["month"]["service_due"] == 0
-    database.close()

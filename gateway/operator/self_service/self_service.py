@@ -1,18 +1,15 @@
 """What does a tenant see of itself? Answers /fairgate/me and its page, for all processes of the gateway together.
 
-The service that each tenant received and was due is summed up once for all clients that ask. If usage is counted, the
-sums of every minute are also stored: by one process of the gateway, and by one of the gateways that share a Redis.
+The service that each tenant received and was due is summed up once for all clients that ask.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, defaultdict
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from math import inf
-from secrets import token_hex
 from typing import Any, Final
 
 from gateway.operator.of_workers import Workers
@@ -28,12 +25,10 @@ from gateway.proxy.request_context import RequestContext
 from gateway.request.routes import Treatment
 from gateway.storage.hub.run_directory import WorkerSlot
 from gateway.storage.store_errors import StoreError
-from gateway.telemetry.background import Background
-from gateway.telemetry.recent_requests import ENDS_MAX, WINDOW_S
+from gateway.telemetry.recent_requests import ENDS_MAX
 from gateway.usage.counts import OTHERS
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from gateway.usage.usage_report import read_own
-from gateway.usage.written import add_shares
 
 RECENTLY_S: Final = 300.0
 AGAIN_S: Final = 5.0
@@ -54,12 +49,11 @@ class SelfService:
         self._summed_s = float("-inf")
         usage = gateway.config.usage
         self._database = DatabaseThread(usage) if usage is not None else None
-        self._writer = "shares" if gateway.replicas is not None else token_hex(8)
         pipeline.files = own_page()
         pipeline.late[Treatment.ME] = self._late.begin
 
-    async def open(self, background: Background) -> None:
-        """Start what self-service needs. `background`: the gateway's background tasks."""
+    async def open(self) -> None:
+        """Connect to the other workers, if any."""
         slot, gateway = self._slot, self._gateway
         if slot is not None and gateway.replicas is None:
             sockets = [slot.run_directory.worker(index) for index in range(slot.run_directory.workers)]
@@ -68,8 +62,6 @@ class SelfService:
                 gateway.config, sockets, port=gateway.port, has_reloaded=lambda: None, ends_max=ends_max
             )
             await workers.open(self._stack)
-        if self._database is not None and (slot is None or not slot.index):
-            background.repeat(self._write, "shares")
 
     async def close(self) -> None:
         await self._late.tasks.stop()
@@ -82,7 +74,7 @@ class SelfService:
         # In turn, so that the operator, who asks these processes too, waits for one of these answers at most.
         async with self._turn:
             if time.monotonic() - self._summed_s >= AGAIN_S:
-                self._recently = await self._sum_up(RECENTLY_S)
+                self._recently = await self._sum_up()
                 self._summed_s = time.monotonic()
         usage = await self._usage(principal.tenant) or (None, None)
         minutes = self._source.recent.minutes_of(principal.tenant)
@@ -96,31 +88,18 @@ class SelfService:
             return await self._database.do(read_own, tenant, usage.prices, datetime.now(UTC))
         return None
 
-    async def _sum_up(self, window_s: float) -> Recently:
-        """Return what all tenants received in about this time, and when requests were at the engines."""
+    async def _sum_up(self) -> Recently:
+        """Return what all tenants received lately, and when requests were at the engines."""
         snapshot = await self._source.snapshot()
         now, (ends, covered_s) = snapshot.at_s, self._source.recent.within(time.monotonic(), inf)
         taken = [Taken(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
-        window_s, known_s = min(window_s, covered_s), (now - covered_s, now)
+        window_s, known_s = min(RECENTLY_S, covered_s), (now - covered_s, now)
         return await asyncio.to_thread(lambda: Recently(
             snapshot.pools,
             window_s,
             {one.pool: _shares_of(one, window_s) for one in taken},
             {one.pool: EngineTimes((e for e in ends if e.pool == one.pool), one.running, known_s) for one in taken},
         ))  # fmt: skip
-
-    async def _write(self) -> None:
-        """Store the sums of the current minute when it is over."""
-        minute = time.time() // WINDOW_S + 1
-        await asyncio.sleep(minute * WINDOW_S - time.time())
-        recently = await self._sum_up(WINDOW_S)
-        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for name, one in (item for pool in recently.shares.values() for item in pool.items()):
-            # If more requests ended than are remembered, the latest ones stand for all.
-            found[name].update({each: number * WINDOW_S / recently.window_s for each, number in one.items() if number})
-        rows = {name: (one["service_received"], one["service_due"]) for name, one in found.items() if one}
-        if rows and self._database is not None:
-            await self._database.do(add_shares, self._writer, int(minute), int(time.time()), rows)
 
 
 def _shares_of(taken: Taken, window_s: float) -> dict[str, dict[str, float]]:

@@ -18,7 +18,7 @@ let me = null;
 function show() {
   place("received-head").textContent = `What ${me.tenant} gets, and what it is due`;
   fill(place("now-body"), ...me.pools.flatMap(now));
-  const long = Object.entries(me.usage ?? {}).map(([name, one]) => received(`Last ${name}`, one, `; ${used(one)}`));
+  const long = Object.entries(me.usage ?? {}).map(([name, one]) => row(`Last ${name}`, used(one)));
   fill(place("received-body"),
     element("ul", { class: "bars" },
       ...me.pools.map((pool) => received(`${of(pool)}Last ${seconds(me.recently_s)}`, pool.recently)), ...long),
@@ -61,9 +61,8 @@ function now(pool) {
   ].filter(Boolean);
 }
 
-function received(name, { service_received: got, service_due: due }, more = "") {
-  const ratio = due ? got / due : 1;
-  return row(name, `${due ? `${percent(ratio)} of what was due` : "nothing was due"}${more}`, due ? bar([[ratio, "c0"]]) : null);
+function received(name, { service_received: got, service_due: due }) {
+  return due ? row(name, `${percent(got / due)} of what was due`, bar([[got / due, "c0"]])) : row(name, "nothing was due");
 }
 
 // One row for each minute: how long its requests waited, and why the slowest of them did.
