@@ -114,7 +114,6 @@ BREAKS = {
     "news sent": "gateway.storage.redis.redis_store.RedisStore.publish",
     "responses received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "responses sent": "gateway.storage.redis.redis_store.RedisStore.publish",
-    "shares": "gateway.operator.self_service.self_service.SelfService._sum_up",
     "state_file": "gateway.pool.learned_file.LearnedFile.save",
     "steps": "backends.step_feed.StepFeed._listen",
     "store": "gateway.storage.redis.redis_store.RedisStore._join_all",
@@ -131,7 +130,6 @@ FAILURES = "fairgate_background_failures_total"
 async def test_every_task_goes_on_after_a_surprise(
     start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.operator.self_service.self_service.WINDOW_S", 0.1)
     authority, names = Authority(tmp_path), Names("127.0.0.1")
     certificate, key = authority.sign("listener")
     async with simulated() as sim, RedisServer() as redis:
