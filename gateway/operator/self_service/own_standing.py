@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 
 from gateway.keys.identity import DEFAULT_APP, Principal
-from gateway.operator.snapshots.engine_times import EngineTimes
 from gateway.operator.snapshots.snapshot import PoolSnapshot, RequestSnapshot
 from gateway.operator.snapshots.state_document import ended_request, reason_in_words
 from gateway.pool.pool import Pool
@@ -37,8 +36,6 @@ class Recently(msgspec.Struct):
     pools: list[PoolSnapshot] = []
     window_s: float = 0.0
     shares: Shares = {}
-    engines: dict[str, EngineTimes] = {}
-    """Times at the engines, by pool."""
 
 
 class OwnLimit(msgspec.Struct):
@@ -97,9 +94,7 @@ def own_standing(
     usage: dict[str, Numbers] | None, hours: list[dict[str, Any]] | None,
 ) -> OwnStanding:  # fmt: skip
     """Return the document. `minutes`: those of this tenant, the earliest first."""
-    found = OwnStanding(
-        principal.tenant, [], [], round(recently.window_s, 1), [], usage, hours, _minutes(minutes, recently)
-    )
+    found = OwnStanding(principal.tenant, [], [], round(recently.window_s, 1), [], usage, hours, _minutes(minutes))
     seen_pools, limits = {pool.pool: pool for pool in recently.pools}, dict[str, OwnLimit]()
     for pool in pools:
         engine, now = pool.dispatcher.engine, pool.dispatcher.clock()
@@ -151,14 +146,11 @@ def _request(one: RequestSnapshot) -> dict[str, Any]:
     return {"request_id": one["request_id"], "app": one["app"], "user": one["user"], "wait_s": one["wait_s"]}
 
 
-def _minutes(minutes: Iterable[OwnMinute], recently: Recently) -> list[dict[str, Any]]:
+def _minutes(minutes: Iterable[OwnMinute]) -> list[dict[str, Any]]:
     epoch_s, found = time.time() - time.monotonic(), []
     for one in reversed([*minutes]):
         end = one.slowest
-        engines, ahead = recently.engines.get(end.pool), dict[str, int]()
-        if engines is not None:
-            ahead = engines.behind(end.tenant, end.dispatched_s - end.queue_s, end.dispatched_s)
-        shown = ended_request(end, epoch_s, ahead, end.tenant)
+        shown = ended_request(end, epoch_s)
         found.append({
             "at_s": one.at_s,
             "requests": one.requests,

@@ -9,14 +9,12 @@ import asyncio
 import time
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
-from math import inf
 from typing import Any, Final
 
 from gateway.operator.of_workers import Workers
 from gateway.operator.operated import Operated
 from gateway.operator.self_service.own_page import own_page
 from gateway.operator.self_service.own_standing import Numbers, OwnStanding, Recently, own_standing
-from gateway.operator.snapshots.engine_times import EngineTimes
 from gateway.operator.snapshots.snapshot import SnapshotSource
 from gateway.operator.snapshots.spans import Taken, shares_due, sums
 from gateway.proxy.late_answers import LateAnswers
@@ -89,17 +87,13 @@ class SelfService:
         return None
 
     async def _sum_up(self) -> Recently:
-        """Return what all tenants received lately, and when requests were at the engines."""
+        """Return what all tenants received lately."""
         snapshot = await self._source.snapshot()
-        now, (ends, covered_s) = snapshot.at_s, self._source.recent.within(time.monotonic(), inf)
+        now, (ends, covered_s) = snapshot.at_s, self._source.recent.within(time.monotonic(), RECENTLY_S)
         taken = [Taken(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
-        window_s, known_s = min(RECENTLY_S, covered_s), (now - covered_s, now)
-        return await asyncio.to_thread(lambda: Recently(
-            snapshot.pools,
-            window_s,
-            {one.pool: _shares_of(one, window_s) for one in taken},
-            {one.pool: EngineTimes((e for e in ends if e.pool == one.pool), one.running, known_s) for one in taken},
-        ))  # fmt: skip
+        window_s = min(RECENTLY_S, covered_s)
+        shares = await asyncio.to_thread(lambda: {one.pool: _shares_of(one, window_s) for one in taken})
+        return Recently(snapshot.pools, window_s, shares)
 
 
 def _shares_of(taken: Taken, window_s: float) -> dict[str, dict[str, float]]:

@@ -162,8 +162,8 @@ def reason_in_words(reason: str) -> str:
     return OF_REFUSAL[Refusal(reason)] if reason in OF_REFUSAL else reason.replace("_", " ")
 
 
-def ended_request(end: End, epoch_s: float, ahead: Mapping[str, int] | None = None, own: str = "") -> dict[str, Any]:
-    """Describe one ended request. `ahead` and `own`: as in `waited_in_words`."""
+def ended_request(end: End, epoch_s: float) -> dict[str, Any]:
+    """Describe one ended request."""
     return {
         "request_id": end.request_id,
         "pool": end.pool,
@@ -176,7 +176,7 @@ def ended_request(end: End, epoch_s: float, ahead: Mapping[str, int] | None = No
         "backend": end.backend,
         "arrived_at_s": round(epoch_s + end.dispatched_s - end.queue_s, 2),
         "wait_s": round(end.queue_s, 4),
-        "waited": waited_in_words(end.waited_s, ahead or {}, own),
+        "waited": waited_in_words(end.waited_s, {}, ""),
         "first_token_s": None if end.first_token_s is None else round(end.first_token_s, 4),
         "total_s": round(end.ended_s - end.dispatched_s + end.queue_s, 4),
         "prompt_tokens": end.prompt_tokens,
