@@ -70,7 +70,7 @@ function firstRequest() {
   const quoted = body.replaceAll("'", "'\\''");
   const line = `curl ${url} -H "Authorization: Bearer $KEY" -H "Content-Type: application/json" -d '${quoted}'`;
   return element("div", { class: "about" },
-    element("p", {}, "Nobody has asked for anything in the last 60 s. Send a request, with the key of a tenant:"),
+    element("p", {}, "No request came in the last 60 s. Send one with the key of a tenant:"),
     element("pre", { tabindex: "0" }, line));
 }
 
@@ -86,7 +86,7 @@ function requests() {
     .sort((a, b) => b.arrived_at_s - a.arrived_at_s);
   const of = (one) => [named("tenant", one.tenant), " ", named("explain", one.request_id, { class: "id" })];
   fill(place("requests-body"), ...(found.length ? list(found, of) :
-    [element("p", { class: "about" }, all.length ? "None of the last requests has this." : "No request has ended since the gateway began.")]));
+    [element("p", { class: "about" }, all.length ? "No match among the last requests." : "No request has ended since the gateway started.")]));
 }
 
 function choosePools(names) {
@@ -100,7 +100,7 @@ function choosePools(names) {
 function linked(state, why) {
   awaySince = state === "away" ? awaySince ?? Date.now() / 1000 : null;
   const away = `the gateway has not answered since ${clock(awaySince)} (${why}); asking again`;
-  showLink(state, { token: "asks for its token", live: state === "live" ? live() : "", away }[state]);
+  showLink(state, { token: "needs its token", live: state === "live" ? live() : "", away }[state]);
 }
 
 function live() {
@@ -119,7 +119,7 @@ place("pool").addEventListener("change", (event) => {
 });
 place("pause").addEventListener("click", (event) => {
   paused = paused ? null : said;
-  event.target.textContent = paused ? "Go on" : "Pause";
+  event.target.textContent = paused ? "Resume" : "Pause";
   event.target.setAttribute("aria-pressed", String(Boolean(paused)));
   plan();
 });
