@@ -165,7 +165,7 @@ def rotate(key_hash: str | None, path: Path, grace: str, expires: str | None) ->
 @keys.command(name="list")
 @_needed_config
 def list_(path: Path) -> None:
-    """List all keys by their hashes: source, tenant, expiry, apps, models, and last use."""
+    """List all keys by their hashes: source, tenant, expiry, apps and models."""
     from gateway.keys.issuance import listed
 
     config = loaded(path)

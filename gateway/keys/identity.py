@@ -147,8 +147,6 @@ class Keyring:
         self._revoked: Set[bytes] = frozenset()
         self._failed = LeakyCounts(WRONG_KEYS_PER_S, WRONG_KEYS_AT_ONCE_MAX, members_max=guessers_max)
         """Wrong keys by the address that sent them."""
-        self._uses: dict[bytes, float] = {}
-        """Last uses of known keys, in seconds since the epoch, since the last `take_uses`."""
         self._used_from: dict[bytes, str] = {}
         """Address of each key's last use."""
         self._tenants: dict[str, TenantConfig] = {}
@@ -229,11 +227,6 @@ class Keyring:
         known = (*self._principals.values(), *self._issued.values())
         _log("has expired", [one for one in known if since_s <= one.expires_s < until_s])
 
-    def take_uses(self) -> dict[bytes, float]:
-        """Return when known keys were last used since the last call, in seconds since the epoch, by their digests."""
-        uses, self._uses = self._uses, {}
-        return uses
-
     def takes(self, principal: Principal) -> bool:
         """Return whether the key of a request is still accepted, since it may be revoked while the request waits."""
         digest = principal.digest
@@ -273,8 +266,6 @@ class Keyring:
                 self._moved(digest, address)
             if (error := expired(principal, unix_s)) is not None:
                 raise error
-            if not principal.issuer:
-                self._uses[digest] = unix_s
             return principal
         if self.tokens is not None and key is not None and key.startswith(JSON_OBJECT) and not is_revoked:
             return self._of_token(self.tokens, key, digest, address)

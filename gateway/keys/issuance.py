@@ -129,13 +129,11 @@ async def revoke(table: KeyTable, config: Config, key_hash: str) -> str:
 
 
 async def listed(table: KeyTable, config: Config) -> list[dict[str, Any]]:
-    """Return all keys, those of the config first, each with its terms, its last use, and where it is `from`."""
+    """Return all keys, those of the config first, each with its terms, and where it is `from`."""
     noted = {name.decode("utf-8", "replace"): value async for name, value in table.entries()}
-    uses = await table.uses()
 
     def described(tenant: str, key: KeyConfig, place: str, *, is_revoked: bool) -> dict[str, Any]:
-        used = {"used": moment(uses[key.hash])} if key.hash in uses else {}
-        return {**as_json(tenant, key), **used, "from": place, "revoked": is_revoked}
+        return {**as_json(tenant, key), "from": place, "revoked": is_revoked}
 
     found = [
         described(tenant.name, key, "config", is_revoked=noted.pop(key.hash, None) == REVOKED.encode())

@@ -24,11 +24,8 @@ ENTRIES_READ_MAX = 2 * KEYS_MAX
 entry is kept in memory. Twice as many, since a scan may show an entry again while Redis enlarges the table.
 """
 POLL_S = 0.5
-CLOSE_S = 1.0
-USED_MAX = 10**10
-"""Bound on times of use, in seconds since the epoch, some centuries from now: other programs can write there, too."""
-USES_S = 30.0
-"""Seconds between two notes of when keys were last used."""
+EXPIRED_S = 30.0
+"""Seconds between two looks for keys that have expired."""
 REVOKED = ""
 """Entry of a revoked key."""
 _HASH = re.compile(rb"sha256:[0-9a-f]{64}")
@@ -59,7 +56,7 @@ def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
 
 
 class KeyTable(ABC):
-    """A table from the hash of a key to its entry and its last use. All methods raise StoreUnavailable."""
+    """A table from the hash of a key to its entry. All methods raise StoreUnavailable."""
 
     place: str
     """Kind of store that has the table: redis or database."""
@@ -79,14 +76,6 @@ class KeyTable(ABC):
     @abstractmethod
     async def note(self, changes: Mapping[str, str | None]) -> None:
         """Replace the entries of these keys in one step; None deletes an entry. Raise TableFull."""
-
-    @abstractmethod
-    async def note_uses(self, uses: Mapping[str, int]) -> None:
-        """Note when these keys were last used, in seconds since the epoch."""
-
-    @abstractmethod
-    async def uses(self) -> dict[str, int]:
-        """Return when keys were last used, in seconds since the epoch, as far as that is known."""
 
     async def issue(self, key: KeyConfig, tenant: str) -> None:
         """Give a key to a tenant. Every replica accepts it within a second. Raise TableFull."""
@@ -114,9 +103,6 @@ class Follower:
         self._revision = keyring.revision
         self.has_read = False
         """Whether the keyring has learned the table once."""
-        self._uses: dict[str, int] = {}
-        """Last uses of keys that are not in the table yet."""
-        self._noted_s = time.monotonic()
         self._looked_s = time.time()
         """Time until which expired keys have been logged, in seconds since the epoch."""
 
@@ -134,27 +120,10 @@ class Follower:
             # Read again if it changed meanwhile, since the scan may have missed a part of that change.
             self._known = changed if changed == await table.changed() else b""
         self.has_read = True
-        if time.monotonic() - self._noted_s >= USES_S:
+        if time.time() - self._looked_s >= EXPIRED_S:
             before_s, self._looked_s = self._looked_s, time.time()
             keyring.log_expired(before_s, self._looked_s)
-            await self.note_uses()
         await asyncio.sleep(POLL_S)
-
-    async def close(self) -> None:
-        """Note the last uses within CLOSE_S, or log that they are lost."""
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await self.note_uses()
-        except (StoreError, TimeoutError) as error:
-            logger.warning("when keys were last used is not noted: %s", error)
-
-    async def note_uses(self) -> None:
-        """Note when keys were last used, as far as it is not in the table yet."""
-        self._noted_s = time.monotonic()
-        self._uses.update((f"sha256:{digest.hex()}", int(at_s)) for digest, at_s in self._keyring.take_uses().items())
-        if self._uses:
-            await self._table.note_uses(self._uses)
-            self._uses = {}
 
 
 def log_left_out(where: str) -> None:

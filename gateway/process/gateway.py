@@ -358,7 +358,7 @@ class Gateway:
     async def _close(self) -> None:
         """Close everything, what others use last."""
         await self._background.stop()
-        for each in (self._self_service, self._learned, self._follower, self._pools, self._session):
+        for each in (self._self_service, self._learned, self._pools, self._session):
             if each is not None:
                 await each.close()
         if self._admin is not None:

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gateway.config.sections.usage import UsageConfig
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
@@ -34,7 +34,6 @@ _TABLES = (
         writer TEXT PRIMARY KEY, batch BIGINT NOT NULL, written_s BIGINT NOT NULL
     )""",
     "CREATE TABLE IF NOT EXISTS fairgate_keys (hash TEXT PRIMARY KEY, entry TEXT NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS fairgate_key_uses (hash TEXT PRIMARY KEY, used_s BIGINT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS fairgate_notes (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     """CREATE TABLE IF NOT EXISTS fairgate_files (
         id TEXT PRIMARY KEY, tenant TEXT NOT NULL, purpose TEXT NOT NULL, filename TEXT NOT NULL, bytes BIGINT NOT NULL,
@@ -65,7 +64,7 @@ def place_of(config: UsageConfig) -> str:
 class Transaction:
     """A transaction: its statements take effect together or not at all."""
 
-    def __init__(self, cursor: Any, kind: _Kind) -> None:
+    def __init__(self, cursor: Any, kind: _Sqlite | _PostgreSql) -> None:
         self._cursor = cursor
         self._mark = kind.mark
         self._lock = kind.lock
@@ -89,34 +88,13 @@ class Transaction:
         self._cursor.executemany(statement.replace("%s", self._mark), rows)
 
 
-class _Kind(Protocol):
-    """The differences between SQLite and PostgreSQL."""
-
-    mark: str
-    begin: str
-    """Statement that begins a transaction that only reads."""
-    begin_writing: str
-    lock: str
-    """Statement that locks a name. Does nothing in SQLite, where one transaction writes at a time."""
-    month: str
-    """Expression of the month of an hour."""
-
-    def connect(self) -> Any: ...
-
-    def is_another(self) -> bool:
-        """Return whether the database of the last connection was replaced or removed. True once for each time."""
-
-    def fault(self, error: Exception) -> StoreError | None:
-        """Return the StoreError for an error; None if the error is not the database's."""
-
-
 class Database:
     """A database that connects for the first transaction, and again after a fault."""
 
     def __init__(self, config: UsageConfig, *, makes: bool = True) -> None:
         """Connect later. `makes`: make a missing file and missing tables; otherwise a missing file is StoreRefused."""
         url = config.url.get_secret_value()
-        self._kind: _Kind = _PostgreSql(url) if config.is_server else _Sqlite(Path(url), makes=makes)
+        self._kind = _PostgreSql(url) if config.is_server else _Sqlite(Path(url), makes=makes)
         self._place = place_of(config)
         self._makes = makes
         self._connection: Any = None
@@ -184,10 +162,14 @@ class Database:
 
 
 class _Sqlite:
+    """SQLite's dialect and connections."""
+
     mark = "?"
     begin = "BEGIN"
+    """Begins a transaction that only reads."""
     begin_writing = "BEGIN IMMEDIATE"
     lock = "SELECT %s"
+    """Locks a name; here nothing, since one transaction writes at a time."""
     month = "strftime('%Y-%m', hour_s, 'unixepoch')"
 
     def __init__(self, path: Path, *, makes: bool) -> None:
@@ -219,6 +201,7 @@ class _Sqlite:
         return connection
 
     def is_another(self) -> bool:
+        """Return whether the database of the last connection was replaced or removed. True once for each time."""
         if self._opened is None or self._opened == self._present():
             return False
         self._opened = None
@@ -233,6 +216,7 @@ class _Sqlite:
         return (found.st_dev, found.st_ino)
 
     def fault(self, error: Exception) -> StoreError | None:
+        """Return the StoreError for an error; None if the error is not the database's."""
         if isinstance(error, StoreError):
             return error
         if isinstance(error, OSError):
@@ -250,6 +234,8 @@ def _as_text(stored: bytes) -> str:
 
 
 class _PostgreSql:
+    """PostgreSQL's dialect and connections, as those of `_Sqlite`."""
+
     mark = "%s"
     # A pooler in transaction mode gives the session to other clients afterwards. So settings end with the transaction,
     # and nothing is prepared.

@@ -1,7 +1,7 @@
 // The page: hears the gateway, and shows who waits at the chosen pool, behind whom, and for what.
 
 import { details } from "./details.js";
-import { engines, lanes, overTime, remember, tenants } from "./panels.js";
+import { engines, lanes, overTime, tenants } from "./panels.js";
 import { list, story } from "./requests.js";
 import { follow, onToken, showLink } from "./stream.js";
 import { readToday } from "./usage.js";
@@ -10,7 +10,6 @@ import { clock, element, fill, named, place, seconds, sum } from "./words.js";
 const REQUESTS_SHOWN = 10;
 const EVERY_MS = 1000;
 
-const history = new Map();
 let said = null;
 let chosen = null;
 let restartedS = 0;
@@ -22,10 +21,7 @@ const own = () => said?.pools.find((pool) => pool.pool === chosen);
 const showDetails = details(() => ({ pool: own(), ended: ended(said), countsUsage: said?.counts_usage }));
 
 function heard(content) {
-  if (said && said.id !== content.id) {
-    history.clear();
-    restartedS = content.at_s;
-  }
+  if (said && said.id !== content.id) restartedS = content.at_s;
   said = content;
   plan();
 }
@@ -44,9 +40,7 @@ function show() {
   const pool = own();
   if (!pool) return;
   lanes(pool);
-  if (!history.has(chosen)) history.set(chosen, new Map());
-  remember(history.get(chosen), pool.history);
-  overTime(history.get(chosen), pool.history);
+  overTime(pool.history);
   showTenants();
   engines(pool);
   requests();
