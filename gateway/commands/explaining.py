@@ -85,7 +85,7 @@ def _of_request(
     request_id: str, path: Path | None, admin: str | None, files: Sequence[Path], *, asks: bool
 ) -> tuple[str, Any]:
     """Return the explanation in words and as numbers. Raise NotAnswered or TraceError."""
-    from gateway.telemetry.logged import Logged
+    from gateway.telemetry.logged import LogExcerpt
 
     admin_error, status = "", 404
     if asks:
@@ -96,7 +96,7 @@ def _of_request(
             if error.status not in (0, 404):
                 raise
             admin_error, status = "no decision on it is remembered; " if error.status else f"{error}; ", error.status
-    logged = Logged(
+    logged = LogExcerpt(
         files, lambda line: request_id in (line.request_id, line.client_request_id), has=request_id, is_last=True
     )
     if not logged.lines:
@@ -109,12 +109,12 @@ def _of_request(
 def _of_tenant(tenant: str, user: str | None, question: Question, files: Sequence[Path]) -> tuple[str, Any]:
     """Return the explanation in words and as numbers. Raise NotAnswered or TraceError."""
     from gateway.telemetry.access_log import hidden
-    from gateway.telemetry.logged import Logged, arrived_s
+    from gateway.telemetry.logged import LogExcerpt, arrived_s
 
     if not files:
         raise click.UsageError("which access log? Give --log FILE, or -c FILE that has an `access_log`")
     since_s, until_s = question.since.timestamp(), question.until.timestamp()
-    logged = Logged(
+    logged = LogExcerpt(
         [one for one in files if one.stat().st_mtime >= since_s],
         lambda line: (
             line.tenant == tenant

@@ -166,10 +166,10 @@ def rotate(key_hash: str | None, path: Path, grace: str, expires: str | None) ->
 @_needed_config
 def list_(path: Path) -> None:
     """List all keys by their hashes: source, tenant, expiry, apps and models."""
-    from gateway.keys.issuance import listed
+    from gateway.keys.issuance import list_keys
 
     config = loaded(path)
-    rows = _in_table(config, path, lambda table: listed(table, config))
+    rows = _in_table(config, path, lambda table: list_keys(table, config))
     rows.sort(key=lambda row: "" if row["from"] == "config" else _words(row))
     for row in rows:
         state = "revoked" if row["revoked"] else row["from"]

@@ -118,7 +118,7 @@ class MintedKey:
 
 
 @dataclass(frozen=True, slots=True)
-class KeysRead:
+class KeyHolders:
     """Tenants and groups by name, principals by the digests of their keys, and minted keys."""
 
     tenants: dict[str, TenantConfig]
@@ -164,12 +164,12 @@ class Keyring:
         """Number of configs taken over."""
         self.take_over(self.read(tenants, groups), open_access=open_access)
 
-    def read(self, tenants: Sequence[TenantConfig], groups: Sequence[GroupConfig] = ()) -> KeysRead:
+    def read(self, tenants: Sequence[TenantConfig], groups: Sequence[GroupConfig] = ()) -> KeyHolders:
         """Read from the config who holds which key, for `take_over`. Works in any thread, since there may be many keys.
 
         A tenant keeps its minted key until the config names one.
         """
-        read = KeysRead({one.name: one for one in tenants}, {one.name: one for one in groups}, {}, [])
+        read = KeyHolders({one.name: one for one in tenants}, {one.name: one for one in groups}, {}, [])
         known = {one.tenant: one for one in self.minted}
         for tenant in tenants:
             keys = tenant.keys
@@ -181,7 +181,7 @@ class Keyring:
                 read.principals[_digest(key)] = Principal.of(tenant, key)
         return read
 
-    def take_over(self, read: KeysRead, *, open_access: bool) -> None:
+    def take_over(self, read: KeyHolders, *, open_access: bool) -> None:
         """Replace the tenants and their keys. The `revision` changes, so the `Follower` reads all issued keys again."""
         self._open_access = open_access
         if not self._tenants.keys() <= read.tenants.keys():

@@ -60,15 +60,15 @@ def _checked(terms: Mapping[str, Any]) -> KeyConfig:
         raise KeyRefused(first["msg"], ".".join(name for name in first["loc"] if isinstance(name, str))) from None
 
 
-Made = tuple[str, str, KeyConfig]
+CreatedKey = tuple[str, str, KeyConfig]
 """A tenant, its new key, and the terms of the key."""
 
 
 def make_keys(
     config: Config, tenants: Sequence[str], terms: Mapping[str, Any], models: Collection[str] | None = None
-) -> list[Made]:
+) -> list[CreatedKey]:
     """Make a key on these terms for each tenant. `models`: as in `_check_use`. Raise KeyRefused."""
-    unix_s, made = time.time(), list[Made]()
+    unix_s, made = time.time(), list[CreatedKey]()
     for tenant in tenants:
         text = new_key()
         key = _checked({"hash": hash_key(text), "created": moment(unix_s), **terms})
@@ -79,7 +79,7 @@ def make_keys(
     return made
 
 
-async def issue(table: KeyTable, made: Sequence[Made]) -> None:
+async def issue(table: KeyTable, made: Sequence[CreatedKey]) -> None:
     """Note keys in one step: every replica accepts them within a second. Raise what `KeyTable.note` raises."""
     await table.note({key.hash: entry(tenant, key) for tenant, _, key in made})
 
@@ -116,7 +116,7 @@ async def revoke(table: KeyTable, config: Config, key_hash: str) -> str:
     A table that was never written may be one that vanished, so a key is noted there as revoked though the table does
     not have it.
     """
-    is_named, was_empty = key_hash in named(config), await table.changed() is None
+    is_named, was_empty = key_hash in named_keys(config), await table.changed() is None
     if is_named or (was_empty and _HASH.fullmatch(key_hash)):
         await table.revoke(key_hash)
     elif await table.entry(key_hash) is None:
@@ -128,7 +128,7 @@ async def revoke(table: KeyTable, config: Config, key_hash: str) -> str:
     return "the table of keys was empty: gateways stop to take whatever they know from an earlier one" * was_empty
 
 
-async def listed(table: KeyTable, config: Config) -> list[dict[str, Any]]:
+async def list_keys(table: KeyTable, config: Config) -> list[dict[str, Any]]:
     """Return all keys, those of the config first, each with its terms, and where it is `from`."""
     noted = {name.decode("utf-8", "replace"): value async for name, value in table.entries()}
 
@@ -150,14 +150,14 @@ async def listed(table: KeyTable, config: Config) -> list[dict[str, Any]]:
     return found
 
 
-def named(config: Config) -> dict[str, tuple[str, KeyConfig]]:
+def named_keys(config: Config) -> dict[str, tuple[str, KeyConfig]]:
     """Return the tenant and the terms of each key that the config names, by the hash."""
     return {key.hash: (tenant.name, key) for tenant in config.tenants for key in tenant.keys}
 
 
 async def _present(table: KeyTable, config: Config, key_hash: str) -> tuple[str, KeyConfig, bool]:
     """Return the tenant of the key, its terms, and whether the config names it. Raise KeyRefused."""
-    noted, of_config = await table.entry(key_hash), named(config).get(key_hash)
+    noted, of_config = await table.entry(key_hash), named_keys(config).get(key_hash)
     if noted == REVOKED.encode():
         raise KeyRefused("this key is revoked: make a new one")
     if of_config is not None:
@@ -199,7 +199,7 @@ def _check_use(config: Config, key: KeyConfig, unix_s: float, models: Collection
             known = ", ".join(sorted(served)[:NAMED_MAX])
             what = f"no pool serves {model!r}; there are: {known}. Name a new one under `models` of its pool first"
             raise KeyRefused(what, term)
-    of_keys = (app for _, each in named(config).values() for app in each.apps)
+    of_keys = (app for _, each in named_keys(config).values() for app in each.apps)
     apps = {"default", *(app.name for app in config.apps), *of_keys}
     for app in key.apps:
         if config.apps and app not in apps:

@@ -7,10 +7,10 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.operator.operated import Operated
+from gateway.operator.operated import OperatedGateway
 
 
-def changing_routes(gateway: Operated) -> list[web.RouteDef]:
+def changing_routes(gateway: OperatedGateway) -> list[web.RouteDef]:
     """Return the changing routes of the admin listener, whose guard checks the caller (`gateway.operator.guard`)."""
 
     async def reload(request: web.Request) -> web.Response:
@@ -30,7 +30,7 @@ def changing_routes(gateway: Operated) -> list[web.RouteDef]:
     ]
 
 
-def _drained(gateway: Operated, request: web.Request, *, drained: bool) -> web.Response:
+def _drained(gateway: OperatedGateway, request: web.Request, *, drained: bool) -> web.Response:
     name = request.match_info["backend"]
     for pool in gateway.pools:
         backend = pool.backends.get(name)

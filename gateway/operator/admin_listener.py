@@ -15,7 +15,7 @@ from gateway.operator.actions import changing_routes
 from gateway.operator.explain import explain
 from gateway.operator.guard import guard
 from gateway.operator.key_routes import key_routes
-from gateway.operator.operated import Operated
+from gateway.operator.operated import OperatedGateway
 from gateway.operator.page.files import page
 from gateway.operator.pool_metrics import PoolGauges
 from gateway.operator.snapshots.snapshot import encoded, snapshot_of
@@ -39,7 +39,7 @@ def admin_runner(app: web.Application) -> web.AppRunner:
     return web.AppRunner(app, access_log=None, logger=logger)
 
 
-def admin_app(gateway: Operated) -> web.Application:
+def admin_app(gateway: OperatedGateway) -> web.Application:
     """Return the app of the admin listener of one process. Its requests are never queued.
 
     The guard asks for `admin_token`. Without a token the listener belongs on loopback, and there it answers only
@@ -50,7 +50,7 @@ def admin_app(gateway: Operated) -> web.Application:
     return app
 
 
-def worker_app(gateway: Operated) -> web.Application:
+def worker_app(gateway: OperatedGateway) -> web.Application:
     """Return the app by which a worker answers its hub, which asks all workers (`gateway.operator.of_workers`)."""
 
     async def snapshot(request: web.Request) -> web.Response:
@@ -65,7 +65,7 @@ def worker_app(gateway: Operated) -> web.Application:
     return app
 
 
-def _own(gateway: Operated) -> list[web.RouteDef]:
+def _own(gateway: OperatedGateway) -> list[web.RouteDef]:
     """Return the routes by which one process answers for itself."""
     gauges = PoolGauges(gateway.metrics)
 

@@ -12,16 +12,16 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gateway.config.sections.keys import hash_key, new_key
-from gateway.keys.issuance import KeyRefused, as_json, issue, listed, make_keys, revoke, rotate, seconds_of
+from gateway.keys.issuance import KeyRefused, as_json, issue, list_keys, make_keys, revoke, rotate, seconds_of
 from gateway.keys.issued import KeyTable, TableFull
-from gateway.operator.operated import Operated
+from gateway.operator.operated import OperatedGateway
 from gateway.storage.store_errors import StoreError
 
 TERMS = ("tenant", "expires", "apps", "models", "weight", "label", "class", "quota")
 ROTATION_TERMS = ("grace", "expires")
 
 
-def key_routes(gateway: Operated) -> list[web.RouteDef]:
+def key_routes(gateway: OperatedGateway) -> list[web.RouteDef]:
     """Return the routes, which need an `admin_token`: a client that issues a key can use the engines."""
 
     def table() -> KeyTable:
@@ -32,7 +32,7 @@ def key_routes(gateway: Operated) -> list[web.RouteDef]:
         return gateway.keys
 
     async def all_keys(request: web.Request) -> web.Response:
-        return web.json_response({"keys": await listed(table(), gateway.config)})
+        return web.json_response({"keys": await list_keys(table(), gateway.config)})
 
     async def created(request: web.Request) -> web.Response:
         keys = table()
@@ -99,7 +99,7 @@ async def _terms(request: web.Request, known: Sequence[str], form: str) -> dict[
     return {name: value for name, value in terms.items() if value is not None}
 
 
-def _served(gateway: Operated) -> list[str] | None:
+def _served(gateway: OperatedGateway) -> list[str] | None:
     """Return the models that clients may ask for now, adapters included; None if any pool does not know its models."""
     served = [list(pool.models()) for pool in gateway.pools]
     return [*(model for models in served for model in models), *gateway.config.aliases] if all(served) else None

@@ -20,7 +20,14 @@ from gateway.config.model import Config
 from gateway.operator.guard import guard
 from gateway.operator.merged_metrics import merged
 from gateway.operator.page.files import page
-from gateway.operator.snapshots.snapshot import NO_ANSWER, GatewaySnapshot, Gathered, decoded, grouped_by_text, state_of
+from gateway.operator.snapshots.snapshot import (
+    NO_ANSWER,
+    GatewaySnapshot,
+    SnapshotMerger,
+    decoded,
+    grouped_by_text,
+    state_of,
+)
 from gateway.operator.views import health, ready, views
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 
@@ -53,7 +60,7 @@ class Workers:
         `has_reloaded` is called after one worker has taken over a new config, so that the others follow.
         """
         self.config = config
-        self._gathered = Gathered(ends_max or ENDS_MAX * len(sockets))
+        self._gathered = SnapshotMerger(ends_max or ENDS_MAX * len(sockets))
         self.port = port
         self.has_reloaded = has_reloaded
         self._sockets = sockets
@@ -133,7 +140,7 @@ class Workers:
             if answer.status == 200:
                 known = self._gathered.known
                 if answer.name not in known or decoded(answer.content)[2] < known[answer.name]:
-                    self._gathered = Gathered(ENDS_MAX * len(self._sockets))
+                    self._gathered = SnapshotMerger(ENDS_MAX * len(self._sockets))
                 return answer
         return answer
 

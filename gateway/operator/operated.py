@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Reloaded:
+class ReloadResult:
     """Result of a reload. `outcome`: changed, unchanged or refused. `why_not`: lines that say why it was refused."""
 
     outcome: str
@@ -29,10 +29,10 @@ class Reloaded:
 class Reloads(Protocol):
     """Runner of config reloads."""
 
-    async def run(self) -> Reloaded: ...
+    async def run(self) -> ReloadResult: ...
 
 
-class Operated(GatewayProcess, Protocol):
+class OperatedGateway(GatewayProcess, Protocol):
     """A gateway as the admin listener sees it."""
 
     metrics: Metrics

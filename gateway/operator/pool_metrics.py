@@ -21,7 +21,7 @@ from policies.request import BATCH
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
-    from gateway.operator.operated import Operated
+    from gateway.operator.operated import OperatedGateway
     from gateway.pool.pool import Pool
 
 GROUPS_MAX: Final = 200
@@ -61,7 +61,7 @@ class PoolGauges:
         for name, rows in (self._rows | self._of_tenants | self._of_groups).items():
             yield family(name, rows)
 
-    def read(self, gateway: Operated) -> None:
+    def read(self, gateway: OperatedGateway) -> None:
         """Read the state of pools, engines, limits and replicas. Call it on the loop."""
         rows: Rows = defaultdict(list)
         interactions, quotas = gateway.shared.interactions, gateway.shared.quotas

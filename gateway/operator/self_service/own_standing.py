@@ -30,7 +30,7 @@ OF_OTHERS: Final = frozenset({"tenant", "backend", "pool"})
 """Fields of a request that its tenant knows already or need not know."""
 
 
-class Recently(msgspec.Struct):
+class RecentService(msgspec.Struct):
     """The state of all pools, and the service that all tenants received lately, once for all clients that ask."""
 
     pools: list[PoolSnapshot] = []
@@ -90,7 +90,7 @@ class OwnStanding(msgspec.Struct):
 
 
 def own_standing(
-    principal: Principal, pools: Iterable[Pool], recently: Recently, minutes: Iterable[OwnMinute],
+    principal: Principal, pools: Iterable[Pool], recently: RecentService, minutes: Iterable[OwnMinute],
     usage: dict[str, Numbers] | None, hours: list[dict[str, Any]] | None,
 ) -> OwnStanding:  # fmt: skip
     """Return the document. `minutes`: those of this tenant, the earliest first."""
@@ -124,7 +124,9 @@ def _shown(name: str, settings: GroupSettings) -> dict[str, Any]:
     return {"name": name, **{term: value for term, value in asdict(settings).items() if value is not None}}
 
 
-def _pool(seen: PoolSnapshot, recently: Recently, engine: AdmissionEngine, principal: Principal, now: float) -> OwnPool:
+def _pool(
+    seen: PoolSnapshot, recently: RecentService, engine: AdmissionEngine, principal: Principal, now: float
+) -> OwnPool:
     running = Counter(each.tenant for each in seen.running)
     leaves = principal.tenant, of_batch(principal.tenant)
     own, batch = (_class(engine, leaf, principal.weight, seen, running[leaf], now) for leaf in leaves)

@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from gateway.operator.of_workers import Workers
-from gateway.operator.operated import Operated
+from gateway.operator.operated import OperatedGateway
 from gateway.operator.self_service.own_page import own_page
-from gateway.operator.self_service.own_standing import Numbers, OwnStanding, Recently, own_standing
+from gateway.operator.self_service.own_standing import Numbers, OwnStanding, RecentService, own_standing
 from gateway.operator.snapshots.snapshot import SnapshotSource
-from gateway.operator.snapshots.spans import Taken, shares_due, sums
+from gateway.operator.snapshots.spans import PoolSample, shares_due, sums
 from gateway.proxy.late_answers import LateAnswers
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
@@ -36,14 +36,14 @@ AGAIN_S: Final = 5.0
 class SelfService:
     """The self-service of one process: `open`, then `close`."""
 
-    def __init__(self, gateway: Operated, pipeline: Pipeline, worker_slot: WorkerSlot | None) -> None:
+    def __init__(self, gateway: OperatedGateway, pipeline: Pipeline, worker_slot: WorkerSlot | None) -> None:
         self._gateway = gateway
         self._source: SnapshotSource = gateway.replicas or gateway
         self._slot = worker_slot
         self._late = LateAnswers(pipeline, self._answer)
         self._stack = AsyncExitStack()
         self._turn = asyncio.Lock()
-        self._recently = Recently()
+        self._recently = RecentService()
         self._summed_s = float("-inf")
         usage = gateway.config.usage
         self._database = DatabaseThread(usage) if usage is not None else None
@@ -86,17 +86,17 @@ class SelfService:
             return await self._database.do(read_own, tenant, usage.prices, datetime.now(UTC))
         return None
 
-    async def _sum_up(self) -> Recently:
+    async def _sum_up(self) -> RecentService:
         """Return what all tenants received lately."""
         snapshot = await self._source.snapshot()
         now, (ends, covered_s) = snapshot.at_s, self._source.recent.within(time.monotonic(), RECENTLY_S)
-        taken = [Taken(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
+        taken = [PoolSample(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
         window_s = min(RECENTLY_S, covered_s)
         shares = await asyncio.to_thread(lambda: {one.pool: _shares_of(one, window_s) for one in taken})
-        return Recently(snapshot.pools, window_s, shares)
+        return RecentService(snapshot.pools, window_s, shares)
 
 
-def _shares_of(taken: Taken, window_s: float) -> dict[str, dict[str, float]]:
+def _shares_of(taken: PoolSample, window_s: float) -> dict[str, dict[str, float]]:
     found = sums(taken, taken.now - window_s, taken.now)
     due, total = shares_due(found), sum(one.received for one in found.values())
     return {

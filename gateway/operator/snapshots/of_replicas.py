@@ -15,7 +15,7 @@ import msgspec
 from gateway.operator.snapshots.snapshot import (
     GatewayProcess,
     GatewaySnapshot,
-    Gathered,
+    SnapshotMerger,
     decoded,
     encoded,
     ended,
@@ -63,7 +63,7 @@ class Replicas:
         self._background = background
         self._gateway = gateway
         self._store = store
-        self._gathered = Gathered(ENDS_TOGETHER)
+        self._gathered = SnapshotMerger(ENDS_TOGETHER)
         self._names: list[str] = []
         """Names of the replicas that answered the last question."""
         self._silent: set[str] = set()

@@ -261,7 +261,7 @@ def together(workers: Sequence[tuple[str, GatewaySnapshot]]) -> GatewaySnapshot:
     )
 
 
-class Gathered:
+class SnapshotMerger:
     """Merger of the snapshots and ends that several processes send again and again."""
 
     def __init__(self, ends_max: int) -> None:
