@@ -90,14 +90,14 @@ class SelfService:
         """Return what all tenants received lately."""
         snapshot = await self._source.snapshot()
         now, (ends, covered_s) = snapshot.at_s, self._source.recent.within(time.monotonic(), RECENTLY_S)
-        taken = [PoolSample(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
+        samples = [PoolSample(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
         window_s = min(RECENTLY_S, covered_s)
-        shares = await asyncio.to_thread(lambda: {one.pool: _shares_of(one, window_s) for one in taken})
+        shares = await asyncio.to_thread(lambda: {one.pool: _shares_of(one, window_s) for one in samples})
         return RecentService(snapshot.pools, window_s, shares)
 
 
-def _shares_of(taken: PoolSample, window_s: float) -> dict[str, dict[str, float]]:
-    found = sums(taken, taken.now - window_s, taken.now)
+def _shares_of(sample: PoolSample, window_s: float) -> dict[str, dict[str, float]]:
+    found = sums(sample, sample.now - window_s, sample.now)
     due, total = shares_due(found), sum(one.received for one in found.values())
     return {
         name: {"service_received": round(one.received, 1), "service_due": round(due[name] * total, 1)}
