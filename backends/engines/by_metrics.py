@@ -23,7 +23,7 @@ class LmDeployAdapter(Adapter):
         "prompt_tokens_total": ("lmdeploy_prompt_tokens_total",),
         "output_tokens_total": ("lmdeploy_generation_tokens_total",),
     }
-    kv_usage = "lmdeploy_gpu_cache_usage_perc"
+    kv_usage = ("lmdeploy_gpu_cache_usage_perc",)
     health_path = "/health"
     gaps = (SLOTS_LEARNED, KV_SIZE_UNKNOWN, CACHE_SHARED)
 
@@ -45,7 +45,7 @@ class MaxAdapter(Adapter):
         "kv_capacity_tokens": ("maxserve_cache_num_total_blocks",),
         "preemptions_total": ("maxserve_cache_preemption_count_total",),
     }
-    kv_used_tokens = "maxserve_cache_num_used_blocks"
+    kv_used_tokens = ("maxserve_cache_num_used_blocks",)
     gaps = (
         "reports its load on another port (8001) only, so that port must be joined under /metrics",
         SLOTS_LEARNED, KV_SIZE_UNKNOWN, CACHE_SHARED,
@@ -80,7 +80,7 @@ class TensorRtLlmAdapter(Adapter):
         "block_size": ("trtllm_kv_cache_tokens_per_block",),
         "kv_capacity_tokens": ("trtllm_kv_cache_max_blocks",),
     }
-    kv_usage = "trtllm_kv_cache_utilization"
+    kv_usage = ("trtllm_kv_cache_utilization",)
     health_path = "/health"
     takes_cache_salt = True
     gaps = ("reports its load only if return_perf_metrics is set there", SLOTS_LEARNED)
