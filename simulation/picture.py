@@ -15,7 +15,7 @@ class PictureError(Exception):
 def draw(replayed: ReplayReport, file: Path) -> None:
     """Draw the service per second by tenant, a panel for each policy, and the gap between tenants.
 
-    The ending of `file` names the format: png, svg or pdf. Raise PictureError for another ending and without matplotlib.
+    The ending of `file` names the format: png, svg or pdf. Raise PictureError for others, and without matplotlib.
     """
     try:
         from matplotlib.figure import Figure
