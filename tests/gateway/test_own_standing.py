@@ -23,9 +23,9 @@ from gateway.usage.written import add_shares, forget
 from tests.commands import running
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Starter, chat, simulated, until
-from tests.gateway.test_usage import CHAT, OK, written
 from tests.kit.browser import CHROMIUM, expect, window
 from tests.kit.served import config_file
+from tests.kit.usage import CHAT, OK, written
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 
