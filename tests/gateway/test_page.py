@@ -65,7 +65,7 @@ async def test_a_flood_is_seen_and_each_request_explained(start: Starter) -> Non
         await seen.page.locator("#tenants-body").get_by_role("link", name="holder").click()
         await seen.page.locator("#explained a.id").first.click()
         await seen.shows("#explained", "queued: the KV cache has no room for the next request in order.")
-        await seen.shows("#explained", re.compile(r"It waited .* for KV"))
+        await seen.shows("#explained", re.compile(r"The request waited .* for KV"))
         await seen.is_accessible()
         await seen.page.keyboard.press("Escape")
         await expect(seen.page.locator("#explained")).to_be_hidden()
