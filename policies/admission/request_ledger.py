@@ -81,8 +81,10 @@ class RequestLedger:
         """Return the refusal by a limit of the order, or of a start that would wait too long for the working set."""
         if (refused := self.policy.order.refusal(request, now, pressure)) is not None:
             return refused
-        most_s, place = self.waiting.limits.wait_s(request), self._place(request)
-        if request.progress.inside or most_s == request.wait_s_max or not place.is_behind_a_start:
+        backlog, most_s = self.order_of(request).backlog, self.waiting.limits.wait_s(request)
+        if backlog is None or not backlog.starts or request.progress.inside or most_s == request.wait_s_max:
+            return None
+        if not self._place(request).is_behind_a_start:
             return None  # the first start of a tenant may always wait
         wait_s = self.waiting.places.left_s(request, now)
         if wait_s is None:
@@ -382,8 +384,10 @@ class RequestLedger:
             if lease.charged_tokens == lease.output_tokens or self.leases.get(request.id) is not lease:
                 continue
             lease.charged_tokens = lease.output_tokens
-            received = ServiceTokens(request.prompt_tokens, lease.output_tokens)
-            self.policy.charge(request, received, now, final=False)
+            progress = request.progress
+            if lease.output_tokens >= progress.output_tokens_expected or not progress.order.charges_ahead:
+                received = ServiceTokens(request.prompt_tokens, lease.output_tokens)
+                self.policy.charge(request, received, now, final=False)
             held = lease.held_tokens
             self.backends[lease.backend].kv.regrown(lease, now)
             if lease.held_tokens != held:
