@@ -21,7 +21,7 @@ An interaction beyond its caps continues, but its calls no longer count as insid
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -96,17 +96,15 @@ class Interactions:
         self.set(settings)
         self._open: dict[str, dict[Key, Interaction]] = {}
         self._count = 0
-        self._resting = 0
-        """Number of interactions that rest after a final answer."""
-        self._rests: deque[Interaction] = deque()
-        """Interactions by the beginnings of their rests, the longest rest first. Some rests have ended since."""
+        self._resting: OrderedDict[Interaction, None] = OrderedDict()
+        """Interactions that rest after a final answer, the longest rest first."""
         self._to_look_at: deque[Interaction] = deque()
         self.changed: dict[Interaction, None] | None = None
         """Interactions to report to other gateways, the oldest change first. Bounded: the oldest changes are dropped.
         None if nothing is reported."""
 
     def __len__(self) -> int:
-        return self._count - self._resting
+        return self._count - len(self._resting)
 
     def __repr__(self) -> str:
         return f"<Interactions: {len(self)} open, of {len(self._open)} tenants>"
@@ -149,8 +147,8 @@ class Interactions:
                 return
             interaction = request.progress.interaction = self._begin(request, now)
         else:
-            if interaction.is_resting:
-                self._end_rest(interaction)
+            if interaction in self._resting:
+                del self._resting[interaction]
                 interaction.over = False
             if claim.extends and not claim.id:
                 self._rename(interaction, claim.extends[-1])
@@ -219,7 +217,7 @@ class Interactions:
         if claim.extends and not claim.id:
             for extended in islice(reversed(claim.extends), EXTENDED_MAX):
                 found = own.get((flow.app, flow.user, extended)) if own is not None else None
-                if found is not None and not found.is_resting:
+                if found is not None and found not in self._resting:
                     return found if self._is_there(found, now) else None
             return None
         for key in claim.keys.strong:
@@ -377,13 +375,9 @@ class Interactions:
         if own is None or own.get(interaction.key) is not interaction:
             return
         if rests and interaction.key_hashes:
-            interaction.is_resting = True
-            interaction.rests += 1
-            self._resting += 1
-            self._rests.append(interaction)
+            self._resting[interaction] = None
             return
-        if interaction.is_resting:
-            self._end_rest(interaction)
+        self._resting.pop(interaction, None)
         del own[interaction.key]
         self._count -= 1
         if not own:
@@ -407,30 +401,18 @@ class Interactions:
             if self._is_there(interaction, now):
                 interaction.look_s = max(0.0, now) + look_s
                 looked.append(interaction)
-        rests = self._rests
         for _ in range(LOOKED_AT):
-            while rests and not (rests[0].is_resting and rests[0].rests == 1):
-                rests.popleft().rests -= 1
-            if not rests or abs(now - rests[0].seen_s) <= PACE_S_MAX:
+            if not self._resting:
                 return
-            self._close(rests[0])
-
-    def _end_rest(self, interaction: Interaction) -> None:
-        interaction.is_resting = False
-        self._resting -= 1
-        rests = self._rests
-        if len(rests) > 2 * self._resting + 64:  # most have ended
-            for _ in range(len(rests)):
-                each = rests.popleft()
-                if each.is_resting and each.rests == 1:
-                    rests.append(each)
-                else:
-                    each.rests -= 1
+            oldest = next(iter(self._resting))
+            if abs(now - oldest.seen_s) <= PACE_S_MAX:
+                return
+            self._close(oldest)
 
     def is_open(self, tenant: str, key: Key) -> bool:
         """Return whether an interaction with this key is open, and does not rest."""
         found = self._open.get(tenant, {}).get(key)
-        return found is not None and not found.is_resting
+        return found is not None and found not in self._resting
 
     def _note_change(self, interaction: Interaction) -> None:
         if self.changed is not None:

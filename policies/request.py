@@ -127,8 +127,8 @@ class Interaction:
     """An open interaction: its calls so far, its calls under way, and its tokens."""
 
     __slots__ = (
-        "awaited", "began_s", "calls", "is_resting", "key", "key_hashes", "look_s", "over", "reported", "rests",
-        "seen_s", "start_tokens", "tenant", "tokens", "uncut_tokens", "under_way", "unreported",
+        "awaited", "began_s", "calls", "key", "key_hashes", "look_s", "over", "reported", "seen_s", "start_tokens",
+        "tenant", "tokens", "uncut_tokens", "under_way", "unreported",
     )  # fmt: skip
 
     def __init__(self, tenant: str, key: Key, now: float) -> None:
@@ -143,9 +143,6 @@ class Interaction:
         """Tokens spent since a call was last rejected, or since the start if none was."""
         self.over = False
         """The end was seen. The interaction closes or rests when none of its calls is under way."""
-        self.is_resting = False
-        self.rests = 0
-        """Number of its rests in the list of `Interactions`."""
         self.began_s = self.seen_s = now
         self.look_s = 0.0
         """Time of the next check for idleness; 0.0 if none is planned."""

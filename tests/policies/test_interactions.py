@@ -304,47 +304,6 @@ def test_the_books_are_right_after_anything(trace: list[tuple[str, str, str, boo
                 assert request.progress.inside <= (request.progress.stage >= 1)
 
 
-def rests(table: Interactions, name: str, now: float, keys: CorrelationKeys | None = None) -> Request:
-    """A call whose answer is final, so that its interaction rests from now on."""
-    request = admit(table, call(Claim(name, begins=keys is None, keys=keys or CorrelationKeys())), now)
-    request.progress.answer_keys = CorrelationKeys((f"id of {name}",), (f"turn of {name}",))
-    table.served(request, SOME, now, False)
-    return request
-
-
-def is_known(table: Interactions, name: str, now: float) -> bool:
-    later = call(Claim("later", begins=False, keys=CorrelationKeys((f"id of {name}",))))
-    table.arrived(later, now)
-    return later.progress.interaction is not None
-
-
-def test_a_rest_begins_with_the_last_answer() -> None:
-    table = Interactions()
-    twice, once = rests(table, "twice", 0.0), rests(table, "once", 5.0)
-    again = rests(table, "again", 10.0, CorrelationKeys((), ("turn of twice",)))
-    assert again.progress.interaction is twice.progress.interaction is not once.progress.interaction
-    assert len(table) == 0
-    rests(table, "another", 6.0 + PACE_S_MAX)
-    assert (is_known(table, "twice", 7.0 + PACE_S_MAX), is_known(table, "once", 7.0 + PACE_S_MAX)) == (True, False)
-    rests(table, "the last", 11.0 + PACE_S_MAX)
-    assert not is_known(table, "twice", 12.0 + PACE_S_MAX)
-
-
-def test_rests_that_have_ended_are_not_kept_behind_a_long_one() -> None:
-    table = Interactions(InteractionSettings(open_max=20))
-    rests(table, "long", 0.0)
-    gc.collect()
-    before = sum([isinstance(one, Interaction) for one in gc.get_objects()])
-    for number in range(600):
-        request = admit(table, call(Claim(f"{number}", begins=True), "flood"), 0.01 * number)
-        request.progress.answer_keys = CorrelationKeys(("id",))
-        table.served(request, SOME, 0.01 * number, False)
-        assert len(table) == 0
-    gc.collect()
-    assert sum([isinstance(one, Interaction) for one in gc.get_objects()]) - before < 200
-    assert is_known(table, "long", 7.0)
-
-
 # --- across restarts ---
 
 
