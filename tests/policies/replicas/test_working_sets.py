@@ -16,7 +16,7 @@ from policies.replicas.messages import REPORTED_MAX
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.reference_store import ReferenceStore
 from policies.request import Claim, Request, ServiceTokens
-from tests.policies.capacity.test_working_set import HOLD_S, K, teach
+from tests.policies.agents import HOLD_S, K, teach
 from tests.policies.making import dispatched, make_request
 
 WINDOW = 1000.0
