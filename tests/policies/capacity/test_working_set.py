@@ -347,7 +347,7 @@ def test_gateways_that_do_not_hear_of_each_other_have_an_equal_part_of_the_cache
 
 def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:
     pool = Pool()
-    pool.engine.requests.tenants.set_elsewhere(Activity(weights=1.0), {"b"})
+    pool.engine.requests.tenants.set_elsewhere(Activity(weights=1.0))
     pool.set.set_elsewhere({"a": 3000, "b": 5000})
     assert pool.set.tokens_in_all == 8000
     assert pool.set.tenants() == {}, "not here"
