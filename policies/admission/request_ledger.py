@@ -58,7 +58,7 @@ class RequestLedger:
         self.backends: dict[str, BackendLedger] = {}
         self.tenants = tenants
         self.tree = tree
-        self.working_set = WorkingSet(tenants)
+        self.working_set = WorkingSet(tenants, tree)
         self.engine_start = EngineStart()
         self.expected_waits = ExpectedWaits()
         self.policy = policy

@@ -90,7 +90,7 @@ def test_a_wake_asks_only_the_engines_whose_time_has_come() -> None:
             ledger.started(lease, 0.0)
     engines["soon"].observe(Gauges(0.2, running=1, waiting=9), 0.3)
     engines["late"].observe(Gauges(0.3, running=1, waiting=9), 0.3)
-    room = PoolRoom(engines, tenants, WorkingSet(tenants), PoolTree(), GivingBack())
+    room = PoolRoom(engines, tenants, WorkingSet(tenants, PoolTree()), PoolTree(), GivingBack())
     tenants.seen(request, 0.0)
     room.changed()
     room.at(0.3)
@@ -177,7 +177,7 @@ def test_an_engine_without_slots_for_many_sequences_may_have_one_for_a_single_on
         lease = Lease(make_request("b", prompt=1, sequences=sequences), "one", 0.0)
         ledger.add(lease)
         ledger.started(lease, 0.0)
-    room = PoolRoom(engines, tenants, WorkingSet(tenants), PoolTree(), GivingBack())
+    room = PoolRoom(engines, tenants, WorkingSet(tenants, PoolTree()), PoolTree(), GivingBack())
     many, single = make_request("a", sequences=16), make_request("a")
     for request in (many, single):
         tenants.seen(request, 0.0)

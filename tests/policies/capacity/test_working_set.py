@@ -19,6 +19,9 @@ from policies.capacity.working_set import WorkingSet
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Refusal, Request, ServiceTokens
+from policies.tree.node import CONTEXTS, Usage
+from policies.tree.pool_tree import PoolTree
+from policies.tree.terms import ROOT
 from tests.policies.making import dispatched, make_request
 
 K = 10_000
@@ -391,7 +394,7 @@ def test_a_rate_is_of_prompts_that_found_the_engine_free_and_of_which_the_cache_
 
 def test_weights_are_parts_of_the_cache() -> None:
     shares = FairShares()
-    found = WorkingSet(shares)
+    found = WorkingSet(shares, PoolTree())
     found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
     heavy, light = make_request("a", weight=4.0, prompt=9000), make_request("b", prompt=1000)
     found.kinds.of(heavy).return_rate.learn(1.0)
@@ -423,26 +426,31 @@ def test_an_engine_that_was_never_busy_counts_as_fast_as_the_others_and_one_with
 def test_gateways_that_do_not_hear_of_each_other_have_an_equal_part_of_the_cache() -> None:
     pool = Pool()
     for sharers in (4, 1):
-        pool.set.set_elsewhere({}, sharers)
+        pool.engine.requests.tree.set_elsewhere((), sharers)
         pool.now += 1.0
         pool.scraped()
         assert pool.set.capacity_tokens == K // sharers
         assert pool.set.hold_s == pytest.approx(HOLD_S), "to compute all of it takes as long"
 
 
+def counts_elsewhere(pool: Pool, **tokens: int) -> None:
+    rows = [Usage(tenant, CONTEXTS, held) for tenant, held in {ROOT: sum(tokens.values()), **tokens}.items()]
+    pool.engine.requests.tree.set_elsewhere(rows)
+
+
 def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:
     pool = Pool()
     pool.engine.requests.tenants.set_elsewhere(Activity(weights=1.0), {"b"})
-    pool.set.set_elsewhere({"a": 3000, "b": 5000})
+    counts_elsewhere(pool, a=3000, b=5000)
     assert pool.set.tokens_in_all == 8000
     assert pool.set.tenants() == {}, "not here"
     assert pool.asks(call("a", "a1", 2000)) == ["a1.0"]
     assert pool.asks(call("a", "a2", 2000)) == []
-    pool.set.set_elsewhere({"a": 1000, "b": 8000})
+    counts_elsewhere(pool, a=1000, b=8000)
     assert pool.after(0.1) == ["a2.0"], "the half of `a`"
     pool.engine.progressed("a2.0", 1, pool.now)
     assert pool.asks(call("a", "a3", 3000)) == []
-    pool.set.set_elsewhere({})
+    counts_elsewhere(pool)
     assert pool.after(0.1) == ["a3.0"]
 
 
