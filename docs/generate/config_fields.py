@@ -23,7 +23,7 @@ UNITS = {
     "window_tokens": "tokens", "window_calls": "calls",
     "attempts_max": "engines", "users_max": "users", "workers": "processes", "quantum": "service",
     "max_num_seqs": "requests", "waiting_target": "requests", "max_concurrency": "requests", "concurrent": "requests",
-    "unqueued_max": "requests", "kv_ceiling": "part of 1", "headroom": "part of 1", "enter": "part of 1",
+    "unqueued_max": "requests", "kv_ceiling": "part of 1", "enter": "part of 1",
     "leave": "part of 1", "sample_ratio": "part of 1", "starts": "interactions", "requests": "requests",
     "tokens": "tokens", "addresses_max": "engines", "memory_max": "bytes", "lines_max": "lines",
     "guaranteed_share": "part of 1", "max_share": "part of 1", "lending_limit": "part of 1",

@@ -130,7 +130,7 @@ def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Findings:
         f"The first five rows are means over {points} step times within 3.5 %, the others single runs. Which fixed "
         "window does well depends on the lengths of requests and has to be known: the average difference is "
         f"{windows[24].gap:.0f} at 24 requests, {windows[64].gap:.0f} at 64, {direct.gap:.0f} without a gateway. The "
-        "production engine knows only what a scrape says, and keeps headroom for clients that are not there.",
+        "production engine knows only what a scrape says.",
         f"Inside vLLM, which does not know how long answers will be, {inside.preemptions:.0f} requests are thrown out "
         "and computed again; the paper's engine knows the lengths and preempts nothing.",
         (

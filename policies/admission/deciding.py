@@ -357,5 +357,5 @@ def _recount(requests: RequestLedger) -> None:
     """Count the present and running requests of each tenant anew."""
     waiting = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
     leases = [(lease.request, lease.held_tokens) for lease in requests.leases.values()]
-    requests.tenants.recount(waiting, leases)
+    requests.tenants.recount(waiting, [lease.request for lease in requests.leases.values()])
     requests.tree.regroup(requests.tree.terms, waiting, leases)

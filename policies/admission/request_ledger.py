@@ -222,8 +222,8 @@ class RequestLedger:
         if request.can_wait:
             self.giving_back.dispatched(request, backend)
         self.touched[backend] = None
-        self.backends[backend].add(lease, spare=self.tenants.is_below(request))
-        self.tenants.dispatched(request, lease.held_tokens)
+        self.backends[backend].add(lease)
+        self.tenants.dispatched(request)
         self.tree.dispatched(request, lease.held_tokens)
         if wait is not None or self.waiting.requests:
             self._went(request, now)
@@ -387,7 +387,6 @@ class RequestLedger:
             held = lease.held_tokens
             self.backends[lease.backend].kv.regrown(lease, now)
             if lease.held_tokens != held:
-                self.tenants.grew(request, lease.held_tokens - held)
                 self.tree.grew(request, lease.held_tokens - held)
         return started
 
@@ -441,7 +440,7 @@ class RequestLedger:
         if request.can_wait:
             self.giving_back.ended(request, charged, is_given_back=is_given_back)
         self.backends[lease.backend].remove(lease, now)
-        self.tenants.ended(request, lease.held_tokens)
+        self.tenants.ended(request)
         self.tree.ended(request, lease.held_tokens)
         self.policy.charge(request, charged, now, final=True)
         del self.leases[request.id]  # last, because an event that fails before this finds its request by the lease

@@ -103,10 +103,9 @@ class DueTimes:
         self._earliest_s.clear()
 
 
-Standing = tuple[bool, bool, bool, bool]
-"""Properties of a request that decide about its room, as (spare, absent, paced, spent). Absent: an active tenant has
-nothing queued, so headroom is kept for it. Spare: the request may use that headroom. Paced: its start must be spread.
-Spent: it is batch work that could exceed the bound of waste (`queue.giving_back`)."""
+Standing = tuple[bool, bool]
+"""Properties of a request that decide about its room, as (paced, spent). Paced: its start must be spread. Spent: it is
+batch work that could exceed the bound of waste (`queue.giving_back`)."""
 
 
 Answers = tuple[Blocked, Standing, int]
@@ -146,8 +145,6 @@ class PoolRoom:
         """Number of the last change of each engine that changed since the last reset, the latest last."""
         self._full: dict[str, Obstacle] = {}
         """Engines without a slot for any request, which need not be asked until they change."""
-        self._full_for_keeping = False
-        """True if `_full` holds for requests that must leave the headroom free, False if for those that may use it."""
         self._open: dict[str, BackendLedger] = {}
         """Engines that are not in `_full`."""
         self._backlog: Backlog | None = None
@@ -227,11 +224,6 @@ class PoolRoom:
         known = self._answers.get(request.id)
         if known is not None and known[1] == standing:
             return self._asked_again(request, known)
-        keeps = _keeps(standing)
-        if keeps != self._full_for_keeping:
-            self._full_for_keeping = keeps
-            self._full.clear()
-            self._open = dict(self._backends)
         return self._found(request, standing, self._full.copy(), list(self._open.values()))
 
     def _asked_again(self, request: Request, known: Answers) -> Sequence[BackendLedger] | Blocked:
@@ -251,7 +243,6 @@ class PoolRoom:
     ) -> Sequence[BackendLedger] | Blocked:
         """Ask these engines. `obstacles`: the known obstacles at the other engines."""
         free: list[BackendLedger] = []
-        keeps = _keeps(standing)
         for ledger in ledgers:
             name = ledger.name
             obstacle = (
@@ -262,7 +253,7 @@ class PoolRoom:
                 free.append(ledger)
                 continue
             obstacles[name] = obstacle
-            if obstacle is Obstacle.SLOTS and keeps is self._full_for_keeping and _is_full(ledger, keeps=keeps):
+            if obstacle is Obstacle.SLOTS and _is_full(ledger):
                 self._full[name] = obstacle
                 self._open.pop(name, None)
         if free:
@@ -357,10 +348,8 @@ class PoolRoom:
         return self._obstacle(request, self._backends[engine], self._standing(request))
 
     def _standing(self, request: Request) -> Standing:
-        tenants = self._tenants
-        absent = tenants.someone_is_absent()
         # Batch work fills the gaps, and its room can be preempted: interactive starts need not be spread beside it.
-        is_paced = tenants.is_flooding(request) and (request.can_wait or not len(self._giving_back))
+        is_paced = self._tenants.is_flooding(request) and (request.can_wait or not len(self._giving_back))
         backlog = self._backlog
         is_spent = (
             request.can_wait
@@ -368,17 +357,15 @@ class PoolRoom:
             and not backlog.owes_batch
             and not self._giving_back.may_waste(request, backlog.batch_share)
         )
-        return absent and tenants.is_below(request), absent, is_paced, is_spent
+        return is_paced, is_spent
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: Standing) -> Obstacle | None:
-        (spare, absent, paced, is_spent), now = standing, self._now
+        (paced, is_spent), now = standing, self._now
         if is_spent and ledger.leases and self._giving_back.is_kept_free(request, ledger.name):
             return Obstacle.TURN
-        obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced)
+        obstacle = ledger.obstacle(request, now, paced=paced)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
-            obstacle = ledger.obstacle(
-                request, spare=spare, absent=absent, now=now, paced=paced, cached_tokens=cached_tokens
-            )
+            obstacle = ledger.obstacle(request, now, paced=paced, cached_tokens=cached_tokens)
         if obstacle is not None:
             ledger.held_back(request, obstacle)
             self._opens.note(ledger.name, ledger.opens_s(request, obstacle, now))
@@ -415,15 +402,9 @@ class PoolRoom:
         return {name: len(ledger.leases) for name, ledger in self._backends.items() if ledger.healthy}
 
 
-def _keeps(standing: Standing) -> bool:
-    """Return whether the request must leave the headroom free."""
-    spare, absent, _, _ = standing
-    return absent and not spare
-
-
-def _is_full(ledger: BackendLedger, *, keeps: bool) -> bool:
-    """Return whether there is no slot for any request. `keeps`: for any request that must leave the headroom free."""
-    return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(ahead=not keeps)
+def _is_full(ledger: BackendLedger) -> bool:
+    """Return whether there is no slot for any request."""
+    return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most()
 
 
 def _has_slot(ledger: BackendLedger, request: Request) -> bool:

@@ -1,14 +1,12 @@
-"""Which tenants are active, and which of them hold less KV than their fair share of the KV that is dispatched?
+"""Which tenants are active, and what part of the pool does each have?
 
-While an active tenant has nothing queued, KV is kept for tenants below their fair share, and only their requests may
-wait inside an engine, where nothing passes them. A tenant stays active for a while after its last request, so that its
-next request still finds both.
+A tenant stays active for a while after its last request.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -19,20 +17,16 @@ class Activity(NamedTuple):
     """Sums over the active tenants of this gateway, or of all other gateways together."""
 
     weights: float = 0.0
-    held_tokens: int = 0
     running: int = 0
-    absent: int = 0
-    """Active tenants with nothing queued."""
 
 
 class _Tenant:
-    __slots__ = ("can_wait", "held_tokens", "queued", "running", "seen_s", "weight")
+    __slots__ = ("can_wait", "queued", "running", "seen_s", "weight")
 
     def __init__(self, *, can_wait: bool) -> None:
         self.can_wait = can_wait
         """The node is a tenant's batch work, which has no share and takes what others leave."""
         self.weight = 0.0
-        self.held_tokens = 0
         self.queued = 0
         self.running = 0
         self.seen_s = 0.0
@@ -47,15 +41,8 @@ class FairShares:
         self._tenants_max = tenants_max
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self._weights = 0.0
-        self._held_tokens = 0
         self._running = 0
-        self._present = 0
-        """Active tenants with something queued, without batch."""
-        self._can_wait = 0
-        """Active tenant nodes of batch work."""
         self._elsewhere = Activity()
-        self._present_elsewhere = 0
-        """Active tenants with nothing queued here, but with something queued at another gateway."""
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -66,31 +53,25 @@ class FairShares:
         own = self._tenants.get(tenant)
         if own is None:
             own = self._tenants[tenant] = _Tenant(can_wait=request.can_wait)
-            self._can_wait += request.can_wait
         else:
             self._tenants.move_to_end(tenant)
         if not request.can_wait:
             self._weights += request.weight - own.weight
-            self._present += not own.queued
         own.weight = request.weight
         own.seen_s = now
         own.queued += 1
         self.expire(now)
 
-    def recount(self, waiting: Iterable[Request], running: Iterable[tuple[Request, int]]) -> None:
-        """Count anew from the waiting requests, and from the running ones with their KV tokens."""
+    def recount(self, waiting: Iterable[Request], running: Iterable[Request]) -> None:
+        """Count anew from the waiting and the running requests."""
         for own in self._tenants.values():
-            own.queued = own.running = own.held_tokens = 0
-        self._held_tokens = self._running = self._present = 0
+            own.queued = own.running = 0
+        self._running = 0
         for request in waiting:
             self._tenants[request.flow.tenant].queued += 1
-        self._present = sum([own.queued > 0 and not own.can_wait for own in self._tenants.values()])
-        for request, held_tokens in running:
-            own = self._tenants[request.flow.tenant]
-            own.running += 1
-            own.held_tokens += held_tokens
+        for request in running:
+            self._tenants[request.flow.tenant].running += 1
             self._running += 1
-            self._held_tokens += held_tokens
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """Change the weights of active tenants."""
@@ -119,52 +100,25 @@ class FairShares:
         weight = weight if own is None else own.weight
         return weight / (self._weights + self._elsewhere.weights + (weight if own is None else 0.0))
 
-    def dispatched(self, request: Request, held_tokens: int) -> None:
-        """Count a queued request that was dispatched and holds these KV tokens."""
+    def dispatched(self, request: Request) -> None:
+        """Count a queued request that was dispatched."""
         own = self._tenants[request.flow.tenant]
         own.running += 1
         self._running += 1
-        own.held_tokens += held_tokens
-        self._held_tokens += held_tokens
-        self._left_queue(own)
+        own.queued -= 1
 
-    def grew(self, request: Request, held_tokens: int) -> None:
-        """Count further KV tokens of a dispatched request."""
-        self._tenants[request.flow.tenant].held_tokens += held_tokens
-        self._held_tokens += held_tokens
-
-    def ended(self, request: Request, held_tokens: int) -> None:
-        """Take out a dispatched request that ended and held these KV tokens."""
-        own = self._tenants[request.flow.tenant]
-        own.running -= 1
+    def ended(self, request: Request) -> None:
+        """Take out a dispatched request that ended."""
+        self._tenants[request.flow.tenant].running -= 1
         self._running -= 1
-        own.held_tokens -= held_tokens
-        self._held_tokens -= held_tokens
 
     def withdrawn(self, request: Request) -> None:
         """Take out a queued request that left without service."""
-        self._left_queue(self._tenants[request.flow.tenant])
-
-    def someone_is_absent(self) -> bool:
-        """Return whether an active tenant has nothing queued, so that its next request may come at any moment."""
-        return self._absent() > 0 or self._elsewhere.absent > 0
-
-    def _absent(self) -> int:
-        return len(self._tenants) - self._can_wait - self._present - self._present_elsewhere
+        self._tenants[request.flow.tenant].queued -= 1
 
     def expires_s(self) -> float:
-        """Return when the next tenant may cease to be active; inf if every active tenant has something queued."""
-        if not self.someone_is_absent() or not self._tenants:
-            return inf
-        return next(iter(self._tenants.values())).seen_s + self._active_s
-
-    def is_below(self, request: Request) -> bool:
-        """Return whether the tenant holds less than its fair share of the dispatched KV tokens; False for batch."""
-        if request.can_wait:
-            return False
-        own, elsewhere = self._tenants[request.flow.tenant], self._elsewhere
-        held_tokens = self._held_tokens + elsewhere.held_tokens
-        return own.held_tokens * (self._weights + elsewhere.weights) < held_tokens * own.weight or not held_tokens
+        """Return when the next tenant may cease to be active; inf if no tenant is active."""
+        return next(iter(self._tenants.values())).seen_s + self._active_s if self._tenants else inf
 
     def is_flooding(self, request: Request) -> bool:
         """Return whether the tenant has more queued than its fair share of the number of dispatched requests."""
@@ -173,16 +127,11 @@ class FairShares:
 
     def activity(self) -> Activity:
         """Return the sums over the tenants that are active here."""
-        return Activity(self._weights, self._held_tokens, self._running, max(0, self._absent()))
+        return Activity(self._weights, self._running)
 
-    def set_elsewhere(self, activity: Activity, waiting: Set[str]) -> None:
-        """Set the sums over other gateways, and the tenants that wait there.
-
-        A tenant that is active at several gateways is counted at each.
-        """
+    def set_elsewhere(self, activity: Activity) -> None:
+        """Set the sums over other gateways. A tenant that is active at several gateways is counted at each."""
         self._elsewhere = activity
-        here = [self._tenants[tenant] for tenant in waiting if tenant in self._tenants]
-        self._present_elsewhere = sum([not own.queued and not own.can_wait for own in here])
 
     def expire(self, now: float) -> None:
         """Drop the tenants that were last seen `active_s` ago and have nothing queued or running. O(1) on average."""
@@ -198,9 +147,4 @@ class FairShares:
                 self._tenants.move_to_end(tenant)
                 continue
             self._weights -= 0.0 if own.can_wait else own.weight
-            self._can_wait -= own.can_wait
             del self._tenants[tenant]
-
-    def _left_queue(self, own: _Tenant) -> None:
-        own.queued -= 1
-        self._present -= not own.queued and not own.can_wait

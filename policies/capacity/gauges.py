@@ -17,7 +17,7 @@ class CapacitySettings:
 
     waiting_target: int = setting(
         2,
-        "Requests that may wait inside one engine. More uses it a little better; fewer is fairer.",
+        "Requests that may wait inside one engine before it counts as full. Twice as many are sent to find its slots.",
         least=0,
         most=1000,
     )
@@ -27,9 +27,6 @@ class CapacitySettings:
         "answers may become longer than expected. More fills it a little better, and has the engine preempt more.",
         least=0.5,
         most=1,
-    )
-    headroom: float = setting(
-        0.05, "Largest share of the KV cache that is kept for tenants below their fair share.", least=0, below=0.5
     )
     max_concurrency: int | None = setting(
         None,

@@ -43,14 +43,12 @@ NOTHING_MORE: Final = Growing(0.0, 0.0, 0, 0.0, 0.0)
 
 
 class KvUse(NamedTuple):
-    """KV tokens of one gateway at one engine: held now, expected peak, limit, and headroom below the limit."""
+    """KV tokens of one gateway at one engine: held now, expected peak, and limit."""
 
     now: int
     peak: int
     limit: int
     """Limit of the tokens held; 0 if the capacity is not known or other clients hold all of it."""
-    kept: int
-    """Headroom for the next request of a tenant below its fair share."""
 
 
 class KvCache:
@@ -72,8 +70,6 @@ class KvCache:
         self._compared_s = float("-inf")
         self._prompt_part = 1.0
         """Fraction of the prompt tokens that is really held. The rest are prefixes shared with other prompts."""
-        self._spare_tokens = 0.0
-        """Moving average of the size of requests of tenants below their fair share."""
         self._prompts = self._outputs = 0.0
         """Tokens of the prompts of started requests, and of streamed outputs, half blocks included."""
         self._unstreamed: dict[str, Lease] = {}
@@ -105,7 +101,6 @@ class KvCache:
         now: float,
         *,
         allowance: Grant | None,
-        keep_headroom: bool,
         slots: int | None,
         sequences: int,
     ) -> Obstacle | None:
@@ -113,7 +108,6 @@ class KvCache:
 
         Args:
             allowance: what this gateway may hold; None if no other gateway uses the engine.
-            keep_headroom: leave the headroom free.
             slots: the slots of the engine if starts are to be spread, because more of the tenant waits than can start.
             sequences: sequences that would then be dispatched, this request's included.
         """
@@ -130,9 +124,6 @@ class KvCache:
             limit = min(limit, allowance.kv_tokens)
             if limit <= 0:
                 return Obstacle.KV
-        elif keep_headroom:
-            # Keep room for the next request of a tenant below its fair share, as large as such requests have been.
-            limit -= self._kept_tokens(capacity)
         fits_whole = held_tokens <= limit
         # Where such requests could fill every slot, slots are the scarce resource. Starts then need no spread.
         spreads = slots is not None and held_tokens * slots > whole * sequences
@@ -147,14 +138,14 @@ class KvCache:
         return Obstacle.KV
 
     def use(self, starting_tokens: int, now: float) -> KvUse:
-        """Return the tokens held now, the expected peak, the limit and the headroom."""
+        """Return the tokens held now, the expected peak and the limit."""
         capacity = self.capacity_tokens
         peak, limit = float(self.held_tokens), self.limit_tokens()
         if capacity is not None and self._leases:
             peak = min(peak, self._looked_ahead(now).peak_with(NOTHING_MORE))
         prompts, outputs = self._held_now()
         held = round(self._prompt_part * prompts + outputs) + starting_tokens
-        return KvUse(held, round(peak), limit, round(self._kept_tokens(limit)))
+        return KvUse(held, round(peak), limit)
 
     def limit_tokens(self) -> int:
         """Return the tokens that may be held in all; 0 if the capacity is not known."""
@@ -174,12 +165,10 @@ class KvCache:
 
     # --- events ---
 
-    def add(self, lease: Lease, *, spare: bool) -> None:
+    def add(self, lease: Lease) -> None:
         lease.held_tokens = round(self.footprint_tokens(lease.request))
         lease.unsure_tokens = lease.held_tokens if _may_outgrow(lease.request) else 0
         self._unsure_tokens += lease.unsure_tokens
-        if spare:
-            self._spare_tokens += 0.2 * (lease.held_tokens - self._spare_tokens)
         self.held_tokens += lease.held_tokens
         self._outputs += lease.request.sequences * self._block_size / 2
         self.pass_time(lease.dispatched_s)
@@ -292,9 +281,6 @@ class KvCache:
         The rest of the capacity is kept for answers longer than reserved: nothing if all lengths are known.
         """
         return capacity_tokens * (1.0 - (1.0 - self.settings.kv_ceiling) * min(1.0, unsure_part))
-
-    def _kept_tokens(self, capacity_tokens: float) -> float:
-        return min(self._spare_tokens, capacity_tokens * self.settings.headroom)
 
     def _first_token_steps(self) -> float:
         """Return the engine's steps until a request dispatched now has its first token."""

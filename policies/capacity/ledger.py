@@ -86,13 +86,11 @@ class BackendLedger:
     # --- questions ---
 
     def obstacle(
-        self, request: Request, *, spare: bool, absent: bool, now: float, paced: bool = False, cached_tokens: int = 0
+        self, request: Request, now: float, *, paced: bool = False, cached_tokens: int = 0
     ) -> Obstacle | None:
         """Return the obstacle that keeps this request from starting now; None if there is none.
 
         Args:
-            spare: the tenant is below its fair share, so the request may use the headroom and wait inside the engine.
-            absent: an active tenant has nothing queued. Its next request is to find headroom, and no queue inside.
             paced: more of the tenant waits than can start soon, so starts are spread to keep the KV evenly full.
             cached_tokens: part of the prompt that the engine need not compute.
         """
@@ -105,11 +103,10 @@ class BackendLedger:
             return None
         if self._engine_queues(now):
             return Obstacle.WAITING
-        keep = absent and not spare
-        prefill_limit = self.prefill.tokens * (1.5 if spare and absent else 1.0)
+        prefill_limit: float = self.prefill.tokens
         sequences, slots = self.sequences + request.sequences, self.slots.taken_by(request.sequences)
         if allowance is None:
-            if self.slots_taken + slots > self.slots.most(ahead=not keep):
+            if self.slots_taken + slots > self.slots.most():
                 return Obstacle.SLOTS
         elif sequences > allowance.sequences:
             return Obstacle.SLOTS
@@ -126,7 +123,6 @@ class BackendLedger:
             request,
             now,
             allowance=allowance,
-            keep_headroom=keep,
             slots=self.slots.count if paced else None,
             sequences=sequences,
         )
@@ -225,16 +221,16 @@ class BackendLedger:
             # way.
             allowance = self.allowance
             others = None if allowance is None else allowance.sequences_elsewhere
-            if others is None or self.sequences + others + request.sequences > self.slots.most(ahead=True):
+            if others is None or self.sequences + others + request.sequences > self.slots.most():
                 self.slots.is_short()
         elif obstacle is Obstacle.PREFILL:
             self.prefill.held_back()
 
-    def add(self, lease: Lease, *, spare: bool = False) -> None:
-        """Count a dispatched request. `spare`: its tenant is below its fair share."""
+    def add(self, lease: Lease) -> None:
+        """Count a dispatched request."""
         request = lease.request
         self.usual.ran(self.sequences_in_all(), lease.dispatched_s)
-        self.kv.add(lease, spare=spare)
+        self.kv.add(lease)
         self.leases[request.id] = lease
         self.starting[request.id] = lease
         self.starting_tokens += request.prompt_tokens

@@ -21,7 +21,8 @@ TAKEN_MAX: Final = 0.25
 class Slots:
     """The slots of one backend, and the sequences that may be dispatched beyond them so that none stays empty.
 
-    `waiting_target`: requests that may wait inside the engine. `most`: upper limit of dispatched sequences.
+    `waiting_target`: requests that may wait inside the engine until its slots are known. `most`: upper limit of
+    dispatched sequences.
     """
 
     def __init__(self, max_num_seqs: int | None, *, waiting_target: int, most: int | None) -> None:
@@ -63,18 +64,15 @@ class Slots:
         self._is_known = bool(known)
         self.count = min(known) if known else self.count
 
-    def most(self, *, ahead: bool) -> int:
+    def most(self) -> int:
         """Return how many sequences may be dispatched in all.
 
-        `ahead`: include sequences that would have to wait inside the engine, where nothing can pass them. As long as
-        the slots are not known, `waiting_target` more are dispatched, to find out whether there are more slots.
+        No request waits inside an engine whose slots are known, because nothing can pass it there. As long as the slots
+        are not known, twice `waiting_target` more are dispatched: a queue above the target shows how many there are.
         """
-        if not (self._is_known or self._is_learned):
-            limit = self.count + self._on_the_way + self._waiting_target * (2 if ahead else 1)
-        elif ahead:
-            limit = self.count + self._on_the_way + self._waiting_target
-        else:
-            limit = self.count + self._on_the_way
+        limit = self.count + self._on_the_way
+        if self.known() is None:
+            limit += 2 * self._waiting_target
         return max(1, limit if self._most is None else min(limit, self._most))
 
     def taken_by(self, sequences: int) -> int:

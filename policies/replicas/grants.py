@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import Grant
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
@@ -66,15 +65,14 @@ class GrantedEngines:
         for name in [name for name in self._granted if name not in self._ledgers]:
             del self._granted[name]
 
-    def holdings(self, head: Request | None, waiting: int, tenants: FairShares, now: float) -> list[Holding]:
+    def holdings(self, head: Request | None, waiting: int, now: float) -> list[Holding]:
         """Return this gateway's use of each engine, and the needs of its next request there.
 
         `waiting` is the number of requests that wait here.
         """
         self.follow()
         self._reported = list(self._ledgers)
-        spare, absent = head is not None and tenants.is_below(head), tenants.someone_is_absent()
-        return [_holding(one, head, waiting, now, spare=spare, absent=absent) for one in self._ledgers.values()]
+        return [_holding(one, head, waiting, now) for one in self._ledgers.values()]
 
     def receive(self, grants: Sequence[Grant], replicas: int, now: float) -> None:
         """Apply grants, in the order of the last `holdings`, until the next sync round or for `TRUST_S`."""
@@ -114,19 +112,10 @@ class GrantedEngines:
             ledger.allowance = Grant(max(1, whole), tokens, sharers=ledger.allowance.sharers)
 
 
-def _holding(
-    ledger: BackendLedger, head: Request | None, waiting: int, now: float, *, spare: bool, absent: bool
-) -> Holding:
+def _holding(ledger: BackendLedger, head: Request | None, waiting: int, now: float) -> Holding:
     use = ledger.kv.use(ledger.starting_tokens, now)
-    most = ledger.slots.most(ahead=True)
-    holding = Holding(ledger.name, ledger.sequences, use.peak, use.now, most, use.limit)
-    if head is None:
-        return holding
-    obstacle = ledger.obstacle(head, spare=spare, absent=absent, now=now)
-    if obstacle not in WANTS_STILL:
+    holding = Holding(ledger.name, ledger.sequences, use.peak, use.now, ledger.slots.most(), use.limit)
+    if head is None or ledger.obstacle(head, now) not in WANTS_STILL:
         return holding
     needed = ledger.kv.needed_tokens(head, use, now)
-    holding = holding._replace(waiting=waiting, next_sequences=head.sequences, next_kv_tokens=needed)
-    if spare or not absent:
-        return holding
-    return holding._replace(left_sequences=most - ledger.slots.most(ahead=False), left_kv_tokens=use.kept)
+    return holding._replace(waiting=waiting, next_sequences=head.sequences, next_kv_tokens=needed)

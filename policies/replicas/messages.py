@@ -27,8 +27,8 @@ BUCKETS_MAX: Final = 64
 """Buckets of one count that the store keeps, and that one reply has at most."""
 SHAPES: Final = (
     ("standings", "--nnn--"),
-    ("presence", "nccc"),
-    ("holdings", "-cccccccccc"),
+    ("presence", "nc"),
+    ("holdings", "-cccccccc"),
     ("charges", "-nn--"),
     ("tallies", "-csbbn-"),
     ("calls", "-nnns-"),
@@ -106,9 +106,6 @@ class Holding(NamedTuple):
     next_sequences: int = 0
     next_kv_tokens: int = 0
     """KV tokens that the next request needs."""
-    left_sequences: int = 0
-    left_kv_tokens: int = 0
-    """KV tokens that the next request must leave free: the headroom for tenants below their fair share."""
 
 
 class Charge(NamedTuple):

@@ -351,7 +351,7 @@ def _divided(own: Holding, standing: Standing | None, others: list[_Other]) -> t
         wanted, wanted_kv = wanted + starts * before.next_sequences, wanted_kv + starts * before.next_kv_tokens
     live = len(others) + 1
     sequences = own.sequences + _part(
-        most - granted - own.sequences, wanted, is_wanted, own.next_sequences, own.waiting, own.left_sequences, live
+        most - granted - own.sequences, wanted, is_wanted, own.next_sequences, own.waiting, live
     )
     tokens = own.kv_tokens + _part(
         kv_most - granted_kv - own.kv_tokens,
@@ -359,23 +359,20 @@ def _divided(own: Holding, standing: Standing | None, others: list[_Other]) -> t
         is_wanted,
         own.next_kv_tokens,
         own.waiting,
-        own.left_kv_tokens,
         live,
     )
     return _Held(own, sequences, tokens), Grant(sequences, tokens, elsewhere, kv_elsewhere, sharers)
 
 
-def _part(
-    free: int, wanted_before: int, wanted_elsewhere: bool, needed: int, waiting: int, left: int, live: int
-) -> int:
+def _part(free: int, wanted_before: int, wanted_elsewhere: bool, needed: int, waiting: int, live: int) -> int:
     """Return this gateway's part of the free slots or tokens.
 
     A gateway with a waiting request gets what that request needs, or an equal part per gateway if that is more and its
-    requests can use it. The needs of requests that go first, and the headroom (`left`), stay free. A gateway without a
-    waiting request gets nothing while another waits, and otherwise an equal part in advance.
+    requests can use it. The needs of requests that go first stay free. A gateway without a waiting request gets nothing
+    while another waits, and otherwise an equal part in advance.
     """
     if waiting > 0:
-        free -= wanted_before + left
+        free -= wanted_before
         return max(0, min(free, max(needed, min(needed * waiting, ceil(free / live)))))
     if wanted_elsewhere:
         return 0
@@ -383,12 +380,7 @@ def _part(
 
 
 def _together(each: list[Activity]) -> Activity:
-    return Activity(
-        sum(one.weights for one in each),
-        sum(one.held_tokens for one in each),
-        sum(one.running for one in each),
-        sum(one.absent for one in each),
-    )
+    return Activity(sum(one.weights for one in each), sum(one.running for one in each))
 
 
 def _sum_usage(others: list[_Other]) -> list[Usage]:

@@ -149,7 +149,7 @@ def test_requests_keep_coming_if_one_came_within_a_quarter_of_a_second(arrived_s
         ledger.held_back(make_request(), Obstacle.SLOTS)
         ledger.slots.is_short()
         ledger.observe(Gauges(now, running=4, waiting=0), now, arrived_s=now - arrived_s)
-    assert (ledger.slots.most(ahead=False) > 8) == goes_on
+    assert (ledger.slots.most() > 8) == goes_on
 
 
 def test_an_answer_near_its_reserve_is_expected_to_add_a_quarter() -> None:
@@ -167,7 +167,7 @@ def test_a_comparison_of_gauge_and_books_counts_by_its_time_and_a_twentieth_at_m
         leases: dict[str, Lease] = {}
         kv = KvCache(CapacitySettings(), leases, Pace())
         lease = leases["x"] = leased(prompt=1000)
-        kv.add(lease, spare=False)
+        kv.add(lease)
         kv.started(lease, 0.0)
         for taken_s in (10.0, 10.0 + passed_s):
             seen = Gauges(taken_s, kv_usage=0.1, kv_capacity_tokens=10_000 if taken_s == 10.0 else 1000)
@@ -188,11 +188,11 @@ def test_of_a_flood_as_many_start_at_once_as_fill_half_of_what_is_missing() -> N
     found = None
     while found is None:
         request = make_request(prompt=92, output_max=10, expected=10.0, reserved=10)  # and half a block
-        found = ledger.obstacle(request, spare=True, absent=False, now=0.0, paced=True)
+        found = ledger.obstacle(request, 0.0, paced=True)
         if found is None:
             number += 1
             lease = Lease(request, "b", 0.0)
-            ledger.add(lease, spare=True)
+            ledger.add(lease)
             ledger.started(lease, 0.0)
     assert found is Obstacle.SPREAD
     assert number == 28

@@ -281,8 +281,8 @@ async def test_the_twin_lifts_whom_the_script_lifts() -> None:
 
 SOUND = ReplicaReport(
     [Standing("a", "a\x1fx", 1.0, 1.0, -1.0, True)],
-    Activity(1.0, 1, 1, 1),
-    [Holding(BACKEND, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)],
+    Activity(1.0, 1),
+    [Holding(BACKEND, 1, 1, 1, 1, 1, 1, 1, 1)],
     [Charge("a", 1.0, -0.5, True), Charge("a\x1fx", 1.0, 1.0, False)],
     [CountDelta("users:a", 7, 180, (1, 1, -1, 2), (1, 1, 1, 1), 5)],
     [CallDelta("i", 1, -1, -1.0, 60.0, False)],

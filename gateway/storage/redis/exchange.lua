@@ -26,7 +26,7 @@ local report = cmsgpack.unpack(ARGV[3])
 local NUMBER_MAX, SECONDS_MAX = 1e18, 1e12
 -- The parts of a report in order, with a letter for each value, as in `SHAPES` of policies/replicas/messages.py.
 local SHAPES = {
-  { 'standings', '--nnn--' }, { 'presence', 'nccc' }, { 'holdings', '-cccccccccc' }, { 'charges', '-nn--' },
+  { 'standings', '--nnn--' }, { 'presence', 'nc' }, { 'holdings', '-cccccccc' }, { 'charges', '-nn--' },
   { 'tallies', '-csbbn-' }, { 'calls', '-nnns-' }, { 'usage', '-cc' }, { 'lefts', '--nn' },
 }
 
@@ -330,12 +330,12 @@ end
 -- Grants --------------------------------------------------------------------------------------------------------------
 
 -- Return this gateway's grant of free capacity: the need of its next request, or its equal part if that is larger and its
--- requests can use it. Requests that go before it at other gateways keep what they need, and the headroom (`left`) stays
--- free. Where nothing waits at any gateway, each gateway gets its equal part in advance.
-local function part(most, granted_elsewhere, held, wanted_before, wanted_elsewhere, needed, waiting, left)
+-- requests can use it. Requests that go before it at other gateways keep what they need. Where nothing waits at any
+-- gateway, each gateway gets its equal part in advance.
+local function part(most, granted_elsewhere, held, wanted_before, wanted_elsewhere, needed, waiting)
   local free = most - granted_elsewhere - held
   if waiting > 0 then
-    free = free - wanted_before - left
+    free = free - wanted_before
     return math.max(0, math.min(free, math.max(needed, math.min(needed * waiting, math.ceil(free / live)))))
   end
   if wanted_elsewhere then
@@ -377,8 +377,7 @@ for _, other in ipairs(others) do
 end
 local mine = {}
 for i, holding in ipairs(holdings) do
-  local backend, sequences, kv, kv_now, sequences_max, kv_max, waiting, next_sequences, next_kv, left, left_kv =
-    unpack(holding)
+  local backend, sequences, kv, kv_now, sequences_max, kv_max, waiting, next_sequences, next_kv = unpack(holding)
   local own = {
     backend = backend, sequences = sequences, kv_now = kv_now, sequences_max = sequences_max, kv_max = kv_max,
     waiting = waiting, next_sequences = next_sequences, next_kv = next_kv,
@@ -414,9 +413,8 @@ for i, holding in ipairs(holdings) do
     local starts = math.max(1, math.min(held.waiting, startable))
     wanted, wanted_kv = wanted + starts * held.next_sequences, wanted_kv + starts * held.next_kv
   end
-  own.granted = sequences
-    + part(sequences_max, granted, sequences, wanted, is_wanted, next_sequences, waiting, left)
-  own.granted_kv = kv + part(kv_max, granted_kv, kv, wanted_kv, is_wanted, next_kv, waiting, left_kv)
+  own.granted = sequences + part(sequences_max, granted, sequences, wanted, is_wanted, next_sequences, waiting)
+  own.granted_kv = kv + part(kv_max, granted_kv, kv, wanted_kv, is_wanted, next_kv, waiting)
   mine[i] = own
   grants[i] = { own.granted, own.granted_kv, elsewhere, kv_elsewhere, sharers }
 end
@@ -426,7 +424,7 @@ if left then
   left[3] = number_in(KEYS[2] .. 'c:' .. left[2]) or left[3]
 end
 
-local all, elsewhere = { 0, 0, 0, 0 }, {}
+local all, elsewhere = { 0, 0 }, {}
 for _, other in ipairs(others) do
   for i = 1, #all do
     all[i] = all[i] + other.presence[i]

@@ -12,8 +12,6 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL
 from policies.admission.lifecycle import EVENTS, Event, IllegalEvent, UnknownRequest
 from policies.admission.request_ledger import NO_SERVICE, RequestLedger
-from policies.capacity.lease import Lease
-from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.limits.quotas import Quota, Quotas
 from policies.orders.order import Selection
@@ -76,13 +74,11 @@ def known_to(requests: RequestLedger, request: Request) -> set[str]:
         "limits": quotas.under_way.get("a", 0),
         "interaction": interaction.under_way if interaction is not None else 0,
         "order": len(requests.policy),
-        "tenants": bool(len(requests.tenants)) and not activity.absent,
         "leases": len(requests.leases),
         "ledger": len(requests.backends["one"].leases),
         "running": activity.running,
     }
     assert set(counts.values()) <= {0, 1}
-    assert (activity.held_tokens > 0) == (activity.running > 0)
     return {name for name, count in counts.items() if count}
 
 
@@ -150,23 +146,6 @@ def test_what_an_engine_did_nothing_with_is_charged_its_prompt(event: Event) -> 
     else:
         engine.cancelled("x", 1.0, NO_SERVICE)
     assert request.progress.charged == request.prompt_tokens
-
-
-@pytest.mark.interpreted_only("extends a compiled class")
-def test_a_ledger_knows_which_of_its_requests_are_of_tenants_below_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    below: list[bool] = []
-
-    def add(ledger: BackendLedger, lease: Lease, *, spare: bool = False) -> None:
-        below.append(spare)
-        entered(ledger, lease, spare=spare)
-
-    entered = BackendLedger.add
-    monkeypatch.setattr(BackendLedger, "add", add)
-    engine = AdmissionEngine(policy_with("fairserve"))
-    engine.add_backend("one", max_num_seqs=8)
-    for tenant in ("a", "a", "b"):
-        engine.arrived(make_request(tenant), 0.0)
-    assert below == [True, False, True]  # the first of `a` runs alone
 
 
 def test_there_is_a_sentence_for_every_obstacle_and_every_refusal() -> None:

@@ -212,25 +212,14 @@ def test_waking_at_the_named_times_is_as_good_as_waking_all_the_time() -> None:
 PATIENT = QueueLimits(queue_wait_s_max=1000.0)
 
 
-def flooded(slots: int) -> AdmissionEngine:
+def test_the_next_of_a_light_tenant_has_the_first_slot_that_is_free() -> None:
     engine = AdmissionEngine(named_policy("vtc"), limits=PATIENT)
-    engine.add_backend("one", max_num_seqs=slots)
+    engine.add_backend("one", max_num_seqs=2)
     for number in range(12):
         engine.arrived(make_request("flood", id=f"flood-{number}"), 0.0)
-    return engine
-
-
-def test_nothing_is_kept_for_a_tenant_long_gone_though_nobody_arrives() -> None:
-    """All slots are in use. For as long as some tenant is absent, no more wait inside the engine."""
-    engine = flooded(slots=2)
-    assert engine.dispatched == 4
-    engine.arrived(make_request("b", id="gone"), 5.0)
-    engine.cancelled("gone", 5.0)
-    engine.finished("flood-0", ServiceTokens(10, 1), 5.0)
-    assert engine.dispatched == 3
-    assert dispatched(engine.woke(34.9)) == []
-    assert engine.next_wakeup() == 35.0
-    assert dispatched(engine.woke(35.0)) == ["flood-4"]
+    assert engine.dispatched == 2, "no flood waits inside the engine"
+    engine.arrived(make_request("b", id="light"), 5.0)
+    assert dispatched(engine.finished("flood-0", ServiceTokens(10, 1), 5.0)) == ["light"]
 
 
 def refusing(*ids: str, slots: int | None = 8, streamed: bool = True) -> AdmissionEngine:

@@ -92,7 +92,7 @@ def test_each_moment_of_a_wait_counts_once_for_the_obstacle_of_that_moment(
 
 def idle(*backends: str, policy: str = "fcfs") -> AdmissionEngine:
     """Engines with one slot each, and nothing beyond."""
-    engine = AdmissionEngine(policy_with(policy), capacity=CapacitySettings(waiting_target=0, headroom=0.0))
+    engine = AdmissionEngine(policy_with(policy), capacity=CapacitySettings(waiting_target=0))
     for name in backends:
         engine.add_backend(name, max_num_seqs=1)
     return engine

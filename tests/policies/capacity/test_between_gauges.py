@@ -66,13 +66,13 @@ def test_what_is_under_way_beyond_the_slots_falls_with_the_engines_queue_and_wit
         for tick in range(30):
             slots.is_short()
             slots.seen(running, waiting, from_s + tick / 10, period_s=1.0, is_sustained=True)
-        return slots.most(ahead=False) - 32
+        return slots.most() - 32
 
     assert seen(22, 0, 0.0) > 0
     assert seen(32, 12, 10.0) == 0, "ten more wait than should"
     assert seen(22, 0, 20.0) > 0
     slots.emptied()
-    assert slots.most(ahead=False) == 32
+    assert slots.most() == 32
 
 
 def test_a_flood_is_more_than_a_tenant_s_part_by_weight() -> None:
@@ -81,7 +81,7 @@ def test_a_flood_is_more_than_a_tenant_s_part_by_weight() -> None:
     for request in [heavy] * 17 + [light] * 13:
         shares.seen(request, 0.0)
     for request in [heavy] * 10 + [light] * 10:
-        shares.dispatched(request, 10)
+        shares.dispatched(request)
     assert not shares.is_flooding(heavy), "7 of 20 where 16 are its part"
     assert not shares.is_flooding(light), "3 of 20 where 4 are its part"
     for _ in range(2):

@@ -18,30 +18,26 @@ from tests.policies.making import make_request
 SETTINGS = CapacitySettings()
 
 
-def start(
-    ledger: BackendLedger, request: Request, now: float = 0.0, *, started: bool = True, spare: bool = False
-) -> Lease:
+def start(ledger: BackendLedger, request: Request, now: float = 0.0, *, started: bool = True) -> Lease:
     lease = Lease(request, ledger.name, now)
-    ledger.add(lease, spare=spare)
+    ledger.add(lease)
     if started:
         ledger.started(lease, now)
     return lease
 
 
-def obstacle(
-    ledger: BackendLedger, request: Request | None = None, now: float = 0.0, *, spare: bool = True, absent: bool = False
-) -> Obstacle | None:
+def obstacle(ledger: BackendLedger, request: Request | None = None, now: float = 0.0) -> Obstacle | None:
     """Asked within an event: what holds a request back is learned."""
     asked = request or make_request()
-    found = ledger.obstacle(asked, spare=spare, absent=absent, now=now)
+    found = ledger.obstacle(asked, now)
     if found is not None:
         ledger.held_back(asked, found)
     return found
 
 
-def admitted(ledger: BackendLedger, *, spare: bool, absent: bool) -> int:
+def admitted(ledger: BackendLedger) -> int:
     number = 0
-    while obstacle(ledger, spare=spare, absent=absent) is None:
+    while obstacle(ledger) is None:
         start(ledger, make_request(prompt=1))
         number += 1
     return number
@@ -90,20 +86,21 @@ def test_what_an_engine_usually_runs_is_an_average_over_seconds() -> None:
     assert ledger.usual.sequences == pytest.approx(2, abs=0.001), "no time has passed on a clock that was set back"
 
 
-def test_only_those_below_their_share_wait_inside_the_engine_while_a_tenant_is_absent() -> None:
-    assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=False, absent=True) == 20
-    assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=True, absent=True) == 22
-    assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=False, absent=False) == 22
+def test_no_request_waits_inside_an_engine_whose_slots_are_known() -> None:
+    assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20)) == 20
+    learned = BackendLedger("b", SETTINGS)
+    learned.slots.refused(6)
+    assert admitted(learned) == 6
 
 
 def test_the_configured_concurrency_is_never_exceeded() -> None:
     ledger = BackendLedger("b", CapacitySettings(max_concurrency=5), max_num_seqs=20)
-    assert admitted(ledger, spare=True, absent=False) == 5
+    assert admitted(ledger) == 5
 
 
 def has_room(slots: Slots, sequences: int) -> bool:
     """May so many be dispatched in all? Asked within an event: what holds a request back is learned."""
-    if sequences <= slots.most(ahead=True):
+    if sequences <= slots.most():
         return True
     slots.is_short()
     return False
@@ -114,12 +111,12 @@ def test_more_are_under_way_only_if_slots_stay_empty_for_as_long_as_requests_are
         slots = Slots(32, waiting_target=2, most=None)
         for tick in range(105):
             if tick >= 105 - 10 * held_back_s:
-                assert not has_room(slots, 33 + 32 + 2)
+                assert not has_room(slots, 33 + 32)
             slots.seen(22, 0, tick / 10, period_s=1.0, is_sustained=True)
         room = 32
         while has_room(slots, room + 1):
             room += 1
-        return room - 32 - 2
+        return room - 32
 
     assert under_way(held_back_s=0.9) == 0
     assert under_way(held_back_s=1.5) == 5, "half of those that are empty"
@@ -128,9 +125,9 @@ def test_more_are_under_way_only_if_slots_stay_empty_for_as_long_as_requests_are
 def test_a_burst_is_not_judged_by_its_first_page_though_none_was_read_while_idle() -> None:
     slots = Slots(32, waiting_target=2, most=None)
     for now in (1.0, 9.0):
-        assert not has_room(slots, 35)
+        assert not has_room(slots, 33)
         slots.seen(2, 0, now, period_s=1.0, is_sustained=True)
-        assert not has_room(slots, 35)
+        assert not has_room(slots, 33)
         slots.emptied()
 
 
@@ -248,19 +245,14 @@ def test_each_refusal_in_a_row_doubles_the_pause_up_to_its_bound() -> None:
     assert ledger.opens_s(make_request(), Obstacle.CLOSED, now) == pytest.approx(now + 0.1), "a start ends the row"
 
 
-def test_kv_is_kept_below_the_ceiling_with_room_for_a_request_of_those_below_their_share() -> None:
-    def fitting(*, spare: bool) -> int:
-        ledger = BackendLedger("b", SETTINGS, max_num_seqs=1000)
-        ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
-        for _ in range(30):
-            ledger.remove(start(ledger, make_request(prompt=42, expected=50, reserved=50), spare=True), 0.0)
-        number = 0
-        while obstacle(ledger, make_request(prompt=42, expected=50, reserved=50), spare=spare, absent=True) is None:
-            start(ledger, make_request(prompt=42, expected=50, reserved=50))
-            number += 1
-        return number
-
-    assert (fitting(spare=True), fitting(spare=False)) == (96, 95)  # 92 and half a block are 100 tokens
+def test_kv_is_filled_to_the_ceiling() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=1000)
+    ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
+    number = 0
+    while obstacle(ledger, make_request(prompt=42, expected=50, reserved=50)) is None:
+        start(ledger, make_request(prompt=42, expected=50, reserved=50))
+        number += 1
+    assert number == 96  # 92 and half a block are 100 tokens
 
 
 def test_what_is_kept_for_long_answers_grows_with_the_root_of_their_number() -> None:
@@ -356,19 +348,19 @@ def test_what_is_seen_to_stream_runs_whatever_the_gauge_says(running: int) -> No
         while obstacle(ledger, now=now) is None:
             start(ledger, make_request(prompt=1), now, started=False)
         ledger.observe(Gauges(now, running=running, waiting=0), now, arrived_s=now)
-    assert ledger.sequences == 16 + SETTINGS.waiting_target
+    assert ledger.sequences == 16
 
 
 def test_what_has_ended_does_not_stream() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=16)
     for _ in range(20):
         ledger.remove(start(ledger, make_request(prompt=1)), 0.0)
-    for _ in range(18):
+    for _ in range(16):
         start(ledger, make_request(prompt=1), started=False)
     for tick in range(1, 50):
         obstacle(ledger, now=tick / 10)
         ledger.observe(Gauges(tick / 10, running=8, waiting=0), tick / 10, arrived_s=tick / 10)
-    assert ledger.slots.most(ahead=True) > 18, "slots stay empty, so more may be under way"
+    assert ledger.slots.most() > 16, "slots stay empty, so more may be under way"
 
 
 def test_a_page_older_than_its_trust_teaches_nothing() -> None:
@@ -392,7 +384,7 @@ def test_a_request_takes_a_quarter_of_the_slots_at_most() -> None:
     leases: list[Lease] = []
     while obstacle(ledger, make_request(prompt=1, sequences=16)) is None:
         leases.append(start(ledger, make_request(prompt=1, sequences=16)))
-    assert len(leases) == (8 + SETTINGS.waiting_target) // 2
+    assert len(leases) == 4
     assert ledger.sequences == 16 * len(leases), "each is in the books in full"
     ledger.set(SETTINGS, max_num_seqs=4)
     for lease in leases:

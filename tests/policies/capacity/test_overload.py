@@ -33,7 +33,7 @@ class Pool:
 
     def __init__(self, *, slots: int | None = 64, kv: bool = True, limits: QueueLimits | None = None, **params: object):
         self.engine = AdmissionEngine(
-            named_policy("fairserve", throttle=STARTS), limits=limits, capacity=CapacitySettings(headroom=0.0), **params  # type: ignore[arg-type]
+            named_policy("fairserve", throttle=STARTS), limits=limits, **params  # type: ignore[arg-type]
         )  # fmt: skip
         self.engine.add_backend("one", max_num_seqs=slots)
         self.kv = kv

@@ -38,10 +38,10 @@ def admitted(ledger: BackendLedger, now: float, *, prompt: int = 100) -> int:
     number = 0
     while number < 80:
         request = make_request(prompt=prompt, output_max=1000, expected=50, reserved=100)
-        if ledger.obstacle(request, spare=True, absent=False, now=now) is not None:
+        if ledger.obstacle(request, now) is not None:
             break
         lease = Lease(request, ledger.name, now)
-        ledger.add(lease, spare=False)
+        ledger.add(lease)
         ledger.started(lease, now)
         number += 1
     return number
@@ -51,7 +51,7 @@ def busy(*gauges: Gauges, max_num_seqs: int | None = None) -> BackendLedger:
     """An engine with one request of ours."""
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=max_num_seqs)
     lease = Lease(make_request(prompt=100, reserved=100), "b", 0.0)
-    ledger.add(lease, spare=False)
+    ledger.add(lease)
     ledger.started(lease, 0.0)
     for one in gauges:
         ledger.observe(one, one.taken_s)
@@ -133,9 +133,9 @@ def test_never_beyond_the_capacity_by_what_is_known(lengths: list[tuple[int, int
         request = make_request(
             prompt=prompt, output_max=reserved if is_known else 4000, expected=reserved, reserved=reserved
         )
-        if ledger.obstacle(request, spare=True, absent=False, now=0.0) is None:
+        if ledger.obstacle(request, 0.0) is None:
             lease = Lease(request, "b", 0.0)
-            ledger.add(lease, spare=False)
+            ledger.add(lease)
             ledger.started(lease, 0.0)
             unsure += 0 if is_known else lease.held_tokens
     # Nothing of this ends before something else has grown, but for shorter answers that make room for longer ones.
@@ -149,16 +149,16 @@ def test_never_beyond_the_capacity_by_what_is_known(lengths: list[tuple[int, int
 
 def test_while_the_engine_has_thrown_out_requests_nobody_starts() -> None:
     ledger = busy(PAGE, at(STEP, 0.1, running=0, waiting=1))
-    assert ledger.obstacle(make_request(), spare=True, absent=False, now=0.1) == "waiting"
+    assert ledger.obstacle(make_request(), 0.1) == "waiting"
     ledger.observe(at(STEP, 0.2, running=1, waiting=0), 0.2)
-    assert ledger.obstacle(make_request(), spare=True, absent=False, now=0.2) is None
+    assert ledger.obstacle(make_request(), 0.2) is None
 
 
 def test_one_that_waits_for_its_first_start_is_not_thrown_out() -> None:
     ledger = busy(PAGE)
-    ledger.add(Lease(make_request(), "b", 0.0), spare=False)
+    ledger.add(Lease(make_request(), "b", 0.0))
     ledger.observe(at(STEP, 0.1, running=1, waiting=1), 0.1)
-    assert ledger.obstacle(make_request(), spare=True, absent=False, now=0.1) is None
+    assert ledger.obstacle(make_request(), 0.1) is None
 
 
 def test_hundreds_of_steps_say_no_more_of_common_prefixes_than_ten_pages() -> None:
@@ -178,7 +178,7 @@ def test_hundreds_of_steps_say_no_more_of_common_prefixes_than_ten_pages() -> No
 
 def test_the_prefill_window_is_a_step_at_least_and_more_where_the_engine_then_stands_still() -> None:
     ledger = BackendLedger("b", SETTINGS)
-    ledger.add(Lease(make_request(prompt=10), "b", 0.0), spare=False)
+    ledger.add(Lease(make_request(prompt=10), "b", 0.0))
 
     def seen(times: int, **fields: Any) -> int:
         for _ in range(times):

@@ -440,7 +440,7 @@ def counts_elsewhere(pool: Pool, **tokens: int) -> None:
 
 def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:
     pool = Pool()
-    pool.engine.requests.tenants.set_elsewhere(Activity(weights=1.0), {"b"})
+    pool.engine.requests.tenants.set_elsewhere(Activity(weights=1.0))
     counts_elsewhere(pool, a=3000, b=5000)
     assert pool.set.tokens_in_all == 8000
     assert pool.set.tenants() == {}, "not here"

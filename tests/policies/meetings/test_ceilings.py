@@ -130,14 +130,10 @@ def test_a_prompt_larger_than_the_cache_of_one_engine_goes_to_one_that_can_hold_
     assert big.waited_s(world.now) < 8.0
 
 
-def test_batch_is_no_tenant_for_whom_something_is_left_free() -> None:
+def test_batch_beside_a_flood_has_its_part_in_time() -> None:
     world = World("fairserve", {"e": (8, 60_000)})
     world.closed("a", 40, 300, 200)
     world.closed("b", 1, 300, 50, batch=True, think_s=5.0)
-    absent = []
-    for look in range(100):
-        world.run(10 + look * 0.5)
-        absent.append(world.engine.requests.tenants.someone_is_absent())
-    assert not any(absent)
+    world.run(60)
     assert quantile(world.waits("b", batch=True), 0.5) < 10.0
     assert of_batch("b") in {one.tenant for one in world.asked.values()}

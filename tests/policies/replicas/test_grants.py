@@ -6,7 +6,7 @@ import pytest
 
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.capacity.fair_shares import Activity, FairShares
+from policies.capacity.fair_shares import Activity
 from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
@@ -30,9 +30,9 @@ def test_a_gateway_that_had_nothing_to_send_can_send_when_it_is_cut_off(kv_token
     for now in range(1, 20):
         grants.receive([Grant(0, 0)], 2, float(now))
     request = make_request(prompt=100, reserved=100)
-    assert ledger.obstacle(request, spare=True, absent=False, now=19.5) in (Obstacle.SLOTS, Obstacle.KV)
+    assert ledger.obstacle(request, 19.5) in (Obstacle.SLOTS, Obstacle.KV)
     grants.cut_off()
-    assert ledger.obstacle(request, spare=True, absent=False, now=25.0) is None
+    assert ledger.obstacle(request, 25.0) is None
     assert ledger.allowance is not None
     assert ledger.allowance.sequences == 4, "half of the slots"
 
@@ -52,25 +52,16 @@ def test_the_average_of_grants_for_whole_requests_has_room_for_half_a_one_more()
     grants = GrantedEngines({"e": ledger})
     grants.receive([Grant(2, 5000)], 2, 1.0)
     lease = Lease(make_request(prompt=1000), "e", 1.0)
-    ledger.add(lease, spare=False)
+    ledger.add(lease)
     grants.cut_off()
     assert ledger.allowance is not None
     assert ledger.allowance.kv_tokens == 5000 + round(lease.held_tokens / 2)
 
 
-def test_headroom_is_left_free_only_while_somebody_is_absent() -> None:
-    grants, tenants = GrantedEngines({"e": engine(10_000)}), FairShares()
-    head, running = make_request("a"), make_request("a")
-    for request in (head, running):
-        tenants.seen(request, 0.0)
-    tenants.dispatched(running, 100)
-    [holding] = grants.holdings(head, 1, tenants, 0.0)
-    assert (holding.waiting, holding.left_sequences, holding.left_kv_tokens) == (1, 0, 0)
-    absent = make_request("b")
-    tenants.seen(absent, 0.0)
-    tenants.withdrawn(absent)
-    [holding] = grants.holdings(head, 1, tenants, 0.0)
-    assert holding.left_sequences > 0
+def test_a_report_says_what_the_next_request_needs_and_how_many_the_engine_runs() -> None:
+    grants = GrantedEngines({"e": engine(10_000)})
+    [holding] = grants.holdings(make_request("a", prompt=100, reserved=92, sequences=2), 5, 0.0)
+    assert holding[1:] == (0, 0, 0, 8, 10_000, 5, 2, 208)
 
 
 def test_a_fraction_of_a_sequence_is_used_at_a_later_time() -> None:
