@@ -86,9 +86,9 @@ class PoolGauges:
             for tenant, tokens in engine.working_set.tenants().items():
                 of = (pool.name, tenant if (pool.name, tenant) in queues else OTHERS)
                 contexts[of] = contexts.get(of, 0) + tokens
-            giving_back = engine.requests.giving_back
-            rows["fairgate_given_back_total"].append(([pool.name], giving_back.given_back))
-            rows["fairgate_given_back_tokens_total"].append(([pool.name], giving_back.wasted_tokens))
+            preemption = engine.requests.preemption
+            rows["fairgate_given_back_total"].append(([pool.name], preemption.preempted))
+            rows["fairgate_given_back_tokens_total"].append(([pool.name], preemption.wasted_tokens))
             rows["fairgate_faults_total"].append(([pool.name], engine.faults))
             for outcome, count in engine.requests.expected_waits.counts().items():
                 rows["fairgate_expected_waits_total"].append(([pool.name, outcome], count))

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
 from statistics import fmean
 from typing import Final
@@ -46,9 +47,10 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
 from policies.capacity.pace import SEEN_MIN, USUAL_S
 from policies.contexts import KeptShare, Kind, Kinds
-from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens, is_batch
+from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens
 from policies.tree.node import BATCH_CONTEXTS, CONTEXTS
 from policies.tree.pool_tree import PoolTree
+from policies.tree.preemption import over_part
 
 MEASURED_EVERY_S: Final = 0.5
 """Least time between two measurements of K and R, and of whether the set has outgrown K."""
@@ -358,8 +360,8 @@ class WorkingSet:
         for own in idle.values():
             own.sort(key=_began_s)
         while idle and self.tokens > most_tokens:
-            is_taken = self._tree.pool.used[BATCH_CONTEXTS] > self.batch_share * self.capacity_tokens
-            most = max(idle, key=lambda name: (is_taken and is_batch(name), self._held_per_weight(name)))
+            is_batch_over = self._tree.pool.used[BATCH_CONTEXTS] > self.batch_share * self.capacity_tokens
+            most = min(idle, key=partial(self._over_part, is_batch_over))
             context = idle[most].pop()
             if not idle[most]:
                 del idle[most]
@@ -367,8 +369,8 @@ class WorkingSet:
             self._resize(context, 0)
             self._parked[context] = None
 
-    def _held_per_weight(self, tenant: str) -> float:
-        return self._tree.contexts(tenant) / self._shares.weight_of(tenant)
+    def _over_part(self, is_batch_over: bool, leaf: str) -> tuple[bool, float]:
+        return over_part(leaf, self._tree.contexts(leaf), self._shares.weight_of(leaf), is_batch_over=is_batch_over)
 
 
 def _nobody(tenant: str) -> bool:

@@ -233,7 +233,7 @@ class PoolTree:
 
     def hold(self, leaf: str, tokens: int) -> None:
         """Add to the contexts of a tenant node at this gateway (subtract if negative)."""
-        node = self._kept(payer(leaf))
+        node = self._remember(payer(leaf))
         node.use(_contexts_of(leaf), tokens)
         self._forget(node)
 
@@ -247,9 +247,9 @@ class PoolTree:
             if resource in RUNNING and name in self._limited:
                 reported[self._limited[name], resource] = amount
             elif resource in (CONTEXTS, BATCH_CONTEXTS):
-                reported[self._root if name == ROOT else self._kept(name), resource] = amount
-        self._set_present({leaf: summed[leaf] / gateways for leaf, gateways in present.items()})
+                reported[self._root if name == ROOT else self._remember(name), resource] = amount
         self._set_used(reported)
+        self._set_present({leaf: summed[leaf] / gateways for leaf, gateways in present.items()})
         if sharers != self.sharers:
             self.sharers = sharers
             self._size()
@@ -322,14 +322,14 @@ class PoolTree:
             return Node(tenant, self._root, GroupSettings(), 0.0)
         return Node(tenant, self._groups[place.group], place.settings, place.settings.guaranteed_share or 0.0)
 
-    def _kept(self, tenant: str) -> Node:
+    def _remember(self, tenant: str) -> Node:
         """Return the node of a tenant, and remember it."""
         node = self._tenants[tenant] = self._node(tenant)
         return node
 
     def _line(self, leaf: str, *, is_kept: bool = False) -> ClassLine:
         """Return the line of a tenant node. `is_kept`: remember its tenant, if it is new."""
-        node = self._kept(payer(leaf)) if is_kept else self._node(payer(leaf))
+        node = self._remember(payer(leaf)) if is_kept else self._node(payer(leaf))
         return node.batch if is_batch(leaf) else node.others
 
     def _remove(self, leaf: str) -> None:
