@@ -197,8 +197,7 @@ class WorkingSet:
     @property
     def tokens(self) -> float:
         """Sum of the contexts that count here."""
-        pool = self._tree.pool
-        return pool.usage_here(CONTEXTS).amount + pool.usage_here(BATCH_CONTEXTS).amount
+        return self._tree.pool.here(CONTEXTS) + self._tree.pool.here(BATCH_CONTEXTS)
 
     @property
     def tokens_in_all(self) -> float:

@@ -30,7 +30,7 @@ from typing import Final
 
 from policies.request import BATCH, Request, is_batch, payer
 from policies.tree.node import (
-    BATCH_CONTEXTS, CONTEXTS, PRESENT, RUNNING, SEQUENCES, TOKENS, WEIGHT, ClassLine, Node, Usage,
+    BATCH_CONTEXTS, CONTEXTS, PRESENT, RESOURCES, RUNNING, SEQUENCES, TOKENS, WEIGHT, ClassLine, Node, Usage,
 )  # fmt: skip
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
@@ -58,7 +58,7 @@ class PoolTree:
         self._elsewhere: set[str] = set()
         """Tenant nodes that are present at other gateways."""
         self._used_elsewhere: dict[tuple[Node, int], float] = {}
-        """Usage at other gateways by node and resource, less the usage that they report for nodes below."""
+        """Usage at other gateways by node and resource, without the usage of other nodes there."""
         floors = terms.floors()
         for name, place in terms.groups.items():
             self._groups[name] = Node(f" {name}", self._groups[place.group], place.settings, floors[name])
@@ -168,25 +168,25 @@ class PoolTree:
     def contexts_here(self) -> dict[str, int]:
         """Return the tokens of the contexts of each tenant node at this gateway."""
         lines = [(leaf, node) for name, node in self._tenants.items() for leaf in (name, f"{name}{BATCH}")]
-        return {leaf: int(tokens) for leaf, node in lines if (tokens := node.usage_here(_contexts_of(leaf)).amount)}
+        return {leaf: int(tokens) for leaf, node in lines if (tokens := node.here(_contexts_of(leaf)))}
 
     def report(self, rows_max: int) -> list[Usage]:
-        """Return the rows for other gateways: the usage of limited nodes, the contexts of the pool and of the tenants
-        with most, and the tenant nodes that are present here. At most `rows_max` nodes of each kind.
+        """Return the rows for other gateways: usage, and presence.
+
+        Of each, the `rows_max` tenants with most have rows of their own. The usage of others is added to their groups.
         """
-        used = [node.usage_here(resource) for node in self._limited.values() for resource in RUNNING]
-        tenants = self._tenants.values()
-        held = [node.usage_here(of) for node in (self._root, *tenants) for of in (CONTEXTS, BATCH_CONTEXTS)]
-        held.sort(key=lambda row: (row.node != ROOT, -row.amount))
+        rows: list[Usage] = []
+        for resource in RESOURCES:
+            amounts: dict[str, float] = {}
+            tenants = [(-amount, node.name, node) for node in self._tenants.values() if (amount := node.here(resource))]
+            for place, (less, _, node) in enumerate(sorted(tenants)):
+                name = (node if place < rows_max else node.parent or node).name
+                amounts[name] = amounts.get(name, 0.0) - less
+            rows += [Usage(name, resource, amount) for name, amount in amounts.items()]
         lines = [(leaf, self._line(leaf)) for name in self._tenants for leaf in (name, f"{name}{BATCH}")]
-        present = [
-            Usage(leaf, number, amount)
-            for leaf, line in lines
-            if line.present > (leaf in self._elsewhere)
-            for number, amount in ((PRESENT, 1), (WEIGHT, line.weight))
-        ]
-        rows = [*[row for row in used if row.amount > 0][:rows_max], *[row for row in held if row.amount > 0][:rows_max]]
-        return rows + present[: 2 * rows_max]
+        present = [(leaf, line) for leaf, line in lines if line.present > (leaf in self._elsewhere)][:rows_max]
+        weights = [Usage(leaf, WEIGHT, line.weight) for leaf, line in present if line.weight != 1.0]
+        return [*rows, *[Usage(leaf, PRESENT, 1) for leaf, _ in present], *weights]
 
     # --- events ---
 
@@ -240,48 +240,32 @@ class PoolTree:
     def set_elsewhere(self, rows: Sequence[Usage], sharers: int = 1) -> None:
         """Replace the sums of the rows that other gateways report (`report`)."""
         self._rows = rows
-        reported: dict[tuple[Node, int], float] = {}
-        present = {row.node: row.amount for row in rows if row.resource == PRESENT and not self.is_flat}
-        summed = {row.node: row.amount for row in rows if row.resource == WEIGHT}
-        for name, resource, amount in rows:
-            if resource in RUNNING and name in self._limited:
-                reported[self._limited[name], resource] = amount
-            elif resource in (CONTEXTS, BATCH_CONTEXTS):
-                reported[self._root if name == ROOT else self._remember(name), resource] = amount
-        self._set_used(reported)
-        self._set_present({leaf: summed[leaf] / gateways for leaf, gateways in present.items()})
+        before, self._used_elsewhere = self._used_elsewhere, {
+            (self._named(name), resource): amount for name, resource, amount in rows if resource in RESOURCES
+        }
+        used = self._used_elsewhere
+        for at in before | used:
+            if more := used.get(at, 0.0) - before.get(at, 0.0):
+                at[0].use(at[1], more, is_elsewhere=True)
+        for node, _ in before:
+            self._forget(node)
+        if not self.is_flat:
+            self._set_present({row.node: row.amount for row in rows if row.resource == PRESENT})
         if sharers != self.sharers:
             self.sharers = sharers
             self._size()
 
-    def _set_present(self, weights: Mapping[str, float]) -> None:
-        """Replace the tenant nodes that are present at other gateways."""
-        for leaf in weights.keys() - self._elsewhere:
+    def _set_present(self, gateways: Mapping[str, float]) -> None:
+        """Replace the tenant nodes that are present at other gateways, and at how many."""
+        weights = {row.node: row.amount for row in self._rows if row.resource == WEIGHT}
+        for leaf in gateways.keys() - self._elsewhere:
             line = self._line(leaf, is_kept=True)
             if not line.present:
-                line.weight = weights[leaf]
+                line.weight = weights[leaf] / gateways[leaf] if leaf in weights else 1.0
             line.add()
-        before, self._elsewhere = self._elsewhere, set(weights)
-        for leaf in before - weights.keys():
+        before, self._elsewhere = self._elsewhere, set(gateways)
+        for leaf in before - gateways.keys():
             self._remove(leaf)
-
-    def _set_used(self, reported: Mapping[tuple[Node, int], float]) -> None:
-        """Replace the usage at other gateways."""
-        own = dict(reported)
-        for (node, resource), amount in reported.items():
-            # The usage of a reported node counts there, so it is subtracted from the reported node above.
-            outer = node.parent
-            while outer is not None and (outer, resource) not in own:
-                outer = outer.parent
-            if outer is not None:
-                own[outer, resource] -= amount
-        before, self._used_elsewhere = self._used_elsewhere, own
-        for node, resource in before | own:
-            more = max(0.0, own.get((node, resource), 0.0)) - max(0.0, before.get((node, resource), 0.0))
-            if more:
-                node.use(resource, more, is_elsewhere=True)
-        for node, _ in before:
-            self._forget(node)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """Replace the weights of these tenant nodes. Nodes that are not remembered are skipped."""
@@ -326,6 +310,10 @@ class PoolTree:
         """Return the node of a tenant, and remember it."""
         node = self._tenants[tenant] = self._node(tenant)
         return node
+
+    def _named(self, name: str) -> Node:
+        """Return the node that a row names. Usage of groups that are unknown here counts for the pool."""
+        return self._groups.get(name[1:], self._root) if name[:1] in ("", " ") else self._remember(name)
 
     def _line(self, leaf: str, *, is_kept: bool = False) -> ClassLine:
         """Return the line of a tenant node. `is_kept`: remember its tenant, if it is new."""

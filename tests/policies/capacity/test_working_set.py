@@ -21,7 +21,6 @@ from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Refusal, Request, ServiceTokens
 from policies.tree.node import CONTEXTS, Usage
 from policies.tree.pool_tree import PoolTree
-from policies.tree.terms import ROOT
 from tests.policies.making import dispatched, make_request
 
 K = 10_000
@@ -434,8 +433,7 @@ def test_gateways_that_do_not_hear_of_each_other_have_an_equal_part_of_the_cache
 
 
 def counts_elsewhere(pool: Pool, **tokens: int) -> None:
-    rows = [Usage(tenant, CONTEXTS, held) for tenant, held in {ROOT: sum(tokens.values()), **tokens}.items()]
-    pool.engine.requests.tree.set_elsewhere(rows)
+    pool.engine.requests.tree.set_elsewhere([Usage(tenant, CONTEXTS, held) for tenant, held in tokens.items()])
 
 
 def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:

@@ -39,7 +39,7 @@ def test_contexts_count_without_groups_too_and_nothing_is_left_of_a_tenant_when_
 def test_contexts_stay_when_a_reload_moves_their_tenants(terms: Tree) -> None:
     tree = PoolTree(Tree() if terms is GROUP else GROUP)
     tree.hold("a", 100)
-    tree.set_elsewhere([Usage(ROOT, CONTEXTS, 50), Usage("a", CONTEXTS, 40)])
+    tree.set_elsewhere([Usage(ROOT, CONTEXTS, 10), Usage("a", CONTEXTS, 40)])
     tree.regroup(terms, [], [])
     assert (counted(tree), tree.contexts("a"), tree.contexts_here()) == ((150, 0), 140, {"a": 100})
     tree.set_elsewhere([])
@@ -49,7 +49,7 @@ def test_contexts_stay_when_a_reload_moves_their_tenants(terms: Tree) -> None:
 
 def test_a_tenant_that_only_has_contexts_elsewhere_any_more_keeps_its_node() -> None:
     tree = PoolTree(GROUP)
-    rows = [Usage("a", PRESENT, 1), Usage("a", WEIGHT, 1.0), Usage(ROOT, CONTEXTS, 7), Usage("a", CONTEXTS, 7)]
+    rows = [Usage("a", PRESENT, 1), Usage("a", WEIGHT, 2.0), Usage("a", CONTEXTS, 7)]
     tree.set_elsewhere(rows[:2])
     tree.set_elsewhere(rows)
     tree.set_elsewhere(rows[2:])
