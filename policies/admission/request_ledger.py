@@ -32,9 +32,9 @@ from policies.orders.order import Order
 from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.engine_start import EngineStart
 from policies.queue.expected_wait import Expected, ExpectedWaits, Gate, GateState
-from policies.tree.preemption import Preemption
 from policies.request import Pressure, Refusal, Refused, Request, ServiceTokens, State
 from policies.tree.pool_tree import PoolTree
+from policies.tree.preemption import Preemption
 
 NO_SERVICE: Final = ServiceTokens(0, 0)
 

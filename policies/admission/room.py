@@ -26,9 +26,9 @@ from policies.capacity.working_set import WorkingSet
 from policies.placements.prefill_parts import PrefillParts
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.queue.backlog import Backlog
-from policies.tree.preemption import Preemption
 from policies.request import Refused, Request
 from policies.tree.pool_tree import PoolTree
+from policies.tree.preemption import Preemption
 
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
 """Obstacles at an engine that may have room for a smaller request. So may one that is closed to this request alone."""

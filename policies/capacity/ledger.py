@@ -85,9 +85,7 @@ class BackendLedger:
 
     # --- questions ---
 
-    def obstacle(
-        self, request: Request, now: float, *, paced: bool = False, cached_tokens: int = 0
-    ) -> Obstacle | None:
+    def obstacle(self, request: Request, now: float, *, paced: bool = False, cached_tokens: int = 0) -> Obstacle | None:
         """Return the obstacle that keeps this request from starting now; None if there is none.
 
         Args:

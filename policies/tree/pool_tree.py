@@ -30,7 +30,17 @@ from typing import Final
 
 from policies.request import BATCH, Request, is_batch, payer
 from policies.tree.node import (
-    BATCH_CONTEXTS, CONTEXTS, PRESENT, RESOURCES, RUNNING, SEQUENCES, TOKENS, WEIGHT, ClassLine, Node, Usage,
+    BATCH_CONTEXTS,
+    CONTEXTS,
+    PRESENT,
+    RESOURCES,
+    RUNNING,
+    SEQUENCES,
+    TOKENS,
+    WEIGHT,
+    ClassLine,
+    Node,
+    Usage,
 )  # fmt: skip
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
@@ -240,9 +250,10 @@ class PoolTree:
     def set_elsewhere(self, rows: Sequence[Usage], sharers: int = 1) -> None:
         """Replace the sums of the rows that other gateways report (`report`)."""
         self._rows = rows
-        before, self._used_elsewhere = self._used_elsewhere, {
-            (self._named(name), resource): amount for name, resource, amount in rows if resource in RESOURCES
-        }
+        before, self._used_elsewhere = (
+            self._used_elsewhere,
+            {(self._named(name), resource): amount for name, resource, amount in rows if resource in RESOURCES},
+        )
         used = self._used_elsewhere
         for at in before | used:
             if more := used.get(at, 0.0) - before.get(at, 0.0):

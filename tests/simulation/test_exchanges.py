@@ -295,7 +295,8 @@ SIGNED = {
     *(*(f"standings[0][{place}]" for place in (2, 3, 4)), "presence[0][0]", "lefts[0][2]", "lefts[0][3]"),
     *(f"charges[{i}][{place}]" for i in (0, 1) for place in (1, 2)),
     *(f"tallies[0][{place}]" for place in (3, 4, 5)),
-    *(f"calls[0][{place}]" for place in (1, 2, 3)), "usage[0][1]",
+    *(f"calls[0][{place}]" for place in (1, 2, 3)),
+    "usage[0][1]",
 }
 
 

@@ -17,9 +17,9 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
-from policies.tree.preemption import Preemption
 from policies.request import Refusal, ServiceTokens
 from policies.tree.pool_tree import PoolTree
+from policies.tree.preemption import Preemption
 from tests.policies.making import dispatched, make_request
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from policies.tree.preemption import Preemption
 from policies.request import ServiceTokens, of_batch
+from policies.tree.preemption import Preemption
 from tests.policies.making import make_request
 
 
@@ -62,6 +62,8 @@ def test_the_tenant_with_most_running_for_its_weight_loses_one() -> None:
     preemption = Preemption()
     for tenant, weight, ids in (("a", 1.0, "xyz"), ("b", 1.0, "w"), ("c", 4.0, "klmn")):
         for id in ids:
-            preemption.dispatched(make_request(of_batch(tenant), id=id, weight=weight, streamed=False, reserved=100), "e")
+            preemption.dispatched(
+                make_request(of_batch(tenant), id=id, weight=weight, streamed=False, reserved=100), "e"
+            )
     tokens = {id: received for received, id in enumerate("wklmnyxz")}
     assert choose(preemption, tokens) == "y", "the least of the three of a, though w has received less"

@@ -70,8 +70,12 @@ def test_a_tenant_that_is_present_at_several_gateways_is_present_once_with_its_w
 def test_what_others_report_counts_once_at_each_node_and_goes_again(seed: int) -> None:
     """Three gateways with one tree, which run requests, hold contexts and report to each other in any order."""
     random = Random(seed)
-    tenants = {name: Placing(group, GroupSettings(max_running=9)) for name, group in (("a", "i"), ("b", "i"), ("c", "o"))}
-    terms = Tree({"o": Placing(ROOT, GroupSettings(max_running=20)), "i": Placing("o", GroupSettings(max_running=9))}, tenants)
+    tenants = {
+        name: Placing(group, GroupSettings(max_running=9)) for name, group in (("a", "i"), ("b", "i"), ("c", "o"))
+    }
+    terms = Tree(
+        {"o": Placing(ROOT, GroupSettings(max_running=20)), "i": Placing("o", GroupSettings(max_running=9))}, tenants
+    )
     trees, running = [PoolTree(terms) for _ in range(3)], [[], [], []]  # type: ignore[var-annotated]
     held: list[list[tuple[str, int]]] = [[], [], []]
     for _ in range(200):
