@@ -24,7 +24,7 @@ KNOWN_TO = {
     State.NEW: set(),
     State.UNDECIDED: {"queue"},
     State.ASKED: {"queue", "limits"},
-    State.QUEUED: {"queue", "limits", "interaction", "order", "tenants"},
+    State.QUEUED: {"queue", "limits", "interaction", "order"},
     State.MOVED: {"interaction"},
     State.DISPATCHED: {"limits", "interaction", "leases", "ledger", "running"},
     State.ENDED: set(),
