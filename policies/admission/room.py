@@ -188,7 +188,7 @@ class PoolRoom:
         """Follow a new policy."""
         self.prefixes = policy.prefixes
         self._working_set.first_start = policy.first_start if policy.order.admits_wholes else None
-        self._working_set.is_ahead = policy.is_ahead
+        self._working_set.may_pass_starts = policy.may_pass_starts
         self._backlog = backlog = policy.order.backlog
         self._working_set.batch_share = backlog.batch_share if backlog is not None else 0.0
         has_parts = backlog is not None and policy.order.has_prefill_parts

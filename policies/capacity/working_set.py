@@ -103,9 +103,8 @@ class WorkingSet:
         self.kinds: Final = Kinds(APPS_MAX)
         """Learned sizes of contexts, by kind of interaction."""
         self.kept: Final = KeptShare()
-        self.is_ahead: Callable[[str], bool] = _nobody
-        """Function that tells whether a tenant is more than the window of the order ahead of one with a waiting
-        start."""
+        self.may_pass_starts: Callable[[str], bool] = _anybody
+        """Function that tells whether a tenant is within the window of the order above those with waiting starts."""
         self.batch_share = 0.0
         """Part of K that batch work has beside other work."""
         self._now = self._entered_s = -inf
@@ -144,7 +143,7 @@ class WorkingSet:
         available = self.available(request)
         if available == inf:
             return True
-        if self.is_ahead(request.flow.tenant) and self._is_within_its_part(self.first_start):
+        if not self.may_pass_starts(request.flow.tenant) and self._first_is_within_its_part():
             return False
         return self._expected_tokens(request) <= available or not (request.can_wait or self._is_followed(request))
 
@@ -163,9 +162,9 @@ class WorkingSet:
             part = self._part(request)
         return max(self.capacity_tokens - counted, part - used) if counted else inf
 
-    def _is_within_its_part(self, first_start: Callable[[], Request | None] | None) -> bool:
+    def _first_is_within_its_part(self) -> bool:
         """Return whether the start that goes first is no larger than its tenant's part, or waits at another gateway."""
-        first = first_start() if first_start is not None else None
+        first = self.first_start() if self.first_start is not None else None
         return first is None or self._expected_tokens(first) <= self._part(first)
 
     def _part(self, request: Request) -> float:
@@ -372,8 +371,8 @@ class WorkingSet:
         return over_part(leaf, self._tree.contexts(leaf), self._shares.weight_of(leaf), is_batch_over=is_batch_over)
 
 
-def _nobody(tenant: str) -> bool:
-    return False
+def _anybody(tenant: str) -> bool:
+    return True
 
 
 def _began_s(context: Context) -> float:
