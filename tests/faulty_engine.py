@@ -25,8 +25,6 @@ class Faults:
 
     reset_next: int = 0
     """Reset the connection before the first byte of an answer."""
-    garbage_next: int = 0
-    """Answer with bytes that are not HTTP, then close."""
     refuse_next: int = 0
     """Answer 503 as a full engine does; streams that were already accepted are not touched."""
     refuse_in_stream_next: int = 0
@@ -96,9 +94,6 @@ class FaultyEngine(SimulatedServer):
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             transport.abort()
             await asyncio.Event().wait()
-        if self.faults.take("garbage_next"):
-            transport.write(b"\x16\x03\x01 this is not HTTP \xff\xfe\r\n\r\n")
-            await hang_up(request)
         if self.faults.take("refuse_next"):
             raise CallRefusedError(503, BUSY, "Service Unavailable")
 

@@ -29,28 +29,27 @@ if TYPE_CHECKING:
     "--log",
     "logs",
     multiple=True,
-    help="The access log; its rotated files beside it are read, too; - is what comes in.  [default: the file's]",
+    help="The access log, with its rotated files; -: standard input.  [default: the file's]",
 )
-@click.option("--tenant", help="Why did its requests take as long as they did?")
-@click.option("--user", help="With --tenant: of this user only, by the name that requests give.")
+@click.option("--tenant", help="Explain the waits of this tenant's requests.")
+@click.option("--user", help="With --tenant: only this user, by the name that requests give.")
 @click.option("--since", default="24h", show_default=True, help="30m, 24h, 7d, today, 8:00, a day, or a time; by UTC.")
-@click.option("--until", help="The same.  [default: now]")
-@click.option("--json", "as_json", is_flag=True, help="All numbers.")
+@click.option("--until", help="End, written like --since.  [default: now]")
+@click.option("--json", "as_json", is_flag=True, help="Print all numbers.")
 def explain(
     request_id: str | None, path: Path | None, admin: str | None, logs: tuple[str, ...], tenant: str | None,
     user: str | None, since: str, until: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Why was a request dispatched, refused or kept waiting? REQUEST_ID: the x-request-id of its answer, or the one
-    that the client sent.
+    """Explain why a request was dispatched, refused or kept waiting. REQUEST_ID is the x-request-id of its answer, or
+    the client's own.
 
     \b
     fairgate explain req_0123456789abcdef -c config.yaml
-    fairgate explain req_0123456789abcdef --admin http://127.0.0.1:8191
     fairgate explain --tenant chat --since 8:00 --until 10:00 -c config.yaml
     kubectl logs deploy/fairgate | fairgate explain --tenant chat --log -
 
-    The gateway knows its last decisions; what it no longer knows is looked up in the access log. Of a tenant whose
-    gateway keeps no log, the usage database knows the sums. Exits with 1 if nobody knows.
+    The gateway knows its last decisions; the access log has older ones. Without a log, the usage database has the sums
+    of a tenant. Exits with 1 if none of them knows.
     """
     from gateway.usage.usage_report import BadQuestion, Question
     from simulation.traces.lines import TraceError

@@ -32,7 +32,7 @@ _OPTIONS = {
 }
 Found = TypeVar("Found")
 
-_config = config_option("The gateway's file, which says where its keys are.")
+_config = config_option("The gateway's file.")
 _key_hash = click.argument("key_hash", metavar="[HASH]", required=False)
 
 
@@ -40,8 +40,8 @@ _key_hash = click.argument("key_hash", metavar="[HASH]", required=False)
 def keys() -> None:
     """Make API keys, and the hashes that go into the config.
 
-    With `usage: FILE` or `usage: postgresql://...` in the config, or with `state: redis://...`, which then goes first,
-    keys can also be made and revoked while the gateway runs. Every replica knows within a second:
+    With `state: redis://...`, else `usage`, in the config, keys can also be made and revoked while the gateway runs.
+    Every replica knows within a second:
 
     \b
     fairgate keys create --tenant alice -c config.yaml
@@ -52,28 +52,26 @@ def keys() -> None:
 
 
 @keys.command()
-@click.option("--tenant", "tenants", multiple=True, help="Whose it is; repeat for a key each. Needs -c.")
+@click.option("--tenant", "tenants", multiple=True, help="Tenant of the key; repeat for a key each.")
 @_config
+@click.option("--expires", help="Last day by UTC, such as 2027-01-31, or a time such as 2027-01-31T12:00:00Z.")
+@click.option("--app", "apps", multiple=True, help="App that the key may use; repeat for several, the default first.")
+@click.option("--model", "models", multiple=True, help="Model that the key may use; repeat for several.")
+@click.option("--weight", type=float, help="Weight of the tenant in requests with this key.")
+@click.option("--label", help="Use or holder of the key; shown in lists, logs, usage and metrics.")
 @click.option(
-    "--expires", help="Last day by UTC, such as 2027-01-31, or a time such as 2027-01-31T12:00:00Z. Needs -c."
+    "--class", "of_class", type=click.Choice(["interactive", "batch"]), help="Class of requests with this key."
 )
-@click.option(
-    "--app", "apps", multiple=True, help="An app it may claim; repeat for several, the usual first. Needs -c."
-)
-@click.option("--model", "models", multiple=True, help="A model it may ask for; repeat for several. Needs -c.")
-@click.option("--weight", type=float, help="Of the tenant while it asks with this key. Needs -c.")
-@click.option("--label", help="What it is for, or who has it; shown in lists, log, usage and metrics. Needs -c.")
-@click.option("--class", "of_class", type=click.Choice(["interactive", "batch"]), help="Of its requests. Needs -c.")
-@click.option("--quota", help='Its limits in JSON: {"tokens_per_day": 1000000}. Needs -c.')
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each key, a line each.")
+@click.option("--quota", help='Limits of the key in JSON: {"tokens_per_day": 1000000}.')
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each key.")
 def create(
     tenants: tuple[str, ...], path: Path | None, expires: str | None, apps: tuple[str, ...], models: tuple[str, ...],
     weight: float | None, label: str | None, of_class: str | None, quota: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Make a new key. The key is for the tenant, the hash is for the config file.
 
-    With --tenant and -c, the hash is noted in the database or in Redis instead, and the key works at once. With
-    --weight, the config need not have the tenant.
+    With --tenant and -c, the hash goes to the database or to Redis instead, and the key works at once. With --weight,
+    the config need not have the tenant. All options but --json need -c.
     """
     from pydantic import ValidationError
 
@@ -119,12 +117,12 @@ def create(
 
 
 @keys.command(name="hash")
-@config_option("A gateway's file: whose is the key there?")
+@config_option("The gateway's file: print the key's tenant, too.")
 def hash_(path: Path | None) -> None:
-    """Hash a key read from standard input (so that it stays out of the shell's history).
+    """Hash a key read from standard input, so that the key stays out of the shell's history.
 
-    Standard error has the name under which it appears in logs and metrics. One that could be guessed is refused: it
-    needs 24 characters, and 10 different ones among them.
+    Standard error has the key's name in logs and metrics. A key needs 24 characters, 10 of them different; others could
+    be guessed, and are refused.
     """
     from gateway.config.sections.keys import hash_key, open_name, weakness
 
@@ -149,7 +147,7 @@ def hash_(path: Path | None) -> None:
 @_key_hash
 @_config
 def revoke(key_hash: str | None, path: Path | None) -> None:
-    """Take a key back, by its HASH, or by the key or its hash on standard input. Also one that the config names."""
+    """Revoke a key, by its HASH, or by the key or its hash on standard input; also a key of the config."""
     from gateway.keys.issued import take_back
 
     config = loaded(_needed(path))
@@ -174,12 +172,12 @@ def revoke(key_hash: str | None, path: Path | None) -> None:
 @keys.command()
 @_key_hash
 @_config
-@click.option("--grace", default="0s", show_default=True, help="How long the old key is taken: 30m, 24h, 7d.")
-@click.option("--expires", help="As of create.  [default: as the old key]")
+@click.option("--grace", default="0s", show_default=True, help="Time for which the old key still works: 30m, 24h, 7d.")
+@click.option("--expires", help="As in create.  [default: as the old key]")
 def rotate(key_hash: str | None, path: Path | None, grace: str, expires: str | None) -> None:
-    """Make a new key on the terms of an old one, which ends: at once, or after --grace.
+    """Replace a key by a new one with its terms. The old key ends at once, or after --grace.
 
-    The old one is named by its HASH, or by the key or its hash on standard input.
+    The old key is named by its HASH, or by the key or its hash on standard input.
     """
     from gateway.config.sections.keys import hash_key, new_key
     from gateway.keys.rotation import CannotRotate, rotate, seconds_of
@@ -203,7 +201,7 @@ def rotate(key_hash: str | None, path: Path | None, grace: str, expires: str | N
 @keys.command(name="list")
 @_config
 def list_(path: Path | None) -> None:
-    """All keys by their hashes: who says so, whose they are, until when and for what, and when they were last used."""
+    """List all keys by their hashes: source, tenant, expiry, apps, models, and last use."""
     from gateway.keys.issued import in_words
     from gateway.keys.rotation import moment
 

@@ -49,8 +49,10 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
     "paths", metavar="TRACE...", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, allow_dash=True)
 )
 @config_option("A gateway's file: its policy, limits, weights and engines.", "config_path")
-@click.option("--pool", "pool_name", help="Which pool of the file, if it has several.")
-@click.option("--policy", "policies", help=f"With commas.  [default: {POLICIES}; with -c: {BASELINE} and the file's]")
+@click.option("--pool", "pool_name", help="Pool of the file, if it has several.")
+@click.option(
+    "--policy", "policies", help=f"Policies, with commas.  [default: {POLICIES}; with -c: {BASELINE} and the file's]"
+)
 @click.option(
     "--backends",
     metavar="N[,N]",
@@ -62,9 +64,9 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
     "profile_name",
     help=f"Engine to imitate.  [default: as fast as the log's, or {PROFILE}]",
 )
-@click.option("--speed", default=1.0, show_default=True, help="2: requests arrive in half the time.")
-@click.option("--limit", type=click.IntRange(1), help="Only so many of the first requests.")
-@click.option("--format", "format_name", help="Format of the trace; found by its columns when absent.")
+@click.option("--speed", default=1.0, show_default=True, help="Factor of the arrival rate.")
+@click.option("--limit", type=click.IntRange(1), help="Number of first requests to replay.")
+@click.option("--format", "format_name", help="Format of the trace.  [default: told by its columns]")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
 def replay(
@@ -72,8 +74,8 @@ def replay(
     backends: tuple[int, ...] | None, profile_name: str | None, speed: float, limit: int | None,
     format_name: str | None, json_path: Path | None, html_path: Path | None,
 ) -> None:  # fmt: skip
-    """What would this traffic have seen under each policy? TRACE: fairgate's access log, also one that is still
-    written, or a public trace; several files are read as one, and - is what comes in.
+    """Replay recorded traffic under several policies in virtual time. TRACE is fairgate's access log, also while the
+    log is written, or a public trace; several files are read as one; -: standard input.
 
     \b
     fairgate replay access.log --html replay.html
@@ -81,7 +83,7 @@ def replay(
     fairgate replay access.log -c gateway.yaml --backends 3     what would another engine bring?
     fairgate replay conversation_trace.jsonl.gz --speed 2 --limit 1000
 
-    The production engine and policies run in virtual time before simulated engines; docs/replay.md has the formats.
+    The production policies run before simulated engines. docs/replay.md has the formats.
     """
     from backends.simulated.engine_profiles import UnknownProfileError, profile
     from gateway.config.load import ConfigError

@@ -77,7 +77,7 @@ def view(url: str, state: Data, *, rows: int | None) -> RenderableType:
 def _tenants(pool: Data, window_s: float, rows: int | None) -> Iterator[RenderableType]:
     found = pool["tenants"]
     if not found:
-        yield _line(f"Nobody has asked for anything in the last {window_s:g} s.")
+        yield _line(f"No request came in the last {window_s:g} s.")
         return
     table = _table("tenant", ">weight", ">received", ">due", ">queued", ">running", ">p50", ">p95", ">refused")
     shown = found if rows is None else found[:rows]

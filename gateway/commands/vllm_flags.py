@@ -25,9 +25,8 @@ vllm serve MODEL --enable-prompt-tokens-details
 
 @click.command("vllm-flags")
 def vllm_flags() -> None:
-    """Print what to start vLLM with, and how fairgate's plug-in comes to it.
+    """Print vLLM's options, and how to install fairgate's plug-in, which reports vLLM's load after each step.
 
-    With the plug-in vLLM says after each step what it holds, and its metrics are hardly read. Without it all works, by
-    its metrics.
+    Without the plug-in the gateway reads vLLM's metrics.
     """
     click.echo(_TEXT.format(version=__version__), nl=False)

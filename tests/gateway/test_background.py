@@ -14,8 +14,9 @@ from gateway.config.sections.keys import hash_key
 from tests.certificates import Authority
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
-from tests.gateway.test_addresses_live import Names
-from tests.gateway.test_admin_keys import TENANTS, TOKEN, admin, answers
+from tests.kit.keys import TENANTS, TOKEN, admin, answers
+from tests.kit.names import Names
+from tests.kit.usage import FAILURES
 from tests.redis_server import RedisServer
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
@@ -97,32 +98,26 @@ async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Start
 
 
 BREAKS = {
-    "batches": "gateway.proxy.batches.batch_tables.claim",
-    "files": "gateway.proxy.batches.batch_tables.forget",
+    "batches": "gateway.proxy.batches.batch_tables.claim", "files": "gateway.proxy.batches.batch_tables.forget",
     "addresses": "gateway.pool.engine_addresses.Addresses._look_up",
-    "certificates": "gateway.http.tls.certificates.Certificates._look",
-    "engines": "gateway.pool.pools.Pools.prepare",
+    "certificates": "gateway.http.tls.certificates.Certificates._look", "engines": "gateway.pool.pools.Pools.prepare",
     "exchange": "gateway.pool.replication.ticker.Exchanges._exchange",
-    "fleet": "gateway.storage.redis.redis_store.RedisStore.subscribe",
-    "health": "gateway.pool.backend.Backend.check",
+    "fleet": "gateway.storage.redis.redis_store.RedisStore.subscribe", "health": "gateway.pool.backend.Backend.check",
     "keys": "gateway.keys.in_redis.RedisKeys.changed",
-    "lessons": "gateway.pool.replication.learned.LearnedSync._adopt",
-    "metrics": "backends.scraper.Scraper._scrape",
+    "lessons": "gateway.pool.replication.learned.LearnedSync._adopt", "metrics": "backends.scraper.Scraper._scrape",
     "news received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "news sent": "gateway.storage.redis.redis_store.RedisStore.publish",
     "responses received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "responses sent": "gateway.storage.redis.redis_store.RedisStore.publish",
     "shares": "gateway.operator.self_service.self_service.SelfService._sum_up",
-    "state_file": "gateway.pool.learned_file.LearnedFile.save",
-    "steps": "backends.step_feed.StepFeed._listen",
+    "state_file": "gateway.pool.learned_file.LearnedFile.save", "steps": "backends.step_feed.StepFeed._listen",
     "store": "gateway.storage.redis.redis_store.RedisStore._join_all",
     "usage": "gateway.usage.recorder.UsageRecorder.flush",
-}
+}  # fmt: skip
 """By kind of task, what is made to fail."""
 
 
 SURPRISE = ": TypeError: see the log"
-FAILURES = "fairgate_background_failures_total"
 
 
 @pytest.mark.interpreted_only("breaks what runs in the background")

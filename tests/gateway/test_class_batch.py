@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from gateway.config.sections.keys import hash_key
 from policies.request import of_batch
 from tests.gateway.live import Live, Starter, chat, simulated, until
@@ -29,28 +27,23 @@ def waits(live: Live) -> set[str]:
     return {request.flow.tenant for request in (*requests.waiting.requests.values(), *running)}
 
 
-@pytest.mark.parametrize(
-    ("key", "headers", "body", "leaf"),
-    [
-        ("key-of-team", {}, {}, "team"),
-        ("key-of-team", {"x-fairgate-app": "nightly"}, {}, of_batch("team")),
-        ("key-of-night", {}, {}, of_batch("team")),
-        ("key-of-night", {"x-fairgate-class": "interactive"}, {"service_tier": "priority"}, of_batch("team")),
-        ("key-of-owner", {"x-fairgate-class": "batch"}, {}, of_batch("owner")),
-        ("key-of-owner", {}, {"service_tier": "flex"}, of_batch("owner")),
-        ("key-of-owner", {}, {"service_tier": "auto"}, "owner"),
-    ],
-)
-async def test_what_makes_a_request_class_batch(
-    start: Starter, key: str, headers: dict[str, str], body: dict[str, Any], leaf: str
-) -> None:
+async def test_what_makes_a_request_class_batch(start: Starter) -> None:
     async with simulated() as sim, start(sim.url, tenants=TENANTS, apps=APPS) as live:
-        sim.faults.is_still = True
-        fields = {name.replace("-", "_"): value for name, value in headers.items()}
-        asked = asyncio.ensure_future(live.ask("/v1/chat/completions", chat(**LONG, **body), key=key, **fields))
-        await until(lambda: waits(live) == {leaf})
-        sim.faults.is_still = False
-        assert (await asked).status == 200
+        for key, headers, body, leaf in [
+            ("key-of-team", {}, {}, "team"),
+            ("key-of-team", {"x-fairgate-app": "nightly"}, {}, of_batch("team")),
+            ("key-of-night", {}, {}, of_batch("team")),
+            ("key-of-night", {"x-fairgate-class": "interactive"}, {"service_tier": "priority"}, of_batch("team")),
+            ("key-of-owner", {"x-fairgate-class": "batch"}, {}, of_batch("owner")),
+            ("key-of-owner", {}, {"service_tier": "flex"}, of_batch("owner")),
+            ("key-of-owner", {}, {"service_tier": "auto"}, "owner"),
+        ]:
+            sim.faults.is_still = True
+            fields = {name.replace("-", "_"): value for name, value in headers.items()}
+            asked = asyncio.ensure_future(live.ask("/v1/chat/completions", chat(**LONG, **body), key=key, **fields))
+            await until(lambda leaf=leaf: waits(live) == {leaf})  # type: ignore[misc]
+            sim.faults.is_still = False
+            assert (await asked).status == 200, key
 
 
 async def test_other_work_gets_the_room_and_nothing_is_lost_or_charged_twice(start: Starter) -> None:

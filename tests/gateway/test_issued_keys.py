@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from gateway.config.model import TenantConfig
 from gateway.config.sections.keys import KeyConfig, hash_key
-from gateway.config.sections.usage import UsageConfig
 from gateway.http.errors import ApiError
 from gateway.keys.identity import Keyring
 from gateway.keys.in_database import DatabaseKeys
@@ -22,9 +19,9 @@ from gateway.keys.in_redis import CHANGED, TABLE, RedisKeys
 from gateway.keys.issued import Follower, KeyTable, TableFull, entry, read_entry
 from gateway.storage.store_errors import StoreUnavailable
 from gateway.telemetry.background import Background
-from gateway.usage.thread import CLOSE_S, DatabaseThread
 from tests.gateway.live import until
-from tests.gateway.test_store import opened
+from tests.kit.keys import database_at
+from tests.kit.stores import opened
 from tests.postgres_server import PostgresServer
 from tests.redis_server import RedisServer
 
@@ -54,15 +51,6 @@ async def table(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     else:
         async with PostgresServer() as server, database_at(server.url) as database:
             yield DatabaseKeys(database)
-
-
-@asynccontextmanager
-async def database_at(url: str) -> AsyncIterator[DatabaseThread]:
-    database = DatabaseThread(UsageConfig(url=SecretStr(url)))
-    try:
-        yield database
-    finally:
-        await database.close(CLOSE_S)
 
 
 async def test_the_table_takes_so_many_keys_and_no_more(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:

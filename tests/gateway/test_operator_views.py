@@ -24,35 +24,17 @@ from gateway.operator.snapshots.snapshot import snapshot_of as of_process
 from gateway.operator.snapshots.spans import due
 from tests.commands import FAIRGATE, run
 from tests.gateway.live import Live, Starter, chat, simulated, until
-from tests.kit.overload import CHAT, full, question, tenants
+from tests.kit.overload import CHAT, full, question, seen, tenants
 from tests.kit.served import config_file
 from tests.ports import free_port
-from tests.waiting import eventually
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-async def seen(live: Live, path: str) -> Any:
-    got = await live.get(path, admin=True)
-    assert got.status == 200, got.body
-    return got.json
-
-
-async def limited_by_kv(live: Live) -> Any:
-    """The pool, once the prompts before the next request have been processed."""
-    found: Any = {}
-
-    async def is_limited_by_kv() -> bool:
-        [found["pool"]] = (await seen(live, "/state"))["pools"]
-        return bool(found["pool"]["limited_by"] == "kv")
-
-    await eventually(is_limited_by_kv)
-    return found["pool"]
-
-
 async def test_the_queue_says_who_waits_and_for_what(start: Starter) -> None:
     async with full(start) as gate:
-        pool = await limited_by_kv(gate.live)
+        [pool] = (await seen(gate.live, "/state"))["pools"]
+        assert pool["limited_by"] == "kv"
         assert (pool["queued_requests"], pool["dispatched_requests"]) == (1, 3)
         assert pool["limited_by_is"].startswith("1 request of holder in the queue: the KV cache has no room")
         [waiting] = pool["requests"]
@@ -127,7 +109,7 @@ async def test_what_one_process_sees_reaches_another_and_is_put_together(start: 
 
 async def test_engines_have_their_sequences_and_what_the_next_request_waits_for_there(start: Starter) -> None:
     async with full(start) as gate:
-        pool = await limited_by_kv(gate.live)
+        [pool] = (await seen(gate.live, "/state"))["pools"]
         [engine] = pool["backends"]
         assert engine["url"] == f"http://{engine['backend']}"
         assert (engine["in_service"], engine["reason"], engine["obstacle"]) == (True, "", "kv")
@@ -291,7 +273,7 @@ async def test_top_says_so_where_nobody_has_asked_for_anything(start: Starter) -
     async with simulated(time_scale=0) as sim, start(sim.url) as live:
         code, out, _ = await run("top", "--once", "--admin", admin(live))
         assert code == 0
-        assert "Nobody has asked for anything in the last 60 s." in out
+        assert "No request came in the last 60 s." in out
         assert "Nothing limits the pool" in out
 
 

@@ -23,9 +23,9 @@ from gateway.usage.written import add_shares, forget
 from tests.commands import running
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Starter, chat, simulated, until
-from tests.gateway.test_usage import CHAT, OK, written
 from tests.kit.browser import CHROMIUM, expect, window
 from tests.kit.served import config_file
+from tests.kit.usage import CHAT, OK, written
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 
@@ -287,9 +287,9 @@ async def test_the_page_asks_for_a_key_and_shows_what_is_its_own(start: Starter)
         for key in ("key-of-alice", "key-of-mallory"):
             assert (await live.ask(CHAT, chat(max_tokens=4), key=key)).status == 200
         await seen.page.goto(live.url + PATH)
-        await seen.shows("#link", "asks for your key")
+        await seen.shows("#link", "needs your key")
         await seen.is_accessible()
-        for key, says in (("a-wrong-key", "This key is not taken here."), ("key-of-alice", "")):
+        for key, says in (("a-wrong-key", "This gateway does not accept the key."), ("key-of-alice", "")):
             await seen.page.locator("#token").fill(key)
             await seen.page.locator("#token-form button").click()
             if says:
@@ -299,11 +299,11 @@ async def test_the_page_asks_for_a_key_and_shows_what_is_its_own(start: Starter)
             "#received-body", "research (weight 1, guaranteed share 30 %, max running 40) › nlp (weight 1) › alice"
         )
         await seen.shows("#limits-body", "99 of 100 left")
-        await seen.shows("#now-body", "Nothing of yours waits; 0 run; one that comes now starts at once.")
+        await seen.shows("#now-body", "None of your requests waits; 0 run; a new request starts at once.")
         await seen.shows("#received-body", "Last 5 min 100 % of what was due")
         await seen.shows("#requests-body", re.compile(r"1 request, waited \d+ ms on average\. The slowest: .*4 out"))
         await seen.page.locator("#request-filter").fill("no such minute")
-        await seen.shows("#requests-body", "No minute has this.")
+        await seen.shows("#requests-body", "No minute matches.")
         assert "mallory" not in await seen.page.content()
         await seen.is_accessible()
         assert [fault for fault in seen.faults if "401" not in fault] == []

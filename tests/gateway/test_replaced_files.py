@@ -27,11 +27,9 @@ from tests.certificates import Authority
 from tests.commands import run
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Live, Starter, chat, simulated, until
-from tests.gateway.test_admin_keys import NAMED, TENANTS, TOKEN, admin, answers
-from tests.gateway.test_background import FAILURES
-from tests.gateway.test_usage import CHAT, OK, counted, database_at, written
-from tests.kit.reloading import reloadable
+from tests.kit.keys import NAMED, TENANTS, TOKEN, admin, answers
 from tests.kit.served import config_file
+from tests.kit.usage import CHAT, FAILURES, OK, counted, database_at, written
 from tests.waiting import eventually
 
 
@@ -352,24 +350,6 @@ def test_a_log_in_whose_place_there_is_no_file_goes_on_where_it_was(tmp_path: Pa
 
 
 # --- the config and the certificates ---
-
-
-async def test_a_config_file_that_is_replaced_is_read_and_one_that_is_gone_changes_nothing(tmp_path: Path) -> None:
-    async with simulated() as sim, reloadable(tmp_path, sim) as gate:
-        gate.path.unlink()
-        got = await gate.post("/reload")
-        assert (got.status, got.json["outcome"]) == (409, "refused")
-        assert "No such file" in got.json["why_not"][0]
-        assert (await gate.ask()).status == 200
-        other = tmp_path / "other.yaml"
-        other.write_text(json.dumps({**gate.fields, "drain_s": 7}))
-        os.replace(other, gate.path)
-        assert (await gate.post("/reload")).json["outcome"] == "changed"
-        gate.path.unlink()
-        other.write_text(json.dumps({**gate.fields, "drain_s": 8}))
-        gate.path.symlink_to(other)  # as Kubernetes mounts it
-        assert (await gate.post("/reload")).json["outcome"] == "changed"
-        assert gate.live.gateway.config.drain_s == 8
 
 
 async def test_certificates_that_cannot_be_read_are_said_until_they_can_be(start: Starter, tmp_path: Path) -> None:

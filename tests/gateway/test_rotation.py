@@ -16,8 +16,7 @@ from gateway.keys.rotation import CannotRotate, moment, rotate, seconds_of
 from tests.commands import run
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Starter, chat
-from tests.gateway.test_admin_keys import MOMENT, NAMED, OK, TENANTS, TOKEN, admin, answers
-from tests.gateway.test_issued_keys import database_at
+from tests.kit.keys import MOMENT, NAMED, OK, TENANTS, TOKEN, admin, answers, database_at
 from tests.kit.served import config_file
 
 NOW = 1_800_000_000.0

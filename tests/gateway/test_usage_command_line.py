@@ -23,7 +23,7 @@ from gateway.usage.written import Batch, add
 from tests.commands import run
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, until
-from tests.gateway.test_command_line import config_file
+from tests.kit.served import config_file
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}')
 NOW = datetime(2027, 2, 3, 14, 30, tzinfo=UTC)

@@ -30,8 +30,8 @@ from policies.request import Limit, Refusal, ServiceTokens
 from tests.commands import running
 from tests.gateway.capture import Peer, Seen, Upstream, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, until
-from tests.gateway.test_command_line import config_file
-from tests.gateway.test_usage import CHAT, OK, TENANTS, counted, requests_in, written
+from tests.kit.served import config_file
+from tests.kit.usage import CHAT, OK, TENANTS, counted, requests_in, written
 from tests.postgres_server import PostgresServer
 
 

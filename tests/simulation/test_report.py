@@ -15,8 +15,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from backends.simulated.engine_profiles import profile
+from gateway.commands.main import main
 from lab import public_traces
 from simulation.measured import measured
 from simulation.replay import Percentiles, ReplayResult, TenantResult, replay_under
@@ -233,8 +235,8 @@ def test_columns_are_aligned() -> None:
     ],
 )
 def test_bad_input_is_named_and_ends_with_2(arguments: tuple[str | Path, ...], message: str) -> None:
-    done = run(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = CliRunner().invoke(main, ["replay", *map(str, arguments)])
+    assert (done.exit_code, done.stdout) == (2, "")
     assert message in " ".join(done.stderr.split())
 
 

@@ -52,7 +52,7 @@ function show() {
   requests();
   const queued = sum(said.pools.map((one) => one.queued_requests));
   document.title = queued ? `${queued} waiting, fairgate` : "fairgate";
-  place("cost").textContent = `Received, due, waits and refusals are of the last ${seconds(said.window_s)}. What this page shows`
+  place("cost").textContent = `Received, due, waits and refusals are of the last ${seconds(said.window_s)}. This page`
     + ` costs the gateway ${percent(said.cost_cores)} of a core.`;
   document.body.dataset.shown = "yes";
   showDetails();
@@ -71,7 +71,7 @@ function firstRequest() {
   const quoted = body.replaceAll("'", "'\\''");
   const line = `curl ${url} -H "Authorization: Bearer $KEY" -H "Content-Type: application/json" -d '${quoted}'`;
   return element("div", { class: "about" },
-    element("p", {}, "Nobody has asked for anything in the last 60 s. Send a request, with the key of a tenant:"),
+    element("p", {}, "No request came in the last 60 s. Send one with the key of a tenant:"),
     element("pre", { tabindex: "0" }, line));
 }
 
@@ -87,7 +87,7 @@ function requests() {
     .sort((a, b) => b.arrived_at_s - a.arrived_at_s);
   const of = (one) => [named("tenant", one.tenant), " ", named("explain", one.request_id, { class: "id" })];
   fill(place("requests-body"), ...(found.length ? list(found, of) :
-    [element("p", { class: "about" }, all.length ? "None of the last requests has this." : "No request has ended since the gateway began.")]));
+    [element("p", { class: "about" }, all.length ? "No match among the last requests." : "No request has ended since the gateway started.")]));
 }
 
 function choosePools(names) {
@@ -120,7 +120,7 @@ function linked(state, why) {
     place("token").focus();
   }
   const away = `the gateway has not answered since ${clock(awaySince)} (${why}); asking again`;
-  showLink(state, { token: "asks for its token", live: "live", away }[state]);
+  showLink(state, { token: "needs its token", live: "live", away }[state]);
 }
 
 place("token-form").addEventListener("submit", (event) => {
@@ -135,7 +135,7 @@ place("pool").addEventListener("change", (event) => {
 });
 place("pause").addEventListener("click", (event) => {
   paused = paused ? null : said;
-  event.target.textContent = paused ? "Go on" : "Pause";
+  event.target.textContent = paused ? "Resume" : "Pause";
   event.target.setAttribute("aria-pressed", String(Boolean(paused)));
   plan();
 });

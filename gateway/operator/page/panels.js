@@ -33,10 +33,10 @@ export function lanes(pool) {
   const lane = (name, said, ...more) => element("div", { class: "lane" }, element("b", {}, name), numbers(said), ...more);
   fill(place("lanes-body"),
     lane("Who waits", pool.queued_requests ? `${count(pool.queued_requests, "request")}, the oldest for ${seconds(oldest)}`
-      : "nobody: each request starts as it comes", drawn("queued_requests", pool.queued_requests)),
+      : "nobody: each request starts on arrival", drawn("queued_requests", pool.queued_requests)),
     lane("Behind whom", `${count(pool.dispatched_requests, "request")} at the engines, ${taken} of ${count(slots, "slot")} taken`,
       drawn("running_requests", pool.dispatched_requests)),
-    pool.waits_for ? lane("For what", `the next one waits ${pool.waits_for}`) : null,
+    pool.waits_for ? lane("For what", `the next request waits ${pool.waits_for}`) : null,
     element("ul", { class: "key" }, ...busy.slice(0, TENANTS_SHOWN).map((one) => element("li", { class: colour(one.tenant) },
       named("tenant", one.tenant), ` ${one.queued_requests} waiting, ${one.running_requests} running`))),
     ...pool.gateways.map((one) =>
@@ -93,7 +93,7 @@ export function tenants(pool, { filter, isWhole, countsUsage, hint }) {
     found.length > TENANTS_SHOWN ? element("button", { type: "button", id: "tenants-whole" },
       isWhole ? `Only the first ${TENANTS_SHOWN}` : `All ${found.length}`) : null,
     pool.tenants_left_out ? about(`The busiest ${pool.tenants.length} of ${pool.tenants.length + pool.tenants_left_out}.`) : null,
-    about("Bar: the part of the pool's service that was received; mark: what was due, by weight, by groups and by what others leave."),
+    about("Bar: received part of the pool's service. Mark: the part that was due by weight and groups, and what others leave."),
     ...pool.refusals.map((one) => element("p", { class: "refusal" },
       `${count(one.requests, "request")} refused (${spaced(one.reason)}): ${one.reason_is}. Most: `, named("tenant", one.most), ".")),
     today.fault ? about(`Usage cannot be read: ${today.fault}.`) : countsUsage ? null : about(
@@ -137,7 +137,7 @@ function groupRow(one, depth, most) {
 export function engines(pool) {
   fill(place("engines-body"), ...(pool.backends.length ? [
     element("ul", { class: "tiles" }, ...pool.backends.map(engine)),
-    about("Upper bar: slots, by tenant. Lower bar: the KV cache, with a mark where it is expected to end at most."),
+    about("Upper bar: slots by tenant. Lower bar: KV cache, with a mark at its largest expected use."),
   ] : [about("This pool has no engine. Name one under ", element("code", {}, "pools[].backends"), " in the configuration.")]));
 }
 

@@ -37,7 +37,7 @@ export async function follow(heard, state) {
       }, () => state("live"));
     } catch (error) {
       if (error instanceof TokenAsked) return state("token");
-      why = error.name === "AbortError" ? "it has been silent" : error.message;
+      why = error.name === "AbortError" ? "it was silent" : error.message;
     }
     const pause = AGAIN_MS[Math.min(failures, AGAIN_MS.length - 1)];
     failures += 1;

@@ -12,27 +12,10 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.pace import PREFILL_TOKENS_MAX, PREFILL_TOKENS_MIN
 from policies.capacity.slots import FIRST_SLOTS, Slots
-from policies.request import Request
+from tests.policies.ledgers import obstacle, start
 from tests.policies.making import make_request
 
 SETTINGS = CapacitySettings()
-
-
-def start(ledger: BackendLedger, request: Request, now: float = 0.0, *, started: bool = True) -> Lease:
-    lease = Lease(request, ledger.name, now)
-    ledger.add(lease)
-    if started:
-        ledger.started(lease, now)
-    return lease
-
-
-def obstacle(ledger: BackendLedger, request: Request | None = None, now: float = 0.0) -> Obstacle | None:
-    """Asked within an event: what holds a request back is learned."""
-    asked = request or make_request()
-    found = ledger.obstacle(asked, now)
-    if found is not None:
-        ledger.held_back(asked, found)
-    return found
 
 
 def admitted(ledger: BackendLedger) -> int:

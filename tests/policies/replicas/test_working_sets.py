@@ -18,7 +18,7 @@ from policies.replicas.reference_store import ReferenceStore
 from policies.request import Claim, Request, ServiceTokens
 from policies.tree.node import CONTEXTS, Usage
 from policies.tree.terms import ROOT
-from tests.policies.capacity.test_working_set import HOLD_S, K, teach
+from tests.policies.agents import HOLD_S, K, teach
 from tests.policies.making import dispatched, make_request
 
 WINDOW = 1000.0
