@@ -250,11 +250,12 @@ class PoolTree:
     def set_elsewhere(self, rows: Sequence[Usage], sharers: int = 1) -> None:
         """Replace the sums of the rows that other gateways report (`report`)."""
         self._rows = rows
-        before, self._used_elsewhere = (
-            self._used_elsewhere,
-            {(self._named(name), resource): amount for name, resource, amount in rows if resource in RESOURCES},
-        )
+        before, self._used_elsewhere = self._used_elsewhere, {}
         used = self._used_elsewhere
+        for name, resource, amount in rows:
+            if resource in RESOURCES:
+                at = self._named(name), resource
+                used[at] = used.get(at, 0.0) + amount
         for at in before | used:
             if more := used.get(at, 0.0) - before.get(at, 0.0):
                 at[0].use(at[1], more, is_elsewhere=True)
