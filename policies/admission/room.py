@@ -204,7 +204,7 @@ class PoolRoom:
 
     def opens_s(self) -> float:
         """Return the time at which a blocked request may have room without an event; inf if never."""
-        return min(self._opens.first_s(), self._tenants.expires_s(), self._working_set.expires_s())
+        return min(self._opens.first_s(), self._working_set.expires_s())
 
     def full_beside(self) -> dict[str, Obstacle]:
         return self._full_beside
@@ -224,6 +224,8 @@ class PoolRoom:
         known = self._answers.get(request.id)
         if known is not None and known[1] == standing:
             return self._asked_again(request, known)
+        if request.engine or request.progress.closed is not None:  # a full engine may be closed to this request as well
+            return self._found(request, standing, {}, list(self._backends.values()))
         return self._found(request, standing, self._full.copy(), list(self._open.values()))
 
     def _asked_again(self, request: Request, known: Answers) -> Sequence[BackendLedger] | Blocked:

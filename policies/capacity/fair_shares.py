@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from math import inf
 from typing import NamedTuple
 
 from policies.request import Request
@@ -115,10 +114,6 @@ class FairShares:
     def withdrawn(self, request: Request) -> None:
         """Take out a queued request that left without service."""
         self._tenants[request.flow.tenant].queued -= 1
-
-    def expires_s(self) -> float:
-        """Return when the next tenant may cease to be active; inf if no tenant is active."""
-        return next(iter(self._tenants.values())).seen_s + self._active_s if self._tenants else inf
 
     def is_flooding(self, request: Request) -> bool:
         """Return whether the tenant has more queued than its fair share of the number of dispatched requests."""

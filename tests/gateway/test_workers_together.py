@@ -122,7 +122,7 @@ async def answered(*floods: Flood, more: int) -> None:
 
 
 async def is_full(gate: Gate) -> bool:
-    """Do the workers together use the engine, but for the headroom?"""
+    """Do the workers together use the engine?"""
     [pool] = (await gate.see("/state"))["pools"]
     return bool(pool["backends"][0]["running_sequences"] >= ENGINE.max_num_seqs - 1)
 

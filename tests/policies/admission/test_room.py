@@ -83,8 +83,8 @@ def test_a_wake_asks_only_the_engines_whose_time_has_come() -> None:
     """One is full, and of the others each has a page that is believed for a second and shows a queue."""
     engines, tenants, request = Asked(), FairShares(), make_request("a")
     for name in ("full", "soon", "late"):
-        ledger = engines[name] = BackendLedger(name, CapacitySettings(), max_num_seqs=1)
-        for _ in range(3 if name == "full" else 1):
+        ledger = engines[name] = BackendLedger(name, CapacitySettings(), max_num_seqs=2)
+        for _ in range(2 if name == "full" else 1):
             lease = Lease(make_request("b"), name, 0.0)
             ledger.add(lease)
             ledger.started(lease, 0.0)
@@ -172,8 +172,8 @@ def test_an_unstreamed_answer_makes_room_for_the_next_prompt_when_it_should_have
 
 def test_an_engine_without_slots_for_many_sequences_may_have_one_for_a_single_one() -> None:
     engines, tenants = Asked(), FairShares()
-    ledger = engines["one"] = BackendLedger("one", CapacitySettings(), max_num_seqs=8)
-    for sequences in (16, 16, 16, 16, 1):
+    ledger = engines["one"] = BackendLedger("one", CapacitySettings(), max_num_seqs=16)
+    for sequences in (16, 16, 16, 1, 1, 1):
         lease = Lease(make_request("b", prompt=1, sequences=sequences), "one", 0.0)
         ledger.add(lease)
         ledger.started(lease, 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import inf, sqrt
 from random import Random
 
 import pytest
@@ -16,7 +16,7 @@ from policies.capacity.obstacle import Obstacle
 from policies.capacity.working_set import WorkingSet
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
-from policies.request import Claim, Refusal, Request, ServiceTokens
+from policies.request import Claim, Refusal, Request, ServiceTokens, of_batch
 from policies.tree.node import CONTEXTS, Usage
 from policies.tree.pool_tree import PoolTree
 from tests.policies.agents import HOLD_S, K, Pool, call, full
@@ -388,3 +388,21 @@ def test_an_interaction_whose_first_call_received_nothing_counts_no_more() -> No
     assert pool.set.tokens == 3000
     pool.engine.cancelled(first.id, pool.now, ServiceTokens(0, 0))
     assert pool.set.tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("interactive", "batch", "others", "own"),
+    [(8000, 300, 1700, 1700), (8000, 4000, 1500, -2000), (9900, 100, K / 101, 400), (0, 0, inf, inf)],
+)
+def test_only_the_part_of_batch_counts_for_others_and_all_of_it_for_batch(
+    interactive: int, batch: int, others: float, own: float
+) -> None:
+    shares, tree = FairShares(), PoolTree()
+    found = WorkingSet(shares, tree)
+    found.capacity_tokens, found.batch_share = K, 0.05
+    for tenant, weight in (("a", 1.0), ("d", 99.0)):
+        shares.seen(make_request(tenant, weight=weight), 0.0)
+    tree.hold("a", interactive)
+    tree.hold(of_batch("b"), batch)
+    assert found.available(make_request("c")) == pytest.approx(others)
+    assert found.available(make_request(of_batch("d"))) == own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.request import ServiceTokens, of_batch
-from policies.tree.preemption import Preemption
+from policies.tree.preemption import Preemption, over_part
 from tests.policies.making import make_request
 
 
@@ -67,3 +67,10 @@ def test_the_tenant_with_most_running_for_its_weight_loses_one() -> None:
             )
     tokens = {id: received for received, id in enumerate("wklmnyxz")}
     assert choose(preemption, tokens) == "y", "the least of the three of a, though w has received less"
+
+
+def test_batch_goes_first_while_it_is_over_its_part_and_else_the_most_for_its_weight() -> None:
+    used = {"b": 30.0, of_batch("a"): 20.0, of_batch("c"): 10.0}
+    for is_batch_over, first in ((True, of_batch("a")), (False, "b")):
+        ranks = {leaf: over_part(leaf, held, 1.0, is_batch_over=is_batch_over) for leaf, held in used.items()}
+        assert min(ranks, key=ranks.__getitem__) == first
