@@ -1,10 +1,10 @@
-"""The command `fairgate explain`: why did requests wait? The gateway, its log or its usage database answers."""
+"""The command `fairgate explain`: why did requests wait? The gateway or its access log answers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from glob import escape
 from pathlib import Path
@@ -18,7 +18,6 @@ from gateway.commands.common import BAD_INPUT, Failed, loaded
 from gateway.commands.replaying import readable
 
 if TYPE_CHECKING:
-    from gateway.config.sections.usage import UsageConfig
     from gateway.usage.usage_report import Question
 
 
@@ -48,8 +47,7 @@ def explain(
     fairgate explain --tenant chat --since 8:00 --until 10:00 -c config.yaml
     kubectl logs deploy/fairgate | fairgate explain --tenant chat --log -
 
-    The gateway knows its last decisions; the access log has older ones. Without a log, the usage database has the sums
-    of a tenant. Exits with 1 if none of them knows.
+    The gateway knows its last decisions; the access log has older ones. Exits with 1 if neither knows.
     """
     from gateway.usage.usage_report import BadQuestion, Question
     from simulation.traces.lines import TraceError
@@ -63,7 +61,7 @@ def explain(
                 text, numbers = _of_request(request_id, path, admin, _files(path, logs, stack), asks=not logs)
             else:
                 assert tenant is not None
-                text, numbers = _of_tenant(tenant, user, question, path, _files(path, logs, stack))
+                text, numbers = _of_tenant(tenant, user, question, _files(path, logs, stack))
     except NotAnswered as error:
         raise Failed(f"fairgate: {error}", 1 if error.status else BAD_INPUT) from None
     except (BadQuestion, TraceError, OSError) as error:
@@ -87,7 +85,7 @@ def _of_request(
     request_id: str, path: Path | None, admin: str | None, files: Sequence[Path], *, asks: bool
 ) -> tuple[str, Any]:
     """Return the explanation in words and as numbers. Raise NotAnswered or TraceError."""
-    from gateway.telemetry.logged import Logged
+    from gateway.telemetry.logged import LogExcerpt
 
     admin_error, status = "", 404
     if asks:
@@ -98,7 +96,7 @@ def _of_request(
             if error.status not in (0, 404):
                 raise
             admin_error, status = "no decision on it is remembered; " if error.status else f"{error}; ", error.status
-    logged = Logged(
+    logged = LogExcerpt(
         files, lambda line: request_id in (line.request_id, line.client_request_id), has=request_id, is_last=True
     )
     if not logged.lines:
@@ -108,20 +106,15 @@ def _of_request(
     return logged.sentence(), logged.numbers()
 
 
-def _of_tenant(
-    tenant: str, user: str | None, question: Question, path: Path | None, files: Sequence[Path]
-) -> tuple[str, Any]:
-    """Return the explanation in words and as numbers. Raise NotAnswered, TraceError or BadQuestion."""
+def _of_tenant(tenant: str, user: str | None, question: Question, files: Sequence[Path]) -> tuple[str, Any]:
+    """Return the explanation in words and as numbers. Raise NotAnswered or TraceError."""
     from gateway.telemetry.access_log import hidden
-    from gateway.telemetry.logged import Logged, arrived_s
+    from gateway.telemetry.logged import LogExcerpt, arrived_s
 
     if not files:
-        usage = loaded(path).usage if path is not None else None
-        if usage is None:
-            raise click.UsageError("which access log? Give --log FILE, or -c FILE that has an `access_log` or `usage`")
-        return _of_usage(tenant, user, question, usage)
+        raise click.UsageError("which access log? Give --log FILE, or -c FILE that has an `access_log`")
     since_s, until_s = question.since.timestamp(), question.until.timestamp()
-    logged = Logged(
+    logged = LogExcerpt(
         [one for one in files if one.stat().st_mtime >= since_s],
         lambda line: (
             line.tenant == tenant
@@ -133,25 +126,3 @@ def _of_tenant(
         whose = tenant if user is None else f"{user} of {tenant}"
         raise NotAnswered(f"no request of {whose} came {question.words()}", 404)
     return "\n".join(logged.summary()) if len(logged.lines) > 1 else logged.sentence(), logged.numbers()
-
-
-def _of_usage(tenant: str, user: str | None, question: Question, usage: UsageConfig) -> tuple[str, Any]:
-    """Return the usage database's sums in words and as numbers. Raise NotAnswered or BadQuestion."""
-    from gateway.storage.store_errors import StoreError
-    from gateway.usage.database import Database
-    from gateway.usage.usage_report import read
-
-    try:
-        with closing(Database(usage, makes=False)) as database:
-            report = read(database, question, {}, user=user)
-    except StoreError as error:
-        raise NotAnswered(str(error), 0) from None
-    rows = {row.by[0]: row for row in report.rows}
-    if tenant not in rows:
-        raise NotAnswered(f"no request of {tenant} is counted {question.words()}", 404)
-    row, most = rows[tenant], report.rows[0]
-    text = (
-        f"{row.requests:,} requests of {tenant}, {row.refused:,} refused, waited {row.queue_s / row.requests:.3g} s on "
-        f"average; {most.by[0]} used most, {most.tokens / (report.total.tokens or 1):.0%} of all tokens."
-    )
-    return text, {**row.measures(has_prices=False), "most": most.by[0], "most_tokens": most.tokens}

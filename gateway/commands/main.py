@@ -20,7 +20,6 @@ from gateway.commands.key_commands import keys
 from gateway.commands.replaying import replay
 from gateway.commands.serving import allow_files, run, serve_one, supervise
 from gateway.commands.usage_command import usage
-from gateway.commands.vllm_flags import vllm_flags
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,14 +48,6 @@ def _workers(context: click.Context, option: click.Parameter, text: str | None) 
     return found
 
 
-def _named_keys(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Parse each HASH=NAME to a pair. Raise BadParameter."""
-    found = [(hashed, name) for hashed, _, name in (text.partition("=") for text in texts)]
-    if not all(name for _, name in found):
-        raise click.BadParameter("should be HASH=NAME; `fairgate keys hash` prints the hash of a key")
-    return tuple(found)
-
-
 @main.command()
 @config_option("YAML file; see config.example.yaml.", "config_path")
 @click.option("--backend", "backends", multiple=True, help="URL of an engine, in place of a file; repeat for several.")
@@ -81,36 +72,24 @@ def _named_keys(context: click.Context, option: click.Parameter, texts: tuple[st
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="Lowest level of messages on standard error.  [default: the file's, or info]",
 )
-@click.option(
-    "--name",
-    "names",
-    multiple=True,
-    callback=_named_keys,
-    metavar="HASH=NAME",
-    help="With --backend: the tenant of a key, by the key's hash; repeat for several.",
-)
 def serve(
     config_path: Path | None,
     backends: tuple[str, ...],
-    names: tuple[tuple[str, str], ...],
     **options: Any,
 ) -> None:
     """Run the gateway. An option overrides the file.
 
     \b
     fairgate serve --backend http://localhost:8000 --port 8080
-    fairgate serve --backend http://localhost:8000 --name sha256:...=alice
     fairgate serve -c config.yaml
     """
     from gateway.config.load import ConfigError, Overrides, config_for_backends, load_config
 
     if (config_path is None) == (not backends):
         raise click.UsageError("give either -c FILE or at least one --backend URL (try: fairgate serve --help)")
-    if config_path is not None and names:
-        raise click.UsageError("--name goes with --backend; in a file, names and keys stand under `tenants`")
     if backends and options["access_log"] is None and sys.stdout.isatty():
         options["access_log"] = "off"  # Request lines would scroll the examples at the start out of sight.
-    overrides = Overrides(**options, names=names)
+    overrides = Overrides(**options)
     try:
         load = None
         if config_path is not None:
@@ -231,7 +210,7 @@ def reproduce(
 
 
 main.add_command(keys)
-for command in (explain, usage, replay, reload, drain, resume, vllm_flags):
+for command in (explain, usage, replay, reload, drain, resume):
     main.add_command(command)
 
 

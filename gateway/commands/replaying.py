@@ -68,17 +68,16 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
 @click.option("--limit", type=click.IntRange(1), help="Number of first requests to replay.")
 @click.option("--format", "format_name", help="Format of the trace.  [default: told by its columns]")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
-@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
 def replay(
     paths: tuple[str, ...], config_path: Path | None, pool_name: str | None, policies: str | None,
     backends: tuple[int, ...] | None, profile_name: str | None, speed: float, limit: int | None,
-    format_name: str | None, json_path: Path | None, html_path: Path | None,
+    format_name: str | None, json_path: Path | None,
 ) -> None:  # fmt: skip
     """Replay recorded traffic under several policies in virtual time. TRACE is fairgate's access log, also while the
     log is written, or a public trace; several files are read as one; -: standard input.
 
     \b
-    fairgate replay access.log --html replay.html
+    fairgate replay access.log
     fairgate replay access.log* -c gateway.yaml                 under your own limits and weights
     fairgate replay access.log -c gateway.yaml --backends 3     what would another engine bring?
     fairgate replay conversation_trace.jsonl.gz --speed 2 --limit 1000
@@ -89,7 +88,7 @@ def replay(
     from gateway.config.load import ConfigError
     from simulation.measured import EngineEstimate, measured
     from simulation.replay import UnknownPolicyError, policy_names
-    from simulation.report import ReplayReport, as_html, as_json, as_text
+    from simulation.report import ReplayReport, as_json, as_text
     from simulation.traces.lines import TraceError
     from simulation.traces.reader import Trace, formats
 
@@ -101,7 +100,6 @@ def replay(
         raise click.BadParameter(f"{format_name!r} is none of: {', '.join(formats())}", param_hint="--format")
     if pool_name is not None and config_path is None:
         raise click.UsageError("--pool NAME needs -c FILE, which has the pools")
-    outputs = [(file, write) for file, write in ((json_path, as_json), (html_path, as_html)) if file is not None]
     with ExitStack() as stack:
         try:
             setting = _Setting.of(config_path, pool_name) if config_path is not None else None
@@ -112,8 +110,8 @@ def replay(
             weights, models = (setting.weights(), setting.models()) if setting is not None else ({}, ())
             files = [readable(path, stack) for path in paths]
             trace = Trace(*files, format=format_name, speed=speed, limit=limit, weights=weights, models=models)
-            for file, _ in outputs:
-                file.touch()  # A file that cannot be written should fail before a long run.
+            if json_path is not None:
+                json_path.touch()  # A file that cannot be written should fail before a long run.
             if profile_name is None:
                 engine = measured(trace.entries()) or engine
             counts = (setting.counts(backends) if setting is not None else backends) or (engine.backends,)
@@ -121,8 +119,8 @@ def replay(
             remarks = [] if profile_name is not None else [engine.why]
             remarks += setting.remarks(trace) if setting is not None else []
             replayed = ReplayReport(trace, engine.profile, results, remarks)
-            for file, write in outputs:
-                file.write_text(write(replayed), encoding="utf-8")
+            if json_path is not None:
+                json_path.write_text(as_json(replayed), encoding="utf-8")
         except ConfigError as error:
             raise Failed(str(error)) from None
         except (TraceError, UnknownPolicyError, UnknownProfileError, OSError) as error:

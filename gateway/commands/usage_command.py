@@ -11,12 +11,7 @@ from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
 
 
 @click.command()
-@config_option("The gateway's file, which has `usage:`.")
-@click.option(
-    "--database",
-    "url",
-    help="The SQLite file or postgresql://..., in place of -c; without prices and groups.",
-)
+@config_option("The gateway's file, which has `usage:`.", required=True)
 @click.option("--since", default="24h", show_default=True, help="24h, 7d, today, a day, or a time; by UTC.")
 @click.option("--until", help="End, written like --since.  [default: now]")
 @click.option(
@@ -34,43 +29,30 @@ from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
     type=click.Choice(["table", "csv", "json"]),
     help="Format of the output.",
 )
-def usage(
-    path: Path | None, url: str | None, since: str, until: str | None, by: str, user: str | None, form: str
-) -> None:  # fmt: skip
+def usage(path: Path, since: str, until: str | None, by: str, user: str | None, form: str) -> None:
     """Print requests, tokens and time in the queue, in whole hours.
 
     \b
     fairgate usage -c config.yaml --since today
     fairgate usage -c config.yaml --since 7d --by day,tenant,model --format csv
     fairgate usage -c config.yaml --since 2027-01-01 --by group,month
-    fairgate usage --database /var/lib/fairgate/usage.db --by user
+    fairgate usage -c config.yaml --by tenant,key
 
     A tenant counts in each group around it. Users are shown by a hash of their names, as in the access log.
     """
     from datetime import UTC, datetime
 
-    from pydantic import ValidationError
-
-    from gateway.config.sections.usage import UsageConfig
     from gateway.storage.store_errors import StoreError, StoreUnavailable
     from gateway.usage.database import Database
     from gateway.usage.usage_report import FORMATS, BadQuestion, Question, read
 
-    if (path is None) == (url is None):
-        raise click.UsageError("give either -c FILE or --database URL")
-    config: UsageConfig | None
-    try:
-        whole = loaded(path) if path is not None else None
-        config = whole.usage if whole is not None else UsageConfig.model_validate_strings({"url": url})
-    except ValidationError as error:
-        raise click.BadParameter(error.errors()[0]["msg"], param_hint="--database") from None
-    if config is None:
+    config = loaded(path)
+    if config.usage is None:
         raise Failed(f"fairgate: {path} has no `usage:`, so nothing was counted")
     try:
         question = Question(since, until, by.split(",") if by else [], datetime.now(UTC))
-        around = whole.around if whole is not None else None
-        with closing(Database(config, makes=False)) as database:
-            report = read(database, question, config.prices, around=around, user=user)
+        with closing(Database(config.usage, makes=False)) as database:
+            report = read(database, question, config.usage.prices, around=config.around, user=user)
             click.echo(FORMATS[form](report), nl=False)
     except (StoreError, BadQuestion) as error:
         raise Failed(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None

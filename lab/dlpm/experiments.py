@@ -19,6 +19,7 @@ from lab.dlpm.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
 from lab.dlpm.programs import BLOCK_TOKENS, Misbehaviour, Programs, judge, long_context_qa, tree_of_thoughts
 from lab.experiment import Experiment, Figure, Findings, FromSourceError, Inputs, Row, holds, shown
 from lab.lab_driver import simulate
+from lab.plots import Series
 from lab.service import service
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
@@ -26,7 +27,6 @@ from policies.admission.policy import Policy
 from policies.orders.cost import LinearCost
 from policies.placements import placement
 from policies.queue.bounds import QueueLimits
-from simulation.plots import Series
 from simulation.run import Record
 from simulation.statistics import jain, percentile
 

@@ -15,9 +15,9 @@ from lab.experiment import Experiment, Figure, Findings, Inputs, Row, shown
 from lab.fairserve.population import Population, workload
 from lab.fairserve.sections import LIMIT, LIMITED, POPULATION
 from lab.fairserve.study import Study, ends_calls, percent, protects_interactions, study
+from lab.plots import Series
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.overload import OverloadSettings
-from simulation.plots import Series
 
 FEW = POPULATION
 MANY = replace(POPULATION, abusers=60)

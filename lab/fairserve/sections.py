@@ -19,9 +19,9 @@ from lab.fairserve.study import (
     protects_interactions,
     study,
 )
+from lab.plots import Series
 from policies.admission.engine import AdmissionEngine
 from policies.limits.throttle import Ceilings, ThrottleSettings
-from simulation.plots import Series
 from simulation.statistics import percentile
 
 POPULATION = Population()

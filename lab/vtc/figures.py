@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab.experiment import Experiment, Figure, Findings, Inputs, Row, holds, shown, within
+from lab.plots import Series
 from lab.vtc.fairness import (
     Served,
     accumulated_gap,
@@ -17,7 +18,6 @@ from lab.vtc.fairness import (
 )
 from lab.vtc.runs import TWO_U, Scheduler, fcfs, lcf, serve, vtc
 from lab.vtc.workload import increase, on_off, overload, poisson_short_long, shift
-from simulation.plots import Series
 from simulation.run import Arrival, Run
 
 END_S = 600.0

@@ -7,6 +7,7 @@ from math import sqrt
 from statistics import mean, median, stdev
 
 from lab.experiment import Experiment, Figure, Findings, Inputs, Row, holds, shown, within
+from lab.plots import Series
 from lab.vtc.fairness import Discrepancy, accumulated_gap
 from lab.vtc.recorded import RunMeasures, measures, read_runs
 from lab.vtc.runs import (
@@ -29,7 +30,6 @@ from lab.vtc.runs import (
 )
 from lab.vtc.workload import overload
 from policies.orders.cost import ProfiledCost
-from simulation.plots import Series
 
 Printed = tuple[float, float, float]
 

@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 
-from gateway.proxy.ending import Ending
+from gateway.proxy.relay import Ending
 from tests.backends.corpus import ILL_FRAMED, TRUNCATED
 from tests.gateway.capture import (
     DONE,

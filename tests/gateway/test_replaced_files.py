@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sqlite3
@@ -263,26 +262,6 @@ def test_to_open_a_database_ends_no_lock_of_another_connection(tmp_path: Path, m
 
 
 # --- the file of what was learned ---
-
-
-async def test_a_state_file_that_is_removed_or_replaced_is_written_anew(
-    start: Starter, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = start.directory / "learned.json"
-    async with simulated(time_scale=0) as sim:
-        async with start(sim.url, state_file=str(file)) as live:
-            await until(file.exists)
-            other = start.directory / "other"
-            other.write_text("other")
-            for number, spoil in enumerate((file.unlink, lambda: other.replace(file)), 1):
-                spoil()
-                said = f"{file} was changed or removed by somebody else"
-                await until(lambda: caplog.text.count(said) == number)  # noqa: B023 (called here only)
-                assert json.loads(file.read_text())["version"] == 1
-                assert await failures(live, "state_file") == number
-                await until(lambda: not live.gateway.faults())
-            file.unlink()
-        assert json.loads(file.read_text())["version"] == 1, "the last state is there, too"
 
 
 async def test_a_state_file_that_cannot_be_written_is_said_where_an_operator_looks(start: Starter) -> None:

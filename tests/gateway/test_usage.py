@@ -297,9 +297,9 @@ async def test_tables_of_another_version_are_not_touched(tmp_path: Path) -> None
     url = str(tmp_path / "usage.db")
     database = database_at(url)
     with database.transaction() as step:
-        step.do("UPDATE fairgate_notes SET value = '2' WHERE name = 'layout'")
+        step.do("UPDATE fairgate_notes SET value = '1' WHERE name = 'layout'")
     database.close()
     recorder = UsageRecorder(UsageConfig(url=SecretStr(url)), None)
-    with pytest.raises(StoreRefused, match="tables of layout 2, and this version writes layout 1"):
+    with pytest.raises(StoreRefused, match="tables of layout 1, and this version writes layout 2"):
         await recorder.open()
     await recorder.close()

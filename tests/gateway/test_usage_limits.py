@@ -283,22 +283,6 @@ async def test_seconds_at_engines_are_a_limit_and_go_on_after_a_restart(start: S
             assert (limit.limit, limit.remaining) == (10, 0)
 
 
-async def test_a_database_of_before_gets_the_column(usage_url: str) -> None:
-    config = UsageConfig.model_validate({"url": usage_url})
-    now_s = int(time.time())
-    for life in range(3):
-        database = Database(config)
-        with database.transaction() as step:
-            if not life:
-                step.do("ALTER TABLE fairgate_usage DROP COLUMN engine_ms")
-                values = ", ".join(["%s"] * 12)
-                step.do(f"INSERT INTO fairgate_usage VALUES ({values})", (now_s, "alice", *3 * [""], *7 * [3]))
-        if life:
-            total = read(database, Question("1h", None, (), datetime.now(UTC)), {}).total
-            assert (total.requests, total.engine_s) == (3, 0.0)
-        database.close()
-
-
 async def test_keys_and_models_have_limits_beside_those_of_their_tenant(start: Starter, usage_url: str) -> None:
     quota = {"per_model": {MODEL: {"requests_per_day": 5}}}
     keys = [{"hash": hash_key("limited"), "quota": {"requests_per_day": 2}}, {"hash": hash_key("free")}]

@@ -2,10 +2,8 @@
 
 import { bar, stack } from "./draw.js";
 import { today, used } from "./usage.js";
-import { clock, count, element, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
+import { count, element, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
 
-const STEPS_MAX = 120;
-const STEPS_MIN = 13;
 const COLOURS = 7;
 const TENANTS_SHOWN = 15;
 const SHORT_OF_DUE = 0.8;
@@ -43,32 +41,15 @@ export function lanes(pool) {
       about(`At ${one.gateway}: ${one.queued_requests} waiting, ${one.dispatched_requests} running.`)));
 }
 
-// What waited, as long as the gateway remembers it or this page has heard it: a map from each step to counts by tenant.
-export function remember(steps, { first_step: first, waiting }) {
-  const length = Math.max(1, ...Object.values(waiting).map((found) => found.length));
-  for (let i = 0; i < length; i += 1) {
-    const found = Object.fromEntries(Object.entries(waiting).map(([name, counts]) => [name, counts[i]]));
-    if (i || !steps.has(first)) steps.set(first + i, found);
-  }
-  for (const step of [...steps.keys()].sort((a, b) => a - b).slice(0, -STEPS_MAX)) steps.delete(step);
-}
-
-export function overTime(steps, { first_step: first, step_s: stepS, begins_at_s: beginsS }, changes) {
-  const all = [...steps.keys()].sort((a, b) => a - b);
-  const begun = all.findIndex((step) => Object.values(steps.get(step)).some(Boolean));
-  if (begun < 0) return fill(place("history-body"));
-  const known = all.slice(Math.max(0, Math.min(begun - 1, all.length - STEPS_MIN)));
-  const names = new Set(known.flatMap((step) => Object.keys(steps.get(step))));
-  const series = [...names].map((name) =>
-    [colour(name), name || "all others", known.map((step) => steps.get(step)[name] ?? 0)]);
-  const fromS = beginsS + (known[0] - first) * stepS;
-  const spanS = (known.at(-1) - known[0]) * stepS || 1;
-  const marks = changes.filter((mark) => mark.at_s >= fromS);
+// What waited over time, by tenant: one number for each step up to now.
+export function overTime({ step_s: stepS, waiting }) {
+  const series = Object.entries(waiting).filter(([, counts]) => counts.some(Boolean)).map(([name, counts]) =>
+    [colour(name), name || "all others", counts]);
+  if (!series.length) return fill(place("history-body"));
+  const spanS = (series[0][2].length - 1) * stepS || 1;
   fill(place("history-body"),
-    stack(series, marks.map((mark) => [(mark.at_s - fromS) / spanS, mark.text]),
-      `Requests that waited, last ${seconds(spanS)}`, (most) => `${most} waiting`),
-    element("p", { class: "axis" }, element("span", {}, `${seconds(spanS)} ago`), element("span", {}, "now")),
-    marks.length ? about(`Changed: ${marks.map((mark) => `${clock(mark.at_s)} ${mark.text}`).join("; ")}`) : null);
+    stack(series, `Requests that waited, last ${seconds(spanS)}`, (most) => `${most} waiting`),
+    element("p", { class: "axis" }, element("span", {}, `${seconds(spanS)} ago`), element("span", {}, "now")));
 }
 
 const HEADS = [["tenant"], ["waiting"], ["oldest", "less"], ["waits", "less left"], ["running"], ["received"], ["due"], ["", "wide"],

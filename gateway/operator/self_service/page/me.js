@@ -2,11 +2,11 @@
 
 import { bar } from "./draw.js";
 import { list, story } from "./requests.js";
-import { TokenAsked, ask, hasToken, keepToken } from "./stream.js";
+import { follow, hasToken, onToken, showLink } from "./stream.js";
 import { byHour, used } from "./usage.js";
 import { clock, count, element, fill, percent, place, seconds, short, spaced } from "./words.js";
 
-const AGAIN_MS = 5000;
+const EVERY_MS = 5000;
 const MINUTES_SHOWN = 10;
 const SHARES = ["guaranteed_share", "max_share", "lending_limit", "borrowing_limit"];
 const numbers = (text) => element("span", { class: "numbers" }, text);
@@ -14,12 +14,11 @@ const row = (name, said, drawn = null) => element("li", {}, element("b", {}, nam
 const about = (...text) => element("p", { class: "about" }, ...text);
 
 let me = null;
-let timer = 0;
 
 function show() {
   place("received-head").textContent = `${me.tenant}: received and due`;
   fill(place("now-body"), ...me.pools.flatMap(now));
-  const long = Object.entries(me.usage ?? {}).map(([name, one]) => received(`Last ${name}`, one, `; ${used(one)}`));
+  const long = Object.entries(me.usage ?? {}).map(([name, one]) => row(`Last ${name}`, used(one)));
   fill(place("received-body"),
     element("ul", { class: "bars" },
       ...me.pools.map((pool) => received(`${of(pool)}Last ${seconds(me.recently_s)}`, pool.recently)), ...long),
@@ -49,7 +48,7 @@ function now(pool) {
   const waits = waiting ? `${count(waiting, "request")} of yours wait${waiting === 1 ? "s" : ""}, the oldest for ${seconds(oldest)}`
     : "None of your requests waits";
   const open = pool.requests.map((one) => element("li", {}, element("span", { class: "id" }, one.request_id),
-    ` ${one.app}, ${one.state === "dispatched" ? "runs, came" : "waits, came"} ${seconds(one.age_s)} ago`));
+    ` ${one.app}, waits for ${seconds(one.wait_s)}`));
   return [
     element("p", { class: "sentence", "data-state": waiting ? "limited" : "open" },
       `${of(pool)}${waits}; ${running} run${running === 1 ? "s" : ""}; ${told}.`),
@@ -62,9 +61,8 @@ function now(pool) {
   ].filter(Boolean);
 }
 
-function received(name, { service_received: got, service_due: due }, more = "") {
-  const ratio = due ? got / due : 1;
-  return row(name, `${due ? `${percent(ratio)} of what was due` : "nothing was due"}${more}`, due ? bar([[ratio, "c0"]]) : null);
+function received(name, { service_received: got, service_due: due }) {
+  return due ? row(name, `${percent(got / due)} of what was due`, bar([[got / due, "c0"]])) : row(name, "nothing was due");
 }
 
 // One row for each minute: how long its requests waited, and why the slowest of them did.
@@ -81,40 +79,19 @@ function requests() {
   found.length > MINUTES_SHOWN ? about(`And ${found.length - MINUTES_SHOWN} earlier minutes: ask for one above, such as 10:12.`) : null);
 }
 
-function linked(state, text) {
-  place("ask-token").hidden = state !== "token";
-  place("board").hidden = state === "token";
-  place("link").dataset.state = state;
-  place("link").textContent = text;
-  document.body.classList.toggle("stale", state === "away");
-  if (state === "token") place("token").focus();
+function heard(content) {
+  me = content;
+  show();
+  document.body.dataset.shown = "yes";
 }
 
-async function look() {
-  clearTimeout(timer);
-  try {
-    const answer = await ask("../me");
-    if (!answer.ok) throw new Error((await answer.json()).error?.message ?? `status ${answer.status}`);
-    me = await answer.json();
-    show();
-    document.body.dataset.shown = "yes";
-    linked("live", "live");
-  } catch (error) {
-    if (error instanceof TokenAsked) {
-      place("token-wrong").hidden = !hasToken();
-      return linked("token", "needs your key");
-    }
-    linked("away", `no answer at ${clock(Date.now() / 1000)} (${error.message}); asking again`);
-  }
-  timer = setTimeout(look, AGAIN_MS);
+function linked(state, why) {
+  const away = `no answer at ${clock(Date.now() / 1000)} (${why}); asking again`;
+  showLink(state, { token: "needs your key", live: "live", away }[state]);
 }
 
-place("token-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  keepToken(place("token").value);
-  place("token").value = "";
-  look();
-});
+const go = () => follow("../me", EVERY_MS, heard, linked);
+onToken(go);
 place("request-filter").addEventListener("input", () => me && requests());
-if (hasToken()) look();
-else linked("token", "needs your key");
+if (hasToken()) go();
+else linked("token");
