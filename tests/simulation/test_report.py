@@ -52,6 +52,17 @@ def test_an_access_log_goes_in_as_it_is_and_tables_and_json_come_out(tmp_path: P
     assert (tmp_path / "numbers.json").read_text() == as_json(replayed)
 
 
+def test_the_picture_has_a_panel_for_each_policy_and_a_line_for_each_tenant(tmp_path: Path) -> None:
+    done = run(EXAMPLE, *OPTIONS, "--picture", tmp_path / "replay.svg")
+    assert (done.returncode, done.stderr) == (0, "")
+    drawn = (tmp_path / "replay.svg").read_text()
+    for name in ("fcfs", "vtc", "agents", "batch", "people", "Gap between tenants"):
+        assert f"<!-- {name} -->" in drawn
+    done = run(EXAMPLE, "--limit", "9", "--policy", "fcfs", "--picture", tmp_path / "replay.doc")
+    assert done.returncode == 2
+    assert "replay.doc cannot be written" in done.stderr
+
+
 def test_the_tables_have_what_was_seen(replayed: ReplayReport) -> None:
     text = as_text(replayed)
     assert (
@@ -179,7 +190,7 @@ def test_columns_are_aligned() -> None:
         ((EXAMPLE, "-c", "/nowhere/gateway.yaml"), "/nowhere/gateway.yaml: cannot be read: No such file"),
         ((EXAMPLE, "--json", "/nowhere/x.json"), "No such file or directory: '/nowhere/x.json'"),
         (("/nowhere/access.log",), "'/nowhere/access.log' does not exist"),
-        ((Path(__file__),), "test_report.py:1: this is no trace of a known format. Formats and their columns:"),
+        ((Path(json.__file__),), "__init__.py:1: this is no trace of a known format. Formats and their columns:"),
     ],
 )
 def test_bad_input_is_named_and_ends_with_2(arguments: tuple[str | Path, ...], message: str) -> None:
