@@ -40,7 +40,7 @@ from policies.tree.node import (
     WEIGHT,
     ClassLine,
     Node,
-    Usage,
+    NodeUsage,
 )  # fmt: skip
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
@@ -55,7 +55,7 @@ class PoolTree:
         self._capacity = (inf, inf)
         self.sharers = 1
         """Gateways that each keep to an equal part of every limit: more than 1 while their usage is unknown."""
-        self._rows: Sequence[Usage] = ()
+        self._rows: Sequence[NodeUsage] = ()
         """Sums of the rows that the other gateways report."""
         self._begin(terms if terms is not None else Tree())
 
@@ -68,7 +68,7 @@ class PoolTree:
         self._elsewhere: set[str] = set()
         """Tenant nodes that are present at other gateways."""
         self._used_elsewhere: dict[tuple[Node, int], float] = {}
-        """Usage at other gateways by node and resource, without the usage of other nodes there."""
+        """NodeUsage at other gateways by node and resource, without the usage of other nodes there."""
         floors = terms.floors()
         for name, place in terms.groups.items():
             self._groups[name] = Node(f" {name}", self._groups[place.group], place.settings, floors[name])
@@ -165,6 +165,10 @@ class PoolTree:
         node = self._limited.get(name) or self._tenants.get(name)
         return 0 if node is None else int(node.used[SEQUENCES])
 
+    def remembered(self) -> int:
+        """Return the number of tenants with requests, contexts or limits."""
+        return len(self._tenants)
+
     @property
     def pool(self) -> Node:
         """Return the root."""
@@ -180,23 +184,23 @@ class PoolTree:
         lines = [(leaf, node) for name, node in self._tenants.items() for leaf in (name, f"{name}{BATCH}")]
         return {leaf: int(tokens) for leaf, node in lines if (tokens := node.here(_contexts_of(leaf)))}
 
-    def report(self, rows_max: int) -> list[Usage]:
+    def report(self, rows_max: int) -> list[NodeUsage]:
         """Return the rows for other gateways: usage, and presence.
 
         Of each, the `rows_max` tenants with most have rows of their own. The usage of others is added to their groups.
         """
-        rows: list[Usage] = []
+        rows: list[NodeUsage] = []
         for resource in RESOURCES:
             amounts: dict[str, float] = {}
             tenants = [(-amount, node.name, node) for node in self._tenants.values() if (amount := node.here(resource))]
             for place, (less, _, node) in enumerate(sorted(tenants)):
                 name = (node if place < rows_max else node.parent or node).name
                 amounts[name] = amounts.get(name, 0.0) - less
-            rows += [Usage(name, resource, amount) for name, amount in amounts.items()]
+            rows += [NodeUsage(name, resource, amount) for name, amount in amounts.items()]
         lines = [(leaf, self._line(leaf)) for name in self._tenants for leaf in (name, f"{name}{BATCH}")]
         present = [(leaf, line) for leaf, line in lines if line.present > (leaf in self._elsewhere)][:rows_max]
-        weights = [Usage(leaf, WEIGHT, line.weight) for leaf, line in present if line.weight != 1.0]
-        return [*rows, *[Usage(leaf, PRESENT, 1) for leaf, _ in present], *weights]
+        weights = [NodeUsage(leaf, WEIGHT, line.weight) for leaf, line in present if line.weight != 1.0]
+        return [*rows, *[NodeUsage(leaf, PRESENT, 1) for leaf, _ in present], *weights]
 
     # --- events ---
 
@@ -247,7 +251,7 @@ class PoolTree:
         node.use(_contexts_of(leaf), tokens)
         self._forget(node)
 
-    def set_elsewhere(self, rows: Sequence[Usage], sharers: int = 1) -> None:
+    def set_elsewhere(self, rows: Sequence[NodeUsage], sharers: int = 1) -> None:
         """Replace the sums of the rows that other gateways report (`report`)."""
         self._rows = rows
         before, self._used_elsewhere = self._used_elsewhere, {}
@@ -324,7 +328,7 @@ class PoolTree:
         return node
 
     def _named(self, name: str) -> Node:
-        """Return the node that a row names. Usage of groups that are unknown here counts for the pool."""
+        """Return the node that a row names. NodeUsage of groups that are unknown here counts for the pool."""
         return self._groups.get(name[1:], self._root) if name[:1] in ("", " ") else self._remember(name)
 
     def _line(self, leaf: str, *, is_kept: bool = False) -> ClassLine:
