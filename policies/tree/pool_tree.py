@@ -68,7 +68,7 @@ class PoolTree:
         self._elsewhere: set[str] = set()
         """Tenant nodes that are present at other gateways."""
         self._used_elsewhere: dict[tuple[Node, int], float] = {}
-        """NodeUsage at other gateways by node and resource, without the usage of other nodes there."""
+        """Usage at other gateways by node and resource, without the usage of other nodes there."""
         floors = terms.floors()
         for name, place in terms.groups.items():
             self._groups[name] = Node(f" {name}", self._groups[place.group], place.settings, floors[name])
@@ -328,7 +328,7 @@ class PoolTree:
         return node
 
     def _named(self, name: str) -> Node:
-        """Return the node that a row names. NodeUsage of groups that are unknown here counts for the pool."""
+        """Return the node that a row names. Usage of groups that are unknown here counts for the pool."""
         return self._groups.get(name[1:], self._root) if name[:1] in ("", " ") else self._remember(name)
 
     def _line(self, leaf: str, *, is_kept: bool = False) -> ClassLine:
