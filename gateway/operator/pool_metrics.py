@@ -158,8 +158,8 @@ def _of_pool(pool: Pool) -> dict[str, float]:
     requests = engine.requests
     start = {"fairgate_start_seconds": requests.engine_start.usual_s} if config.start_s_max else {}
     return {
-        "fairgate_given_back_total": requests.giving_back.given_back,
-        "fairgate_given_back_tokens_total": requests.giving_back.wasted_tokens,
+        "fairgate_given_back_total": requests.preemption.preempted,
+        "fairgate_given_back_tokens_total": requests.preemption.wasted_tokens,
         "fairgate_faults_total": engine.faults,
         "fairgate_overloaded": engine.pressure(pool.dispatcher.clock()).overloaded,
         "fairgate_queued_bytes": engine.queued_bytes,

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack, Reject
+from policies.admission.decisions import Decision, Dispatch, Failure, Preempt, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.takeover import has_place, move, stranded
 from policies.capacity.gauges import EngineFacts, Gauges
@@ -35,7 +35,7 @@ class Admitted(Protocol):
 
     def refused(self, decision: Reject) -> None: ...
 
-    def give_back(self) -> None: ...
+    def preempt(self) -> None: ...
 
 
 class Dispatcher:
@@ -143,10 +143,10 @@ class Dispatcher:
             # An earlier decision of this batch cancelled the request; the engine knows already.
             if exchange is not None:
                 exchange.dispatched(decision.backend)
-        elif isinstance(decision, GiveBack):
+        elif isinstance(decision, Preempt):
             exchange = self._exchanges.get(decision.id)
             if exchange is not None:
-                exchange.give_back()
+                exchange.preempt()
         else:
             exchange = self._exchanges.pop(decision.id, None)
             if exchange is not None:

@@ -97,11 +97,11 @@ class Exchange(Relay):
         self.end(Outcome.REFUSED, decision.reason.value)
         self.context.error(refusal_error(decision, self._pool.again_s()))
 
-    def give_back(self) -> None:
+    def preempt(self) -> None:
         """Preempt this batch request, unless its client has seen any of its answer, or the engine would work on."""
         if self._call is not None and not self.context.relays and not self.context.payload.is_background:
             self.cancel()
-            self._again(Failure.GIVEN_BACK)
+            self._again(Failure.PREEMPTED)
 
     def moved(self, request: Request, pool: Pool) -> None:
         """Wait in another pool, as this admission request. The payload asks for that pool's model already."""

@@ -36,7 +36,8 @@ As long as K is not known, nothing waits.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
 from statistics import fmean
 from typing import Final
@@ -46,7 +47,10 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
 from policies.capacity.pace import SEEN_MIN, USUAL_S
 from policies.contexts import KeptShare, Kind, Kinds
-from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens, is_batch
+from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens
+from policies.tree.node import BATCH_CONTEXTS, CONTEXTS
+from policies.tree.pool_tree import PoolTree
+from policies.tree.preemption import over_part
 
 MEASURED_EVERY_S: Final = 0.5
 """Least time between two measurements of K and R, and of whether the set has outgrown K."""
@@ -84,33 +88,27 @@ class Context:
 
 
 class WorkingSet:
-    """The contexts of the interactions that are under way in one pool."""
+    """The contexts of the interactions that are under way in one pool. Their tokens are usage of the pool's tree."""
 
-    def __init__(self, shares: FairShares) -> None:
+    def __init__(self, shares: FairShares, tree: PoolTree) -> None:
         self.capacity_tokens = 0
         """K: the KV tokens that the pool keeps, or this gateway's part of them; 0 if not known."""
         self.hold_s = 0.0
         """K / R: seconds for which an idle context counts; 0 if K is not known, so nothing waits."""
-        self.tokens = 0
-        """Sum of the contexts that count here."""
         self.first_start: Callable[[], Request | None] | None = None
         """Function for the oldest start that waits for the set, of the tenant that has received least; None if the
         order lets no start wait."""
         self._shares: Final = shares
+        self._tree: Final = tree
         self.kinds: Final = Kinds(APPS_MAX)
         """Learned sizes of contexts, by kind of interaction."""
         self.kept: Final = KeptShare()
-        self.is_ahead: Callable[[str], bool] = _nobody
-        """Function that tells whether a tenant is more than the window of the order ahead of one with a waiting
-        start."""
+        self.may_pass_starts: Callable[[str], bool] = _anybody
+        """Function that tells whether a tenant is within the window of the order above those with waiting starts."""
         self.batch_share = 0.0
         """Part of K that batch work has beside other work."""
-        self.batch_tokens = 0
-        """Tokens of batch contexts that count here."""
         self._now = self._entered_s = -inf
         """Time of the last `expire`, and of the last start that entered without room."""
-        self._tenants: dict[str, int] = {}
-        """Tokens of the contexts that count, by tenant."""
         self._contexts: dict[Interaction | str, Context] = {}
         self._idle: OrderedDict[Context, None] = OrderedDict()
         """Contexts that count though no call is under way, the longest idle first."""
@@ -119,17 +117,13 @@ class WorkingSet:
         self._returning = 0
         """Number of contexts of kinds whose calls return. If there are none, nothing is worth holding."""
         self._measured_s = -inf
-        self._elsewhere: Mapping[str, int] = {}
-        """Tokens that count at other gateways, by tenant."""
-        self._tokens_elsewhere = 0
-        self._sharers = 1
 
     def __len__(self) -> int:
         """Return the number of contexts that are not parked."""
         return len(self._contexts) - len(self._parked)
 
     def __repr__(self) -> str:
-        return f"<WorkingSet: {self.tokens} of {self.capacity_tokens} tokens in {len(self)} contexts>"
+        return f"<WorkingSet: {self.tokens:.0f} of {self.capacity_tokens} tokens in {len(self)} contexts>"
 
     # --- questions ---
 
@@ -137,29 +131,40 @@ class WorkingSet:
         """Return whether this request may start, as far as the set is concerned."""
         if not self._holds or request.progress.context is not None or self.first_start is None:
             return True
-        return not self._counted_for(request) or self._fits(request) or self._has_turn(request)
+        return self._fits(request) or self._has_turn(request)
 
     @property
     def _holds(self) -> bool:
         """Return whether there is anything that starts may have to wait for."""
-        return self.hold_s > 0.0 and (self._returning > 0 or self._tokens_elsewhere > 0)
+        return self.hold_s > 0.0 and (self._returning > 0 or self.tokens_in_all > self.tokens)
 
     def _fits(self, request: Request) -> bool:
         """Return whether the set has room for the request, or its tenant stays within its part."""
-        tenant, expected = request.flow.tenant, self._expected_tokens(request)
-        if self.is_ahead(tenant) and self._is_within_its_part(self.first_start):
+        available = self.available(request)
+        if available == inf:
+            return True
+        if not self.may_pass_starts(request.flow.tenant) and self._first_is_within_its_part():
             return False
-        if not request.can_wait and not self._is_followed(request):
-            return True
-        if self._counted_for(request) + expected <= self.capacity_tokens:
-            return True
-        if request.can_wait:
-            return self.batch_tokens + expected <= self._batch_part()
-        return self._tokens_of(tenant) + expected <= self._part(request)
+        return self._expected_tokens(request) <= available or not (request.can_wait or self._is_followed(request))
 
-    def _is_within_its_part(self, first_start: Callable[[], Request | None] | None) -> bool:
+    def available(self, request: Request) -> float:
+        """Return the tokens that contexts of the request's tenant may still count; inf if nothing counts yet.
+
+        A tenant has what is free of K, or what is left of its part of K if that is more. Batch work has one part in
+        all. Only that part counts for others, because the rest can be preempted.
+        """
+        pool = self._tree.pool.used
+        batch, batch_part = pool[BATCH_CONTEXTS], self.batch_share * self.capacity_tokens
+        if request.can_wait:
+            counted, used, part = pool[CONTEXTS] + batch, batch, batch_part
+        else:
+            counted, used = pool[CONTEXTS] + min(batch, batch_part), self._tree.contexts(request.flow.tenant)
+            part = self._part(request)
+        return max(self.capacity_tokens - counted, part - used) if counted else inf
+
+    def _first_is_within_its_part(self) -> bool:
         """Return whether the start that goes first is no larger than its tenant's part, or waits at another gateway."""
-        first = first_start() if first_start is not None else None
+        first = self.first_start() if self.first_start is not None else None
         return first is None or self._expected_tokens(first) <= self._part(first)
 
     def _part(self, request: Request) -> float:
@@ -178,34 +183,30 @@ class WorkingSet:
             return kind.return_rate.value >= 0.5
         return kind.held_tokens + request.prompt_tokens > (OVER - 1.0) * self.capacity_tokens
 
-    def _counted_for(self, request: Request) -> float:
-        """Return the tokens that count for this request. Batch beyond its part does not: it can be preempted."""
-        if request.can_wait:
-            return self.tokens_in_all
-        return self.tokens_in_all - max(0.0, self.batch_tokens - self._batch_part())
-
-    def _batch_part(self) -> float:
-        """Return the tokens of K that batch work has."""
-        return self.batch_share * self.capacity_tokens
-
     def _has_turn(self, request: Request) -> bool:
         """Return whether the start may enter without room: its tenant holds nothing, and it has waited for `hold_s`.
 
         One such start enters per `hold_s`.
         """
         wait = request.progress.wait
-        if wait is None or request.can_wait or self._tokens_of(request.flow.tenant):
+        if wait is None or request.can_wait or self._tree.contexts(request.flow.tenant):
             return False
         return self._now - max(wait.since_s, self._entered_s) >= self.hold_s
 
     @property
-    def tokens_in_all(self) -> int:
+    def tokens(self) -> float:
+        """Sum of the contexts that count here."""
+        return self._tree.pool.here(CONTEXTS) + self._tree.pool.here(BATCH_CONTEXTS)
+
+    @property
+    def tokens_in_all(self) -> float:
         """Sum of the contexts that count, here and at other gateways."""
-        return self.tokens + self._tokens_elsewhere
+        used = self._tree.pool.used
+        return used[CONTEXTS] + used[BATCH_CONTEXTS]
 
     def tenants(self) -> dict[str, int]:
-        """Return the tokens that count here, by tenant."""
-        return self._tenants.copy()
+        """Return the tokens that count here, by tenant node."""
+        return self._tree.contexts_here()
 
     def expires_s(self) -> float:
         """Return when time alone may make room for a start; inf if it never does."""
@@ -213,19 +214,12 @@ class WorkingSet:
             return inf
         first = self.first_start() if self.first_start is not None else None
         turn_s = inf
-        if first is not None and first.progress.wait is not None and not self._tokens_of(first.flow.tenant):
+        if first is not None and first.progress.wait is not None and not self._tree.contexts(first.flow.tenant):
             turn_s = max(first.progress.wait.since_s, self._entered_s) + self.hold_s
         idle_s = next(iter(self._idle)).idle_s + self.hold_s if self._idle else inf
         return min(idle_s, turn_s if turn_s > self._now else inf)
 
     # --- events ---
-
-    def set_elsewhere(self, tokens: Mapping[str, int], sharers: int = 1) -> None:
-        """Set the tokens that count at other gateways, by tenant.
-
-        If they are not known, `sharers` gateways have an equal part of K each.
-        """
-        self._elsewhere, self._tokens_elsewhere, self._sharers = tokens, sum(tokens.values()), sharers
 
     def queued(self, request: Request, now: float) -> None:
         """Count a queued call if it is inside an interaction. If that is parked, the call waits like a start."""
@@ -291,7 +285,8 @@ class WorkingSet:
         sizes = [(one.kv.capacity_tokens or 0, one.prefill_rate.tokens_per_s) for one in engines if one.healthy]
         is_known, share = all([tokens for tokens, _ in sizes]), self.kept.share
         times_s = [tokens / rate for tokens, rate in sizes if rate]
-        self.capacity_tokens = round(share * sum([tokens for tokens, _ in sizes])) // self._sharers if is_known else 0
+        kept_tokens = round(share * sum([tokens for tokens, _ in sizes])) if is_known else 0
+        self.capacity_tokens = kept_tokens // self._tree.sharers
         hold_s = share * fmean(times_s) if times_s else USUAL_S
         self.hold_s = min(HOLD_S_MAX, hold_s) if self.capacity_tokens else 0.0
         if parks and self.hold_s and self.tokens:
@@ -337,16 +332,10 @@ class WorkingSet:
 
     def _resize(self, context: Context, tokens: int) -> None:
         more = tokens - context.tokens
-        own = self._tenants.get(context.tenant, 0) + more
-        if own:
-            self._tenants[context.tenant] = own
-        else:
-            self._tenants.pop(context.tenant, None)
-        self.tokens += more
-        if is_batch(context.tenant):
-            self.batch_tokens += more
-        context.kind.held_tokens += more
-        context.tokens = tokens
+        if more:
+            self._tree.hold(context.tenant, more)
+            context.kind.held_tokens += more
+            context.tokens = tokens
 
     def _forget(self, context: Context) -> None:
         self._idle.pop(context, None)
@@ -369,8 +358,8 @@ class WorkingSet:
         for own in idle.values():
             own.sort(key=_began_s)
         while idle and self.tokens > most_tokens:
-            is_taken = self.batch_tokens > self._batch_part()
-            most = max(idle, key=lambda name: (is_taken and is_batch(name), self._held_per_weight(name)))
+            is_batch_over = self._tree.pool.used[BATCH_CONTEXTS] > self.batch_share * self.capacity_tokens
+            most = min(idle, key=partial(self._over_part, is_batch_over))
             context = idle[most].pop()
             if not idle[most]:
                 del idle[most]
@@ -378,16 +367,12 @@ class WorkingSet:
             self._resize(context, 0)
             self._parked[context] = None
 
-    def _held_per_weight(self, tenant: str) -> float:
-        return self._tokens_of(tenant) / self._shares.weight_of(tenant)
-
-    def _tokens_of(self, tenant: str) -> int:
-        """Return the tokens of this tenant that count, here and at other gateways."""
-        return self._tenants.get(tenant, 0) + self._elsewhere.get(tenant, 0)
+    def _over_part(self, is_batch_over: bool, leaf: str) -> tuple[bool, float]:
+        return over_part(leaf, self._tree.contexts(leaf), self._shares.weight_of(leaf), is_batch_over=is_batch_over)
 
 
-def _nobody(tenant: str) -> bool:
-    return False
+def _anybody(tenant: str) -> bool:
+    return True
 
 
 def _began_s(context: Context) -> float:

@@ -15,6 +15,7 @@ from policies.capacity.fair_shares import Activity
 from policies.capacity.gauges import Grant
 from policies.limits.sliding_counts import NOTHING, Measures
 from policies.request import BATCH, is_batch
+from policies.tree.node import NodeUsage
 
 NUMBER_MAX: Final = 1e18
 """Largest number in a report: more than any gateway counts, and sums of it fit into 64 bits."""
@@ -31,7 +32,7 @@ SHAPES: Final = (
     ("charges", "-nn--"),
     ("tallies", "-csbbn-"),
     ("calls", "-nnns-"),
-    ("under_way", "-c"),
+    ("usage", "-nc"),
     ("lefts", "--nn"),
 )
 """A letter for each value of a row. n: a finite number; c: a count, from 0; s: seconds, more than 0; b: four numbers;
@@ -196,10 +197,9 @@ class ReplicaReport(NamedTuple):
     charges: list[Charge]
     tallies: list[CountDelta]
     calls: list[CallDelta]
-    under_way: list[tuple[str, int]]
-    """Amounts under way, by name. Without a pool: requests queued and dispatched, of members with a limit on concurrent
-    ones. Of a pool: KV tokens of the working set by tenant (`capacity.working_set`; the smaller tenants together under
-    ""), and the use of tree nodes (`tree.pool_tree`)."""
+    usage: list[NodeUsage]
+    """Usage of the nodes of the pool's tree. Without a pool: requests queued and dispatched, of members with a limit on
+    concurrent ones."""
     lefts: list[Left]
     """Queues that have emptied since the last sync round. The tenant that is known to have left last at any gateway
     comes first."""
@@ -222,7 +222,7 @@ class ReplicaView(NamedTuple):
     counted: list[Counted]
     opened: list[Opened | None]
     """Interactions asked for; None if not open."""
-    under_way: list[tuple[str, int]]
+    usage: list[NodeUsage]
     """Sums over all other gateways."""
     left: Left | None
     """The tenant that left last at any gateway, as far as the store knows."""
@@ -261,7 +261,7 @@ def _unsound_place(number: int, report: ReplicaReport) -> str | None:
         return "number"
     parts: tuple[Sequence[tuple[object, ...]], ...] = (
         report.standings, [report.presence], report.holdings, report.charges, report.tallies, report.calls,
-        report.under_way, report.lefts,
+        report.usage, report.lefts,
     )  # fmt: skip
     for (name, kinds), rows in zip(SHAPES, parts, strict=True):
         for i, row in enumerate(rows):

@@ -81,7 +81,7 @@ class PoolReplica:
             charges,
             [tally for counts in self._counts for tally in counts.report(REPORTED_MAX)],
             [],
-            _largest(engine.working_set.tenants()) + engine.requests.tree.report(REPORTED_MAX),
+            engine.requests.tree.report(REPORTED_MAX),
             lefts,
             counters.quantum if counters is not None else 0.0,
         )
@@ -102,9 +102,7 @@ class PoolReplica:
             counts.receive(counted, is_forgotten=view.is_forgotten)
         self._grants.receive(view.grants, view.replicas, asked_s)
         self._replicas = view.replicas
-        tokens = dict(view.under_way)
-        engine.requests.tree.set_elsewhere(tokens)
-        engine.working_set.set_elsewhere({name: tokens[name] for name in tokens if not name or name[0] >= " "})
+        engine.requests.tree.set_elsewhere(view.usage)
         engine.room.changed()
         decisions = engine.woke(now)
         elsewhere = view.next_elsewhere
@@ -120,8 +118,7 @@ class PoolReplica:
         if self._counters is not None:
             self._counters.wait_elsewhere(())
         self._grants.cut_off()
-        self._engine.working_set.set_elsewhere({}, self._replicas)
-        self._engine.requests.tree.set_elsewhere({}, self._replicas)
+        self._engine.requests.tree.set_elsewhere((), self._replicas)
         self._engine.room.changed()
         return self._engine.woke(now)
 
@@ -129,11 +126,3 @@ class PoolReplica:
 def _of_first_come(request: Request, now: float) -> Standing:
     """Return the standing of a request under a policy that counts no service: the oldest goes first."""
     return Standing("", "", 0.0, 0.0, now - request.arrived_s, inside=False)
-
-
-def _largest(tokens: dict[str, int]) -> list[tuple[str, int]]:
-    """Return the tenants with most tokens of a working set, and the sum of the others under ""."""
-    if len(tokens) < REPORTED_MAX:
-        return list(tokens.items())
-    largest = sorted(tokens.items(), key=lambda one: -one[1])
-    return [*largest[: REPORTED_MAX - 1], ("", sum([held for _, held in largest[REPORTED_MAX - 1 :]]))]

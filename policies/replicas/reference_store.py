@@ -37,6 +37,7 @@ from policies.replicas.messages import (
     line_of,
 )
 from policies.replicas.schedule import ALONE_S, WAITS_S
+from policies.tree.node import NodeUsage
 
 MEMBER_MS: Final = 3000 * ALONE_S
 """Silence after which a gateway has no part of any engine."""
@@ -74,7 +75,7 @@ class _Record:
         self.counters: tuple[float, float] | None = None
         """Sums of the counters of the first standing's tenant and flow, as of the report; None if not reported."""
         self.presence = report.presence
-        self.under_way = report.under_way
+        self.usage = report.usage
         self.holdings: dict[str, _Held] = {}
 
 
@@ -154,7 +155,7 @@ class ReferenceStore:
             totals,
             sums,
             opened,
-            _sum_under_way(seen),
+            _sum_usage(seen),
             self._left(),
             before is None and number > 1,
         )
@@ -382,9 +383,9 @@ def _together(each: list[Activity]) -> Activity:
     return Activity(sum(one.weights for one in each), sum(one.running for one in each))
 
 
-def _sum_under_way(others: list[_Other]) -> list[tuple[str, int]]:
-    sums: dict[str, int] = {}
+def _sum_usage(others: list[_Other]) -> list[NodeUsage]:
+    sums: dict[tuple[str, int], float] = {}
     for other in others:
-        for tenant, requests in other.record.under_way:
-            sums[tenant] = sums.get(tenant, 0) + requests
-    return list(sums.items())
+        for node, resource, amount in other.record.usage:
+            sums[node, resource] = sums.get((node, resource), 0.0) + amount
+    return [NodeUsage(node, resource, amount) for (node, resource), amount in sums.items()]

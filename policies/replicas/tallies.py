@@ -17,6 +17,7 @@ from policies.limits.quotas import WINDOWS, Quotas, wanted
 from policies.limits.sliding_counts import LOST, NOTHING, PLACES, TAKES_BACK, Measures, SlidingCounts
 from policies.replicas.messages import CountDelta, Counted
 from policies.request import Request
+from policies.tree.node import SEQUENCES, NodeUsage
 
 RESERVED: Final = 4
 """Divisor of reservations: a gateway reserves 1 / (RESERVED * gateways) of what is left of an active member's limit."""
@@ -129,16 +130,17 @@ class SharedQuotas:
             found += counts.report(most, partial(self._reserve, window))
         return found
 
-    def under_way(self) -> list[tuple[str, int]]:
+    def usage(self) -> list[NodeUsage]:
         """Return the requests under way here, of members with a limit on concurrent requests."""
         quotas = self.quotas
-        return [item for item in quotas.under_way.items() if any([rule.window < 0 for rule in quotas.rules(item[0])])]
+        rows = [NodeUsage(member, SEQUENCES, requests) for member, requests in quotas.under_way.items()]
+        return [row for row in rows if any([rule.window < 0 for rule in quotas.rules(row.node)])]
 
     def receive(
         self,
         counted: Sequence[Counted],
         gateways: int,
-        under_way: Sequence[tuple[str, int]],
+        usage: Sequence[NodeUsage],
         *,
         is_forgotten: bool = False,
     ) -> None:
@@ -148,7 +150,7 @@ class SharedQuotas:
             counts.receive(sums, is_forgotten=is_forgotten)
         self._gateways = gateways
         self.quotas.may_have = None
-        self.quotas.under_way_elsewhere = dict(under_way)
+        self.quotas.under_way_elsewhere = {row.node: int(row.amount) for row in usage}
 
     def cut_off(self, *, refuses: bool) -> None:
         """Keep to an equal part of what was left of each limit, while no reply comes from the store.

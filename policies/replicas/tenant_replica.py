@@ -108,10 +108,10 @@ class TenantReplica:
         self._keys_asked = len(calls)
         quotas = self._quotas
         tallies = quotas.report(REPORTED_MAX) if quotas is not None else []
-        under_way = quotas.under_way() if quotas is not None else []
+        usage = quotas.usage() if quotas is not None else []
         if self._interactions is not None:
             calls += self._interactions.report(REPORTED_MAX, now)
-        return ReplicaReport([], Activity(), [], [], tallies, calls, under_way, [], 0.0)
+        return ReplicaReport([], Activity(), [], [], tallies, calls, usage, [], 0.0)
 
     def receive(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
         """Apply the reply. `decisions_of` returns the decisions for each admission engine."""
@@ -121,7 +121,7 @@ class TenantReplica:
                 self._interactions.take_up(one.request, view.opened[one.begin : one.end], now)
             self._interactions.receive(view.opened[self._keys_asked :])
         if self._quotas is not None:
-            self._quotas.receive(view.counted, view.replicas, view.under_way, is_forgotten=view.is_forgotten)
+            self._quotas.receive(view.counted, view.replicas, view.usage, is_forgotten=view.is_forgotten)
         self._decide(now)
         return ()
 

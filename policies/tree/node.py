@@ -3,9 +3,11 @@
 **Parts.** The pool is divided from the root down among the children that have requests: a child gets its part by
 weight, but at least its floor (`ClassLine.share`). Class batch is a second line at each node, with parts of its own.
 
-**Usage.** A node counts what runs below it, by resource, and for both lines together. The part of a floor that is not
-lent is kept for the node: the parent counts it as used, whether the node uses it or not. One recursion then covers
-ceilings, borrowing and lending at every level, as in Kueue:
+**Usage.** A node counts the usage of its subtree, at all gateways, by resource: running sequences and their KV tokens,
+for both lines together, and the contexts of open interactions (`capacity.working_set`), for each line. Ceilings and
+kept parts bound the running requests. The part of a floor that is not lent is kept for the node: the parent counts it
+as used, whether the node uses it or not. One recursion then covers ceilings, borrowing and lending at every level, as
+in Kueue:
 
     available(node) = min(ceiling - used, kept but unused + available(parent))
 
@@ -16,16 +18,30 @@ A node that runs nothing has room for one request whatever its ceiling: otherwis
 from __future__ import annotations
 
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from policies.tree.terms import GroupSettings
 
-RESOURCES: Final = (0, 1)
-SEQUENCES, TOKENS = RESOURCES
-"""Running sequences, and the KV tokens that they hold."""
+RESOURCES: Final = (0, 1, 2, 3)
+SEQUENCES, TOKENS, CONTEXTS, BATCH_CONTEXTS = RESOURCES
+"""Running sequences, the KV tokens that they hold, and the tokens of the contexts of open interactions, interactive and
+batch."""
+RUNNING: Final = (SEQUENCES, TOKENS)
+"""Resources of running requests. Ceilings and kept parts bound these."""
+PRESENT, WEIGHT = (-1, -2)
+"""Numbers that gateways report of each tenant node with requests: 1, and the weight if that is not 1."""
 _IN_WORDS: Final = (("run", "sequence slots"), ("hold", "KV cache"))
 LEAST_PART: Final = 0.01
 """Fraction of a node for its children without a floor. Floors that add up to the whole node would starve them."""
+
+
+class NodeUsage(NamedTuple):
+    """One number that a gateway reports of a node to other gateways. The numbers of several gateways are added."""
+
+    node: str
+    resource: int
+    """One of `RESOURCES`, `PRESENT` or `WEIGHT`."""
+    amount: float
 
 
 class ClassLine:
@@ -116,17 +132,17 @@ class Node:
         """True unless `share_max` is the configured `max_share`: it comes from the floor and the borrowing limit."""
         self.kept_share = terms.kept_share
         # By resource:
-        self.used = [0.0, 0.0]
+        self.used = [0.0, 0.0, 0.0, 0.0]
         """Usage of the whole subtree, at all gateways."""
-        self.elsewhere = [0.0, 0.0]
-        """Part of `used` that runs at other gateways, except the usage that they report for a node below this one."""
-        self.filled = [0.0, 0.0]
-        """Sum of the children's `reserved`, plus `elsewhere`; of a tenant: its usage."""
-        self.kept = [0.0, 0.0]
+        self.elsewhere = [0.0, 0.0, 0.0, 0.0]
+        """Part of `used` at other gateways."""
+        self.filled = [0.0, 0.0, 0.0, 0.0]
+        """Sum of the children's `reserved`, plus the usage elsewhere that no child has; of a tenant: its usage."""
+        self.kept = [0.0, 0.0, 0.0, 0.0]
         """Amount that is kept for this node; of the pool: its capacity."""
-        self.reserved = [0.0, 0.0]
+        self.reserved = [0.0, 0.0, 0.0, 0.0]
         """Amount that counts as used at the parent: the larger of `filled` and `kept`."""
-        self.most = [self.running_max, inf]
+        self.most = [self.running_max, inf, inf, inf]
         """The ceiling."""
 
     def __repr__(self) -> str:
@@ -158,11 +174,17 @@ class Node:
         below = self.most[resource] - self.used[resource] if self.used[resource] else inf
         return min(below, unused + parent.available(resource))
 
-    def use(self, resource: int, amount: float) -> None:
+    def here(self, resource: int) -> float:
+        """Return the usage at this gateway."""
+        return self.used[resource] - self.elsewhere[resource]
+
+    def use(self, resource: int, amount: float, *, is_elsewhere: bool = False) -> None:
         """Add to the usage of this node and its ancestors (subtract if negative). O(depth)."""
         node, more = self, amount
         while True:
             node.used[resource] += amount
+            if is_elsewhere:
+                node.elsewhere[resource] += amount
             parent = node.parent
             more = node.fill(resource, more)
             if parent is None:

@@ -24,19 +24,28 @@ running requests of both classes together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Final
 
 from policies.request import BATCH, Request, is_batch, payer
-from policies.tree.node import RESOURCES, SEQUENCES, TOKENS, ClassLine, Node
+from policies.tree.node import (
+    BATCH_CONTEXTS,
+    CONTEXTS,
+    PRESENT,
+    RESOURCES,
+    RUNNING,
+    SEQUENCES,
+    TOKENS,
+    WEIGHT,
+    ClassLine,
+    Node,
+    NodeUsage,
+)  # fmt: skip
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
 ROUNDING: Final = 1e-6
 """Tolerance of comparisons, since parts of a pool are not whole numbers."""
-PRESENT: Final = "\x1c"
-OF_RESOURCE: Final = ("\x1d", "\x1e")
-"""Prefixes of the names that gateways report to each other. No tenant's name contains them."""
 
 
 class PoolTree:
@@ -44,23 +53,28 @@ class PoolTree:
 
     def __init__(self, terms: Tree | None = None) -> None:
         self._capacity = (inf, inf)
-        self._sharers = 1
+        self.sharers = 1
+        """Gateways that each keep to an equal part of every limit: more than 1 while their usage is unknown."""
+        self._rows: Sequence[NodeUsage] = ()
+        """Sums of the rows that the other gateways report."""
         self._begin(terms if terms is not None else Tree())
 
     def _begin(self, terms: Tree) -> None:
         self.terms = terms
         self.is_flat = not terms.groups and not terms.tenants
-        """True without groups and terms: each tenant has its configured weight, and events change nothing."""
+        """True without groups and terms: each tenant has its configured weight, and only contexts are counted."""
         self._root = Node(ROOT, None, GroupSettings(), 1.0)
         self._groups: dict[str, Node] = {ROOT: self._root}
         self._elsewhere: set[str] = set()
         """Tenant nodes that are present at other gateways."""
+        self._used_elsewhere: dict[tuple[Node, int], float] = {}
+        """Usage at other gateways by node and resource, without the usage of other nodes there."""
         floors = terms.floors()
         for name, place in terms.groups.items():
             self._groups[name] = Node(f" {name}", self._groups[place.group], place.settings, floors[name])
         own = [self._new(name) for name in terms.tenants]
         self._tenants: dict[str, Node] = {node.name: node for node in own if node.is_limited}
-        """Tenants with requests, and tenants with limits."""
+        """Tenants with requests, contexts or limits."""
         self._limited = {node.name: node for node in (*self._groups.values(), *own) if node.is_limited}
         """Nodes with limits, groups before tenants, and outer groups before inner ones. The name of a group begins with
         a space, which no tenant's name does."""
@@ -151,30 +165,42 @@ class PoolTree:
         node = self._limited.get(name) or self._tenants.get(name)
         return 0 if node is None else int(node.used[SEQUENCES])
 
-    def report(self, rows_max: int) -> list[tuple[str, int]]:
-        """Return the rows for other gateways: the usage of each limited node, and the tenant nodes present here."""
-        usage = [
-            (OF_RESOURCE[resource] + node.name, int(used))
-            for node in self._limited.values()
-            for resource in RESOURCES
-            if (used := node.used[resource] - self._reported_elsewhere(node, resource)) > 0
-        ]
-        lines = [(leaf, self._line(leaf)) for name in self._tenants for leaf in (name, f"{name}{BATCH}")]
-        present = [
-            (f"{PRESENT}{leaf}{PRESENT}{line.weight}", 1)
-            for leaf, line in lines
-            if line.present > (leaf in self._elsewhere)
-        ]
-        return usage[:rows_max] + present[:rows_max]
+    def remembered(self) -> int:
+        """Return the number of tenants with requests, contexts or limits."""
+        return len(self._tenants)
 
-    def _reported_elsewhere(self, node: Node, resource: int) -> float:
-        found = 0.0
-        for other in self._limited.values():
-            above: Node | None = other
-            while above is not None and above is not node:
-                above = above.parent
-            found += other.elsewhere[resource] if above is node else 0.0
-        return found
+    @property
+    def pool(self) -> Node:
+        """Return the root."""
+        return self._root
+
+    def contexts(self, leaf: str) -> float:
+        """Return the tokens of the contexts of a tenant node, at all gateways."""
+        node = self._tenants.get(payer(leaf))
+        return 0.0 if node is None else node.used[_contexts_of(leaf)]
+
+    def contexts_here(self) -> dict[str, int]:
+        """Return the tokens of the contexts of each tenant node at this gateway."""
+        lines = [(leaf, node) for name, node in self._tenants.items() for leaf in (name, f"{name}{BATCH}")]
+        return {leaf: int(tokens) for leaf, node in lines if (tokens := node.here(_contexts_of(leaf)))}
+
+    def report(self, rows_max: int) -> list[NodeUsage]:
+        """Return the rows for other gateways: usage, and presence.
+
+        Of each, the `rows_max` tenants with most have rows of their own. The usage of others is added to their groups.
+        """
+        rows: list[NodeUsage] = []
+        for resource in RESOURCES:
+            amounts: dict[str, float] = {}
+            tenants = [(-amount, node.name, node) for node in self._tenants.values() if (amount := node.here(resource))]
+            for place, (less, _, node) in enumerate(sorted(tenants)):
+                name = (node if place < rows_max else node.parent or node).name
+                amounts[name] = amounts.get(name, 0.0) - less
+            rows += [NodeUsage(name, resource, amount) for name, amount in amounts.items()]
+        lines = [(leaf, self._line(leaf)) for name in self._tenants for leaf in (name, f"{name}{BATCH}")]
+        present = [(leaf, line) for leaf, line in lines if line.present > (leaf in self._elsewhere)][:rows_max]
+        weights = [NodeUsage(leaf, WEIGHT, line.weight) for leaf, line in present if line.weight != 1.0]
+        return [*rows, *[NodeUsage(leaf, PRESENT, 1) for leaf, _ in present], *weights]
 
     # --- events ---
 
@@ -185,9 +211,9 @@ class PoolTree:
             self._size()
 
     def _size(self) -> None:
-        for resource in RESOURCES:
+        for resource in RUNNING:
             for node in self._limited.values():
-                node.size(resource, self._capacity[resource], self._sharers)
+                node.size(resource, self._capacity[resource], self.sharers)
             self._root.kept[resource] = self._capacity[resource]
 
     def arrived(self, request: Request, weight: float) -> None:
@@ -219,37 +245,43 @@ class PoolTree:
             if sequences:
                 node.use(SEQUENCES, sequences)
 
-    def set_elsewhere(self, reported: Mapping[str, int], sharers: int = 1) -> None:
-        """Replace the sum of the rows that other gateways report (`report`).
+    def hold(self, leaf: str, tokens: int) -> None:
+        """Add to the contexts of a tenant node at this gateway (subtract if negative)."""
+        node = self._remember(payer(leaf))
+        node.use(_contexts_of(leaf), tokens)
+        self._forget(node)
 
-        `sharers`: gateways that each keep to an equal part of every limit; more than 1 while their usage is unknown.
-        """
-        if self.is_flat:
-            return
-        present = dict(name[1:].split(PRESENT) for name in reported if name[:1] == PRESENT)
-        for leaf in present.keys() - self._elsewhere:
+    def set_elsewhere(self, rows: Sequence[NodeUsage], sharers: int = 1) -> None:
+        """Replace the sums of the rows that other gateways report (`report`)."""
+        self._rows = rows
+        before, self._used_elsewhere = self._used_elsewhere, {}
+        used = self._used_elsewhere
+        for name, resource, amount in rows:
+            if resource in RESOURCES:
+                at = self._named(name), resource
+                used[at] = used.get(at, 0.0) + amount
+        for at in before | used:
+            if more := used.get(at, 0.0) - before.get(at, 0.0):
+                at[0].use(at[1], more, is_elsewhere=True)
+        for node, _ in before:
+            self._forget(node)
+        if not self.is_flat:
+            self._set_present({row.node: row.amount for row in rows if row.resource == PRESENT})
+        if sharers != self.sharers:
+            self.sharers = sharers
+            self._size()
+
+    def _set_present(self, gateways: Mapping[str, float]) -> None:
+        """Replace the tenant nodes that are present at other gateways, and at how many."""
+        weights = {row.node: row.amount for row in self._rows if row.resource == WEIGHT}
+        for leaf in gateways.keys() - self._elsewhere:
             line = self._line(leaf, is_kept=True)
             if not line.present:
-                line.weight = float(present[leaf])
+                line.weight = weights[leaf] / gateways[leaf] if leaf in weights else 1.0
             line.add()
-        before, self._elsewhere = self._elsewhere, set(present)
-        for leaf in before - present.keys():
+        before, self._elsewhere = self._elsewhere, set(gateways)
+        for leaf in before - gateways.keys():
             self._remove(leaf)
-        for resource in RESOURCES:
-            # The usage of a reported node counts there, so it is subtracted from the reported node above.
-            own = {node: float(reported.get(OF_RESOURCE[resource] + node.name, 0)) for node in self._limited.values()}
-            for node in own:
-                outer = node.parent
-                while outer is not None and outer not in own:
-                    outer = outer.parent
-                if outer is not None:
-                    own[outer] -= reported.get(OF_RESOURCE[resource] + node.name, 0)
-            for node, used in own.items():
-                node.use(resource, max(0.0, used) - node.elsewhere[resource])
-                node.elsewhere[resource] = max(0.0, used)
-        if sharers != self._sharers:
-            self._sharers = sharers
-            self._size()
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """Replace the weights of these tenant nodes. Nodes that are not remembered are skipped."""
@@ -265,7 +297,11 @@ class PoolTree:
         """
         present = [(each, self.configured_weight(each.flow.tenant, each.weight)) for each in waiting]
         held = [(each, self.configured_weight(each.flow.tenant, each.weight), tokens) for each, tokens in running]
+        contexts = self.contexts_here()
         self._begin(terms)
+        self.set_elsewhere(self._rows, self.sharers)
+        for leaf, tokens in contexts.items():
+            self.hold(leaf, tokens)
         for request, weight, tokens in held:
             self.arrived(request, weight)
             self.dispatched(request, tokens)
@@ -286,17 +322,30 @@ class PoolTree:
             return Node(tenant, self._root, GroupSettings(), 0.0)
         return Node(tenant, self._groups[place.group], place.settings, place.settings.guaranteed_share or 0.0)
 
+    def _remember(self, tenant: str) -> Node:
+        """Return the node of a tenant, and remember it."""
+        node = self._tenants[tenant] = self._node(tenant)
+        return node
+
+    def _named(self, name: str) -> Node:
+        """Return the node that a row names. Usage of groups that are unknown here counts for the pool."""
+        return self._groups.get(name[1:], self._root) if name[:1] in ("", " ") else self._remember(name)
+
     def _line(self, leaf: str, *, is_kept: bool = False) -> ClassLine:
         """Return the line of a tenant node. `is_kept`: remember its tenant, if it is new."""
-        tenant = payer(leaf)
-        node = self._node(tenant)
-        if is_kept:
-            self._tenants[tenant] = node
+        node = self._remember(payer(leaf)) if is_kept else self._node(payer(leaf))
         return node.batch if is_batch(leaf) else node.others
 
     def _remove(self, leaf: str) -> None:
-        tenant = payer(leaf)
-        node = self._tenants[tenant]
+        node = self._tenants[payer(leaf)]
         (node.batch if is_batch(leaf) else node.others).remove()
-        if not node.others.present and not node.batch.present and tenant not in self._limited:
-            del self._tenants[tenant]
+        self._forget(node)
+
+    def _forget(self, node: Node) -> None:
+        """Forget a tenant without requests, contexts and limits."""
+        if not (node.others.present or node.batch.present or any(node.used) or node.name in self._limited):
+            self._tenants.pop(node.name, None)
+
+
+def _contexts_of(leaf: str) -> int:
+    return BATCH_CONTEXTS if is_batch(leaf) else CONTEXTS

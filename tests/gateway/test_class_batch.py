@@ -59,10 +59,8 @@ async def test_other_work_gets_the_room_and_nothing_is_lost_or_charged_twice(sta
             live.ask("/v1/chat/completions", chat("o", max_tokens=3, ignore_eos=True), key="key-of-owner")
         )
         await until(lambda: "owner" in {each.request.flow.tenant for each in live.engine.requests.leases.values()})
-        giving_back = live.engine.requests.giving_back
-        assert giving_back.given_back == 2, (
-            "one for the dispatch, one so that the owner does not wait inside the engine"
-        )
+        preemption = live.engine.requests.preemption
+        assert preemption.preempted == 2, "one for the dispatch, one so that the owner does not wait inside the engine"
         sim.faults.is_still = False
         assert (await owner).status == 200
         answers = await asyncio.gather(*night)
@@ -74,7 +72,7 @@ async def test_other_work_gets_the_room_and_nothing_is_lost_or_charged_twice(sta
         await until(sim.is_idle)
 
 
-async def test_a_stream_that_was_begun_is_not_given_back(start: Starter) -> None:
+async def test_a_stream_that_was_begun_is_not_preempted(start: Starter) -> None:
     async with simulated() as sim, start(sim.url, tenants=TENANTS, apps=APPS) as live:
         streams = [
             asyncio.ensure_future(
@@ -87,4 +85,4 @@ async def test_a_stream_that_was_begun_is_not_given_back(start: Starter) -> None
         owner = await live.ask("/v1/chat/completions", chat("o", max_tokens=3), key="key-of-owner")
         assert owner.status == 200
         assert [each.status for each in await asyncio.gather(*streams)] == [200] * 12
-        assert live.engine.requests.giving_back.given_back <= 2, "as many as wait inside the engine"
+        assert live.engine.requests.preemption.preempted <= 2, "as many as wait inside the engine"

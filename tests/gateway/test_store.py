@@ -197,8 +197,8 @@ async def test_keys_of_another_layout_are_refused() -> None:
 
 
 def test_any_name_of_a_pool_has_one_tag_of_its_own() -> None:
-    assert pool_key("pool", "x") == "fairgate:3:{pool}:x"
-    assert pool_key("}a{b%7D", "x") == "fairgate:3:{%7Da%7Bb%257D}:x"
+    assert pool_key("pool", "x") == "fairgate:4:{pool}:x"
+    assert pool_key("}a{b%7D", "x") == "fairgate:4:{%7Da%7Bb%257D}:x"
 
 
 # --- commands ---

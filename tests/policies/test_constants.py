@@ -32,6 +32,7 @@ from policies.queue.backlog import Backlog
 from policies.replicas.grants import GrantedEngines
 from policies.replicas.schedule import Schedule
 from policies.request import Claim, Pressure, Refusal, ServiceTokens
+from policies.tree.pool_tree import PoolTree
 from tests.policies.making import Load, make_request
 
 PROMPT = tuple(range(1, 101))
@@ -200,7 +201,7 @@ def test_of_a_flood_as_many_start_at_once_as_fill_half_of_what_is_missing() -> N
 def working_set(*sizes: int) -> WorkingSet:
     """One tenant's idle interactions of these sizes in a cache of 1,000 tokens."""
     shares = FairShares()
-    found = WorkingSet(shares)
+    found = WorkingSet(shares, PoolTree())
     found.measure([cache(1000)], -1.0)
     for number, tokens in enumerate(sizes):
         request = make_request(prompt=tokens, claim=Claim(f"i{number}"))
@@ -232,7 +233,7 @@ def test_a_set_that_outgrows_the_cache_by_a_tenth_is_parked(first: int, counted:
 
 
 def test_the_cache_is_measured_each_half_second() -> None:
-    found = WorkingSet(FairShares())
+    found = WorkingSet(FairShares(), PoolTree())
     for now, tokens, known in ((0.0, 1000, 1000), (0.49, 2000, 1000), (0.51, 2000, 2000)):
         found.measure([cache(tokens)], now)
         assert found.capacity_tokens == known

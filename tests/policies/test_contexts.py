@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import pytest
 
 from policies.capacity.output_lengths import APPS_MAX
-from policies.capacity.working_set import WorkingSet
 from policies.contexts import SHARE_MAX, SHARE_MIN, KeptShare, Kind
 from policies.request import NO_CLAIM, Claim, Request, ServiceTokens
 from tests.policies.agents import HOLD_S, K, Pool, call
@@ -78,7 +77,7 @@ def test_an_app_whose_calls_come_too_late_holds_nothing() -> None:
 
 
 def test_kinds_are_forgotten_beyond_a_bound_the_longest_unused_first() -> None:
-    kinds = WorkingSet(Pool().engine.requests.tenants).kinds
+    kinds = Pool().engine.working_set.kinds
     starts = [make_request("t", app=str(number)) for number in range(APPS_MAX + 1)]
     first, second = kinds.of(starts[0]), kinds.of(starts[1])
     for start in starts[2:APPS_MAX]:

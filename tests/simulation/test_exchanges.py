@@ -30,6 +30,7 @@ from policies.replicas.messages import (
     Unsound,
 )
 from policies.replicas.reference_store import ReferenceStore
+from policies.tree.node import SEQUENCES, NodeUsage
 from tests.redis_server import redis_client
 from tests.simulation.replicas import as_plain
 
@@ -285,7 +286,7 @@ SOUND = ReplicaReport(
     [Charge("a", 1.0, -0.5, True), Charge("a\x1fx", 1.0, 1.0, False)],
     [CountDelta("users:a", 7, 180, (1, 1, -1, 2), (1, 1, 1, 1), 5)],
     [CallDelta("i", 1, -1, -1.0, 60.0, False)],
-    [("a", 1)],
+    [NodeUsage("a", SEQUENCES, 1)],
     [Left("", "a", 1.0, 1.0)],
     1.0,
 )
@@ -295,6 +296,7 @@ SIGNED = {
     *(f"charges[{i}][{place}]" for i in (0, 1) for place in (1, 2)),
     *(f"tallies[0][{place}]" for place in (3, 4, 5)),
     *(f"calls[0][{place}]" for place in (1, 2, 3)),
+    "usage[0][1]",
 }
 
 
@@ -311,7 +313,7 @@ def spoiled(number: float) -> Iterator[tuple[str, ReplicaReport]]:
                 is_four = name == "tallies" and place in (3, 4)
                 for put in [number] if not is_four else ((number, 1, 1, 1), (1, 1, 1, number)):
                     values = (*row[:place], put, *row[place + 1 :])
-                    other = values if name == "under_way" else type(row)(*values)
+                    other = type(row)(*values)
                     part = other if name == "presence" else [*rows[:i], other, *rows[i + 1 :]]
                     yield f"{name}[{i}][{place}]", SOUND._replace(**{name: part})
 

@@ -27,7 +27,7 @@ local NUMBER_MAX, SECONDS_MAX = 1e18, 1e12
 -- The parts of a report in order, with a letter for each value, as in `SHAPES` of policies/replicas/messages.py.
 local SHAPES = {
   { 'standings', '--nnn--' }, { 'presence', 'nc' }, { 'holdings', '-cccccccc' }, { 'charges', '-nn--' },
-  { 'tallies', '-csbbn-' }, { 'calls', '-nnns-' }, { 'under_way', '-c' }, { 'lefts', '--nn' },
+  { 'tallies', '-csbbn-' }, { 'calls', '-nnns-' }, { 'usage', '-nc' }, { 'lefts', '--nn' },
 }
 
 local function is_sound(kind, value)
@@ -65,7 +65,7 @@ if unsound then
   return redis.error_reply('UNSOUND ' .. unsound .. ' of what this gateway reported is no number that can be counted here')
 end
 
-local standings, presence, holdings, charges, tallies, calls, under_way, lefts, quantum = unpack(report)
+local standings, presence, holdings, charges, tallies, calls, usage, lefts, quantum = unpack(report)
 local standing = standings[1]
 local now_ms
 if ARGV[4] == '' then
@@ -429,22 +429,24 @@ for _, other in ipairs(others) do
   for i = 1, #all do
     all[i] = all[i] + other.presence[i]
   end
-  for _, of_tenant in ipairs(other.under_way or {}) do
-    elsewhere[of_tenant[1]] = (elsewhere[of_tenant[1]] or 0) + of_tenant[2]
+  for _, row in ipairs(other.usage or {}) do
+    local node, resource, amount = unpack(row)
+    local key = resource .. ' ' .. node
+    elsewhere[key] = { node, resource, (elsewhere[key] and elsewhere[key][3] or 0) + amount }
   end
 end
-local under_way_elsewhere = {}
-for tenant, requests in pairs(elsewhere) do
-  under_way_elsewhere[#under_way_elsewhere + 1] = { tenant, requests }
+local usage_elsewhere = {}
+for _, row in pairs(elsewhere) do
+  usage_elsewhere[#usage_elsewhere + 1] = row
 end
 local record = {
   number = math.max(number, before and before.number or 0), seen_ms = now_ms, standings = standings,
-  counters = counters, presence = presence, under_way = under_way, holdings = mine,
+  counters = counters, presence = presence, usage = usage, holdings = mine,
 }
 redis.call('HSET', KEYS[1], me, cmsgpack.pack(record))
 redis.call('PEXPIRE', KEYS[1], NUMBERS_MS)
 
 return cmsgpack.pack({
-  live, next_elsewhere or cjson.null, waiting_elsewhere, all, grants, totals, sums, opened, under_way_elsewhere,
+  live, next_elsewhere or cjson.null, waiting_elsewhere, all, grants, totals, sums, opened, usage_elsewhere,
   left or cjson.null, before == nil and number > 1,
 })

@@ -25,7 +25,7 @@ from policies.replicas.schedule import DEADLINE_S
 
 logger = logging.getLogger("fairgate")
 
-LAYOUT = 3
+LAYOUT = 4
 """Version of the layout of the keys. Replicas of another version use other keys, which separates the two."""
 VERSION_MIN = (6, 2)
 MEMBER_S = 30.0

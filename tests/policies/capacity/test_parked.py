@@ -6,6 +6,7 @@ from policies.capacity.fair_shares import FairShares
 from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Interaction, ServiceTokens
+from policies.tree.pool_tree import PoolTree
 from tests.policies.agents import HOLD_S, K, Pool, call, full
 from tests.policies.making import make_request
 
@@ -60,7 +61,7 @@ def test_nothing_is_parked_where_a_call_inside_is_refused_as_soon_as_a_start() -
 
 def test_what_is_parked_is_of_the_tenant_that_holds_most_for_its_weight() -> None:
     shares, requests = FairShares(), []
-    found = WorkingSet(shares)
+    found = WorkingSet(shares, PoolTree())
     found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
     for tenant, weight, prompt in (("a", 4.0, 6000), ("b", 1.0, 3000), ("b", 1.0, 100), ("c", 1.0, 2000)):
         request = make_request(tenant, weight=weight, prompt=prompt, claim=Claim(f"{tenant}{prompt}", explicit=True))

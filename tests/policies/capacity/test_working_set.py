@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import inf, sqrt
 from random import Random
 
 import pytest
@@ -16,7 +16,9 @@ from policies.capacity.obstacle import Obstacle
 from policies.capacity.working_set import WorkingSet
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
-from policies.request import Claim, Refusal, Request, ServiceTokens
+from policies.request import Claim, Refusal, Request, ServiceTokens, of_batch
+from policies.tree.node import CONTEXTS, NodeUsage
+from policies.tree.pool_tree import PoolTree
 from tests.policies.agents import HOLD_S, K, Pool, call, full
 from tests.policies.making import dispatched, make_request
 
@@ -306,7 +308,7 @@ def test_a_rate_is_of_prompts_that_found_the_engine_free_and_of_which_the_cache_
 
 def test_weights_are_parts_of_the_cache() -> None:
     shares = FairShares()
-    found = WorkingSet(shares)
+    found = WorkingSet(shares, PoolTree())
     found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
     heavy, light = make_request("a", weight=4.0, prompt=9000), make_request("b", prompt=1000)
     found.kinds.of(heavy).return_rate.learn(1.0)
@@ -338,26 +340,30 @@ def test_an_engine_that_was_never_busy_counts_as_fast_as_the_others_and_one_with
 def test_gateways_that_do_not_hear_of_each_other_have_an_equal_part_of_the_cache() -> None:
     pool = Pool()
     for sharers in (4, 1):
-        pool.set.set_elsewhere({}, sharers)
+        pool.engine.requests.tree.set_elsewhere((), sharers)
         pool.now += 1.0
         pool.scraped()
         assert pool.set.capacity_tokens == K // sharers
         assert pool.set.hold_s == pytest.approx(HOLD_S), "to compute all of it takes as long"
 
 
+def counts_elsewhere(pool: Pool, **tokens: int) -> None:
+    pool.engine.requests.tree.set_elsewhere([NodeUsage(tenant, CONTEXTS, held) for tenant, held in tokens.items()])
+
+
 def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:
     pool = Pool()
     pool.engine.requests.tenants.set_elsewhere(Activity(weights=1.0))
-    pool.set.set_elsewhere({"a": 3000, "b": 5000})
+    counts_elsewhere(pool, a=3000, b=5000)
     assert pool.set.tokens_in_all == 8000
     assert pool.set.tenants() == {}, "not here"
     assert pool.asks(call("a", "a1", 2000)) == ["a1.0"]
     assert pool.asks(call("a", "a2", 2000)) == []
-    pool.set.set_elsewhere({"a": 1000, "b": 8000})
+    counts_elsewhere(pool, a=1000, b=8000)
     assert pool.after(0.1) == ["a2.0"], "the half of `a`"
     pool.engine.progressed("a2.0", 1, pool.now)
     assert pool.asks(call("a", "a3", 3000)) == []
-    pool.set.set_elsewhere({})
+    counts_elsewhere(pool)
     assert pool.after(0.1) == ["a3.0"]
 
 
@@ -382,3 +388,21 @@ def test_an_interaction_whose_first_call_received_nothing_counts_no_more() -> No
     assert pool.set.tokens == 3000
     pool.engine.cancelled(first.id, pool.now, ServiceTokens(0, 0))
     assert pool.set.tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("interactive", "batch", "others", "own"),
+    [(8000, 300, 1700, 1700), (8000, 4000, 1500, -2000), (9900, 100, K / 101, 400), (0, 0, inf, inf)],
+)
+def test_only_the_part_of_batch_counts_for_others_and_all_of_it_for_batch(
+    interactive: int, batch: int, others: float, own: float
+) -> None:
+    shares, tree = FairShares(), PoolTree()
+    found = WorkingSet(shares, tree)
+    found.capacity_tokens, found.batch_share = K, 0.05
+    for tenant, weight in (("a", 1.0), ("d", 99.0)):
+        shares.seen(make_request(tenant, weight=weight), 0.0)
+    tree.hold("a", interactive)
+    tree.hold(of_batch("b"), batch)
+    assert found.available(make_request("c")) == pytest.approx(others)
+    assert found.available(make_request(of_batch("d"))) == own

@@ -207,7 +207,7 @@ def test_replicas_keep_what_a_group_may_have_at_once_together() -> None:
     one, two = (SharedQuotas(grouped(Quota(concurrent=3), own=Quota(concurrent=2)), epoch_s=0.0) for _ in range(2))
     for tenant in ("t1", "t2"):
         one.quotas.admitted(make_request(of_batch(tenant)), 0.0)
-    two.receive([], 2, one.under_way())
+    two.receive([], 2, one.usage())
     assert two.quotas.refusal(make_request("t3"), 0.0) is None
     two.quotas.admitted(make_request("t3"), 0.0)
     refused = two.quotas.refusal(make_request("t4"), 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.replicas.messages import REPORTED_MAX
+from policies.tree.node import SEQUENCES, NodeUsage
 from policies.tree.pool_tree import PoolTree
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 from tests.policies.making import make_request
@@ -29,10 +30,10 @@ def test_what_runs_is_reported_however_many_tenants_are_present(tenants: int) ->
     for number in range(tenants):
         one.arrived(make_request(f"t{number}"), 1.0)
     runs(one, "t0", 4)
-    two.set_elsewhere(dict(one.report(REPORTED_MAX)))
+    two.set_elsewhere(one.report(REPORTED_MAX))
     assert two.full_for(make_request("t1")) is not None
     assert len(one.report(REPORTED_MAX)) <= 2 * REPORTED_MAX
-    two.set_elsewhere({})
+    two.set_elsewhere(())
     assert two.full_for(make_request("t1")) is None
 
 
@@ -41,10 +42,11 @@ def test_what_a_tenant_and_its_group_run_elsewhere_is_counted_once() -> None:
     terms = Tree({"g": Placing(ROOT, GroupSettings(max_running=4))}, tenants)
     one, two = PoolTree(terms), PoolTree(terms)
     runs(one, "a", 2)
-    two.set_elsewhere(dict(one.report(REPORTED_MAX)))
+    two.set_elsewhere(one.report(REPORTED_MAX))
     assert (two.running("a"), two.running(" g")) == (2, 2)
     runs(two, "b")
-    assert (two.running(" g"), dict(two.report(REPORTED_MAX))["\x1d g"]) == (3, 1), "what is reported is what runs here"
+    assert two.running(" g") == 3
+    assert NodeUsage("b", SEQUENCES, 1) in two.report(REPORTED_MAX), "what is reported is what runs here"
     assert two.full_for(make_request("b")) is None
     runs(two, "b")
     assert two.full_for(make_request("b")) is not None
@@ -53,10 +55,10 @@ def test_what_a_tenant_and_its_group_run_elsewhere_is_counted_once() -> None:
 def test_while_the_others_are_not_heard_each_keeps_to_its_part() -> None:
     gateways = [PoolTree(four(4)) for _ in range(4)]
     for gateway in gateways:
-        gateway.set_elsewhere({}, 4)
+        gateway.set_elsewhere((), 4)
         for number in range(20):
             if gateway.full_for(make_request(f"t{number % 4}")) is None:
                 runs(gateway, f"t{number % 4}")
     assert [gateway.running(" g") for gateway in gateways] == [1, 1, 1, 1]
-    gateways[0].set_elsewhere({})
+    gateways[0].set_elsewhere(())
     assert gateways[0].full_for(make_request("t0")) is None
