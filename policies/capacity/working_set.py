@@ -41,7 +41,6 @@ from math import inf
 from statistics import fmean
 from typing import Final
 
-from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
 from policies.capacity.pace import SEEN_MIN, USUAL_S
@@ -88,7 +87,7 @@ class Context:
 class WorkingSet:
     """The contexts of the interactions that are under way in one pool. Their tokens are usage of the pool's tree."""
 
-    def __init__(self, shares: FairShares, tree: PoolTree) -> None:
+    def __init__(self, tree: PoolTree) -> None:
         self.capacity_tokens = 0
         """K: the KV tokens that the pool keeps, or this gateway's part of them; 0 if not known."""
         self.hold_s = 0.0
@@ -96,7 +95,6 @@ class WorkingSet:
         self.first_start: Callable[[], Request | None] | None = None
         """Function for the oldest start that waits for the set, of the tenant that has received least; None if the
         order lets no start wait."""
-        self._shares: Final = shares
         self._tree: Final = tree
         self.kinds: Final = Kinds(APPS_MAX)
         """Learned sizes of contexts, by kind of interaction."""
@@ -168,7 +166,7 @@ class WorkingSet:
 
     def _part(self, request: Request) -> float:
         """Return the tokens of K that the request's tenant has by weight."""
-        return self.capacity_tokens * self._shares.part(request)
+        return self.capacity_tokens * self._tree.part(request)
 
     def _is_followed(self, request: Request) -> bool:
         """Return whether another call is likely to follow, so that the context is held beyond the run.
@@ -359,16 +357,13 @@ class WorkingSet:
             own.sort(key=_began_s)
         while idle and self.tokens > most_tokens:
             is_taken = self._tree.pool.used[BATCH_CONTEXTS] > self.batch_share * self.capacity_tokens
-            most = max(idle, key=lambda name: (is_taken and is_batch(name), self._held_per_weight(name)))
+            most = max(idle, key=lambda name: (is_taken and is_batch(name), self._tree.contexts_per_part(name)))
             context = idle[most].pop()
             if not idle[most]:
                 del idle[most]
             del self._idle[context]
             self._resize(context, 0)
             self._parked[context] = None
-
-    def _held_per_weight(self, tenant: str) -> float:
-        return self._tree.contexts(tenant) / self._shares.weight_of(tenant)
 
 
 def _nobody(tenant: str) -> bool:

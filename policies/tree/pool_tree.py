@@ -2,7 +2,7 @@
 
 Groups form a tree, and tenant nodes are its leaves: one for a tenant's interactive work, and one for its batch work. A
 tenant node is present while a request of it waits or runs. Unused parts go to the siblings, at every level
-(`tree.node`).
+(`tree.node`). Of the contexts a tenant keeps its part while one of them counts.
 
 The part of a tenant node is expressed as a weight: its part times the weights of the present children of the root. A
 tenant without groups and floors has its configured weight. The order charges service per weight, so every order that
@@ -24,7 +24,8 @@ running requests of both classes together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from math import inf
 from typing import Final
 
@@ -52,7 +53,7 @@ class PoolTree:
     def _begin(self, terms: Tree) -> None:
         self.terms = terms
         self.is_flat = not terms.groups and not terms.tenants
-        """True without groups and terms: each tenant has its configured weight, and only contexts are counted."""
+        """True without groups and terms: each tenant has its configured weight."""
         self._root = Node(ROOT, None, GroupSettings(), 1.0)
         self._groups: dict[str, Node] = {ROOT: self._root}
         self._elsewhere: set[str] = set()
@@ -82,6 +83,22 @@ class PoolTree:
         root = self._root.batch if is_batch(leaf) else self._root.others
         return line.share() * (root.weights or 1.0)
 
+    def part(self, request: Request) -> float:
+        """Return the part of the pool's contexts that the request's tenant is entitled to, as if it had some."""
+        line = self._node(payer(request.flow.tenant)).contexts
+        if not line.present:
+            line.weight = request.weight
+        return line.share()
+
+    def contexts_per_part(self, leaf: str) -> float:
+        """Return the tokens of the contexts of a tenant node, divided by the part that its tenant is entitled to."""
+        return self.contexts(leaf) / self._node(payer(leaf)).contexts.share()
+
+    def is_flooding(self, request: Request) -> bool:
+        """Return whether more of the tenant node is queued than its part of the sequences that run."""
+        line = self._line(request.flow.tenant)
+        return line.queued > line.share() * self._root.used[SEQUENCES] + ROUNDING
+
     def configured_weight(self, leaf: str, weight: float) -> float:
         """Return the configured weight of a tenant node; `weight` if the node is not present."""
         line = self._line(leaf)
@@ -92,9 +109,15 @@ class PoolTree:
         line = self._line(leaf)
         return {"part_percent": round(100 * line.share(), 2)} | ({"weight": line.weight} if line.present else {})
 
-    def share(self, leaf: str) -> float:
-        """Return the part of the pool that this tenant node is entitled to while it has requests."""
-        return self._line(leaf).share()
+    def share(self, leaf: str, weight: float) -> float:
+        """Return the part of the pool that this tenant node is entitled to while it has requests.
+
+        `weight`: the configured one of its tenant.
+        """
+        line = self._line(leaf)
+        if not line.present:
+            line.weight = weight
+        return line.share()
 
     def full_for(self, request: Request) -> Node | None:
         """Return the full node that keeps this request from starting, or None.
@@ -155,6 +178,10 @@ class PoolTree:
         node = self._limited.get(name) or self._tenants.get(name)
         return 0 if node is None else int(node.used[SEQUENCES])
 
+    def remembered(self) -> int:
+        """Return the number of tenants in memory."""
+        return len(self._tenants)
+
     @property
     def pool(self) -> Node:
         """Return the root."""
@@ -171,22 +198,24 @@ class PoolTree:
         return {leaf: int(tokens) for leaf, node in lines if (tokens := node.usage_here(_contexts_of(leaf)).amount)}
 
     def report(self, rows_max: int) -> list[Usage]:
-        """Return the rows for other gateways: the usage of limited nodes, the contexts of the pool and of the tenants
+        """Return the rows for other gateways: the usage of the pool and of limited nodes, the contexts of the tenants
         with most, and the tenant nodes that are present here. At most `rows_max` nodes of each kind.
         """
-        used = [node.usage_here(resource) for node in self._limited.values() for resource in RUNNING]
+        used = [node.usage_here(of) for node in (self._root, *self._limited.values()) for of in RUNNING]
         tenants = self._tenants.values()
         held = [node.usage_here(of) for node in (self._root, *tenants) for of in (CONTEXTS, BATCH_CONTEXTS)]
         held.sort(key=lambda row: (row.node != ROOT, -row.amount))
-        lines = [(leaf, self._line(leaf)) for name in self._tenants for leaf in (name, f"{name}{BATCH}")]
-        present = [
-            Usage(leaf, number, amount)
-            for leaf, line in lines
-            if line.present > (leaf in self._elsewhere)
-            for number, amount in ((PRESENT, 1), (WEIGHT, line.weight))
-        ]
         rows = [*[row for row in used if row.amount > 0][:rows_max], *[row for row in held if row.amount > 0][:rows_max]]
-        return rows + present[: 2 * rows_max]
+        for leaf, line in islice(self._present_here(), rows_max):
+            rows += [Usage(leaf, PRESENT, 1), Usage(leaf, WEIGHT, line.weight)]
+        return rows
+
+    def _present_here(self) -> Iterator[tuple[str, ClassLine]]:
+        """Iterate over the tenant nodes with requests at this gateway."""
+        for name, node in self._tenants.items():
+            for leaf, line in ((name, node.others), (f"{name}{BATCH}", node.batch)):
+                if line.present > (leaf in self._elsewhere):
+                    yield leaf, line
 
     # --- events ---
 
@@ -203,49 +232,51 @@ class PoolTree:
             self._root.kept[resource] = self._capacity[resource]
 
     def arrived(self, request: Request, weight: float) -> None:
-        """Count a request as present. `weight`: the configured one of its key or tenant."""
-        if not self.is_flat:
-            line = self._line(request.flow.tenant, is_kept=True)
-            if not line.present:
-                line.weight = weight
-            line.add()
+        """Count a queued request as present. `weight`: the configured one of its key or tenant."""
+        node = self._kept(payer(request.flow.tenant))
+        node.reweigh(weight, is_batch=request.can_wait)
+        node.add(is_batch=request.can_wait)
+        node.line(is_batch=request.can_wait).queued += request.sequences
 
     def left(self, request: Request) -> None:
-        """Remove a request that waited or ran."""
-        if not self.is_flat:
-            self._remove(request.flow.tenant)
+        """Remove a queued request, or one that ran and has ended."""
+        node = self._tenants[payer(request.flow.tenant)]
+        node.line(is_batch=request.can_wait).queued -= request.sequences
+        self._remove(node, is_batch=request.can_wait)
 
     def dispatched(self, request: Request, held_tokens: int) -> None:
         """Add the sequences and KV tokens of a dispatched request."""
-        self.grew(request, held_tokens, request.sequences)
+        self._run(request, request.sequences, held_tokens)
 
     def ended(self, request: Request, held_tokens: int) -> None:
-        """Subtract the sequences and KV tokens of a request that ran."""
-        self.grew(request, -held_tokens, -request.sequences)
+        """Subtract the sequences and KV tokens of a request that ran, and count it as queued until it has left."""
+        self._run(request, -request.sequences, -held_tokens)
 
-    def grew(self, request: Request, tokens: int, sequences: int = 0) -> None:
-        """Add to the usage of a running request."""
-        if self._limited:
-            node = self._tenants[payer(request.flow.tenant)]
-            node.use(TOKENS, tokens)
-            if sequences:
-                node.use(SEQUENCES, sequences)
+    def _run(self, request: Request, sequences: int, tokens: int) -> None:
+        node = self._tenants[payer(request.flow.tenant)]
+        node.line(is_batch=request.can_wait).queued -= sequences
+        node.use(SEQUENCES, sequences)
+        node.use(TOKENS, tokens)
+
+    def grew(self, request: Request, tokens: int) -> None:
+        """Add to the KV tokens of a running request."""
+        self._tenants[payer(request.flow.tenant)].use(TOKENS, tokens)
 
     def hold(self, leaf: str, tokens: int) -> None:
         """Add to the contexts of a tenant node at this gateway (subtract if negative)."""
         node = self._kept(payer(leaf))
-        node.use(_contexts_of(leaf), tokens)
+        self._use(node, _contexts_of(leaf), tokens)
         self._forget(node)
 
     def set_elsewhere(self, rows: Sequence[Usage], sharers: int = 1) -> None:
         """Replace the sums of the rows that other gateways report (`report`)."""
         self._rows = rows
         reported: dict[tuple[Node, int], float] = {}
-        present = {row.node: row.amount for row in rows if row.resource == PRESENT and not self.is_flat}
+        present = {row.node: row.amount for row in rows if row.resource == PRESENT}
         summed = {row.node: row.amount for row in rows if row.resource == WEIGHT}
         for name, resource, amount in rows:
-            if resource in RUNNING and name in self._limited:
-                reported[self._limited[name], resource] = amount
+            if resource in RUNNING and (name == ROOT or name in self._limited):
+                reported[self._limited.get(name, self._root), resource] = amount
             elif resource in (CONTEXTS, BATCH_CONTEXTS):
                 reported[self._root if name == ROOT else self._kept(name), resource] = amount
         self._set_present({leaf: summed[leaf] / gateways for leaf, gateways in present.items()})
@@ -257,13 +288,13 @@ class PoolTree:
     def _set_present(self, weights: Mapping[str, float]) -> None:
         """Replace the tenant nodes that are present at other gateways."""
         for leaf in weights.keys() - self._elsewhere:
-            line = self._line(leaf, is_kept=True)
-            if not line.present:
-                line.weight = weights[leaf]
-            line.add()
+            node, is_of_batch = self._kept(payer(leaf)), is_batch(leaf)
+            if not node.line(is_batch=is_of_batch).present:
+                node.reweigh(weights[leaf], is_batch=is_of_batch)
+            node.add(is_batch=is_of_batch)
         before, self._elsewhere = self._elsewhere, set(weights)
         for leaf in before - weights.keys():
-            self._remove(leaf)
+            self._remove(self._tenants[payer(leaf)], is_batch=is_batch(leaf))
 
     def _set_used(self, reported: Mapping[tuple[Node, int], float]) -> None:
         """Replace the usage at other gateways."""
@@ -279,7 +310,7 @@ class PoolTree:
         for node, resource in before | own:
             more = max(0.0, own.get((node, resource), 0.0)) - max(0.0, before.get((node, resource), 0.0))
             if more:
-                node.use(resource, more, is_elsewhere=True)
+                self._use(node, resource, more, is_elsewhere=True)
         for node, _ in before:
             self._forget(node)
 
@@ -288,7 +319,7 @@ class PoolTree:
         for leaf, weight in weights.items():
             node = self._tenants.get(payer(leaf))
             if node is not None:
-                (node.batch if is_batch(leaf) else node.others).reweigh(weight)
+                node.reweigh(weight, is_batch=is_batch(leaf))
 
     def regroup(self, terms: Tree, waiting: Iterable[Request], running: Iterable[tuple[Request, int]]) -> None:
         """Replace the terms, and count all waiting and running requests anew. `running`: with the KV tokens held.
@@ -327,15 +358,23 @@ class PoolTree:
         node = self._tenants[tenant] = self._node(tenant)
         return node
 
-    def _line(self, leaf: str, *, is_kept: bool = False) -> ClassLine:
-        """Return the line of a tenant node. `is_kept`: remember its tenant, if it is new."""
-        node = self._kept(payer(leaf)) if is_kept else self._node(payer(leaf))
-        return node.batch if is_batch(leaf) else node.others
+    def _line(self, leaf: str) -> ClassLine:
+        """Return the line of a tenant node."""
+        return self._node(payer(leaf)).line(is_batch=is_batch(leaf))
 
-    def _remove(self, leaf: str) -> None:
-        node = self._tenants[payer(leaf)]
-        (node.batch if is_batch(leaf) else node.others).remove()
+    def _remove(self, node: Node, *, is_batch: bool) -> None:
+        node.remove(is_batch=is_batch)
         self._forget(node)
+
+    def _use(self, node: Node, resource: int, amount: float, *, is_elsewhere: bool = False) -> None:
+        """Add to the usage of a node. A tenant with contexts is present among those that share them."""
+        had_some = node.used[resource] > 0.0
+        node.use(resource, amount, is_elsewhere=is_elsewhere)
+        if resource == CONTEXTS and node is not self._root and had_some != (node.used[resource] > 0.0):
+            if had_some:
+                node.contexts.remove()
+            else:
+                node.contexts.add()
 
     def _forget(self, node: Node) -> None:
         """Forget a tenant without requests, contexts and limits."""

@@ -12,7 +12,6 @@ import pytest
 from policies.admission.decisions import Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.capacity.fair_shares import Activity, FairShares
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.working_set import WorkingSet
@@ -393,13 +392,13 @@ def test_a_rate_is_of_prompts_that_found_the_engine_free_and_of_which_the_cache_
 
 
 def test_weights_are_parts_of_the_cache() -> None:
-    shares = FairShares()
-    found = WorkingSet(shares, PoolTree())
+    tree = PoolTree()
+    found = WorkingSet(tree)
     found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
     heavy, light = make_request("a", weight=4.0, prompt=9000), make_request("b", prompt=1000)
     found.kinds.of(heavy).return_rate.learn(1.0)
     for request in (heavy, light):
-        shares.seen(request, 0.0)
+        tree.arrived(request, request.weight)
         found.queued(request, 0.0)
     found.dispatched(heavy, 0.0)
     assert found.has_room(light)
@@ -440,7 +439,6 @@ def counts_elsewhere(pool: Pool, **tokens: int) -> None:
 
 def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:
     pool = Pool()
-    pool.engine.requests.tenants.set_elsewhere(Activity(weights=1.0))
     counts_elsewhere(pool, a=3000, b=5000)
     assert pool.set.tokens_in_all == 8000
     assert pool.set.tenants() == {}, "not here"
