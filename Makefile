@@ -1,5 +1,5 @@
 # Everything below needs Python 3.11 or later, make and the package registries; `make run` needs nothing else, `make test`
-# a redis-server, openssl, nginx, haproxy, promtool and PostgreSQL, which it installs where it may (root on Debian).
+# a redis-server, openssl, nginx, promtool and PostgreSQL, which it installs where it may (root on Debian).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,12 +41,12 @@ test-fast: $(INSTALLED)  ## at each save, below a minute: decisions, config, rea
 
 # RUNLEVEL=1: the package starts no server of its own. Where it cannot be installed, the tests that need it say so.
 servers:
-	@{ command -v redis-server && command -v openssl && command -v nginx && command -v haproxy \
+	@{ command -v redis-server && command -v openssl && command -v nginx \
 	    && command -v promtool && command -v chromium && ls /usr/lib/postgresql/*/bin/initdb; } >/dev/null 2>&1 \
 	    || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
 	        && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-	            redis-server openssl nginx-light haproxy prometheus postgresql chromium logrotate pgbouncer jq; } \
-	    || echo "redis-server, openssl, nginx, haproxy, promtool, PostgreSQL or chromium is missing and could not be installed: the" \
+	            redis-server openssl nginx-light prometheus postgresql chromium logrotate pgbouncer jq; } \
+	    || echo "redis-server, openssl, nginx, promtool, PostgreSQL or chromium is missing and could not be installed: the" \
 	        "tests that need the first two will fail, those that need the others are skipped" >&2
 
 check: $(INSTALLED)  ## format, lint, types, import rules; what the forge reads
@@ -113,7 +113,7 @@ docs: $(INSTALLED)  ## the site, in build/docs; a warning is an error. `make doc
 
 UPGRADE := --upgrade
 lock: $(INSTALLED)  ## pin the newest versions that pyproject.toml allows, and of them what the image needs to run
-	$(BIN)/uv pip compile $(UPGRADE) --extra dev --extra docs --extra jwt --extra opentelemetry --extra bench --extra tokenize --universal --generate-hashes \
+	$(BIN)/uv pip compile $(UPGRADE) --extra dev --extra docs --extra jwt --extra opentelemetry --extra plots --extra tokenize --universal --generate-hashes \
 	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile -c requirements.lock --universal --generate-hashes \
 	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o deploy/requirements.lock

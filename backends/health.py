@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass, field
+from typing import Final
 
-import aiohttp
 import msgspec
 
-from backends.tls_contexts import what_failed
-from backends.upstream_errors import ConnectFailed, ProtocolViolation, UpstreamError
+from backends.control_client import TIMEOUT_S, ControlClient
+from backends.upstream_errors import ProtocolViolation, UpstreamError
 from policies.capacity.gauges import Gauges
 
-_BODY_BYTES_MAX = 4 * 1024 * 1024
+MODELS_TIMEOUT_S: Final = 5.0
 _MODEL_LEN_MAX = 1 << 40
 """Longer contexts are ignored."""
 
@@ -126,40 +125,24 @@ class _Cards(msgspec.Struct):
     data: list[ModelCard]
 
 
-async def probe(
-    session: aiohttp.ClientSession,
-    url: str,
-    *,
-    api_key: str | None = None,
-    timeout_s: float = 2.0,
-    tls: ssl.SSLContext | None = None,
-) -> str | None:
+async def probe(client: ControlClient, path: str, timeout_s: float = TIMEOUT_S) -> str | None:
     """GET the adapter's health path. Return what is wrong, or None for an answer of 200."""
     try:
-        await _get(session, url, api_key, timeout_s, tls)
+        await client.get(path, timeout_s=timeout_s)
     except UpstreamError as error:
         return str(error)
     return None
 
 
-async def fetch_models(
-    session: aiohttp.ClientSession,
-    url: str,
-    api_key: str | None = None,
-    *,
-    timeout_s: float = 5.0,
-    tls: ssl.SSLContext | None = None,
-) -> list[ModelCard]:
-    """GET /v1/models of the backend at `url`. Raise ConnectFailed, or ProtocolViolation for an invalid answer."""
-    return read_models(url, await _get(session, url.rstrip("/") + "/v1/models", api_key, timeout_s, tls))
+async def fetch_models(client: ControlClient) -> list[ModelCard]:
+    """GET /v1/models. Raise ConnectFailed, or ProtocolViolation for an invalid answer."""
+    return read_models(client.url, await client.get("/v1/models", timeout_s=MODELS_TIMEOUT_S))
 
 
-async def fetch_text(
-    session: aiohttp.ClientSession, url: str, *, api_key: str | None, tls: ssl.SSLContext | None, timeout_s: float = 2.0
-) -> str:
+async def fetch_text(client: ControlClient, path: str) -> str:
     """Return the text of an answer with status 200, and "" for any other answer."""
     try:
-        return (await _get(session, url, api_key, timeout_s, tls)).decode("latin-1")
+        return (await client.get(path)).decode("latin-1")
     except UpstreamError:
         return ""
 
@@ -174,36 +157,3 @@ def read_models(url: str, body: bytes) -> list[ModelCard]:
         if card.max_model_len is not None and not 0 < card.max_model_len <= _MODEL_LEN_MAX:
             card.max_model_len = None
     return cards
-
-
-async def _get(
-    session: aiohttp.ClientSession, url: str, api_key: str | None, timeout_s: float, tls: ssl.SSLContext | None
-) -> bytes:
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
-    body = bytearray()
-    try:
-        # Redirects are not followed: requests would not follow them, and the key is for this backend alone.
-        async with session.get(
-            url, headers=headers, timeout=timeout, allow_redirects=False, ssl=tls or True
-        ) as response:
-            async for piece in response.content.iter_chunked(65536):
-                body += piece
-                if len(body) > _BODY_BYTES_MAX:
-                    raise ProtocolViolation(url, f"more than {_BODY_BYTES_MAX} bytes", before_first_byte=False)
-            status = response.status
-    except TimeoutError as error:
-        raise ConnectFailed(url, f"no answer within {timeout_s:g} s") from error
-    except aiohttp.ClientConnectorCertificateError as error:
-        raise ConnectFailed(url, what_failed(error.certificate_error)) from error
-    except aiohttp.ClientConnectorError as error:
-        why = what_failed(error.os_error) if isinstance(error.os_error, ssl.SSLError) else str(error)
-        raise ConnectFailed(url, why) from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise ConnectFailed(url, what_failed(error)) from error
-    if status in (401, 403):
-        why = f"status {status}: the api_key of this backend is missing or wrong"
-        raise ProtocolViolation(url, why, before_first_byte=False)
-    if status != 200:
-        raise ProtocolViolation(url, f"status {status}, not 200", before_first_byte=False)
-    return bytes(body)

@@ -1,22 +1,13 @@
-"""The addresses behind a name, and connections to one address under that name."""
+"""The addresses behind a name."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, cast
-
-import aiohttp
-from aiohttp.abc import ResolveResult
-
-if TYPE_CHECKING:
-    from aiohttp.abc import AbstractResolver
 
 Resolver = Callable[[str], Awaitable[Sequence[str]]]
 """Look up the addresses of a name now. Raises OSError or UnicodeError if the lookup fails."""
-
-_KEEPALIVE_S: Final = 3.0
 
 
 class KnownAddresses:
@@ -70,24 +61,3 @@ async def resolve(host: str) -> list[str]:
     """Resolve a name as the system is configured to."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return [str(each[4][0]) for each in found]
-
-
-def session_at(address: str) -> aiohttp.ClientSession:
-    """Create a session that always connects to this address, while URL, Host header and certificate keep the name."""
-    resolver = cast("AbstractResolver", _FixedResolver(address))
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S, resolver=resolver)
-    return aiohttp.ClientSession(connector=connector)
-
-
-class _FixedResolver:
-    """A resolver for aiohttp. It does not extend aiohttp's abstract class, since a compiled class may not."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        family = socket.AF_INET6 if _is_six(self._address) else socket.AF_INET
-        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-        return [ResolveResult(hostname=host, host=self._address, port=port, family=family, proto=0, flags=flags)]

@@ -8,7 +8,6 @@ whenever the feed fails.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Final
@@ -16,6 +15,7 @@ from typing import Annotated, Final
 import aiohttp
 import msgspec
 
+from backends.control_client import ControlClient
 from backends.vllm_plugin.steps import CONTENT_TYPE, VERSION
 from policies.capacity.gauges import Gauges
 
@@ -112,13 +112,11 @@ class StepFeed:
     `on_turn(is_received, why)` is called at each change, and once for each reason why an engine has no feed.
     """
 
-    url: str
-    """URL of the feed."""
-    session: aiohttp.ClientSession
+    client: ControlClient
+    path: str
+    """Path of the feed."""
     on_snapshot: Callable[[Gauges], None]
     on_turn: Callable[[bool, str], None]
-    api_key: str | None = field(default=None, kw_only=True)
-    tls: ssl.SSLContext | None = field(default=None, kw_only=True)
     silent: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     why: str = field(default="it was not asked yet", init=False)
     """Reason why no steps are received, or ""."""
@@ -152,11 +150,8 @@ class StepFeed:
         """Receive until the feed fails, and raise the cause."""
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=CONNECT_S)
-        async with self.session.get(
-            self.url, headers=headers, timeout=timeout, allow_redirects=False, ssl=self.tls or True
-        ) as response:
+        async with self.client.request(self.path, timeout) as response:
             if response.status != 200 or response.content_type != CONTENT_TYPE:
                 body = (await response.content.read(WHY_BYTES_MAX)).decode("utf-8", "replace").split("\n")[0]
                 raise _NoFeed(f"status {response.status}, {body}" if response.status != 200 else "another answer")

@@ -64,7 +64,7 @@ STATIONS: Final[dict[str, tuple[str, ...]]] = {
         "_Connection.data_received", "Exchange.head_received", "Exchange.body_received", "Exchange._complete_body",
         "Exchange._complete_stream", "Outbox.flush", "RequestContext.begin_answer", "RequestContext.answer",
     ),
-    "settle": ("Exchange._settle", "Dispatcher.finished", "Exchange._end"),
+    "settle": ("Exchange._settle", "Dispatcher.finished", "Exchange.end"),
     "account": ("Gateway._settled", "Pool.ended"),
     "log": ("AccessLog.write",),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from simulation.plots import Series
+from lab.plots import Series
 
 Value = float | str
 """A number, or words where one number does not say it."""

@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 
 from lab.experiment import Experiment, Figure, Findings, Row, Value, Verdict
-from simulation.plots import chart
+from lab.plots import chart
 
 HEADS = ("measure", "published", "ours", "required", "verdict")
 

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from backends.simulated.engine_model import EngineModel, EngineRequest, Step
-from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack
+from policies.admission.decisions import Decision, Dispatch, Failure, Preempt
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
 from policies.request import ServiceTokens
@@ -103,14 +103,14 @@ class Driver:
             if isinstance(decision, Dispatch):
                 self.result.records[decision.id].dispatched_s = now
                 self.at(now + self.network_s, partial(self.reached, decision))
-            elif isinstance(decision, GiveBack):
-                self._given_back(self.result.records[decision.id], now)
+            elif isinstance(decision, Preempt):
+                self._preempted(self.result.records[decision.id], now)
             else:
                 record = self.result.records[decision.id]
                 record.dispatched_s, record.retry_after_s = None, decision.retry_after_s
                 self.end(record, decision.reason.value, now)
 
-    def _given_back(self, record: Record, now: float) -> None:
+    def _preempted(self, record: Record, now: float) -> None:
         """Preempt a request unless its client has seen a token. The backend learns it one latency later."""
         id = record.arrival.id
         if record.arrival.streamed and record.token_s:
@@ -120,7 +120,7 @@ class Driver:
         for model in self.backends.values():
             self.at(now + self.network_s, partial(model.abort, id))
         gateway = self.gateways[record.gateway]
-        self.at(now, lambda at: self.call(gateway, "failed", at, id, Failure.GIVEN_BACK))
+        self.at(now, lambda at: self.call(gateway, "failed", at, id, Failure.PREEMPTED))
 
     def end(self, record: Record, outcome: str, now: float) -> None:
         record.finished_s, record.outcome = now, outcome

@@ -1,25 +1,18 @@
-"""Reports of a replay: tables in the terminal, JSON, and a page that opens offline."""
+"""Reports of a replay: tables in the terminal, and JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
-from importlib.resources import files
-from string import Template
 
 from backends.simulated.engine_profiles import EngineProfile
-from simulation.plots import Series, chart
 from simulation.replay import TENANTS_LISTED, Percentiles, ReplayResult
 from simulation.run import IMPOSSIBLE
 from simulation.traces.reader import Trace
 from simulation.verdict import compared, in_seconds, named, short, verdict
 
 NOTHING = "-"
-POINTS_MIN = 3
-"""Fewest points that make a chart."""
-Course = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,33 +177,6 @@ def as_json(replayed: ReplayReport) -> str:
         "policies": [asdict(each) for each in replayed.results],
     }  # fmt: skip
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-# --- page ---
-
-
-def as_html(replayed: ReplayReport) -> str:
-    """Return one HTML file with the text report and its charts. A chart without data is left out."""
-    results = replayed.results
-    most = max((rate for each in results for course in each.service.values() for _, rate in course), default=0.0)
-    last_s = max((course[-1][0] for each in results for course in each.service.values() if course), default=0.0)
-    charts = [
-        _chart(replayed.label(each), "service per second", each.service, x_to=last_s, y_to=most) for each in results
-    ]
-    if any(each.gap_max for each in results):
-        charts.append(_chart("Gap", "service per weight", {replayed.label(each): each.gap for each in results}))
-    template = Template((files("simulation") / "replay.html").read_text(encoding="utf-8"))
-    return template.substitute(
-        title=escape(replayed.trace.name), text=escape(as_text(replayed)), charts="\n".join(filter(None, charts))
-    )
-
-
-def _chart(title: str, y_label: str, courses: Mapping[str, Course], *, x_to: float = 0.0, y_to: float = 0.0) -> str:
-    """Return a chart as SVG, or "" without a course."""
-    drawn = [Series(short(name), course) for name, course in courses.items() if len(course) >= POINTS_MIN]
-    if not any(value for one in drawn for _, value in one.points):
-        return ""
-    return chart(drawn, title, "seconds", y_label, x_to=x_to, y_to=y_to)
 
 
 # --- words ---

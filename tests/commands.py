@@ -25,7 +25,7 @@ FAIRGATE = str(Path(sys.executable).with_name("fairgate"))
 _LOADED = get_context("forkserver")
 _LOADED.set_forkserver_preload(
     ["gateway.commands.main", "gateway.commands.checking", "gateway.commands.top", "gateway.process.gateway",
-     "gateway.process.hub", "gateway.process.supervisor", "gateway.keys.in_redis", "gateway.keys.rotation",
+     "gateway.process.hub", "gateway.process.supervisor", "gateway.keys.in_redis", "gateway.keys.issuance",
      "gateway.usage.usage_report", "gateway.storage.redis.redis_store", "backends.simulated.simulated_server",
      "simulation.report"]
 )  # fmt: skip

@@ -15,6 +15,7 @@ from backends.simulated.calls import CallRefusedError
 from backends.simulated.engine_profiles import EngineProfile
 from backends.simulated.shapes import ABORT, SimulatedAnswer
 from backends.simulated.simulated_server import BUSY, SimulatedServer, hang_up
+from tests.kit.answer_formats import EmbeddingsAnswer, MessagesAnswer, ResponsesAnswer, tokenized
 
 STILL_S = 0.05
 
@@ -25,8 +26,6 @@ class Faults:
 
     reset_next: int = 0
     """Reset the connection before the first byte of an answer."""
-    garbage_next: int = 0
-    """Answer with bytes that are not HTTP, then close."""
     refuse_next: int = 0
     """Answer 503 as a full engine does; streams that were already accepted are not touched."""
     refuse_in_stream_next: int = 0
@@ -52,11 +51,22 @@ class Faults:
 
 
 class FaultyEngine(SimulatedServer):
-    """Serves as `SimulatedServer` does, but for its faults, which may be changed while it serves."""
+    """Serves as `SimulatedServer` does, at more endpoints, but for its faults, which may be changed while it serves."""
+
+    formats = (*SimulatedServer.formats, ResponsesAnswer, MessagesAnswer, EmbeddingsAnswer)
 
     def __init__(self, profile: EngineProfile, *, faults: Faults | None = None, **options: Any) -> None:
         super().__init__(profile, **options)
         self.faults = faults or Faults()
+
+    def routes(self) -> list[web.RouteDef]:
+        async def version(request: web.Request) -> web.Response:
+            return web.json_response({"version": "0.32.0"})
+
+        async def tokenize(request: web.Request) -> web.Response:
+            return await tokenized(request, self.profile)
+
+        return [*super().routes(), web.post("/tokenize", tokenize), web.get("/version", version)]
 
     async def at(self, moment: str, request: web.Request | None = None, answer: SimulatedAnswer | None = None) -> None:
         faults = self.faults
@@ -96,9 +106,6 @@ class FaultyEngine(SimulatedServer):
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             transport.abort()
             await asyncio.Event().wait()
-        if self.faults.take("garbage_next"):
-            transport.write(b"\x16\x03\x01 this is not HTTP \xff\xfe\r\n\r\n")
-            await hang_up(request)
         if self.faults.take("refuse_next"):
             raise CallRefusedError(503, BUSY, "Service Unavailable")
 

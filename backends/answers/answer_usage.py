@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -13,7 +14,6 @@ from msgspec import Raw
 from backends.answers.answer_keys import KEY_BYTES_MAX, AnswerKeys
 from backends.answers.body import Body, Choice, Message, decode_body, decode_generated, decode_items, decode_plain
 from backends.answers.members import MemberFinder
-from backends.base import Usage
 
 TOKENS_MAX: Final = 1 << 40
 """Counts beyond this bound are ignored."""
@@ -41,6 +41,20 @@ _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 PLAIN_BYTES_MAX: Final = 4096
 _NOTHING: Final = frozenset({b"null", b'""', b"[]", b"{}", b"false"})
 _NOTHING_BYTES_MAX: Final = 5
+
+
+@dataclass(slots=True, init=False)
+class Usage:
+    """Tokens of one request by the engine's own count. None where the engine reports no valid count."""
+
+    prompt_tokens: int | None
+    output_tokens: int | None
+    cached_tokens: int
+
+    def __init__(self, prompt_tokens: int | None, output_tokens: int | None, cached_tokens: int = 0) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.cached_tokens = cached_tokens
 
 
 def plain(raw: Raw) -> object:

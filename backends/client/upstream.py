@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
 
 import httptools
+from yarl import URL
 
 from backends.client.call import Receiver, UpstreamCall
 from backends.client.outbox import Outbox, Outlet
@@ -45,18 +45,16 @@ class UpstreamPool:
         tls: ssl.SSLContext | None = None,
         address: str | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        origin = URL(url)
+        if origin.scheme not in ("http", "https") or not origin.raw_host or origin.user is not None:
             raise ValueError(f"backend {name}: the URL must be http(s)://host[:port], not {url!r}")
         self.name = name
         self.header_bytes_max = header_bytes_max
-        self._tls = (tls or client_context()) if parts.scheme == "https" else None
-        default_port = 443 if self._tls else 80
-        self._name, self._port = parts.hostname, parts.port or default_port
+        self._tls = (tls or client_context()) if origin.scheme == "https" else None
+        self._name, self._port = origin.raw_host, origin.port or 0
         self._address = address or self._name
-        self._origin = f"{_bracketed(self._address)}:{self._port}"
-        host = _bracketed(self._name)
-        self.host_header = (host if self._port == default_port else f"{host}:{self._port}").encode("ascii")
+        self._origin = str(origin.with_host(self._address).origin())
+        self.host_header = (origin.host_port_subcomponent or "").encode("ascii")
         self._connect_timeout_s = connect_timeout_s
         self._tick_s = min(idle_s, silence_s) / 4
         self._idle_ticks_max = int(idle_s / self._tick_s)
@@ -186,10 +184,6 @@ class UpstreamPool:
         self._timer = None
         if self._idle or self._busy or self._connecting:
             self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 class _Connection(asyncio.Protocol):

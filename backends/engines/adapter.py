@@ -35,10 +35,12 @@ class Adapter:
     """Paths of gauges, cheapest first; an empty answer falls through to the next."""
     sums: ClassVar[Metrics] = {}
     """Metrics by field of `Gauges`: the field is the sum of all their samples."""
-    kv_usage: ClassVar[str] = ""
+    kv_usage: ClassVar[tuple[str, ...]] = ()
     """Metric of the used part of the KV cache, from 0 to 1."""
-    kv_used_tokens: ClassVar[str] = ""
+    kv_used_tokens: ClassVar[tuple[str, ...]] = ()
     """Metric of the used KV tokens, where a field of `sums` is `kv_capacity_tokens`."""
+    other_metrics: ClassVar[tuple[str, ...]] = ()
+    """Metrics that `gauges` of the kind reads besides."""
     steps_path: ClassVar[str | None] = None
     """Path of the engine's reports after each step."""
     facts_path: ClassVar[str | None] = None
@@ -56,8 +58,8 @@ class Adapter:
         self.context_tokens: int | None = None
         """Longest context of one request."""
         self.version = ""
-        metrics = [*(name for names in self.sums.values() for name in names), self.kv_usage, self.kv_used_tokens]
-        self._lines = lines_of([name for name in metrics if name])
+        metrics = (*self.sums.values(), self.kv_usage, self.kv_used_tokens, self.other_metrics)
+        self._lines = lines_of([name for names in metrics for name in names])
 
     def snapshot(self, text: str, taken_s: float) -> Gauges | None:
         """Read one page of gauges. Return None for a page without a known gauge. Raise one of UNREADABLE for an
@@ -69,13 +71,17 @@ class Adapter:
         """Return the gauges on a page by field. A rank of data parallelism has a sample of its own."""
         found: dict[str, Any] = {}
         for field, names in self.sums.items():
-            if values := [value for name in names for value in _values(page, name)]:
+            if values := self.values(page, names):
                 found[field] = int(sum(values))
-        if shares := _values(page, self.kv_usage):
+        if shares := self.values(page, self.kv_usage):
             found["kv_usage"] = min(sum(shares) / len(shares), 1.0)
-        if used := _values(page, self.kv_used_tokens):
+        if used := self.values(page, self.kv_used_tokens):
             found["kv_usage"] = used_part(sum(used), found.get("kv_capacity_tokens"))
         return found
+
+    def values(self, page: Mapping[str, list[Sample]], names: tuple[str, ...]) -> list[float]:
+        """Return the values of all samples of these names."""
+        return [each.value for name in names for each in page.get(name, ()) if 0 <= each.value <= VALUE_MAX]
 
     def read_facts(self, text: str) -> None:
         """Keep the facts of an answer from `facts_path`. Raise one of UNREADABLE for an answer without them."""
@@ -92,10 +98,6 @@ class Adapter:
             of = "" if self.context_tokens is None else f" of {self.context_tokens:,} tokens"
             found += f": {self.slots} slot{'' if self.slots == 1 else 's'}{of}"
         return "; ".join([found, *self.gaps])
-
-
-def _values(page: Mapping[str, list[Sample]], name: str) -> list[float]:
-    return [sample.value for sample in page.get(name, ()) if 0 <= sample.value <= VALUE_MAX]
 
 
 def used_part(used: float | None, capacity: int | None) -> float | None:

@@ -23,7 +23,7 @@ class LmDeployAdapter(Adapter):
         "prompt_tokens_total": ("lmdeploy_prompt_tokens_total",),
         "output_tokens_total": ("lmdeploy_generation_tokens_total",),
     }
-    kv_usage = "lmdeploy_gpu_cache_usage_perc"
+    kv_usage = ("lmdeploy_gpu_cache_usage_perc",)
     health_path = "/health"
     gaps = (
         "tells no size of its KV cache and no slots, so they are learned",
@@ -64,7 +64,7 @@ class TensorRtLlmAdapter(Adapter):
         "block_size": ("trtllm_kv_cache_tokens_per_block",),
         "kv_capacity_tokens": ("trtllm_kv_cache_max_blocks",),
     }
-    kv_usage = "trtllm_kv_cache_utilization"
+    kv_usage = ("trtllm_kv_cache_utilization",)
     health_path = "/health"
     takes_cache_salt = True
     gaps = ("tells its load only with return_perf_metrics", "tells no slots, so they are learned")

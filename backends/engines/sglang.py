@@ -31,7 +31,7 @@ class SglangAdapter(Adapter):
         "preemptions_total": ("sglang_num_retracted_requests_total",),
         "max_num_seqs": ("sglang_max_running_requests",),
     }
-    kv_used_tokens = "sglang_num_used_tokens"
+    kv_used_tokens = ("sglang_num_used_tokens",)
     health_path = "/health"
     takes_cache_salt = True
     gaps = ("tells what it had cached only with --enable-cache-report",)

@@ -23,7 +23,7 @@ class TgiAdapter(Adapter):
         "waiting": ("tgi_queue_size",),
         "kv_capacity_tokens": ("tgi_batch_max_total_tokens",),
     }
-    kv_used_tokens = "tgi_batch_current_max_tokens"  # the final size of all running requests
+    kv_used_tokens = ("tgi_batch_current_max_tokens",)  # the final size of all running requests
     facts_path = "/info"
     health_path = "/health"
     gaps = (

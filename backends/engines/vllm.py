@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 from backends.answers.answer_usage import is_drained
-from backends.engines.adapter import VALUE_MAX, Adapter, count
-from backends.promtext import Sample, lines_of, samples
+from backends.engines.adapter import VALUE_MAX, Adapter, Metrics, count
+from backends.promtext import Sample
 from backends.vllm_plugin.steps import PATH as STEPS_PATH
-from policies.capacity.gauges import Gauges
 
-_SUMMED: Final = {
+_SUMS: Final[Metrics] = {
     "running": ("vllm_num_requests_running",),
     "waiting": ("vllm_num_requests_waiting",),
     "preemptions_total": ("vllm_num_preemptions_total", "vllm_num_preemptions"),
     "prompt_tokens_total": ("vllm_prompt_tokens_total",),
     "output_tokens_total": ("vllm_generation_tokens_total",),
 }
-"""Names on the page by our field, summed over all engines."""
-_BY_REASON: Final = ("vllm_num_requests_waiting_by_reason",)
 _KV_USAGE: Final = ("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")
+_BY_REASON: Final = "vllm_num_requests_waiting_by_reason"
 _CONFIG: Final = "vllm_cache_config_info"
-_NAMES: Final = (*[name for names in _SUMMED.values() for name in names], *_BY_REASON, *_KV_USAGE, _CONFIG)
-_LINES: Final = lines_of(_NAMES)
+_NAMES: Final = (*[name for names in _SUMS.values() for name in names], _BY_REASON, *_KV_USAGE, _CONFIG)
 # The mount at /metrics/ knows name[], the route /metrics does not. Colons as vLLM registers them.
 _FILTERED: Final = "/metrics/?" + "&".join(f"name[]={name.replace('vllm_', 'vllm:', 1)}" for name in _NAMES)
 
@@ -35,23 +33,23 @@ class VllmAdapter(Adapter):
     metric_prefixes = ("vllm:", "vllm_")
     owners = ("vllm",)
     metrics_paths = (_FILTERED, "/metrics")
+    sums: ClassVar[Metrics] = _SUMS
+    kv_usage = _KV_USAGE
+    other_metrics = (_BY_REASON, _CONFIG)
     steps_path = STEPS_PATH
     takes_cache_salt = True
     health_path = "/health"
 
-    def snapshot(self, text: str, taken_s: float) -> Gauges | None:
-        page = samples(text, _LINES)
-        if not page:
-            return None
-        found: dict[str, Any] = {
-            field: int(sum(values)) for field, names in _SUMMED.items() if (values := _per_engine(page, names))
-        }
-        if deferred := _per_engine(page, _BY_REASON, reason="deferred"):
+    def gauges(self, page: Mapping[str, list[Sample]]) -> dict[str, Any]:
+        found = super().gauges(page)
+        if deferred := _per_engine(page, (_BY_REASON,), reason="deferred"):
             found["deferred"] = int(sum(deferred))
-        if kv_usage := _per_engine(page, _KV_USAGE):
-            found["kv_usage"] = min(sum(kv_usage) / len(kv_usage), 1.0)
-        capacity, block_size = _capacity(page.get(_CONFIG, []))
-        return Gauges(taken_s, kv_capacity_tokens=capacity, block_size=block_size, **found)
+        found["kv_capacity_tokens"], found["block_size"] = _capacity(page.get(_CONFIG, []))
+        return found
+
+    def values(self, page: Mapping[str, list[Sample]], names: tuple[str, ...]) -> list[float]:
+        """Return one value for each engine, under the first name that the page has."""
+        return _per_engine(page, names)
 
     def is_refusal(self, status: int, body: bytes) -> bool:
         """Is this overload, pause or death (503), a limit (429), or a shutdown (an empty abort, later a telling
@@ -63,7 +61,9 @@ class VllmAdapter(Adapter):
         return status == 200 and b'"abort"' in body and is_drained(body)
 
 
-def _per_engine(page: dict[str, list[Sample]], aliases: tuple[str, ...], *, reason: str | None = None) -> list[float]:
+def _per_engine(
+    page: Mapping[str, list[Sample]], aliases: tuple[str, ...], *, reason: str | None = None
+) -> list[float]:
     """Return one value per engine: samples of this reason under the first alias that the page has.
 
     Several API servers repeat an engine under their own `pid`, so the highest value counts, never their sum.

@@ -1,6 +1,6 @@
 """Requests to the simulated vLLM, read and validated as vLLM would.
 
-The bodies of five generating endpoints become one form. The tokenizer is deterministic and needs no vocabulary: every
+The bodies of all generating endpoints become one form. The tokenizer is deterministic and needs no vocabulary: every
 four bytes of the rendered prompt are a token. Block hashes cover the real text, so equal prefixes meet in the engine's
 cache.
 """
@@ -11,8 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -23,14 +22,22 @@ _MEAN_OUTPUT_TOKENS = 128.0
 _CHOICES_MAX = 128
 
 
-class Endpoint(Enum):
-    """A generating endpoint."""
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A generating endpoint.
 
-    CHAT = "/v1/chat/completions"
-    COMPLETION = "/v1/completions"
-    RESPONSES = "/v1/responses"
-    MESSAGES = "/v1/messages"
-    EMBEDDINGS = "/v1/embeddings"
+    Attributes:
+        prompts: returns the prompts of a body as text, or raises CallRefusedError.
+        limits: fields of the output limit, of which the first one given counts. Without any nothing is generated.
+        limit: output limit of a body without one; None takes the rest of the context.
+        has_choices: whether a body may ask for several choices.
+    """
+
+    path: str
+    prompts: Callable[[dict[str, Any]], list[bytes]]
+    limits: tuple[str, ...] = ()
+    limit: int | None = None
+    has_choices: bool = False
 
 
 @dataclass(eq=False)
@@ -56,7 +63,6 @@ class TokensPrompt:
 class SimulatedCall:
     """An accepted request. Each of `prompts` gets `n` choices of at most `max_tokens` tokens."""
 
-    endpoint: Endpoint
     model: str
     prompts: list[TokensPrompt]
     max_tokens: int
@@ -74,7 +80,7 @@ class SimulatedCall:
 
     def _length(self, choice: int) -> int:
         """Return `max_tokens` with ignore_eos, else a length drawn from the prompt, equal at every call."""
-        if self.endpoint is Endpoint.EMBEDDINGS or self.ignore_eos:
+        if self.ignore_eos or not self.max_tokens:
             return self.max_tokens
         text = b"%d %d %d" % (self.seed, self.prompts[choice // self.n].digest, choice)
         fraction = int.from_bytes(hashlib.blake2b(text, digest_size=6).digest()) / 2**48
@@ -117,18 +123,17 @@ def read_call(
             "model",
         )
     salt = body.get("cache_salt") or ""
-    prompts = [read_prompt(text, profile.block_size, str(salt)) for text in _READERS[endpoint](body)]
+    prompts = [read_prompt(text, profile.block_size, str(salt)) for text in endpoint.prompts(body)]
     options = body.get("stream_options")
     options = options if isinstance(options, dict) else {}
     include_usage = bool(options.get("include_usage"))
     _integer(body, "priority", 0, -(2**63), 2**63 - 1)  # accepted, without effect under first come, first served
     return SimulatedCall(
-        endpoint=endpoint,
         model=str(model),
         prompts=prompts,
         max_tokens=_max_tokens(endpoint, body, max(prompt.tokens for prompt in prompts), profile.max_model_len),
-        n=_integer(body, "n", 1, 1, _CHOICES_MAX) if endpoint in (Endpoint.CHAT, Endpoint.COMPLETION) else 1,
-        stream=bool(body.get("stream")) and endpoint is not Endpoint.EMBEDDINGS,
+        n=_integer(body, "n", 1, 1, _CHOICES_MAX) if endpoint.has_choices else 1,
+        stream=bool(body.get("stream")) and bool(endpoint.limits),
         ignore_eos=bool(body.get("ignore_eos")),
         include_usage=include_usage,
         continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
@@ -152,7 +157,8 @@ def _invalid(type_: str, field_name: str, message: str) -> CallRefusedError:
     return CallRefusedError(400, text, "Bad Request", location)
 
 
-def _required(body: dict[str, Any], name: str) -> Any:
+def required(body: dict[str, Any], name: str) -> Any:
+    """Return a field, or refuse a body without it."""
     if body.get(name) is None:
         raise _invalid("missing", name, "Field required")
     return body[name]
@@ -166,35 +172,25 @@ def _integer(body: dict[str, Any], name: str, default: int, least: int, most: in
         raise _invalid("int_parsing", name, "Input should be a valid integer")
     if not least <= value <= most:
         bound = f"at least {least}" if value < least else f"at most {most}"
-        message = f"{name} must be {bound}, got {value}. (parameter={name}, value={value})"
-        raise CallRefusedError(400, message, param=name)
+        raise CallRefusedError(400, f"{name} must be {bound}, got {value}.", param=name)
     return value
 
 
 def _max_tokens(endpoint: Endpoint, body: dict[str, Any], prompt_tokens: int, max_model_len: int) -> int:
     """Return the requested limit, reduced to the rest of the context. Refuse a prompt that fills the context."""
     room = max_model_len - prompt_tokens
-    if room < (0 if endpoint is Endpoint.EMBEDDINGS else 1):
+    if room < bool(endpoint.limits):
         raise CallRefusedError(
             400,
-            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains at least "
-            f"{prompt_tokens} input tokens, which leaves no room for output. Please reduce the length of the input "
-            f"prompt. (parameter=input_tokens, value={prompt_tokens})",
+            f"This model's maximum context length is {max_model_len} tokens, and the prompt has {prompt_tokens}.",
             param="input_tokens",
         )
-    if endpoint is Endpoint.EMBEDDINGS:
+    if not endpoint.limits:
         return 0
-    name = "max_output_tokens" if endpoint is Endpoint.RESPONSES else "max_tokens"
-    if endpoint is Endpoint.CHAT and body.get("max_completion_tokens") is not None:
-        name = "max_completion_tokens"
-    asked = _integer(body, name, 16 if endpoint is Endpoint.COMPLETION else room, 1, 2**62)
+    name = next((each for each in endpoint.limits if body.get(each) is not None), endpoint.limits[-1])
+    asked = _integer(body, name, endpoint.limit or room, 1, 2**62)
     if asked > max_model_len:
-        raise CallRefusedError(
-            400,
-            f"{name}={asked} cannot be greater than max_model_len={max_model_len}. Please request fewer output "
-            f"tokens. (parameter={name}, value={asked})",
-            param=name,
-        )
+        raise CallRefusedError(400, f"{name}={asked} is greater than max_model_len={max_model_len}.", param=name)
     return min(asked, room)
 
 
@@ -214,42 +210,29 @@ def _text_of(content: object) -> bytes:
     return msgspec.json.encode(content)
 
 
-def _texts(value: object, name: str) -> list[bytes]:
+def texts(value: object, name: str) -> list[bytes]:
     """Return prompts as text from a string, a list of token ids, or a list of either. An id stands for its four
     bytes."""
     many = value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
-    texts = []
+    found = []
     for one in many:
         if isinstance(one, str):
-            texts.append(one.encode())
+            found.append(one.encode())
         elif isinstance(one, list) and one and all(isinstance(item, int) and 0 <= item < 2**32 for item in one):
-            texts.append(b"".join(item.to_bytes(_BYTES_PER_TOKEN) for item in one))
+            found.append(b"".join(item.to_bytes(_BYTES_PER_TOKEN) for item in one))
         else:
             raise _invalid("value_error", name, "Input should be a string, a list of strings or token ids")
-    if len(texts) > _CHOICES_MAX:
+    if len(found) > _CHOICES_MAX:
         raise _invalid("too_long", name, f"At most {_CHOICES_MAX} prompts in one request")
-    return texts
+    return found
 
 
-def _responses_prompt(body: dict[str, Any]) -> list[bytes]:
-    value = _required(body, "input")
-    messages = value if isinstance(value, list) else [{"role": "user", "content": value}]
-    if body.get("instructions"):
-        messages = [{"role": "system", "content": body["instructions"]}, *messages]
-    return [render_chat(messages, body.get("tools"))]
-
-
-def _messages_prompt(body: dict[str, Any]) -> list[bytes]:
-    messages = _required(body, "messages")
-    if body.get("system") and isinstance(messages, list):
-        messages = [{"role": "system", "content": body["system"]}, *messages]
-    return [render_chat(messages, body.get("tools"))]
-
-
-_READERS: dict[Endpoint, Callable[[dict[str, Any]], list[bytes]]] = {
-    Endpoint.CHAT: lambda body: [render_chat(_required(body, "messages"), body.get("tools"))],
-    Endpoint.COMPLETION: lambda body: _texts(_required(body, "prompt"), "prompt"),
-    Endpoint.RESPONSES: _responses_prompt,
-    Endpoint.MESSAGES: _messages_prompt,
-    Endpoint.EMBEDDINGS: lambda body: _texts(_required(body, "input"), "input"),
-}
+CHAT: Final = Endpoint(
+    "/v1/chat/completions",
+    lambda body: [render_chat(required(body, "messages"), body.get("tools"))],
+    ("max_completion_tokens", "max_tokens"),
+    has_choices=True,
+)
+COMPLETION: Final = Endpoint(
+    "/v1/completions", lambda body: texts(required(body, "prompt"), "prompt"), ("max_tokens",), 16, has_choices=True
+)

@@ -1,92 +1,42 @@
-"""vLLM's `/metrics` page, rendered from the model's gauges with vLLM's names, labels and text format.
+"""vLLM's `/metrics` page, rendered from the model's gauges with vLLM's names and labels.
 
-Histograms and the series of LoRA, multimodal inputs and external caches are absent: the model has no values for them.
+The page has the series that a gateway reads, and no others.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 from collections.abc import Collection
-from types import SimpleNamespace
-from typing import Any
-
-from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import Metric
 
 from backends.simulated.engine_model import EngineGauges
 from backends.simulated.engine_profiles import EngineProfile
 
-_Sample = tuple[dict[str, str], float]
-"""Labels beyond model and engine, and the value."""
 
-
-def render(
-    profile: EngineProfile, model: str, gauges: EngineGauges, totals: Counter[str], names: Collection[str] = ()
-) -> bytes:
-    """Render the page in the classic text format; with `names`, only those families. `totals` counts requests by their
-    end."""
-    metrics = []
-    for name, (text, *samples) in _families(profile, gauges, totals).items():
-        if names and name not in names:
-            continue
-        metric = Metric(name.removesuffix("_total"), text, "counter" if name.endswith("_total") else "gauge")
-        own = {"engine": "0", "model_name": model}
-        if name == "vllm:cache_config_info":
-            del own["model_name"]
-        elif name == "vllm:admission_rejections_total":
-            del own["engine"]
-        for labels, value in samples:
-            metric.add_sample(name, {**own, **labels}, value)
-        metrics.append(metric)
-    page: Any = SimpleNamespace(collect=lambda: metrics)  # all that the renderer asks of a registry
-    return generate_latest(page)
-
-
-def _families(
-    profile: EngineProfile, gauges: EngineGauges, totals: Counter[str]
-) -> dict[str, tuple[str, *tuple[_Sample, ...]]]:
-    """Return help and samples by exposed name. A counter's name ends in `_total`, so that `name[]` selects by it."""
-    cached = gauges.prompt_tokens_cached_total
-    computed = gauges.prompt_tokens_total - cached
-    return {
-        "vllm:num_requests_running": ("Number of requests in model execution batches.", ({}, gauges.running)),
-        "vllm:num_requests_waiting": ("Number of requests waiting to be processed.", ({}, gauges.waiting)),
-        "vllm:num_requests_waiting_by_reason": (
-            "Number of waiting requests by reason.",
-            ({"reason": "capacity"}, gauges.waiting), ({"reason": "deferred"}, 0),
-        ),
-        "vllm:kv_cache_usage_perc": ("KV-cache usage. 1 means 100 percent usage.", ({}, gauges.kv_usage)),
-        "vllm:num_preemptions_total": (
-            "Cumulative number of preemption from the engine.", ({}, gauges.preemptions_total),
-        ),
-        "vllm:prompt_tokens_total": ("Prefill tokens processed.", ({}, gauges.prompt_tokens_total)),
-        "vllm:prompt_tokens_by_source_total": (
-            "Prompt tokens by source.",
-            ({"source": "local_compute"}, computed), ({"source": "local_cache_hit"}, cached),
-        ),
-        "vllm:prompt_tokens_cached_total": ("Cached prompt tokens.", ({}, cached)),
-        "vllm:generation_tokens_total": ("Generation tokens processed.", ({}, gauges.generation_tokens_total)),
-        "vllm:prefix_cache_queries_total": (
-            "Prefix cache queries, in tokens.", ({}, gauges.prefix_cache_queries_total),
-        ),
-        "vllm:prefix_cache_hits_total": ("Prefix cache hits, in tokens.", ({}, gauges.prefix_cache_hits_total)),
-        "vllm:request_success_total": (
-            "Requests that ended, by reason.",
-            *[({"finished_reason": how}, totals[how]) for how in ("stop", "length", "abort")],
-        ),
-        "vllm:admission_rejections_total": (
-            "Requests rejected at admission, by reason.", ({"reason": "max_num_queued_reqs"}, totals["rejected"]),
-        ),
-        "vllm:cache_config_info": ("Information of the LLMEngine CacheConfig", (_cache_config(profile), 1)),
-    }  # fmt: skip
+def render(profile: EngineProfile, model: str, gauges: EngineGauges, names: Collection[str] = ()) -> bytes:
+    """Render the page in the classic text format; with `names`, only those series."""
+    own = {"engine": "0", "model_name": model}
+    lines = [
+        ("num_requests_running", own, gauges.running),
+        ("num_requests_waiting", own, gauges.waiting),
+        ("num_requests_waiting_by_reason", {**own, "reason": "capacity"}, gauges.waiting),
+        ("num_requests_waiting_by_reason", {**own, "reason": "deferred"}, 0),
+        ("kv_cache_usage_perc", own, gauges.kv_usage),
+        ("num_preemptions_total", own, gauges.preemptions_total),
+        ("prompt_tokens_total", own, gauges.prompt_tokens_total),
+        ("generation_tokens_total", own, gauges.generation_tokens_total),
+        ("cache_config_info", _cache_config(profile), 1),
+    ]
+    return "".join(
+        f"vllm:{name}{{{','.join(f'{label}={json.dumps(text)}' for label, text in labels.items())}}} {float(value)}\n"
+        for name, labels, value in lines
+        if not names or f"vllm:{name}" in names
+    ).encode()
 
 
 def _cache_config(profile: EngineProfile) -> dict[str, str]:
-    tokens = profile.num_gpu_blocks * profile.block_size
     return {
         "block_size": str(profile.block_size),
-        "enable_prefix_caching": "True",
-        "kv_cache_max_concurrency": str(tokens / profile.max_model_len),
-        "kv_cache_size_tokens": str(tokens),
+        "engine": "0",
+        "kv_cache_size_tokens": str(profile.num_gpu_blocks * profile.block_size),
         "num_gpu_blocks": str(profile.num_gpu_blocks),
     }

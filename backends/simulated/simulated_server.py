@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import msgspec
 from aiohttp import web
 
-from backends.simulated.calls import CallRefusedError, Endpoint, SimulatedCall, read_call, read_prompt, render_chat
+from backends.simulated.calls import CallRefusedError, SimulatedCall, read_call
 from backends.simulated.engine_model import EngineGauges, EngineModel, EngineRequest, Step
 from backends.simulated.engine_profiles import EngineProfile, profile
 from backends.simulated.exposition import render
-from backends.simulated.shapes import SimulatedAnswer, answer_to, error_body, in_stream_error
+from backends.simulated.shapes import FORMATS, SimulatedAnswer
 from backends.vllm_plugin import steps
 
 _BODY_BYTES_MAX = 32 * 2**20
@@ -36,6 +35,7 @@ class SimulatedServer:
             streams 200 with the 503 inside.
     """
 
+    formats: ClassVar = FORMATS
     profile: EngineProfile
     model_names: tuple[str, ...] = field(default=("simulated",), kw_only=True)
     adapters: tuple[str, ...] = field(default=(), kw_only=True)
@@ -49,8 +49,6 @@ class SimulatedServer:
         self._engine = EngineModel(self.profile)
         self.gauges = EngineGauges()
         """Current values of `/metrics`."""
-        self._totals: Counter[str] = Counter()
-        """Counts that only the server has: ended requests by their end, and refused requests."""
         self.steps = _steps_of(self.profile)
         """Reports after each step, as vLLM gives with fairgate's plug-in."""
         self.steps.unfinished = lambda: len(self._answers)
@@ -64,19 +62,7 @@ class SimulatedServer:
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listen and return the port (a free one for 0). Raise OSError."""
         app = web.Application(client_max_size=_BODY_BYTES_MAX)
-        app.add_routes(
-            [
-                *(web.post(endpoint.value, self._generate(endpoint)) for endpoint in Endpoint),
-                web.get("/v1/models", self._models),
-                web.post("/tokenize", self._tokenize),
-                web.get("/health", _health),
-                web.get("/ping", _health),
-                web.get("/version", _version),
-                web.get("/metrics", self._metrics),
-                web.get("/metrics/", self._metrics),
-                web.get(steps.PATH, self._stream_steps),
-            ]
-        )
+        app.add_routes(self.routes())
         # A client that disconnects reaches `_generate` as a cancellation, streaming or not.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -88,6 +74,16 @@ class SimulatedServer:
             raise
         self._driver = asyncio.create_task(self._drive())
         return int(self._runner.addresses[0][1])
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            *(web.post(kind.endpoint.path, self._generate(kind)) for kind in self.formats),
+            web.get("/v1/models", self._models),
+            web.get("/health", _health),
+            web.get("/metrics", self._metrics),
+            web.get("/metrics/", self._metrics),
+            web.get(steps.PATH, self._stream_steps),
+        ]
 
     async def serve(self) -> NoReturn:
         """Serve until cancelled, or raise what ended the engine's loop."""
@@ -136,26 +132,26 @@ class SimulatedServer:
         for request_id in step.finished:
             answer, choice = self._answers.pop(request_id, _ABORTED)
             if answer is not None:
-                self._totals[answer.finish[choice] or "stop"] += 1
                 answer.request_ids.remove(request_id)
                 if not answer.request_ids:
                     if answer.call.stream:
                         answer.write(answer.end())
                     answer.done.set()
 
-    def _generate(self, endpoint: Endpoint) -> Any:
+    def _generate(self, kind: type[SimulatedAnswer]) -> Any:
         async def handler(request: web.Request) -> web.StreamResponse:
             try:
                 await self.at("call", request)
-                call = read_call(endpoint, await request.read(), self.profile, self.model_names, self.seed)
+                call = read_call(kind.endpoint, await request.read(), self.profile, self.model_names, self.seed)
                 self._refuse_if_full(call)
                 await asyncio.sleep(0)  # vLLM renders the prompt here, so a burst passes the first check together
-                answer = answer_to(call)
+                answer = kind(call)
                 if call.stream:
                     return await self._stream(request, answer)
                 return await self._whole(request, answer)
             except CallRefusedError as error:
-                return _refusal(error, endpoint)
+                body = kind.error_body(error)
+                return web.Response(status=error.status, body=body, content_type="application/json")
 
         return handler
 
@@ -165,7 +161,6 @@ class SimulatedServer:
     def _refuse_if_full(self, call: SimulatedCall) -> None:
         limit = self.max_num_queued_reqs
         if limit is not None and len(self._answers) + len(call.output_tokens) > limit:
-            self._totals["rejected"] += 1
             raise CallRefusedError(503, BUSY, "Service Unavailable")
 
     def _submit(self, answer: SimulatedAnswer) -> None:
@@ -236,7 +231,7 @@ class SimulatedServer:
             await answer.done.wait()
             await self.at("end", request, answer)
         except CallRefusedError as error:
-            events = in_stream_error(error, answer.call.endpoint)
+            events = answer.error_event(error)
             if events is None:
                 await hang_up(request)
             answer.write(events or b"")
@@ -260,25 +255,12 @@ class SimulatedServer:
         ]
         return web.json_response({"object": "list", "data": cards})
 
-    async def _tokenize(self, request: web.Request) -> web.Response:
-        try:
-            body = await request.json()
-            text = str(body["prompt"]).encode() if "prompt" in body else render_chat(body.get("messages"))
-        except (ValueError, TypeError, AttributeError):
-            message = "Input should be an object with a prompt or messages"
-            return _refusal(CallRefusedError(400, message, "Bad Request", "body"))
-        except CallRefusedError as error:
-            return _refusal(error)
-        count = read_prompt(text, self.profile.block_size).tokens
-        tokens = list(range(count))
-        return web.json_response({"count": count, "max_model_len": self.profile.max_model_len, "tokens": tokens})
-
     async def _metrics(self, request: web.Request) -> web.Response:
         """Serve the metrics. The mount at /metrics/ knows name[]; the route /metrics does not."""
         self.scrapes += 1
         is_mount = request.path.endswith("/")
         names = request.query.getall("name[]", []) if is_mount else []
-        page = render(self.profile, self.model_names[0], self.gauges, self._totals, names)
+        page = render(self.profile, self.model_names[0], self.gauges, names)
         kind = f"text/plain; version={'0.0.4' if is_mount else '1.0.0'}; charset=utf-8"
         return web.Response(body=page, headers={"Content-Type": kind})
 
@@ -294,14 +276,6 @@ def _steps_of(profile: EngineProfile) -> steps.Steps:
 
 async def _health(request: web.Request) -> web.Response:
     return web.Response()
-
-
-async def _version(request: web.Request) -> web.Response:
-    return web.json_response({"version": "0.32.0"})
-
-
-def _refusal(error: CallRefusedError, endpoint: Endpoint | None = None) -> web.Response:
-    return web.Response(status=error.status, body=error_body(error, endpoint), content_type="application/json")
 
 
 async def hang_up(request: web.Request) -> NoReturn:

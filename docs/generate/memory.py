@@ -20,24 +20,24 @@ from gateway.config.memory_bounds import (
 )
 
 TEMPLATE = Path(__file__).with_name("memory.template.txt")
-SIZES = (256 << 20, MEMORY_MAX, 1 << 30, MEMORY_OF_MACHINE)
+SIZES = (256 << 20, MEMORY_MAX, MEMORY_OF_MACHINE)
 ROWS: tuple[tuple[str, str, Callable[[Bounds], str]], ...] = (
     ("names, in the tables below", "names", lambda bounds: f"{bounds.names:,}"),
     ("blocks of prompts that engines have cached", "prompts", lambda bounds: f"{bounds.blocks:,}"),
     ("bodies", "bodies", lambda bounds: _mib(bounds.bodies_bytes + bounds.reading_bytes)),
-    ("of these, all that come, wait, or have no answer yet", "", lambda bounds: _mib(bounds.bodies_bytes)),
-    ("of these, what one tenant or one address has", "", lambda bounds: _mib(bounds.client_bodies_bytes)),
-    ("of these, what waits in a pool", "", lambda bounds: _mib(bounds.queue_bytes)),
+    ("of these, all that arrive, wait, or have no answer yet", "", lambda bounds: _mib(bounds.bodies_bytes)),
+    ("of these, those of one tenant or address", "", lambda bounds: _mib(bounds.client_bodies_bytes)),
+    ("of these, those that wait in a pool", "", lambda bounds: _mib(bounds.queue_bytes)),
     ("to read one", "", lambda bounds: _mib(bounds.reading_bytes)),
     ("the largest one, unless configured", "", lambda bounds: _mib(bounds.body_bytes)),
-    ("lines of batches that are asked", "lines", lambda bounds: _mib(bounds.lines_bytes)),
-    ("of these, the largest one", "", lambda bounds: f"{bounds.line_bytes / (1 << 20):.1f} MiB"),
-    ("their answers that are not written down yet", "results", lambda bounds: _mib(bounds.results_bytes)),
     ("the largest one of JSON, unless configured", "", lambda bounds: _mib(bounds.json_bytes)),
+    ("lines of batches under way", "lines", lambda bounds: _mib(bounds.lines_bytes)),
+    ("of these, the largest one", "", lambda bounds: f"{bounds.line_bytes / (1 << 20):.1f} MiB"),
+    ("their answers not yet written", "results", lambda bounds: _mib(bounds.results_bytes)),
     ("connections of clients", "connections", lambda bounds: f"{bounds.connections:,}"),
     ("answers", "answers", lambda bounds: _mib(2 * bounds.answers_bytes)),
-    ("of these, what clients have not taken", "", lambda bounds: _mib(bounds.answers_bytes)),
-    ("of these, what is kept until it is whole", "", lambda bounds: _mib(bounds.answers_bytes)),
+    ("of these, unread by clients", "", lambda bounds: _mib(bounds.answers_bytes)),
+    ("of these, kept until complete", "", lambda bounds: _mib(bounds.answers_bytes)),
 )
 
 

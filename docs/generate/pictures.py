@@ -51,9 +51,7 @@ class Ask(NamedTuple):
 
 def served(policy: str, asks: Sequence[Ask], **settings: float) -> list[Ask]:
     """In which order does the gateway send them? One after the other, as long as the engine runs none."""
-    engine = AdmissionEngine(
-        named_policy(policy, **settings), capacity=CapacitySettings(waiting_target=0)
-    )
+    engine = AdmissionEngine(named_policy(policy, **settings), capacity=CapacitySettings(waiting_target=0))
     engine.add_backend("engine", max_num_seqs=1)
     arrivals = [
         Arrival(

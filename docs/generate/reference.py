@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import yaml
@@ -63,6 +63,11 @@ SHARED_MIN = 4
 """Fields that two sections have in common from which on they are described once."""
 
 
+def _item(name: str, text: str, in_brackets: str = "") -> str:
+    """Return an entry of a list in Markdown."""
+    return f"- {name}{f' ({in_brackets})' if in_brackets else ''}: {' '.join(text.split())}"
+
+
 def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
@@ -71,100 +76,118 @@ def _config() -> Iterator[str]:
     yield "# Every field of the configuration"
     yield from (
         "",
-        "The configuration is one YAML file. `fairgate check FILE` names every fault in it with its line. Times are in",
-        "seconds and sizes in bytes, unless the unit says otherwise. A `[]` stands for each member of a list, a `*`",
-        "for each name. [config.example.yaml](../../config.example.yaml) is a file to start from.",
+        "The configuration is one YAML file. `fairgate check FILE` names every fault in it with its line.",
+        "[config.example.yaml](../../config.example.yaml) is a file to start from.",
+        "",
+        "In brackets: default, unit, bounds. A field without a default is off, or does what its text says. Times are",
+        "in seconds and sizes in bytes. A number without a lower bound must be above 0. `[]` stands for each member",
+        "of a list, `*` for each name.",
     )
-    sections: dict[str, list[list[str]]] = {}
+    sections: dict[str, list[Entry]] = {}
     for one in sorted(fields(), key=lambda one: one.section):
-        row = [
-            code(one.path.rpartition(".")[2]),
-            _in_markdown(one.meaning),
-            _default_and_bounds(one),
-            _example(one),
-        ]
-        sections.setdefault(code(one.section) or "The file itself", []).append(row)
+        section = code(one.section) or "The file itself"
+        sections.setdefault(section, []).append(
+            Entry(code(one.path.rpartition(".")[2]), _described(one), _example(one))
+        )
     alike: dict[str, list[str]] = {}
     """Sections with the same fields stand together."""
-    for section, rows in sections.items():
-        alike.setdefault(str([row[:3] for row in rows]), []).append(section)
+    for section, entries in sections.items():
+        alike.setdefault(str([entry[:2] for entry in entries]), []).append(section)
     for together in alike.values():
-        rows = sections[together[-1]]
-        whole = next((name for name, more in sections.items() if len(rows) < len(more) and _says_all(more, rows)), "")
-        yield from ("", f"## {', '.join(together)}")
-        if whole:
-            yield from ("", f"As in {whole}: {', '.join(row[0] for row in rows)}.")
-            continue
-        if common := _in_another(together, rows, sections):
+        entries = sections[together[-1]]
+        yield from ("", f"## {', '.join(together)}", "")
+        if common := _in_another(together, entries, sections):
             where, shared = common
-            yield from ("", f"As in {where}: {', '.join(row[0] for row in shared)}.")
-            rows = [row for row in rows if row not in shared]
-        yield from table(["field", "what it says", "default, unit and bounds", "example"], rows)
+            names = {entry.name for entry in shared}
+            own = [entry.name for entry in sections[where] if entry.name not in names]
+            said = f", without {', '.join(own)}" if 0 < len(own) < len(names) else ""
+            yield f"As in {where}{said if said or not own else ': ' + ', '.join(entry.name for entry in shared)}."
+            entries = [entry for entry in entries if entry.name not in names]
+            if entries:
+                yield ""
+        yield from (f"- {entry.name}{entry.meaning}{entry.example}" for entry in entries)
+
+
+class Entry(NamedTuple):
+    """One field of a section, in Markdown."""
+
+    name: str
+    meaning: str
+    example: str
 
 
 def _in_another(
-    together: list[str], rows: list[list[str]], sections: dict[str, list[list[str]]]
-) -> tuple[str, list[list[str]]] | None:
+    together: list[str], entries: list[Entry], sections: dict[str, list[Entry]]
+) -> tuple[str, list[Entry]] | None:
     """Return another section that has SHARED_MIN of these fields with equal meaning, and those fields."""
     for where, others in sections.items():
-        if together[0] < where or where in together or _says_all(rows, others):
+        has_all = len(entries) < len(others) and _says_all(others, entries)
+        if where in together or (together[0] < where and not has_all) or (not has_all and _says_all(entries, others)):
             continue
-        known = [row[:3] for row in others]
-        shared = [row for row in rows if row[:3] in known]
-        if len(shared) >= SHARED_MIN:
+        shared = [entry for entry in entries if _says_all(others, [entry])]
+        if len(shared) >= SHARED_MIN or (shared and has_all):
             return where, shared
     return None
 
 
-def _example(field: ConfigField) -> str:
-    """Return an example that shows more than a number or the default."""
-    example = field.example.partition(": ")[2]
-    is_plain = example in (field.default, "true", "false") or re.fullmatch(r"[0-9.]+", example)
-    return "" if is_plain else code(example)
-
-
-def _default_and_bounds(field: ConfigField) -> str:
+def _described(field: ConfigField) -> str:
+    """Return default, unit and bounds in brackets, and the meaning."""
     default = field.default if field.default == "required" else code(field.default)
     if field.default in ("true", "false"):
-        return default
-    bounds = f"{field.unit}, {field.bounds}" if field.unit and field.bounds else field.unit or field.bounds
-    return (
-        f"{default} {bounds}"
-        if field.unit and field.default[:1].isdecimal()
-        else "; ".join(filter(None, (default, bounds)))
-    )
+        said = [default]
+    else:
+        unit = "" if _tells(field.path.rpartition(".")[2], field.unit) else field.unit
+        bounds = "" if field.bounds in ("from 1", "above 0") else field.bounds.removesuffix(f" or {field.default}")
+        if field.bounds and all(one in field.meaning for one in field.bounds.split(", ")):
+            bounds = ""  # The text names each choice.
+        said = ["" if field.default in ("null", "[]", "{}", "''") else default, unit, bounds]
+        if field.default[:1].isdecimal():
+            said[:2] = [f"{default} {unit}".rstrip()]
+    in_brackets = "; ".join(filter(None, said))
+    return f"{f' ({in_brackets})' if in_brackets else ''}: {_in_markdown(field.meaning)}"
 
 
-def _says_all(more: list[list[str]], rows: list[list[str]]) -> bool:
+def _tells(name: str, unit: str) -> bool:
+    """Does the name of the field say the unit, or is there none to say?"""
+    return unit in ("", "factor", "part of 1") or unit.startswith("seconds") or unit.split("/")[0] in name
+
+
+def _example(field: ConfigField) -> str:
+    """Return an example that shows more than a word, a path, the default or a part of the text."""
+    example = field.example.partition(": ")[2]
+    is_plain = example == field.default or re.fullmatch(r"[\w ./-]+|sha256:\w+", example)
+    is_said = example in field.meaning or example.strip("[]'") in f"{field.meaning} {field.bounds}"
+    return "" if is_plain or is_said else f" E.g. {code(example)}."
+
+
+def _says_all(more: list[Entry], entries: list[Entry]) -> bool:
     """Are these fields among those, with the same meaning?"""
-    return all(row[:3] in [other[:3] for other in more] for row in rows)
+    return all(entry[:2] in [other[:2] for other in more] for entry in entries)
 
 
 def _in_markdown(text: str) -> str:
     """A description, in which a star or an angle bracket means itself."""
-    return text.replace("*", "\\*").replace("<", "&lt;").replace("${", "\\${")
+    return " ".join(text.split()).replace("*", "\\*").replace("<", "&lt;").replace("${", "\\${")
 
 
 def _cli() -> Iterator[str]:
     yield "# The command line"
-    yield from ("", "Each command also says this itself: `fairgate COMMAND --help`.")
-    yield from table(
-        ["exit status", "means"],
-        [
-            ["0", "done"],
-            ["1", "it could not be done: a port is taken, a gateway said no, a required result was missed"],
-            ["2", "what was given is at fault: an option, a file, a Redis or a database that may not be used"],
-            ["130", "ended by Ctrl-C before it served"],
-        ],
+    yield from (
+        "",
+        "`fairgate COMMAND --help` says the same. Exit status:",
+        "",
+        "- 0: done.",
+        "- 1: not done: a port is taken, a gateway refused, a required result was missed.",
+        "- 2: wrong input: an option, a file, a Redis or a database that cannot be used.",
+        "- 130: ended by Ctrl-C before it served.",
     )
     context = click.Context(asks_admin(click.command()(lambda: None)))
     asks = [_option(one, context) for one in context.command.params if isinstance(one, click.Option)]
-    yield from ("", "Commands that ask a running gateway find it by these options:")
-    yield from table(["option", "what it does", "default"], asks)
+    yield from ("", "Commands that ask a running gateway find it by these options:", "", *asks)
     yield from _commands(fairgate, "fairgate", asks)
 
 
-def _commands(command: click.Command, name: str, common: list[list[str]]) -> Iterator[str]:
+def _commands(command: click.Command, name: str, common: list[str]) -> Iterator[str]:
     """`common`: options that are described already."""
     context = click.Context(command, info_name=name)
     if isinstance(command, click.Group):
@@ -176,16 +199,14 @@ def _commands(command: click.Command, name: str, common: list[list[str]]) -> Ite
             yield from _commands(found, f"{name} {sub}", common)
         return
     usage = " ".join(command.collect_usage_pieces(context)).removeprefix("[OPTIONS]").strip()
-    yield from ("", f"## `{name}`", "", *_help(command))
-    if usage:
-        yield from ("", f"Takes `{usage}`.")
+    yield from ("", f"## `{f'{name} {usage}'.strip()}`", "", *_help(command))
     options = [one for one in command.get_params(context) if isinstance(one, click.Option) and "--help" not in one.opts]
     rows = [_option(one, context) for one in options]
     if all(row in rows for row in common):
         rows = [row for row in rows if row not in common]
         yield from ("", "Asks a running gateway.")
     if rows:
-        yield from table(["option", "what it does", "default"], rows)
+        yield from ("", *rows)
 
 
 def _help(command: click.Command) -> Iterator[str]:
@@ -201,13 +222,13 @@ def _help(command: click.Command) -> Iterator[str]:
             yield " ".join(kept.split()).replace("*", "\\*")
 
 
-def _option(option: click.Option, context: click.Context) -> list[str]:
+def _option(option: click.Option, context: click.Context) -> str:
     described = option.to_info_dict()
     names = ", ".join(code(name) for name in [*option.opts, *option.secondary_opts])
     metavar = "" if option.is_flag else f" {code(option.make_metavar(context))}"
     text, _, written = (option.help or "").partition("[default: ")
     default = written.rstrip("]") if written else _default(described["default"], option)
-    return [names + metavar, _in_markdown(text.strip()), default]
+    return f"- {names}{metavar}{f' (default: {default})' if default else ''}: {_in_markdown(text.strip())}"
 
 
 def _default(value: Any, option: click.Option) -> str:
@@ -222,15 +243,15 @@ def _metrics() -> Iterator[str]:
     yield "# Metrics"
     yield from (
         "",
-        "`GET /metrics` of the admin listener has them in Prometheus' format. Only so many tenants and models have",
-        "labels of their own: 1,000 tenants, 100 of them in histograms, and 100 models. The rest are together under",
-        "`other`. Times are in seconds. What describes the process itself (`process_...`) is Prometheus' own.",
+        "`GET /metrics` of the admin listener has these in Prometheus' format, with Prometheus' own `process_...`.",
+        "Labels are in brackets. `..._total` are counters; the others are gauges unless they are named histograms.",
+        "1,000 tenants, 100 of them in histograms, and 100 models have labels of their own; the rest are together",
+        "under `other`. Times are in seconds.",
+        "",
     )
-    rows = [
-        [code(name), family(name, ()).type, one.text, ", ".join(map(code, one.labels))]
-        for name, one in FAMILIES.items()
-    ]
-    yield from table(["metric", "kind", "what it says", "labels"], rows)
+    for name, one in FAMILIES.items():
+        kind = "histogram" if family(name, ()).type == "histogram" else ""
+        yield _item(code(name), one.text, ", ".join(filter(None, (kind, *map(code, one.labels)))))
     yield from (
         "",
         "The values of `outcome`, `reason` and `obstacle` are on the page of [reasons](reasons.md). `kind` is `input`,",
@@ -251,7 +272,7 @@ def log_fields() -> list[tuple[str, str, str]]:
     return found
 
 
-_TYPES = {"str": "text", "int": "number", "float": "number", "bool": "true, false"}
+_TYPES = {"str": "", "int": "number", "float": "number", "bool": "true, false"}
 _TYPES |= {"float | None": "number or null", "dict[str, float]": "numbers by name"}
 
 
@@ -259,13 +280,12 @@ def _log_fields() -> Iterator[str]:
     yield "# The access log"
     yield from (
         "",
-        "Every request leaves one line of JSON, when it ends. It never holds content: no prompt, no answer, no key.",
-        "`..._ms` are milliseconds. `fairgate replay` reads these lines.",
+        "Every request leaves one line of JSON when the request ends, without content: no prompt, no answer, no key.",
+        "`..._ms` are milliseconds. `fairgate replay` reads these lines. Fields are text where no type is named.",
+        "",
     )
-    yield from table(
-        ["field", "type", "what it says"],
-        [[code(name), _TYPES.get(kind, kind), text] for name, kind, text in log_fields()],
-    )
+    for name, kind, text in log_fields():
+        yield _item(code(name), text, _TYPES[kind])
     yield from (
         "",
         "What `outcome`, `reason`, `waited_ms` and `placed` may say is on the page of [reasons](reasons.md).",
@@ -276,28 +296,27 @@ def _headers() -> Iterator[str]:
     from gateway.http import headers
 
     yield "# Header fields"
-    yield from ("", "Clients may send these, and need none of them but their key:")
-    yield from table(
-        ["field", "what it is for"], [[code(name), text] for name, text in HEADERS["from clients"].items()]
-    )
-    yield from ("", "Answers have these, beside what the engine itself says:")
-    by_text: dict[str, list[str]] = {}
-    for name, text in HEADERS["to clients"].items():
-        by_text.setdefault(text, []).append(code(name))
-    yield from table(["field", "what it says"], [[", ".join(names), text] for text, names in by_text.items()])
+    for intro, way in (
+        ("Clients may send these, and need only their key:", "from clients"),
+        ("Answers have these, beside the engine's own:", "to clients"),
+    ):
+        yield from ("", intro, "")
+        by_text: dict[str, list[str]] = {}
+        for name, text in HEADERS[way].items():
+            by_text.setdefault(text, []).append(code(name))
+        yield from (_item(", ".join(names), text) for text, names in by_text.items())
     dropped = forward_names(headers.forward_request_headers)
     hidden = forward_names(headers.forward_response_headers)
     yield from (
         "",
         "## What does not pass",
         "",
-        "Some fields would steer an engine, tell it who the client is, or belong to one connection. They do not reach",
-        "it:",
+        "Fields that would steer an engine, name the client, or belong to one connection do not reach the engine:",
         "",
         ", ".join(code(name) for name in dropped)
         + ", and all that begin with `proxy-`, `x-fairgate-` or `x-forwarded-`.",
         "",
-        "Some fields of an engine tell of its inside. They do not reach clients:",
+        "Fields that tell of an engine's inside do not reach clients:",
         "",
         ", ".join(code(name) for name in hidden) + ".",
     )
@@ -313,24 +332,24 @@ def forward_names(forward: Any) -> list[str]:
     return sorted(name.decode() for name in names if not forward([(name, b"x")]))
 
 
-CLIENT_ONLY = "For that client only."
+NOT_BAD = ("For that client only.", "No.")
+FAULT = ("Yes. It is a fault of the gateway.", "Report the lines that follow it.")
 
 
 def _reasons() -> Iterator[str]:
     yield "# Reasons and errors, and what to do"
     yield from (
         "",
-        "These words stand in answers, in the access log, in metrics and in `fairgate explain`. For each: what",
-        "happened, whether it is bad, and what to do. Where only the first is said, it is not bad, and there is",
-        "nothing to do. Where only the last is said besides, it is bad for that client only.",
+        "These words stand in answers, in the access log, in metrics and in `fairgate explain`. An entry without",
+        "**Bad?** is bad for that client at most; without **Do:** there is nothing to do.",
         "",
         "## Reasons",
         "",
-        "OpenAI's clients find the reason as `code` of the error, Anthropic's before its message. Where the request is",
-        "wrong by itself, an engine may say so in words and codes of its own.",
+        "OpenAI's clients find the reason as `code` of the error, Anthropic's before its message. The number is the",
+        "HTTP status. An engine that finds a request wrong may use words and codes of its own.",
     )
     for reason in Reason:
-        yield from _entry(reason.value, RUNBOOK["reasons"].get(reason.value), f"Status {ApiError(reason, '').status}. ")
+        yield from _entry(reason.value, RUNBOOK["reasons"].get(reason.value), f"{ApiError(reason, '').status}: ")
     for title, text, words in (
         ("Outcomes", "How a request ended: `outcome` in the access log and in metrics.", "outcomes"),
         (
@@ -339,23 +358,23 @@ def _reasons() -> Iterator[str]:
             "obstacles",
         ),
         ("Why it went to its engine", "`placed` in the access log.", "placed"),
-        (
-            "Messages of the gateway",
-            "Warnings and errors on standard error. A `%s` or `%d` stands for what differs from case to case.",
-            "log",
-        ),
+        ("Messages of the gateway", "Warnings and errors on standard error. `%s` and `%d` stand for values.", "log"),
     ):
         yield from ("", f"## {title}", "", text)
+        faults = {word: said for word, said in RUNBOOK[words].items() if (said["bad"], said["do"]) == FAULT}
         for word, said in RUNBOOK[words].items():
-            yield from _entry(word, said)
+            if word not in faults:
+                yield from _entry(word, said)
+        if faults:
+            yield from ("", "### Faults of the gateway", "", f"**Do:** {FAULT[1]}", "")
+            yield from (f"- {code(word)}: {said['happened']}" for word, said in faults.items())
 
 
 def _entry(word: str, said: dict[str, str] | None, before: str = "") -> Iterator[str]:
     if said is not None:
-        yield from ("", f"### `{word}`", "", f"{before}{said['happened']}")
-        if (said["bad"], said["do"]) != ("No.", "Nothing."):
-            bad = "" if said["bad"] == CLIENT_ONLY else f"**Bad?** {said['bad']} "
-            yield from ("", f"{bad}**Do:** {said['do']}")
+        bad = "" if said["bad"] in NOT_BAD else f" **Bad?** {said['bad'].removeprefix('No. ')}"
+        do = "" if said["do"] == "Nothing." else f" **Do:** {said['do']}"
+        yield from ("", f"### {code(word)}", "", f"{before}{said['happened']}{bad}{do}")
 
 
 def log_messages() -> set[str]:

@@ -23,7 +23,7 @@ ANSWER_BYTES_MAX: Final = 64 << 20
 def asks_admin(command: Any) -> Any:
     """Add the options that say where the admin listener is."""
     admin_option = click.option("--admin", help=f"Admin listener.  [default: that of the file, or {USUAL_URL}]")
-    return config_option("The gateway's file: its admin, its admin_token.")(admin_option(command))
+    return config_option("The gateway's file, for `admin` and `admin_token`.")(admin_option(command))
 
 
 class NotAnswered(Exception):

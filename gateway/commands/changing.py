@@ -17,11 +17,10 @@ from gateway.commands.common import BAD_INPUT, Failed
 @click.command()
 @asks_admin
 def reload(path: Path | None, admin: str | None) -> None:
-    """Have the gateway read its config again and go on under it, as SIGHUP does.
+    """Have the gateway read its config again and apply the changes, as SIGHUP does.
 
     \b
     fairgate reload -c config.yaml
-    fairgate reload --admin http://127.0.0.1:8191
 
     Says what changed. Exits with 1 if the gateway keeps the config that it had, and says why.
     """
@@ -44,7 +43,7 @@ def reload(path: Path | None, admin: str | None) -> None:
 @click.argument("backend")
 @asks_admin
 def drain(backend: str, path: Path | None, admin: str | None) -> None:
-    """Send nothing new to BACKEND: what runs there ends, what waits goes elsewhere. Until `fairgate resume`.
+    """Send nothing new to BACKEND until `fairgate resume`. Running requests end there; waiting ones go elsewhere.
 
     \b
     fairgate drain gpu-1:8000 -c config.yaml

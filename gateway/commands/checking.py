@@ -123,7 +123,7 @@ async def probed(config: Config) -> tuple[list[str], bool]:
     configured = [(pool.name, each) for pool in config.pools for each in pool.backends if not each.simulated]
     async with aiohttp.ClientSession() as session:
         backends = [(pool, Backend(each, each.url, config)) for pool, each in configured]
-        await asyncio.gather(*(backend.check(session) for _, backend in backends))
+        await asyncio.gather(*(backend.check(backend.control_client(session)) for _, backend in backends))
         lines = [f"pool {pool}: {backend.name}: {_description(backend)}" for pool, backend in backends]
         await asyncio.gather(*(backend.close() for _, backend in backends))
     return lines, all(backend.health.healthy for _, backend in backends)

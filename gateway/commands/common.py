@@ -26,9 +26,9 @@ class Failed(click.ClickException):
         click.echo(self.message, file, err=True)
 
 
-def config_option(text: str, name: str = "path") -> Callable[[_Decorated], _Decorated]:
+def config_option(text: str, name: str = "path", *, required: bool = False) -> Callable[[_Decorated], _Decorated]:
     """Return the option `-c`, with this help text, as a parameter of this name."""
-    return click.option("-c", "--config", name, type=click.Path(path_type=Path), help=text)
+    return click.option("-c", "--config", name, type=click.Path(path_type=Path), required=required, help=text)
 
 
 def local_url(host: str, port: int, scheme: str = "http") -> str:

@@ -1,10 +1,10 @@
-"""The command `fairgate explain`: why did requests wait? The gateway, its log or its usage database answers."""
+"""The command `fairgate explain`: why did requests wait? The gateway or its access log answers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from glob import escape
 from pathlib import Path
@@ -18,7 +18,6 @@ from gateway.commands.common import BAD_INPUT, Failed, loaded
 from gateway.commands.replaying import readable
 
 if TYPE_CHECKING:
-    from gateway.config.sections.usage import UsageConfig
     from gateway.usage.usage_report import Question
 
 
@@ -29,28 +28,26 @@ if TYPE_CHECKING:
     "--log",
     "logs",
     multiple=True,
-    help="The access log; its rotated files beside it are read, too; - is what comes in.  [default: the file's]",
+    help="The access log, with its rotated files; -: standard input.  [default: the file's]",
 )
-@click.option("--tenant", help="Why did its requests take as long as they did?")
-@click.option("--user", help="With --tenant: of this user only, by the name that requests give.")
+@click.option("--tenant", help="Explain the waits of this tenant's requests.")
+@click.option("--user", help="With --tenant: only this user, by the name that requests give.")
 @click.option("--since", default="24h", show_default=True, help="30m, 24h, 7d, today, 8:00, a day, or a time; by UTC.")
-@click.option("--until", help="The same.  [default: now]")
-@click.option("--json", "as_json", is_flag=True, help="All numbers.")
+@click.option("--until", help="End, written like --since.  [default: now]")
+@click.option("--json", "as_json", is_flag=True, help="Print all numbers.")
 def explain(
     request_id: str | None, path: Path | None, admin: str | None, logs: tuple[str, ...], tenant: str | None,
     user: str | None, since: str, until: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Why was a request dispatched, refused or kept waiting? REQUEST_ID: the x-request-id of its answer, or the one
-    that the client sent.
+    """Explain why a request was dispatched, refused or kept waiting. REQUEST_ID is the x-request-id of its answer, or
+    the client's own.
 
     \b
     fairgate explain req_0123456789abcdef -c config.yaml
-    fairgate explain req_0123456789abcdef --admin http://127.0.0.1:8191
     fairgate explain --tenant chat --since 8:00 --until 10:00 -c config.yaml
     kubectl logs deploy/fairgate | fairgate explain --tenant chat --log -
 
-    The gateway knows its last decisions; what it no longer knows is looked up in the access log. Of a tenant whose
-    gateway keeps no log, the usage database knows the sums. Exits with 1 if nobody knows.
+    The gateway knows its last decisions; the access log has older ones. Exits with 1 if neither knows.
     """
     from gateway.usage.usage_report import BadQuestion, Question
     from simulation.traces.lines import TraceError
@@ -64,7 +61,7 @@ def explain(
                 text, numbers = _of_request(request_id, path, admin, _files(path, logs, stack), asks=not logs)
             else:
                 assert tenant is not None
-                text, numbers = _of_tenant(tenant, user, question, path, _files(path, logs, stack))
+                text, numbers = _of_tenant(tenant, user, question, _files(path, logs, stack))
     except NotAnswered as error:
         raise Failed(f"fairgate: {error}", 1 if error.status else BAD_INPUT) from None
     except (BadQuestion, TraceError, OSError) as error:
@@ -88,7 +85,7 @@ def _of_request(
     request_id: str, path: Path | None, admin: str | None, files: Sequence[Path], *, asks: bool
 ) -> tuple[str, Any]:
     """Return the explanation in words and as numbers. Raise NotAnswered or TraceError."""
-    from gateway.telemetry.logged import Logged
+    from gateway.telemetry.logged import LogExcerpt
 
     admin_error, status = "", 404
     if asks:
@@ -99,7 +96,7 @@ def _of_request(
             if error.status not in (0, 404):
                 raise
             admin_error, status = "no decision on it is remembered; " if error.status else f"{error}; ", error.status
-    logged = Logged(
+    logged = LogExcerpt(
         files, lambda line: request_id in (line.request_id, line.client_request_id), has=request_id, is_last=True
     )
     if not logged.lines:
@@ -109,20 +106,15 @@ def _of_request(
     return logged.sentence(), logged.numbers()
 
 
-def _of_tenant(
-    tenant: str, user: str | None, question: Question, path: Path | None, files: Sequence[Path]
-) -> tuple[str, Any]:
-    """Return the explanation in words and as numbers. Raise NotAnswered, TraceError or BadQuestion."""
+def _of_tenant(tenant: str, user: str | None, question: Question, files: Sequence[Path]) -> tuple[str, Any]:
+    """Return the explanation in words and as numbers. Raise NotAnswered or TraceError."""
     from gateway.telemetry.access_log import hidden
-    from gateway.telemetry.logged import Logged, arrived_s
+    from gateway.telemetry.logged import LogExcerpt, arrived_s
 
     if not files:
-        usage = loaded(path).usage if path is not None else None
-        if usage is None:
-            raise click.UsageError("which access log? Give --log FILE, or -c FILE that has an `access_log` or `usage`")
-        return _of_usage(tenant, user, question, usage)
+        raise click.UsageError("which access log? Give --log FILE, or -c FILE that has an `access_log`")
     since_s, until_s = question.since.timestamp(), question.until.timestamp()
-    logged = Logged(
+    logged = LogExcerpt(
         [one for one in files if one.stat().st_mtime >= since_s],
         lambda line: (
             line.tenant == tenant
@@ -134,25 +126,3 @@ def _of_tenant(
         whose = tenant if user is None else f"{user} of {tenant}"
         raise NotAnswered(f"no request of {whose} came {question.words()}", 404)
     return "\n".join(logged.summary()) if len(logged.lines) > 1 else logged.sentence(), logged.numbers()
-
-
-def _of_usage(tenant: str, user: str | None, question: Question, usage: UsageConfig) -> tuple[str, Any]:
-    """Return the usage database's sums in words and as numbers. Raise NotAnswered or BadQuestion."""
-    from gateway.storage.store_errors import StoreError
-    from gateway.usage.database import Database
-    from gateway.usage.usage_report import read
-
-    try:
-        with closing(Database(usage, makes=False)) as database:
-            report = read(database, question, {}, user=user)
-    except StoreError as error:
-        raise NotAnswered(str(error), 0) from None
-    rows = {row.by[0]: row for row in report.rows}
-    if tenant not in rows:
-        raise NotAnswered(f"no request of {tenant} is counted {question.words()}", 404)
-    row, most = rows[tenant], report.rows[0]
-    text = (
-        f"{row.requests:,} requests of {tenant}, {row.refused:,} refused, waited {row.queue_s / row.requests:.3g} s on "
-        f"average; {most.by[0]} used most, {most.tokens / (report.total.tokens or 1):.0%} of all tokens."
-    )
-    return text, {**row.measures(has_prices=False), "most": most.by[0], "most_tokens": most.tokens}

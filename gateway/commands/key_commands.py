@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -21,18 +21,14 @@ if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
 
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
-_OPTIONS = {
-    "expires": "--expires",
-    "apps": "--app",
-    "models": "--model",
-    "weight": "--weight",
-    "label": "--label",
-    "class": "--class",
-    "quota": "--quota",
-}
+_OPTIONS = {"apps": "--app", "models": "--model"}
+"""Options with another name than their term in /keys."""
+_USUAL = {"apps": ["default"], "class": "interactive"}
 Found = TypeVar("Found")
 
-_config = config_option("The gateway's file, which says where its keys are.")
+_TEXT = "The gateway's file."
+_config = config_option(_TEXT)
+_needed_config = config_option(_TEXT, required=True)
 _key_hash = click.argument("key_hash", metavar="[HASH]", required=False)
 
 
@@ -40,8 +36,8 @@ _key_hash = click.argument("key_hash", metavar="[HASH]", required=False)
 def keys() -> None:
     """Make API keys, and the hashes that go into the config.
 
-    With `usage: FILE` or `usage: postgresql://...` in the config, or with `state: redis://...`, which then goes first,
-    keys can also be made and revoked while the gateway runs. Every replica knows within a second:
+    With `state: redis://...`, else `usage`, in the config, keys can also be made and revoked while the gateway runs.
+    Every replica knows within a second:
 
     \b
     fairgate keys create --tenant alice -c config.yaml
@@ -52,34 +48,29 @@ def keys() -> None:
 
 
 @keys.command()
-@click.option("--tenant", "tenants", multiple=True, help="Whose it is; repeat for a key each. Needs -c.")
+@click.option("--tenant", "tenants", multiple=True, help="Tenant of the key; repeat for a key each.")
 @_config
+@click.option("--expires", help="Last day by UTC, such as 2027-01-31, or a time such as 2027-01-31T12:00:00Z.")
+@click.option("--app", "apps", multiple=True, help="App that the key may use; repeat for several, the default first.")
+@click.option("--model", "models", multiple=True, help="Model that the key may use; repeat for several.")
+@click.option("--weight", type=float, help="Weight of the tenant in requests with this key.")
+@click.option("--label", help="Use or holder of the key; shown in lists, logs, usage and metrics.")
 @click.option(
-    "--expires", help="Last day by UTC, such as 2027-01-31, or a time such as 2027-01-31T12:00:00Z. Needs -c."
+    "--class", "of_class", type=click.Choice(["interactive", "batch"]), help="Class of requests with this key."
 )
-@click.option(
-    "--app", "apps", multiple=True, help="An app it may claim; repeat for several, the usual first. Needs -c."
-)
-@click.option("--model", "models", multiple=True, help="A model it may ask for; repeat for several. Needs -c.")
-@click.option("--weight", type=float, help="Of the tenant while it asks with this key. Needs -c.")
-@click.option("--label", help="What it is for, or who has it; shown in lists, log, usage and metrics. Needs -c.")
-@click.option("--class", "of_class", type=click.Choice(["interactive", "batch"]), help="Of its requests. Needs -c.")
-@click.option("--quota", help='Its limits in JSON: {"tokens_per_day": 1000000}. Needs -c.')
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each key, a line each.")
+@click.option("--quota", help='Limits of the key in JSON: {"tokens_per_day": 1000000}.')
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each key.")
 def create(
     tenants: tuple[str, ...], path: Path | None, expires: str | None, apps: tuple[str, ...], models: tuple[str, ...],
     weight: float | None, label: str | None, of_class: str | None, quota: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Make a new key. The key is for the tenant, the hash is for the config file.
 
-    With --tenant and -c, the hash is noted in the database or in Redis instead, and the key works at once. With
-    --weight, the config need not have the tenant.
+    With --tenant and -c, the hash goes to the database or to Redis instead, and the key works at once. With --weight,
+    the config need not have the tenant. All options but --json need -c.
     """
-    from pydantic import ValidationError
-
-    from gateway.config.sections.keys import KeyConfig, hash_key, new_key
-    from gateway.keys.issued import entry, nobody_of, unfit
-    from gateway.keys.rotation import moment
+    from gateway.config.sections.keys import hash_key, new_key
+    from gateway.keys.issuance import KeyRefused, issue, make_keys
 
     if bool(tenants) != (path is not None):
         raise click.UsageError("--tenant NAME and -c FILE belong together")
@@ -88,58 +79,40 @@ def create(
         "class": of_class, "quota": None if quota is None else _mapping(quota),
     }  # fmt: skip
     given = {name: value for name, value in terms.items() if value is not None}
-    if path is None and given:
-        raise click.UsageError(f"{', '.join(_OPTIONS.values())} need -c FILE; in the file they stand by the hash")
-    keys = [(tenant, new_key()) for tenant in tenants or ("",)]
-    try:
-        issued = {
-            key: KeyConfig.model_validate({"hash": hash_key(key), "created": moment(time.time()), **given})
-            for _, key in keys
-        }
-    except ValidationError as error:
-        [first, *_] = error.errors(include_url=False)
-        where = "".join([f"{name}: " for name in first["loc"][1:] if isinstance(name, str)])
-        raise click.BadParameter(where + first["msg"], param_hint=_OPTIONS[str(first["loc"][0])]) from None
-    if path is not None:
+    if path is None:
+        if given:
+            raise click.UsageError(f"{', '.join(map(_option, terms))} need -c FILE; in the file they stand by the hash")
+        keys = [("", new_key())]
+    else:
         config = loaded(path)
-        for tenant, key in keys:
-            if (why := nobody_of(config, tenant, issued[key])) is not None:
-                raise click.BadParameter(f"{path} {why}", param_hint="--tenant")
-            if (found := unfit(config, issued[key], time.time())) is not None:
-                raise click.BadParameter(found[1], param_hint=_OPTIONS[found[0]])
-        _in_table(
-            config, path, lambda table: table.note({hash_key(key): entry(tenant, issued[key]) for tenant, key in keys})
-        )
+        try:
+            made = make_keys(config, tenants, given)
+        except KeyRefused as error:
+            term, _, inside = error.term.partition(".")
+            text = f"{inside}: {error.message}" if inside else error.message
+            raise click.BadParameter(text, param_hint=_option(term)) from None
+        _in_table(config, path, lambda table: issue(table, made))
+        keys = [(tenant, key) for tenant, key, _ in made]
     for tenant, key in keys:
-        made = {"key": key, "hash": hash_key(key), **({"tenant": tenant} if tenant else {})}
+        told = {"key": key, "hash": hash_key(key), **({"tenant": tenant} if tenant else {})}
         if as_json:
-            click.echo(msgspec.json.encode(made).decode())
+            click.echo(msgspec.json.encode(told).decode())
         else:
-            click.echo("\n".join([f"{name + ':':<5} {value}" for name, value in made.items()]))
+            click.echo("\n".join([f"{name + ':':<5} {value}" for name, value in told.items()]))
 
 
 @keys.command(name="hash")
-@config_option("A gateway's file: whose is the key there?")
-def hash_(path: Path | None) -> None:
-    """Hash a key read from standard input (so that it stays out of the shell's history).
+def hash_() -> None:
+    """Hash a key read from standard input, so that the key stays out of the shell's history.
 
-    Standard error has the name under which it appears in logs and metrics. One that could be guessed is refused: it
-    needs 24 characters, and 10 different ones among them.
+    Standard error has the key's name in logs and metrics. A key needs 24 characters, 10 of them different; others could
+    be guessed, and are refused.
     """
     from gateway.config.sections.keys import hash_key, open_name, weakness
 
-    config = loaded(path) if path is not None else None
     key = _from_stdin("key")
     hashed = hash_key(key)
-    holder = next(
-        (each.name for each in (config.tenants if config else ()) for its in each.keys if its.hash == hashed), ""
-    )
-    if holder:
-        click.echo(f"it is {holder}'s", err=True)
-    elif config is None or config.open_access:
-        click.echo(f"where any key is taken, it appears as {open_name(bytes.fromhex(hashed[7:]))}", err=True)
-    else:
-        click.echo(f"{path} names no tenant that holds it", err=True)
+    click.echo(f"where any key is taken, it appears as {open_name(bytes.fromhex(hashed[7:]))}", err=True)
     if (why := weakness(key)) is not None:
         raise Failed(f"fairgate: {why}; `fairgate keys create` makes one")
     click.echo(hashed)
@@ -147,103 +120,82 @@ def hash_(path: Path | None) -> None:
 
 @keys.command()
 @_key_hash
-@_config
-def revoke(key_hash: str | None, path: Path | None) -> None:
-    """Take a key back, by its HASH, or by the key or its hash on standard input. Also one that the config names."""
-    from gateway.keys.issued import take_back
+@_needed_config
+def revoke(key_hash: str | None, path: Path) -> None:
+    """Revoke a key, by its HASH, or by the key or its hash on standard input; also a key of the config."""
+    from gateway.keys.issuance import KeyRefused, revoke
 
-    config = loaded(_needed(path))
-    text = _hash_of(key_hash)
-    named = {key.hash for tenant in config.tenants for key in tenant.keys}
-
-    async def revoked(table: KeyTable) -> str:
-        was_empty = await table.changed() is None
-        if not await take_back(table, text, is_named=text in named):
-            return ""
-        if text in named:
-            return f"revoked; the config still names it, so it would return with another {table.place}"
-        lost = "; the table of keys was empty: gateways stop to take whatever they know from an earlier one"
-        return "revoked" + (lost if was_empty else "")
-
-    outcome = _in_table(config, _needed(path), revoked)
-    if not outcome:
-        raise Failed(f"fairgate: {text} is neither in the table of keys nor in {path}: nothing is revoked")
-    click.echo(outcome)
+    config, text = loaded(path), _hash_of(key_hash)
+    try:
+        remark = _in_table(config, path, lambda table: revoke(table, config, text))
+    except KeyRefused as error:
+        raise Failed(f"fairgate: {error}") from None
+    click.echo(f"revoked; {remark}" if remark else "revoked")
 
 
 @keys.command()
 @_key_hash
-@_config
-@click.option("--grace", default="0s", show_default=True, help="How long the old key is taken: 30m, 24h, 7d.")
-@click.option("--expires", help="As of create.  [default: as the old key]")
-def rotate(key_hash: str | None, path: Path | None, grace: str, expires: str | None) -> None:
-    """Make a new key on the terms of an old one, which ends: at once, or after --grace.
+@_needed_config
+@click.option("--grace", default="0s", show_default=True, help="Time for which the old key still works: 30m, 24h, 7d.")
+@click.option("--expires", help="As in create.  [default: as the old key]")
+def rotate(key_hash: str | None, path: Path, grace: str, expires: str | None) -> None:
+    """Replace a key by a new one with its terms. The old key ends at once, or after --grace.
 
-    The old one is named by its HASH, or by the key or its hash on standard input.
+    The old key is named by its HASH, or by the key or its hash on standard input.
     """
     from gateway.config.sections.keys import hash_key, new_key
-    from gateway.keys.rotation import CannotRotate, rotate, seconds_of
+    from gateway.keys.issuance import KeyRefused, rotate, seconds_of
 
-    config = loaded(_needed(path))
+    config = loaded(path)
     old, key = _hash_of(key_hash), new_key()
     try:
         grace_s = seconds_of(grace)
         _in_table(
-            config, _needed(path),
+            config, path,
             lambda table: rotate(
                 table, config, old, hash_key(key), unix_s=time.time(), grace_s=grace_s, expires=expires
             ),
         )  # fmt: skip
-    except CannotRotate as error:
+    except KeyRefused as error:
         raise Failed(f"fairgate: {error}") from None
     click.echo(f"key:  {key}\nhash: {hash_key(key)}")
     click.echo(f"the old key is taken for {grace} more" if grace_s else "the old key is revoked", err=True)
 
 
 @keys.command(name="list")
-@_config
-def list_(path: Path | None) -> None:
-    """All keys by their hashes: who says so, whose they are, until when and for what, and when they were last used."""
-    from gateway.keys.issued import in_words
-    from gateway.keys.rotation import moment
+@_needed_config
+def list_(path: Path) -> None:
+    """List all keys by their hashes: source, tenant, expiry, apps and models."""
+    from gateway.keys.issuance import list_keys
 
-    config = loaded(_needed(path))
-
-    async def read(table: KeyTable) -> tuple[str, dict[str, bytes], dict[str, int]]:
-        noted = {name.decode("utf-8", "replace"): noted async for name, noted in table.entries()}
-        return table.place, noted, await table.uses()
-
-    place, issued, uses = _in_table(config, _needed(path), read)
-    named = {key.hash for tenant in config.tenants for key in tenant.keys}
-
-    def used(key_hash: str) -> str:
-        return f" used={moment(uses[key_hash])}" if key_hash in uses else ""
-
-    for tenant in config.tenants:
-        for key in tenant.keys:
-            state = "revoked" if issued.get(key.hash) == b"" else "config"
-            click.echo(f"{key.hash}  {state:<8} {in_words(tenant.name, key)}{used(key.hash)}")
-    lines = [
-        (words, f"{name}  {state:<8} {words}{used(name)}".rstrip())
-        for name, noted in issued.items()
-        if name not in named and _HASH.fullmatch(name)
-        for state, words in [_described(config, place, name, noted)]
-    ]
-    for _, line in sorted(lines):
-        click.echo(line)
+    config = loaded(path)
+    rows = _in_table(config, path, lambda table: list_keys(table, config))
+    rows.sort(key=lambda row: "" if row["from"] == "config" else _words(row))
+    for row in rows:
+        state = "revoked" if row["revoked"] else row["from"]
+        click.echo(f"{row['hash']}  {state:<8} {_words(row)}".rstrip())
 
 
-def _described(config: Config, place: str, name: str, noted: bytes) -> tuple[str, str]:
-    """Return the state of an entry of the table, and its words."""
-    from gateway.keys.issued import in_words, nobody_of, read_entry
+def _words(row: dict[str, Any]) -> str:
+    """Describe a key of the list: its tenant, and each term that is not the usual one."""
+    terms = {name: value for name, value in row.items() if name not in ("tenant", "hash", "from", "revoked")}
+    said = (f"{name}={_value(value)}" for name, value in terms.items() if value != _USUAL.get(name))
+    return " ".join((row["tenant"], *said))
 
-    try:
-        tenant, key = read_entry(name.encode(), noted)
-    except ValueError:
-        return "unknown", noted.decode("utf-8", "replace")
-    if not tenant:
-        return "revoked", ""
-    return place if nobody_of(config, tenant, key) is None else "unknown", in_words(tenant, key)
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        value = {name: one for name, one in value.items() if one}
+    if isinstance(value, list):
+        return ",".join(value)
+    if isinstance(value, str) and " " not in value and '"' not in value:
+        return value
+    return f"{value:g}" if isinstance(value, float) else msgspec.json.encode(value).decode()
+
+
+def _option(term: str) -> str:
+    """Return the option of `create` that gives a term."""
+    return _OPTIONS.get(term, f"--{term}")
 
 
 def _mapping(text: str) -> dict[str, object]:
@@ -273,12 +225,6 @@ def _from_stdin(what: str) -> str:
     if not text:
         raise click.UsageError(f"no {what} on standard input")
     return str(text)
-
-
-def _needed(path: Path | None) -> Path:
-    if path is None:
-        raise click.UsageError("give -c FILE: the config says where the gateway's keys are")
-    return path
 
 
 def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Found]]) -> Found:

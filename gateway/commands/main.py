@@ -20,7 +20,6 @@ from gateway.commands.key_commands import keys
 from gateway.commands.replaying import replay
 from gateway.commands.serving import allow_files, run, serve_one, supervise
 from gateway.commands.usage_command import usage
-from gateway.commands.vllm_flags import vllm_flags
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,17 +48,9 @@ def _workers(context: click.Context, option: click.Parameter, text: str | None) 
     return found
 
 
-def _named_keys(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Parse each HASH=NAME to a pair. Raise BadParameter."""
-    found = [(hashed, name) for hashed, _, name in (text.partition("=") for text in texts)]
-    if not all(name for _, name in found):
-        raise click.BadParameter("should be HASH=NAME; `fairgate keys hash` prints the hash of a key")
-    return tuple(found)
-
-
 @main.command()
 @config_option("YAML file; see config.example.yaml.", "config_path")
-@click.option("--backend", "backends", multiple=True, help="URL of an engine; repeat for several. Needs no file.")
+@click.option("--backend", "backends", multiple=True, help="URL of an engine, in place of a file; repeat for several.")
 @click.option("--host", callback=_host, help="Address to listen on.  [default: the file's, or 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on.  [default: the file's, or 8080]")
 @click.option(
@@ -73,44 +64,32 @@ def _named_keys(context: click.Context, option: click.Parameter, texts: tuple[st
 )
 @click.option(
     "--access-log",
-    help="Where request lines go: stdout, off, or a file.  [default: the file's, or stdout; for --backend on a "
+    help="Destination of request lines: stdout, off, or a file.  [default: the file's, or stdout; with --backend on a "
     "terminal off]",
 )
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Which messages go to standard error.  [default: the file's, or info]",
-)
-@click.option(
-    "--name",
-    "names",
-    multiple=True,
-    callback=_named_keys,
-    metavar="HASH=NAME",
-    help="With --backend: the tenant that holds a key, by the key's hash; repeat for several.",
+    help="Lowest level of messages on standard error.  [default: the file's, or info]",
 )
 def serve(
     config_path: Path | None,
     backends: tuple[str, ...],
-    names: tuple[tuple[str, str], ...],
     **options: Any,
 ) -> None:
-    """Run the gateway. What an option says goes before what the file says.
+    """Run the gateway. An option overrides the file.
 
     \b
     fairgate serve --backend http://localhost:8000 --port 8080
-    fairgate serve --backend http://localhost:8000 --name sha256:...=alice
     fairgate serve -c config.yaml
     """
     from gateway.config.load import ConfigError, Overrides, config_for_backends, load_config
 
     if (config_path is None) == (not backends):
         raise click.UsageError("give either -c FILE or at least one --backend URL (try: fairgate serve --help)")
-    if config_path is not None and names:
-        raise click.UsageError("--name goes with --backend; in a file, names and keys stand under `tenants`")
     if backends and options["access_log"] is None and sys.stdout.isatty():
         options["access_log"] = "off"  # Request lines would scroll the examples at the start out of sight.
-    overrides = Overrides(**options, names=names)
+    overrides = Overrides(**options)
     try:
         load = None
         if config_path is not None:
@@ -131,10 +110,12 @@ def serve(
 
 @main.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, help="0 takes a free one.")
-@click.option("--profile", default="demo", show_default=True, help="Which engine and GPU to imitate.")
+@click.option("--port", default=8000, show_default=True, help="Port to listen on; 0: a free one.")
+@click.option("--profile", default="demo", show_default=True, help="Engine and GPU to imitate.")
 @click.option("--model", "models", multiple=True, default=("simulated",), show_default=True, help="Served model name.")
-@click.option("--max-num-queued-reqs", type=int, default=None, help="Refuse with 503 above so many, as vLLM does.")
+@click.option(
+    "--max-num-queued-reqs", type=int, default=None, help="Waiting requests beyond which more get 503, as vLLM does."
+)
 def sim(host: str, port: int, profile: str, models: tuple[str, ...], max_num_queued_reqs: int | None) -> None:
     """Run a simulated vLLM: real batching, KV cache, preemption and metrics, invented text.
 
@@ -152,13 +133,13 @@ def sim(host: str, port: int, profile: str, models: tuple[str, ...], max_num_que
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--shares", is_flag=True, help="Print the tree, with each one's part of a pool if all ask for more.")
-@click.option("--probe", is_flag=True, help="Ask the engines, too: what each is, and what it cannot tell.")
+@click.option(
+    "--shares", is_flag=True, help="Print the tree of groups and tenants, with the part of each if all ask for more."
+)
+@click.option("--probe", is_flag=True, help="Ask the engines, too; print the kind of each, and what it cannot tell.")
 def check(file: Path, shares: bool, probe: bool) -> None:
-    """Check a config file; lists every fault with its place and exits with 2 if there is one. A warning is no fault.
-
-    Looks at the files that it names, too, since what is missing there would be missing at the start. What may be meant
-    so is a warning.
+    """Check a config file and the files that it names. List every fault with its place, and exit with 2 if there is
+    one. A warning is no fault.
 
     \b
     fairgate check config.yaml
@@ -204,19 +185,19 @@ def schema() -> None:
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
 @click.option("--docs", type=click.Path(file_okay=False, path_type=Path), help="Write reproduction.md into it.")
 @click.option("--traces", default="../shared/traces", show_default=True, help="Directory of the recorded traces.")
-@click.option("--processes", type=click.IntRange(1), help="Experiments at a time; default: one for each core.")
+@click.option("--processes", type=click.IntRange(1), help="Experiments at a time.  [default: one for each core]")
 def reproduce(
     names: tuple[str, ...], json_path: Path | None, docs: Path | None, traces: str, processes: int | None
 ) -> None:
-    """Rerun the experiments of the papers: published value, our value, verdict. All of them, or those named.
+    """Rerun the experiments of the papers, all or those named: published value, our value, verdict.
 
     \b
     fairgate reproduce                                   everything, some minutes
     fairgate reproduce table2 fig9 --json result.json
     fairgate reproduce metrics RUNS.csv                  VTC's measures of recorded runs
 
-    Runs in a clone of the repository: experiments are no part of what is installed. Exits with 1 if a requirement is
-    missed, and with 2 if a trace is missing or at fault.
+    Runs in a clone of the repository only. Exits with 1 if a requirement is missed, and with 2 if a trace is missing or
+    at fault.
     """
     try:
         run_experiments = import_module("lab.command").run
@@ -229,14 +210,14 @@ def reproduce(
 
 
 main.add_command(keys)
-for command in (explain, usage, replay, reload, drain, resume, vllm_flags):
+for command in (explain, usage, replay, reload, drain, resume):
     main.add_command(command)
 
 
 @main.command()
 @asks_admin
 def healthcheck(path: Path | None, admin: str | None) -> None:
-    """Exit with 0 if the gateway, and each of its workers, is ready, 1 if not (for containers)."""
+    """Exit with 0 if the gateway and all its workers are ready, else with 1 (for containers)."""
     import json
 
     try:
@@ -247,16 +228,20 @@ def healthcheck(path: Path | None, admin: str | None) -> None:
 
 @main.command()
 @asks_admin
-@click.option("--once", is_flag=True, help="Print one view and end; also where the output is no terminal.")
+@click.option("--once", is_flag=True, help="Print one view and end, as without a terminal.")
 @click.option(
-    "--interval", "interval_s", default=1.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Seconds."
+    "--interval",
+    "interval_s",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.1, 3600),
+    help="Seconds between views.",
 )
 def top(path: Path | None, admin: str | None, once: bool, interval_s: float) -> None:
-    """Who waits, who receives how much, and what limits the engines just now? A live view; Ctrl-C ends it.
+    """Show live who waits, who receives how much, and what limits the engines. Ctrl-C ends the view.
 
     \b
     fairgate top -c config.yaml
-    fairgate top --once --admin http://127.0.0.1:8191
     """
     from gateway.commands.top import watch
 

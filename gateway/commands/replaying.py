@@ -49,8 +49,10 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
     "paths", metavar="TRACE...", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, allow_dash=True)
 )
 @config_option("A gateway's file: its policy, limits, weights and engines.", "config_path")
-@click.option("--pool", "pool_name", help="Which pool of the file, if it has several.")
-@click.option("--policy", "policies", help=f"With commas.  [default: {POLICIES}; with -c: {BASELINE} and the file's]")
+@click.option("--pool", "pool_name", help="Pool of the file, if it has several.")
+@click.option(
+    "--policy", "policies", help=f"Policies, with commas.  [default: {POLICIES}; with -c: {BASELINE} and the file's]"
+)
 @click.option(
     "--backends",
     metavar="N[,N]",
@@ -62,32 +64,39 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
     "profile_name",
     help=f"Engine to imitate.  [default: as fast as the log's, or {PROFILE}]",
 )
-@click.option("--speed", default=1.0, show_default=True, help="2: requests arrive in half the time.")
-@click.option("--limit", type=click.IntRange(1), help="Only so many of the first requests.")
-@click.option("--format", "format_name", help="Format of the trace; found by its columns when absent.")
+@click.option("--speed", default=1.0, show_default=True, help="Factor of the arrival rate.")
+@click.option("--limit", type=click.IntRange(1), help="Number of first requests to replay.")
+@click.option("--format", "format_name", help="Format of the trace.  [default: told by its columns]")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
-@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
+@click.option(
+    "--picture",
+    "picture_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw each tenant's service over time here (.svg, .png or .pdf).",
+)
 def replay(
     paths: tuple[str, ...], config_path: Path | None, pool_name: str | None, policies: str | None,
     backends: tuple[int, ...] | None, profile_name: str | None, speed: float, limit: int | None,
-    format_name: str | None, json_path: Path | None, html_path: Path | None,
+    format_name: str | None, json_path: Path | None, picture_path: Path | None,
 ) -> None:  # fmt: skip
-    """What would this traffic have seen under each policy? TRACE: fairgate's access log, also one that is still
-    written, or a public trace; several files are read as one, and - is what comes in.
+    """Replay recorded traffic under several policies in virtual time. TRACE is fairgate's access log, also while the
+    log is written, or a public trace; several files are read as one; -: standard input.
 
     \b
-    fairgate replay access.log --html replay.html
+    fairgate replay access.log
+    fairgate replay access.log --picture replay.svg
     fairgate replay access.log* -c gateway.yaml                 under your own limits and weights
     fairgate replay access.log -c gateway.yaml --backends 3     what would another engine bring?
     fairgate replay conversation_trace.jsonl.gz --speed 2 --limit 1000
 
-    The production engine and policies run in virtual time before simulated engines; docs/replay.md has the formats.
+    The production policies run before simulated engines. docs/replay.md has the formats.
     """
     from backends.simulated.engine_profiles import UnknownProfileError, profile
     from gateway.config.load import ConfigError
     from simulation.measured import EngineEstimate, measured
+    from simulation.picture import PictureError, draw
     from simulation.replay import UnknownPolicyError, policy_names
-    from simulation.report import ReplayReport, as_html, as_json, as_text
+    from simulation.report import ReplayReport, as_json, as_text
     from simulation.traces.lines import TraceError
     from simulation.traces.reader import Trace, formats
 
@@ -99,7 +108,6 @@ def replay(
         raise click.BadParameter(f"{format_name!r} is none of: {', '.join(formats())}", param_hint="--format")
     if pool_name is not None and config_path is None:
         raise click.UsageError("--pool NAME needs -c FILE, which has the pools")
-    outputs = [(file, write) for file, write in ((json_path, as_json), (html_path, as_html)) if file is not None]
     with ExitStack() as stack:
         try:
             setting = _Setting.of(config_path, pool_name) if config_path is not None else None
@@ -110,8 +118,9 @@ def replay(
             weights, models = (setting.weights(), setting.models()) if setting is not None else ({}, ())
             files = [readable(path, stack) for path in paths]
             trace = Trace(*files, format=format_name, speed=speed, limit=limit, weights=weights, models=models)
-            for file, _ in outputs:
-                file.touch()  # A file that cannot be written should fail before a long run.
+            for path in (json_path, picture_path):
+                if path is not None:
+                    path.touch()  # A file that cannot be written should fail before a long run.
             if profile_name is None:
                 engine = measured(trace.entries()) or engine
             counts = (setting.counts(backends) if setting is not None else backends) or (engine.backends,)
@@ -119,11 +128,13 @@ def replay(
             remarks = [] if profile_name is not None else [engine.why]
             remarks += setting.remarks(trace) if setting is not None else []
             replayed = ReplayReport(trace, engine.profile, results, remarks)
-            for file, write in outputs:
-                file.write_text(write(replayed), encoding="utf-8")
+            if json_path is not None:
+                json_path.write_text(as_json(replayed), encoding="utf-8")
+            if picture_path is not None:
+                draw(replayed, picture_path)
         except ConfigError as error:
             raise Failed(str(error)) from None
-        except (TraceError, UnknownPolicyError, UnknownProfileError, OSError) as error:
+        except (TraceError, UnknownPolicyError, UnknownProfileError, OSError, PictureError) as error:
             raise Failed(f"fairgate: {error}") from None
     click.echo(as_text(replayed), nl=False)
 

@@ -28,7 +28,6 @@ THREAD_TURN_S: Final = 0.0005
 At CPython's 5 ms each read and write of a stream may wait that long: a reload of 10,000 tenants then holds up streams
 for 30 ms, at this value for 3 ms.
 """
-STATUS_S: Final = 1.0
 ENGINES_SHOWN: Final = 8
 """Limit on the engines of a pool in the lines at the start."""
 _VERSION = f"  version {__version__}, {BUILD}"
@@ -174,8 +173,6 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
         if worker is None:
             log.write_line(_announcement(gateway))
             systemd.notify("READY=1")
-            if _shows_status(config):
-                reloads.start(_show_status(gateway, log))
         else:
             loop.add_reader(worker.liveness_pipe, orphaned)
             log.write_line(_worker_announcement(gateway, worker))
@@ -192,20 +189,6 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
         if not draining.done():
             draining.cancel()
             await gateway.stop(0.0)
-
-
-def _shows_status(config: Config) -> bool:
-    """Return whether standard error is a terminal on which no request lines scroll."""
-    return sys.stderr.isatty() and (config.access_log != "stdout" or not sys.stdout.isatty())
-
-
-async def _show_status(gateway: Gateway, log: StderrLog) -> None:
-    """Show the numbers of requests in a status line, which changes at most once a second."""
-    while True:
-        engines = [pool.dispatcher.engine for pool in gateway.pools]
-        running, waiting = sum(one.dispatched for one in engines), sum(one.queued for one in engines)
-        log.show(f"  {running} running, {waiting} waiting, {gateway.recent.count} ended")
-        await asyncio.sleep(STATUS_S)
 
 
 async def _reload(gateway: Gateway, log: StderrLog) -> None:

@@ -6,7 +6,7 @@ rich lays out the tables: it knows the terminal's width, wide characters, and wh
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
@@ -26,6 +26,12 @@ GROUP_LIMITS: Final = {
     "lending_limit": "lends {:.0%}", "borrowing_limit": "borrows {:.0%}",
 }  # fmt: skip
 
+TENANT_COLUMNS: Final = (
+    "tenant", ">weight", ">received", ">due", ">queued", ">running", ">p50", ">p95", ">refused",
+)  # fmt: skip
+GROUP_COLUMNS: Final = ("group", ">weight", ">received", ">due", ">queued", ">running", "limits")
+GATEWAY_COLUMNS: Final = ("gateway", ">waiting", ">running", "most of them of")
+ENGINE_COLUMNS: Final = ("engine", ">sequences", ">KV", ">starting", "read by", "obstacle of the next request")
 Data = dict[str, Any]
 
 
@@ -66,36 +72,37 @@ def view(url: str, state: Data, *, rows: int | None) -> RenderableType:
             _line(pool["limited_by_is"], "yellow" if pool["limited_by"] else ""),
             Text(),
             *_tenants(pool, state["window_s"], rows),
-            *_groups(pool["groups"]),
-            Text(),
-            _engines(pool["backends"]),
-            *_gateways(pool["gateways"]),
         ]
+        for columns, found in (
+            (GROUP_COLUMNS, [*_groups(pool["groups"])]),
+            (ENGINE_COLUMNS, [_engine(one) for one in pool["backends"]]),
+            (GATEWAY_COLUMNS, [_gateway(one) for one in pool["gateways"]]),
+        ):
+            if found:
+                parts += [Text(), _table(columns, found)]
     return Group(*parts)
 
 
 def _tenants(pool: Data, window_s: float, rows: int | None) -> Iterator[RenderableType]:
     found = pool["tenants"]
     if not found:
-        yield _line(f"Nobody has asked for anything in the last {window_s:g} s.")
+        yield _line(f"No request came in the last {window_s:g} s.")
         return
-    table = _table("tenant", ">weight", ">received", ">due", ">queued", ">running", ">p50", ">p95", ">refused")
-    shown = found if rows is None else found[:rows]
-    for one in shown:
-        is_short = one["queued_requests"] and one["share_received"] < SHORT_OF_DUE * one["share_due"]
-        table.add_row(
-            _line(one["tenant"] if one.get("group") is None else f"{one['group']}/{one['tenant']}"),
+    yield _table(TENANT_COLUMNS, [
+        (
+            one["tenant"] if one.get("group") is None else f"{one['group']}/{one['tenant']}",
             "-" if one["weight"] is None else f"{one['weight']:g}",
-            Text(f"{one['share_received']:.1%}", "red" if is_short else "green"),
+            Text(f"{one['share_received']:.1%}", "red" if _is_short(one) else "green"),
             f"{one['share_due']:.1%}",
-            str(one["queued_requests"]),
-            str(one["running_requests"]),
+            one["queued_requests"],
+            one["running_requests"],
             _duration(one["wait_p50_s"]),
             _duration(one["wait_p95_s"]),
-            str(sum(one["refused_requests"].values())),
+            sum(one["refused_requests"].values()),
         )
-    yield table
-    if left_out := len(found) - len(shown) + pool["tenants_left_out"]:
+        for one in found[:rows]
+    ])  # fmt: skip
+    if left_out := len(found[rows:] if rows is not None else ()) + pool["tenants_left_out"]:
         yield _line(f"and {left_out} more tenants")
     for ceiling in dict.fromkeys(one["ceiling"] for one in found if one["ceiling"]):
         yield _line(f"waiting: {ceiling}", "yellow")
@@ -103,58 +110,37 @@ def _tenants(pool: Data, window_s: float, rows: int | None) -> Iterator[Renderab
     yield _line("due: its part by weight and groups, and what others leave", "dim")
 
 
-def _groups(groups: list[Data]) -> Iterator[RenderableType]:
-    """Yield the table of groups, each below the group around it, with its limits."""
-    if not groups:
-        return
-    table = _table("group", ">weight", ">received", ">due", ">queued", ">running", "limits")
-
-    def add(around: str | None, depth: int) -> None:
-        for one in groups:
-            if one["in"] == around:
-                limits = [words.format(one[term]) for term, words in GROUP_LIMITS.items() if one[term] is not None]
-                parts = (f"{one[name]:.1%}" for name in ("share_received", "share_due"))
-                counts = (str(one[name]) for name in ("queued_requests", "running_requests"))
-                name = _line("  " * depth + one["group"])
-                table.add_row(name, f"{one['weight']:g}", *parts, *counts, ", ".join(limits) or "-")
-                add(one["group"], depth + 1)
-
-    add(None, 0)
-    yield Text()
-    yield table
+def _is_short(one: Data) -> bool:
+    """Has a waiting tenant received far less than its due?"""
+    return bool(one["queued_requests"] and one["share_received"] < SHORT_OF_DUE * one["share_due"])
 
 
-def _engines(backends: list[Data]) -> Table:
-    table = _table("engine", ">sequences", ">KV", ">starting", "read by", "obstacle of the next request")
-    for one in backends:
-        waits_for = Text(one["obstacle"] or "none", "yellow" if one["obstacle"] else "")
-        if not one["in_service"]:
-            waits_for = Text.assemble(("out of service", "red"), f": {_plain(one['reason'])}")
-        table.add_row(
-            _line(one["backend"]),
-            f"{one['running_sequences']} of {one['slots']}",
-            f"{one['kv_ratio']:.0%}",
-            str(one["starting_requests"]),
-            _plain(one["read_by"]),
-            waits_for,
-        )
-    return table
+def _groups(groups: list[Data], around: str | None = None, depth: int = 0) -> Iterator[tuple[Any, ...]]:
+    """Yield a row for each group, below the group around it, with its limits."""
+    for one in groups:
+        if one["in"] == around:
+            limits = [words.format(one[term]) for term, words in GROUP_LIMITS.items() if one[term] is not None]
+            shares = (f"{one[name]:.1%}" for name in ("share_received", "share_due"))
+            name, weight = "  " * depth + one["group"], f"{one['weight']:g}"
+            yield name, weight, *shares, one["queued_requests"], one["running_requests"], ", ".join(limits) or "-"
+            yield from _groups(groups, one["group"], depth + 1)
 
 
-def _gateways(gateways: list[Data]) -> Iterator[RenderableType]:
-    """Yield the table of processes: who waits at which."""
-    if not gateways:
-        return
-    table = _table("gateway", ">waiting", ">running", "most of them of")
-    for one in gateways:
-        most = ", ".join(f"{_plain(tenant)} ({count})" for tenant, count in one["queued_most"].items())
-        table.add_row(_line(one["gateway"]), str(one["queued_requests"]), str(one["dispatched_requests"]), most or "-")
-    yield Text()
-    yield table
+def _engine(one: Data) -> tuple[Any, ...]:
+    waits_for = Text(one["obstacle"] or "none", "yellow" if one["obstacle"] else "")
+    if not one["in_service"]:
+        waits_for = Text.assemble(("out of service", "red"), f": {_plain(one['reason'])}")
+    sequences = f"{one['running_sequences']} of {one['slots']}"
+    return one["backend"], sequences, f"{one['kv_ratio']:.0%}", one["starting_requests"], one["read_by"], waits_for
 
 
-def _table(*columns: str) -> Table:
-    """Return an empty table. `>` marks a column of numbers: right-aligned and never wrapped, so others shrink first."""
+def _gateway(one: Data) -> tuple[Any, ...]:
+    most = ", ".join(f"{tenant} ({count})" for tenant, count in one["queued_most"].items())
+    return one["gateway"], one["queued_requests"], one["dispatched_requests"], most or "-"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """Return a table. `>` marks a column of numbers: right-aligned and never wrapped, so others shrink first."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
     for column in columns:
         is_number = column.startswith(">")
@@ -165,6 +151,8 @@ def _table(*columns: str) -> Table:
             overflow="ellipsis",
             min_width=None if is_number else 8,
         )
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else _line(str(cell)) for cell in row))
     return table
 
 

@@ -11,68 +11,48 @@ from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
 
 
 @click.command()
-@config_option("The gateway's file, which has `usage:`.")
-@click.option(
-    "--database",
-    "url",
-    help="Instead of -c: the SQLite file, or postgresql://...; prices and groups are not known then.",
-)
+@config_option("The gateway's file, which has `usage:`.", required=True)
 @click.option("--since", default="24h", show_default=True, help="24h, 7d, today, a day, or a time; by UTC.")
-@click.option("--until", help="The same.  [default: now]")
+@click.option("--until", help="End, written like --since.  [default: now]")
 @click.option(
     "--by",
     default="tenant",
     show_default=True,
-    help="hour, day, month, group, tenant, key, app, user, model; with commas.",
+    help="Rows: hour, day, month, group, tenant, key, app, user, model; with commas.",
 )
-@click.option("--user", help="Of one user, by the name that requests give; with --by tenant,app it says whose.")
+@click.option("--user", help="Only this user, by the name that requests give.")
 @click.option(
     "--format",
     "form",
     default="table",
     show_default=True,
     type=click.Choice(["table", "csv", "json"]),
-    help="Its form.",
+    help="Format of the output.",
 )
-def usage(
-    path: Path | None, url: str | None, since: str, until: str | None, by: str, user: str | None, form: str
-) -> None:  # fmt: skip
-    """Who used how much? Requests, tokens and time in the queue, in the hours that were asked for.
+def usage(path: Path, since: str, until: str | None, by: str, user: str | None, form: str) -> None:
+    """Print requests, tokens and time in the queue, in whole hours.
 
     \b
     fairgate usage -c config.yaml --since today
     fairgate usage -c config.yaml --since 7d --by day,tenant,model --format csv
     fairgate usage -c config.yaml --since 2027-01-01 --by group,month
     fairgate usage -c config.yaml --by tenant,key
-    fairgate usage --database /var/lib/fairgate/usage.db --by user
 
-    A tenant counts in each group around it, so a group's row has those inside it.
-    Users are shown as in the access log: by a hash of their names. --user finds one by the name itself.
+    A tenant counts in each group around it. Users are shown by a hash of their names, as in the access log.
     """
     from datetime import UTC, datetime
 
-    from pydantic import ValidationError
-
-    from gateway.config.sections.usage import UsageConfig
     from gateway.storage.store_errors import StoreError, StoreUnavailable
     from gateway.usage.database import Database
     from gateway.usage.usage_report import FORMATS, BadQuestion, Question, read
 
-    if (path is None) == (url is None):
-        raise click.UsageError("give either -c FILE or --database URL")
-    config: UsageConfig | None
-    try:
-        whole = loaded(path) if path is not None else None
-        config = whole.usage if whole is not None else UsageConfig.model_validate_strings({"url": url})
-    except ValidationError as error:
-        raise click.BadParameter(error.errors()[0]["msg"], param_hint="--database") from None
-    if config is None:
+    config = loaded(path)
+    if config.usage is None:
         raise Failed(f"fairgate: {path} has no `usage:`, so nothing was counted")
     try:
         question = Question(since, until, by.split(",") if by else [], datetime.now(UTC))
-        around = whole.around if whole is not None else None
-        with closing(Database(config, makes=False)) as database:
-            report = read(database, question, config.prices, around=around, user=user)
+        with closing(Database(config.usage, makes=False)) as database:
+            report = read(database, question, config.usage.prices, around=config.around, user=user)
             click.echo(FORMATS[form](report), nl=False)
     except (StoreError, BadQuestion) as error:
         raise Failed(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import SecretStr
 
@@ -54,20 +54,48 @@ class Change:
         return f"{self.path}: {self.before or 'not set'} -> {self.after or 'not set'}"
 
 
+class ConfigValue(NamedTuple):
+    """A setting or a section, its path, and whether the config sets it."""
+
+    path: str
+    value: Any
+    is_set: bool
+
+
+def values_of(section: Section, path: str = "", *, is_set: bool = True) -> Iterator[ConfigValue]:
+    """Yield each setting of a section, and each section before its own settings."""
+    for name in type(section).model_fields:
+        place = f"{path}.{name}" if path else name
+        yield from _values(getattr(section, name), place, is_set=is_set and name in section.model_fields_set)
+
+
+def _values(value: Any, path: str, *, is_set: bool) -> Iterator[ConfigValue]:
+    if isinstance(value, tuple) and value and isinstance(value[0], Section):
+        value = {_name(one): one for one in value}
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from _values(one, f"{path}[{name}]", is_set=is_set)
+        return
+    yield ConfigValue(path, value, is_set)
+    if isinstance(value, Section):
+        yield from values_of(value, path, is_set=is_set)
+
+
+def _present(config: Config) -> dict[str, Any]:
+    """Return all settings and sections that are there, by their paths."""
+    return {path: _plain(value) for path, value, _ in values_of(config) if value is not None and value != ()}
+
+
 def changes(before: Config, after: Config) -> list[Change]:
-    """Return every setting that differs, by its path, without secrets."""
-    return list(_changes("", before, after))
-
-
-def _changes(path: str, before: Any, after: Any) -> Iterator[Change]:
-    if before == after:
-        return
-    mine, theirs = _parts(path, before), _parts(path, after)
-    if mine is None or theirs is None:
-        yield Change(path, _text(before), _text(after))
-        return
-    for place in sorted(mine.keys() | theirs.keys()):
-        yield from _changes(place, mine.get(place), theirs.get(place))
+    """Return every setting that differs, by its path, without secrets. A section that came or went is one change."""
+    mine, theirs = _present(before), _present(after)
+    found, inside = list[Change](), tuple[str, ...]()
+    for path in sorted(mine.keys() | theirs.keys()):
+        if mine.get(path) != theirs.get(path) and not path.startswith(inside):
+            found.append(Change(path, _text(mine.get(path)), _text(theirs.get(path))))
+            if found[-1].is_whole:
+                inside = (f"{path}.", f"{path}[")
+    return found
 
 
 def weights_that_differ(before: Config, config: Config) -> dict[str, float]:
@@ -79,17 +107,9 @@ def weights_that_differ(before: Config, config: Config) -> dict[str, float]:
 def config_hash(config: Config) -> str:
     """Return a hash of 16 hex digits, equal on all replicas for configurations of equal meaning."""
     digest = hashlib.sha256()
-    _note("", config, digest.update)
+    for path, value in sorted(_present(config).items()):  # in small pieces, so that other threads get their turns
+        digest.update(json.dumps([path, _shown(value)]).encode())
     return digest.hexdigest()[:16]
-
-
-def _note(path: str, value: Any, note: Callable[[bytes], object]) -> None:
-    """Feed all settings to `note` in a fixed order, in small pieces, so that other threads get their turns."""
-    parts = _parts(path, value)
-    if isinstance(value, Section) or (parts is None and value is not None):
-        note(json.dumps([path, PRESENT if isinstance(value, Section) else _plain(value)]).encode())
-    for place in sorted(parts or ()):
-        _note(place, parts[place], note)  # type: ignore[index]
 
 
 def needs_restart(before: Config, found: list[Change], after: Config) -> dict[str, str]:
@@ -121,34 +141,29 @@ def _normal_service(config: Config) -> dict[str, object]:
     return {app.name: app.normal_service for app in config.apps if app.normal_service is not None}
 
 
-def _parts(path: str, value: Any) -> dict[str, Any] | None:
-    """Return the parts of a section or a list of sections by path, or None for a single setting."""
-    if isinstance(value, Section):
-        return {f"{path}.{name}" if path else name: getattr(value, name) for name in type(value).model_fields}
-    if isinstance(value, tuple) and (not value or isinstance(value[0], Section)):
-        value = {_name(one): one for one in value}
-    return {f"{path}[{name}]": one for name, one in value.items()} if isinstance(value, dict) else None
-
-
 def _name(section: Section) -> str:
     return next(str(value) for name in _NAMES if (value := getattr(section, name, None)))
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
+    """Return a value that can be compared; a secret stays hidden."""
+    if isinstance(value, Section):
+        return PRESENT
     if isinstance(value, float) and value.is_integer():
         return int(value)  # 30 and 30.0 are equal
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def _shown(value: Any) -> Any:
+    """Return a value for the hash, which shows no secret."""
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
 def _text(value: Any) -> str | None:
     """Return a short text without secrets, or None for an absent value."""
-    if value is None or value == ():
+    if value is None:
         return None
-    if isinstance(value, Section):
-        return PRESENT
     if isinstance(value, SecretStr):
         return SECRET
-    text = json.dumps(_plain(value)) if isinstance(value, tuple | bool) else str(_plain(value))
+    text = json.dumps(value) if isinstance(value, tuple | bool) else str(value)
     return text if len(text) <= CHARACTERS_MAX else f"{text[:CHARACTERS_MAX]}..."

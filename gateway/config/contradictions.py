@@ -22,17 +22,10 @@ _UNIQUE: Final = {
 """Lists of sections, and the field that is unique in each."""
 
 
-class _UniqueNames:
-    """Names of one kind, and the first place of each."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.first: dict[str, Loc] = {}
-
-    def add(self, name: str, loc: Loc, advice: str = "") -> Contradictions:
-        first = self.first.setdefault(name, loc)
-        if first != loc:
-            yield loc, f"the same {self.kind} as {path_of(first)}{advice}"
+def _repeated(first: dict[str, Loc], name: str, loc: Loc, kind: str, advice: str = "") -> Contradictions:
+    """Note the place of a name; a name that has a place already is a contradiction."""
+    if first.setdefault(name, loc) != loc:
+        yield loc, f"the same {kind} as {path_of(first[name])}{advice}"
 
 
 def path_of(loc: Loc) -> str:
@@ -43,13 +36,13 @@ def path_of(loc: Loc) -> str:
 def contradictions(config: Config) -> Contradictions:
     """Yield the place and the reason of every contradiction."""
     for section, field in _UNIQUE.items():
-        names = _UniqueNames(field)
+        names: dict[str, Loc] = {}
         for number, one in enumerate(getattr(config, section)):
-            yield from names.add(getattr(one, field), (section, number, field))
-    hashes = _UniqueNames("key")
+            yield from _repeated(names, getattr(one, field), (section, number, field), field)
+    hashes: dict[str, Loc] = {}
     for t, tenant in enumerate(config.tenants):
         for k, key in enumerate(tenant.keys):
-            yield from hashes.add(key.hash, ("tenants", t, "keys", k, "hash"))
+            yield from _repeated(hashes, key.hash, ("tenants", t, "keys", k, "hash"), "key")
     if not config.tenants and not config.open_access and not config.issues_keys:
         yield ("tenants",), "is empty: nobody could call; add a tenant, or set open_access: true"
     yield from _address_contradictions(config)
@@ -82,25 +75,25 @@ def _address_contradictions(config: Config) -> Contradictions:
 
 
 def _pool_contradictions(config: Config) -> Contradictions:
-    models, urls, names = _UniqueNames("model"), _UniqueNames("url"), _UniqueNames("backend name")
+    models, urls, names = dict[str, Loc](), dict[str, Loc](), dict[str, Loc]()
     each_address: set[str] = set()
     for p, pool in enumerate(config.pools):
         if pool.start_s_max and not pool.models:
             why = "needs `models`: while no engine runs, nothing else says what is served"
             yield ("pools", p, "start_s_max"), why
         for m, model in enumerate(pool.models):
-            yield from models.add(model, ("pools", p, "models", m), ": a model belongs to one pool")
+            yield from _repeated(models, model, ("pools", p, "models", m), "model", ": a model belongs to one pool")
         for b, backend in enumerate(pool.backends):
             loc: Loc = ("pools", p, "backends", b)
-            repeated = list(urls.add(backend.url, (*loc, "url")))
+            repeated = list(_repeated(urls, backend.url, (*loc, "url"), "url"))
             yield from repeated
             is_named = "name" in backend.model_fields_set
             if is_named or not repeated:
                 place = (*loc, "name" if is_named else "url")
-                yield from names.add(backend.name, place, ": give one of them another name")
+                yield from _repeated(names, backend.name, place, "backend name", ": give one of them another name")
             if backend.each_address:
                 each_address.add(backend.name)
-    for name, loc in names.first.items():
+    for name, loc in names.items():
         if (first := name.rpartition("@")[0]) in each_address:
             yield loc, f"is the name of an engine of {first} (each_address); give it another name"
 

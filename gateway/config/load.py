@@ -91,8 +91,6 @@ class Overrides:
     """A number, or auto."""
     access_log: str | None = None
     log_level: str | None = None
-    names: tuple[tuple[str, str], ...] = ()
-    """Hashes of keys and their tenants, without a file only: a file has `tenants`."""
 
     def over(self, data: dict[str, Any]) -> None:
         """Replace settings of the file. An invalid address is kept, to be reported."""
@@ -106,11 +104,6 @@ class Overrides:
         for field in ("workers", "access_log", "log_level"):
             if (value := getattr(self, field)) is not None:
                 data[field] = value
-        if self.names:
-            keys: dict[str, list[str]] = {}
-            for hashed, tenant in self.names:
-                keys.setdefault(tenant, []).append(hashed)
-            data["tenants"] = [{"name": tenant, "keys": hashes} for tenant, hashes in keys.items()]
 
 
 NO_OVERRIDES = Overrides()

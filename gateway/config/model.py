@@ -66,25 +66,25 @@ class PoolConfig(Section):
     name: Name
     """Name in metrics and logs; unique."""
     models: tuple[Name, ...] = Field(default=(), strict=False)
-    """Model names and aliases that clients may ask for. Empty: learned from the backends' /v1/models."""
+    """Model names that clients may ask for. Empty: learned from the backends' /v1/models."""
     backends: Annotated[tuple[BackendConfig, ...], AfterValidator(not_empty)] = Field(
         strict=False, json_schema_extra={"minItems": 1}
     )
     """The engines, at least one; no url twice."""
     fallback: Name | None = None
-    """A model of another pool that answers while no backend here is in service, queued requests included. Clients still
-    see the name that they asked for. Default: they are refused."""
+    """A model of another pool that answers while no backend here is in service, queued requests included. Clients see
+    the name that they asked for. Default: requests are refused."""
     start_s_max: float = Field(default=0, ge=0, le=86_400)
-    """Longest time that an engine takes to start. While no engine is in service, requests wait longer by this time, and
-    clients are told how long starts usually take. 0: they are refused at once."""
+    """Longest start of an engine. While no engine is in service, requests wait longer by this time, and clients are
+    told how long starts usually take. 0: requests are refused at once."""
     bytes_per_token: float | None = Field(default=None, gt=0, le=64)
-    """Initial number of prompt bytes per token; the true ratio is learned from the engines' usage reports."""
+    """Initial prompt bytes per token; the true ratio is learned from usage reports."""
     tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
-    """Exact prompt counts: the path of a tokenizer.json, or tiktoken:ENCODING. Default: the learned ratio."""
+    """Exact prompt counts by a tokenizer.json, or tiktoken:ENCODING. Default: the learned ratio."""
     isolate_caches: Isolation = "where_possible"
-    """Separate tenants in the engines' prefix caches, by a cache_salt: otherwise a tenant can tell by the time to the
-    first token what others have asked. where_possible: engines that ignore salts serve, and tenants share their caches;
-    require: such engines get no requests; never: tenants share all caches."""
+    """Separate tenants in prefix caches by a cache_salt: otherwise the time to the first token tells what others have
+    asked. where_possible: engines that ignore salts serve, with shared caches; require: such engines get no requests;
+    never: tenants share all caches."""
     capacity: CapacityConfig = CapacityConfig()
     """How full the engines are kept."""
 
@@ -100,8 +100,8 @@ class TenantConfig(Grouped):
     name: Name
     """Name in metrics and logs; unique."""
     keys: tuple[Annotated[KeyConfig, bare_text_is("hash", str | KeyConfig)], ...] = Field(default=(), strict=False)
-    """Hashes of the tenant's keys. Empty: a key is minted and printed at every start, unless keys can be created at run
-    time (`usage`, or `state` in Redis)."""
+    """Hashes of the tenant's keys. Empty: a key is created and printed at every start, unless keys can be created at
+    run time (`usage`, or `state` in Redis)."""
     quota: ModelQuotasConfig | None = None
     """The tenant's limits at any time, in place of the common ones."""
     users: tuple[UserConfig, ...] = Field(default=(), strict=False, max_length=1000)
@@ -112,21 +112,21 @@ class Config(Section):
     """The configuration of one fairgate gateway."""
 
     listen: Annotated[str | tuple[str, ...], BeforeValidator(checked_addresses)] = LISTEN
-    """host:port for clients, or a list of them; port 0 takes a free one. [::]:8080 listens to IPv6 and IPv4."""
+    """host:port for clients, or a list of them; port 0: a free one. [::]:8080 listens to IPv6 and IPv4."""
     tls: ListenerTlsConfig | None = None
     """TLS for clients, in place of plain HTTP. Default: none, for loopback or behind a proxy that speaks TLS."""
     trusted_proxies: tuple[NetworkName, ...] = Field(default=(), strict=False)
-    """Addresses or networks of load balancers that are trusted to name their clients' addresses (`forwarded`, else
-    `x-forwarded-for`), such as 10.0.0.0/8."""
+    """Load balancers, such as 10.0.0.0/8, that are trusted to name their clients' addresses (`forwarded`, else
+    `x-forwarded-for`)."""
     cors_origins: Annotated[tuple[Origin, ...], AfterValidator(unique)] = Field(default=(), strict=False)
-    """Origins of web pages that may call, such as https://chat.example.com; * for any. None by default."""
+    """Origins of web pages that may call, such as https://chat.example.com; * for any."""
     routes: tuple[RouteConfig, ...] = Field(default=(), strict=False)
     """Paths for clients beyond the known inference routes."""
     admin: Address = ADMIN
     """host:port for /health, /ready, /metrics, /explain, /state, /config, /usage and /keys. Not for clients."""
     admin_token: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
-    """Bearer token for `admin`, except for /health and /ready. Write ${NAME} to take it from the environment. Default:
-    none, for loopback only."""
+    """Bearer token for `admin`, except for /health and /ready; ${NAME}: from the environment. Default: none, for
+    loopback only."""
     open_access: bool = False
     """Accept any key: each distinct key is its own tenant of weight 1."""
     policy: Annotated[PolicyConfig, bare_text_is("name", PolicyName | PolicyConfig)] = PolicyConfig()
@@ -136,17 +136,17 @@ class Config(Section):
     )
     """Engines by the models they serve. A model belongs to one pool."""
     aliases: dict[Name, Name] = Field(default={})
-    """Other names of models: the name for clients, and the name for the engines. Answers have the former."""
+    """Names for clients, each with the engines' name of the model. Answers carry the client's name."""
     groups: tuple[GroupConfig, ...] = Field(default=(), strict=False)
-    """Tenants that share a part of each pool, and groups of such groups; none by default."""
+    """Groups of tenants, or of groups, that share a part of each pool."""
     tenants: tuple[TenantConfig, ...] = Field(default=(), strict=False)
-    """Parties that share the engines; may be empty with open_access only."""
+    """Parties that share the engines; needed unless open_access is set."""
     jwt: tuple[IssuerConfig, ...] = Field(default=(), strict=False, max_length=100)
-    """Issuers whose signed tokens are taken beside keys. Default: none."""
+    """Issuers whose signed tokens are accepted beside keys."""
     interactions: InteractionsConfig = InteractionsConfig()
     """How the calls of one answer are recognised, and how long they are exempt from refusal."""
     apps: tuple[AppConfig, ...] = Field(default=(), strict=False)
-    """Exceptions for some apps; others follow the common rules."""
+    """Exceptions for some apps."""
     overload: OverloadConfig = OverloadConfig()
     """When throttling begins and ends."""
     throttle: ThrottleConfig = ThrottleConfig()
@@ -154,41 +154,39 @@ class Config(Section):
     quota: ModelQuotasConfig = ModelQuotasConfig()
     """Limits of every tenant at any time; none by default."""
     calendar: Annotated[str, AfterValidator(checked_zone)] | None = None
-    """A time zone, such as Europe/Berlin: limits per day and month hold in its calendar days and months. Default: they
-    hold in any 24 hours and any 30 days."""
+    """Time zone, such as Europe/Berlin, whose calendar days and months limits follow. Default: any 24 hours, any 30
+    days."""
     workers: Annotated[int, BeforeValidator(no_text)] = Field(
         default=1, ge=1, le=WORKERS_MAX, json_schema_extra=or_auto
     )
-    """Processes that serve the address as one gateway: they share every engine and every limit. auto: one for each core
-    that this process may use."""
+    """Processes that serve as one gateway, with shared engines and limits. auto: one for each usable core."""
     state: Annotated[StateConfig, bare_text_is("url", str | StateConfig)] = Field(
         default=StateConfig(), json_schema_extra={"default": "memory"}
     )
-    """Where replicas share their state: memory (nowhere), or the url of a Redis."""
+    """Store that replicas share: memory (none), or the url of a Redis."""
     state_file: str | None = Field(default=None, min_length=1)
-    """A file that keeps the learned state of apps over restarts. Default: it is learned anew each time."""
+    """File that keeps the learned state of apps over restarts."""
     usage: Annotated[UsageConfig, bare_text_is("url", str | UsageConfig)] | None = None
-    """Database of usage and keys: the path of a SQLite file, or postgresql://... Default: none."""
+    """Database of usage and keys: the path of a SQLite file, or postgresql://..."""
     batches: BatchesConfig = BatchesConfig()
     """Bounds on a tenant's files and batches. Batches need `usage`."""
     memory_max: Annotated[int, BeforeValidator(no_text)] = Field(
         default=MEMORY_MAX, ge=MEMORY_MAX_LEAST, le=1 << 50, json_schema_extra=auto_by_default
     )
-    """Memory of a process, whatever clients send: all bounds follow from it (docs/reference/memory.md). Each worker has
-    as much. auto: the container's limit less an eighth for the kernel, divided among the workers; without a container 2
-    GiB each, and at most half of the machine."""
+    """Memory of each worker, whatever clients send (docs/reference/memory.md). auto: the container's limit less an
+    eighth for the kernel, divided among the workers; without a container 2 GiB each, at most half of the machine."""
     limits: Limits = Limits()
     """Bounds on queues, buffers and waits."""
     drain_s: float = Field(default=30, ge=0, le=86_400)
     """Time for running requests to end after SIGTERM."""
     access_log: str = Field(default="stdout", min_length=1)
-    """Destination of the access log, a line per request: stdout, off, or the path of a file."""
+    """Destination of the access log: stdout, off, or the path of a file."""
     tracing: Annotated[TracingConfig, bare_text_is("endpoint", str | TracingConfig)] | None = None
-    """Destination of OpenTelemetry spans. Default: none; `traceparent` is passed on unchanged."""
+    """Destination of OpenTelemetry spans. Default: none; `traceparent` passes unchanged."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level of the gateway's own messages, which go to standard error."""
+    """Lowest level of messages on standard error."""
     debug_headers: bool = False
-    """Answer with x-fairgate-* headers that describe how the request was scheduled."""
+    """Add x-fairgate-* headers to answers that say how the request was scheduled."""
 
     @property
     def tree(self) -> Tree:

@@ -86,7 +86,7 @@ def settings_from(struct: type) -> Callable[[type[S]], type[S]]:
 
 def with_class(section: type[S]) -> type[S]:
     """Add the field `class`, a name that Python's syntax does not allow (`can_wait`)."""
-    doc = "batch: it can wait, and gets what other work leaves (docs/batches.md)."
+    doc = "batch: served when other work leaves room (docs/batches.md)."
     fields: dict[str, Any] = {"class": (Literal["interactive", "batch"], Field(default="interactive", description=doc))}
     return create_model(
         section.__name__, __base__=section, __doc__=section.__doc__, __module__=section.__module__, **fields

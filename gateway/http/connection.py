@@ -294,9 +294,7 @@ class Connection(asyncio.Protocol):
             request = self._server.unread_request(self._peer, self._reader.path, origin)
         if self._server.on_refused is not None:
             self._server.on_refused(request, error)
-        responder = Responder(self, self._outlet, request.method, False, keep_alive=False)
-        responder.more_fields = request.answer_fields
-        self._state = _ANSWER
+        responder = self._new_responder(request, keep_alive=False)
         headers = [*error.headers(), (b"x-request-id", request.id.encode())]
         responder.respond(error.status, headers, error.body(dialect_of(self._reader.path)))
 

@@ -13,7 +13,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
-from socket import AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, SO_LINGER, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, socket
+from socket import AF_INET6, SO_LINGER, SOL_SOCKET, create_server, socket
 from typing import Any, Final
 
 # A socket is `Any` here: uvloop has its own kind.
@@ -54,26 +54,16 @@ def listening(what: str, address: tuple[str, int], field: str, option: str) -> I
         raise OSError(message) from error
 
 
-def listener(family: int, address: Any, *options: int) -> socket:
-    """Return a socket that listens at an address. `ALL_FAMILIES` includes IPv4, whatever the system's default."""
-    made = socket(family, SOCK_STREAM)
-    for option in options:
-        made.setsockopt(SOL_SOCKET, option, 1)
-    if family == AF_INET6:
-        made.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, address[0] != ALL_FAMILIES)
-    try:
-        made.bind(address)
-    except OSError:
-        made.close()
-        raise
-    made.listen(_BACKLOG)
-    made.setblocking(False)
-    return made
+def listener(family: int, address: Any, *, is_shared: bool = False) -> socket:
+    """Return a socket that listens at an address. `ALL_FAMILIES` includes IPv4, whatever the system's default.
+    `is_shared`: other sockets may listen at the same port."""
+    is_dual = address[0] == ALL_FAMILIES
+    return create_server(address, family=family, backlog=_BACKLOG, reuse_port=is_shared, dualstack_ipv6=is_dual)
 
 
 def listener_of_all_families(host: str, port: int) -> socket | None:
     """Return a listening socket if the host is `ALL_FAMILIES`, else None: asyncio's own would listen to IPv6 alone."""
-    return listener(AF_INET6, (host, port), SO_REUSEADDR) if host == ALL_FAMILIES else None
+    return listener(AF_INET6, (host, port)) if host == ALL_FAMILIES else None
 
 
 def waiting_connections(listener: int) -> list[socket]:

@@ -118,7 +118,7 @@ class MintedKey:
 
 
 @dataclass(frozen=True, slots=True)
-class KeysRead:
+class KeyHolders:
     """Tenants and groups by name, principals by the digests of their keys, and minted keys."""
 
     tenants: dict[str, TenantConfig]
@@ -147,8 +147,6 @@ class Keyring:
         self._revoked: Set[bytes] = frozenset()
         self._failed = LeakyCounts(WRONG_KEYS_PER_S, WRONG_KEYS_AT_ONCE_MAX, members_max=guessers_max)
         """Wrong keys by the address that sent them."""
-        self._uses: dict[bytes, float] = {}
-        """Last uses of known keys, in seconds since the epoch, since the last `take_uses`."""
         self._used_from: dict[bytes, str] = {}
         """Address of each key's last use."""
         self._tenants: dict[str, TenantConfig] = {}
@@ -166,12 +164,12 @@ class Keyring:
         """Number of configs taken over."""
         self.take_over(self.read(tenants, groups), open_access=open_access)
 
-    def read(self, tenants: Sequence[TenantConfig], groups: Sequence[GroupConfig] = ()) -> KeysRead:
+    def read(self, tenants: Sequence[TenantConfig], groups: Sequence[GroupConfig] = ()) -> KeyHolders:
         """Read from the config who holds which key, for `take_over`. Works in any thread, since there may be many keys.
 
         A tenant keeps its minted key until the config names one.
         """
-        read = KeysRead({one.name: one for one in tenants}, {one.name: one for one in groups}, {}, [])
+        read = KeyHolders({one.name: one for one in tenants}, {one.name: one for one in groups}, {}, [])
         known = {one.tenant: one for one in self.minted}
         for tenant in tenants:
             keys = tenant.keys
@@ -183,7 +181,7 @@ class Keyring:
                 read.principals[_digest(key)] = Principal.of(tenant, key)
         return read
 
-    def take_over(self, read: KeysRead, *, open_access: bool) -> None:
+    def take_over(self, read: KeyHolders, *, open_access: bool) -> None:
         """Replace the tenants and their keys. The `revision` changes, so the `Follower` reads all issued keys again."""
         self._open_access = open_access
         if not self._tenants.keys() <= read.tenants.keys():
@@ -229,11 +227,6 @@ class Keyring:
         known = (*self._principals.values(), *self._issued.values())
         _log("has expired", [one for one in known if since_s <= one.expires_s < until_s])
 
-    def take_uses(self) -> dict[bytes, float]:
-        """Return when known keys were last used since the last call, in seconds since the epoch, by their digests."""
-        uses, self._uses = self._uses, {}
-        return uses
-
     def takes(self, principal: Principal) -> bool:
         """Return whether the key of a request is still accepted, since it may be revoked while the request waits."""
         digest = principal.digest
@@ -273,8 +266,6 @@ class Keyring:
                 self._moved(digest, address)
             if (error := expired(principal, unix_s)) is not None:
                 raise error
-            if not principal.issuer:
-                self._uses[digest] = unix_s
             return principal
         if self.tokens is not None and key is not None and key.startswith(JSON_OBJECT) and not is_revoked:
             return self._of_token(self.tokens, key, digest, address)

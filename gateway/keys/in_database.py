@@ -6,7 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, USED_MAX, KeyTable, TableFull, log_left_out
+from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, KeyTable, TableFull, log_left_out
 from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
 
@@ -16,15 +16,6 @@ _MARK = "INSERT INTO fairgate_notes VALUES ('keys', %s) ON CONFLICT (name) DO UP
 _NOTE = "INSERT INTO fairgate_keys VALUES (%s, %s) ON CONFLICT (hash) DO UPDATE SET entry = excluded.entry"
 _FORGET = "DELETE FROM fairgate_keys WHERE hash = %s"
 _COUNT = "SELECT COUNT(*) FROM fairgate_keys"
-_USED = (
-    "INSERT INTO fairgate_key_uses VALUES (%s, %s) ON CONFLICT (hash) DO UPDATE SET used_s = excluded.used_s "
-    "WHERE fairgate_key_uses.used_s < excluded.used_s"
-)
-_USES = "SELECT hash, used_s FROM fairgate_key_uses ORDER BY used_s DESC LIMIT %s"
-_FORGET_USE = "DELETE FROM fairgate_key_uses WHERE hash = %s"
-_FORGET_USES = "DELETE FROM fairgate_key_uses WHERE used_s < %s"
-USES_KEPT_S = 400 * 86_400
-"""Seconds for which a last use is kept. Uses of keys that never were in the table are deleted only by this limit."""
 _ENTRY = "SELECT entry FROM fairgate_keys WHERE hash = %s"
 _PAGE = "SELECT hash, entry FROM fairgate_keys WHERE hash > %s ORDER BY hash LIMIT %s OFFSET %s"
 
@@ -60,10 +51,7 @@ class DatabaseKeys(KeyTable):
     async def note(self, changes: Mapping[str, str | None]) -> None:
         def written(database: Database) -> None:
             with database.transaction() as step:
-                for key_hash, noted in changes.items():
-                    step.do(_FORGET, (key_hash,))
-                    if noted is None:
-                        step.do(_FORGET_USE, (key_hash,))
+                step.do_each(_FORGET, [(key_hash,) for key_hash in changes])
                 for key_hash, noted in changes.items():
                     if noted is not None:
                         step.do(_NOTE, (key_hash, noted))
@@ -73,20 +61,6 @@ class DatabaseKeys(KeyTable):
                 step.do(_MARK, (secrets.token_hex(8),))
 
         await self._database.do(written)
-
-    async def note_uses(self, uses: Mapping[str, int]) -> None:
-        def written(database: Database) -> None:
-            with database.transaction() as step:
-                step.do_each(_USED, sorted(uses.items()))
-                step.do(_FORGET_USES, (max(uses.values()) - USES_KEPT_S,))
-
-        await self._database.do(written)
-
-    async def uses(self) -> dict[str, int]:
-        found = await self._rows(_USES, ENTRIES_READ_MAX)
-        return {
-            name: at_s for name, at_s in found if isinstance(name, str) and type(at_s) is int and 0 <= at_s < USED_MAX
-        }
 
     async def _one(self, statement: str, *values: object) -> bytes | None:
         rows = await self._rows(statement, *values)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Mapping
-from typing import Annotated
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import msgspec
-from pydantic_core import PydanticCustomError
 
-from gateway.config.checks import checked_name
-from gateway.config.model import Config
-from gateway.config.section import can_wait
 from gateway.config.sections.keys import KeyConfig
 from gateway.keys.identity import Keyring, Principal
 from gateway.storage.store_errors import StoreError, StoreUnavailable
@@ -29,11 +24,8 @@ ENTRIES_READ_MAX = 2 * KEYS_MAX
 entry is kept in memory. Twice as many, since a scan may show an entry again while Redis enlarges the table.
 """
 POLL_S = 0.5
-CLOSE_S = 1.0
-USED_MAX = 10**10
-"""Bound on times of use, in seconds since the epoch, some centuries from now: other programs can write there, too."""
-USES_S = 30.0
-"""Seconds between two notes of when keys were last used."""
+EXPIRED_S = 30.0
+"""Seconds between two looks for keys that have expired."""
 REVOKED = ""
 """Entry of a revoked key."""
 _HASH = re.compile(rb"sha256:[0-9a-f]{64}")
@@ -43,36 +35,10 @@ class TableFull(StoreError):
     """A refusal of the table to hold more keys."""
 
 
-NAMES_MAX = 1000
-"""Limit on the apps, and on the models, of one key. Beyond it each name would be a fault of its own in `KeyConfig`."""
-NAMED_MAX = 20
-"""Limit on the names in one message."""
-_Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=NAMES_MAX)]
-_PerModel = Annotated[dict[str, dict[str, int]], msgspec.Meta(max_length=NAMES_MAX)]
-
-
-class _Entry(msgspec.Struct, omit_defaults=True):
-    tenant: str
-    expires: str | None = None
-    apps: _Names | None = None
-    models: _Names | None = None
-    weight: float | None = None
-    label: str | None = None
-    created: str | None = None
-    can_wait: bool = False
-    quota: dict[str, int | _PerModel] | None = None
-    counted_as: str | None = None
-
-
-_TERMS = ("expires", "apps", "models", "weight", "label", "created", "quota", "counted_as")
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_Entry).decode
-
-
 def entry(tenant: str, key: KeyConfig) -> str:
     """Serialize a key: its tenant and any terms that are set."""
-    terms = key.model_dump(include={*_TERMS}, exclude_unset=True, exclude_none=True)
-    return _encode(_Entry(tenant, **terms, can_wait=can_wait(key))).decode()
+    terms = key.model_dump(mode="json", exclude={"hash"}, exclude_unset=True, exclude_none=True)
+    return msgspec.json.encode({"tenant": tenant, **terms}).decode()
 
 
 def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
@@ -80,84 +46,17 @@ def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
     if not noted:
         return "", KeyConfig(hash=key_hash.decode())
     try:
-        found = _decode(noted)
+        terms = msgspec.json.decode(noted, type=dict[str, Any])
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not found.tenant:
+    tenant = terms.pop("tenant", None)
+    if not isinstance(tenant, str) or not tenant:
         raise ValueError("it names no tenant")
-    terms = {name: getattr(found, name) for name in _TERMS}
-    present = {name: value for name, value in terms.items() if value is not None}
-    if found.can_wait:
-        present["class"] = "batch"
-    return found.tenant, KeyConfig.model_validate({"hash": key_hash.decode(), **present})
-
-
-def nobody_of(config: Config, tenant: str, key: KeyConfig) -> str | None:
-    """Return why no gateway of this config would accept a key of this tenant; None if they would."""
-    try:
-        checked_name(tenant)
-    except PydanticCustomError:
-        return "can have no tenant whose name is not 1 to 128 characters without spaces"
-    if key.weight is None and tenant not in [each.name for each in config.tenants]:
-        return f"has no tenant named {tenant!r}, and the key brings no weight"
-    return None
-
-
-def unfit(
-    config: Config, key: KeyConfig, unix_s: float, models: Collection[str] | None = None
-) -> tuple[str, str] | None:
-    """Return the term of a new key that can never be of use, and why; None if there is none.
-
-    `models`: the models served now; None for the models of the config, if every pool names its models. Apps are checked
-    if the config has `apps`.
-    """
-    if key.expires_s <= unix_s:
-        return "expires", f"{key.expires} is past"
-    if models is None and all(pool.models for pool in config.pools):
-        models = [*(model for pool in config.pools for model in pool.models), *config.aliases]
-    engines = [model for model in models or () if model not in config.aliases]
-    terms = [("models", model, models) for model in key.models or ()]
-    terms += [("quota", model, engines) for model in (key.quota.per_model if key.quota is not None else ())]
-    for term, model, served in terms:
-        if served and model not in served:
-            known = ", ".join(sorted(served)[:NAMED_MAX])
-            return (
-                term,
-                f"no pool serves {model!r}; there are: {known}. Name a new one under `models` of its pool first",
-            )
-    of_keys = (app for tenant in config.tenants for each in tenant.keys for app in each.apps)
-    apps = {"default", *(app.name for app in config.apps), *of_keys}
-    for app in key.apps:
-        if config.apps and app not in apps:
-            known = ", ".join(sorted(apps)[:NAMED_MAX])
-            return "apps", f"the config has no app {app!r} under `apps`; there are: {known}. Name a new one there first"
-    return None
-
-
-def in_words(tenant: str, key: KeyConfig) -> str:
-    """Describe a key's tenant and terms for people."""
-    words = [tenant]
-    if key.expires is not None:
-        words.append(f"until={key.expires}")
-    if key.apps != KeyConfig.model_fields["apps"].default:
-        words.append(f"apps={','.join(key.apps)}")
-    if key.models is not None:
-        words.append(f"models={','.join(key.models)}")
-    if key.weight is not None:
-        words.append(f"weight={key.weight:g}")
-    if can_wait(key):
-        words.append("class=batch")
-    if key.quota is not None:
-        words.append(f"quota={key.quota.model_dump_json(exclude_unset=True, exclude_none=True)}")
-    if key.label is not None:
-        words.append(f"label={json.dumps(key.label, ensure_ascii=False)}")
-    if key.created is not None:
-        words.append(f"created={key.created}")
-    return " ".join(words)
+    return tenant, KeyConfig.model_validate({**terms, "hash": key_hash.decode()})
 
 
 class KeyTable(ABC):
-    """A table from the hash of a key to its entry and its last use. All methods raise StoreUnavailable."""
+    """A table from the hash of a key to its entry. All methods raise StoreUnavailable."""
 
     place: str
     """Kind of store that has the table: redis or database."""
@@ -178,14 +77,6 @@ class KeyTable(ABC):
     async def note(self, changes: Mapping[str, str | None]) -> None:
         """Replace the entries of these keys in one step; None deletes an entry. Raise TableFull."""
 
-    @abstractmethod
-    async def note_uses(self, uses: Mapping[str, int]) -> None:
-        """Note when these keys were last used, in seconds since the epoch."""
-
-    @abstractmethod
-    async def uses(self) -> dict[str, int]:
-        """Return when keys were last used, in seconds since the epoch, as far as that is known."""
-
     async def issue(self, key: KeyConfig, tenant: str) -> None:
         """Give a key to a tenant. Every replica accepts it within a second. Raise TableFull."""
         await self.note({key.hash: entry(tenant, key)})
@@ -197,21 +88,6 @@ class KeyTable(ABC):
     async def forget(self, key_hash: str) -> None:
         """Delete the entry of a key, as if the key had never been issued or revoked."""
         await self.note({key_hash: None})
-
-
-async def take_back(table: KeyTable, key_hash: str, *, is_named: bool) -> bool:
-    """Revoke a key. Return False, and change nothing, if neither the table nor the config knows the key.
-
-    A table that was never written may be one that vanished, so a key is noted there as revoked nonetheless. Raises as
-    `KeyTable` does.
-    """
-    if is_named or (_HASH.fullmatch(key_hash.encode()) and await table.changed() is None):
-        await table.revoke(key_hash)
-        return True
-    if await table.entry(key_hash) is None:
-        return False
-    await table.forget(key_hash)
-    return True
 
 
 class Follower:
@@ -227,9 +103,6 @@ class Follower:
         self._revision = keyring.revision
         self.has_read = False
         """Whether the keyring has learned the table once."""
-        self._uses: dict[str, int] = {}
-        """Last uses of keys that are not in the table yet."""
-        self._noted_s = time.monotonic()
         self._looked_s = time.time()
         """Time until which expired keys have been logged, in seconds since the epoch."""
 
@@ -247,27 +120,10 @@ class Follower:
             # Read again if it changed meanwhile, since the scan may have missed a part of that change.
             self._known = changed if changed == await table.changed() else b""
         self.has_read = True
-        if time.monotonic() - self._noted_s >= USES_S:
+        if time.time() - self._looked_s >= EXPIRED_S:
             before_s, self._looked_s = self._looked_s, time.time()
             keyring.log_expired(before_s, self._looked_s)
-            await self.note_uses()
         await asyncio.sleep(POLL_S)
-
-    async def close(self) -> None:
-        """Note the last uses within CLOSE_S, or log that they are lost."""
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await self.note_uses()
-        except (StoreError, TimeoutError) as error:
-            logger.warning("when keys were last used is not noted: %s", error)
-
-    async def note_uses(self) -> None:
-        """Note when keys were last used, as far as it is not in the table yet."""
-        self._noted_s = time.monotonic()
-        self._uses.update((f"sha256:{digest.hex()}", int(at_s)) for digest, at_s in self._keyring.take_uses().items())
-        if self._uses:
-            await self._table.note_uses(self._uses)
-            self._uses = {}
 
 
 def log_left_out(where: str) -> None:

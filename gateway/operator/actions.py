@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
 
-from gateway.operator.operated import Operated
-from gateway.telemetry.ends import Mark
+from gateway.operator.operated import OperatedGateway
 
 
-def changing_routes(gateway: Operated) -> list[web.RouteDef]:
+def changing_routes(gateway: OperatedGateway) -> list[web.RouteDef]:
     """Return the changing routes of the admin listener, whose guard checks the caller (`gateway.operator.guard`)."""
 
     async def reload(request: web.Request) -> web.Response:
@@ -32,15 +30,13 @@ def changing_routes(gateway: Operated) -> list[web.RouteDef]:
     ]
 
 
-def _drained(gateway: Operated, request: web.Request, *, drained: bool) -> web.Response:
+def _drained(gateway: OperatedGateway, request: web.Request, *, drained: bool) -> web.Response:
     name = request.match_info["backend"]
     for pool in gateway.pools:
         backend = pool.backends.get(name)
         if backend is None or backend.leaving:
             continue
         pool.drain(backend, drained)
-        word = "drained" if drained else "resumed"
-        gateway.recent.marks.append(Mark(time.monotonic(), f"{name} {word}", pool.name))
         engine = pool.dispatcher.engine
         answer: dict[str, Any] = {
             "backend": name,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -16,9 +15,9 @@ from gateway.operator.actions import changing_routes
 from gateway.operator.explain import explain
 from gateway.operator.guard import guard
 from gateway.operator.key_routes import key_routes
-from gateway.operator.operated import Operated
+from gateway.operator.operated import OperatedGateway
 from gateway.operator.page.files import page
-from gateway.operator.snapshots.feed import Feed
+from gateway.operator.pool_metrics import PoolGauges
 from gateway.operator.snapshots.snapshot import encoded, snapshot_of
 from gateway.operator.snapshots.state_document import state
 from gateway.operator.usage_routes import usage_routes
@@ -40,27 +39,24 @@ def admin_runner(app: web.Application) -> web.AppRunner:
     return web.AppRunner(app, access_log=None, logger=logger)
 
 
-def admin_app(gateway: Operated) -> web.Application:
+def admin_app(gateway: OperatedGateway) -> web.Application:
     """Return the app of the admin listener of one process. Its requests are never queued.
 
     The guard asks for `admin_token`. Without a token the listener belongs on loopback, and there it answers only
     requests whose Host is an address of this machine.
     """
-    source = gateway.replicas or gateway
-    feed = Feed(source)
     app = web.Application(middlewares=[guard(lambda: gateway.config)])
-    app.add_routes([*_own(gateway), web.get("/events", feed.events), *views(source), *page()])
-    app.on_shutdown.append(feed.close)
+    app.add_routes([*_own(gateway), *views(gateway.replicas or gateway), *page()])
     return app
 
 
-def worker_app(gateway: Operated) -> web.Application:
+def worker_app(gateway: OperatedGateway) -> web.Application:
     """Return the app by which a worker answers its hub, which asks all workers (`gateway.operator.of_workers`)."""
 
     async def snapshot(request: web.Request) -> web.Response:
         """Return a snapshot, of all replicas if there are others, and the ends that the hub lacks: it has `ends`."""
         source = gateway.replicas or gateway
-        found = await source.snapshot(with_running="running" in request.query, of=request.query.get("of", ""))
+        found = await source.snapshot()
         recent = source.recent
         return web.Response(body=encoded(found, recent.latest_after(int(request.query["ends"])), recent.count))
 
@@ -69,21 +65,19 @@ def worker_app(gateway: Operated) -> web.Application:
     return app
 
 
-def _own(gateway: Operated) -> list[web.RouteDef]:
+def _own(gateway: OperatedGateway) -> list[web.RouteDef]:
     """Return the routes by which one process answers for itself."""
+    gauges = PoolGauges(gateway.metrics)
 
     async def readiness(request: web.Request) -> web.Response:
         return ready(gateway.not_ready(), gateway.state(), gateway.faults())
 
     async def metrics(request: web.Request) -> web.Response:
-        gateway.gauges.read(gateway.pools, gateway.shared.interactions)
-        gateway.gauges.read_exchanges(gateway.exchanges, gateway.news)
-        gateway.gauges.read_quotas(gateway.shared.quotas, time.monotonic())
-        gateway.gauges.read_groups(gateway.config)
-        summed_up = state(snapshot_of(gateway, with_running=True), gateway.recent)
+        gauges.read(gateway)
+        summed_up = state(snapshot_of(gateway), gateway.recent)
 
         def rendered() -> bytes:
-            gateway.gauges.read_tenants(summed_up())
+            gauges.read_tenants(summed_up())
             return gateway.metrics.render()
 
         # Rendering takes long with many tenants, so it runs in a thread and delays no stream.

@@ -2,74 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
-from gateway.config.contradictions import Loc, path_of
+from gateway.config.changes import values_of
 from gateway.config.model import Config
-from gateway.config.sections.policy_choice import PolicyConfig, policy_settings
+from gateway.config.section import Section
+from gateway.config.sections.policy_choice import policy_settings
 
 VALUES_MAX: Final = 5000
 HIDDEN: Final = "(hidden)"
-HASH_CHARACTERS: Final = len("sha256:") + 8
-
-_Value = tuple[Loc, Any, bool]
-"""Path, value, and whether the config sets the value."""
+_HASH: Final = re.compile("(sha256:[0-9a-f]{8})[0-9a-f]+")
 
 
 def effective(config: Config) -> dict[str, Any]:
     """Return every value with its path. Secrets are hidden, and the hash of a key is shortened."""
-    values = _values(config, (), is_set=True)
-    rows = [
-        {"path": path_of(loc), "value": value, "from": "config" if is_set else "default"}
-        for loc, value, is_set in islice(values, VALUES_MAX)
-    ]
-    return {"values": rows, "values_left_out": sum(1 for _ in values)}
+    rows = _rows(config)
+    return {"values": list(islice(rows, VALUES_MAX)), "values_left_out": sum(1 for _ in rows)}
 
 
-def _values(section: BaseModel, loc: Loc, *, is_set: bool) -> Iterator[_Value]:
-    if isinstance(section, PolicyConfig):
-        yield from _of_policy(section, loc, is_set=is_set)
-        return
-    for field in type(section).model_fields:
-        value, place = getattr(section, field), (*loc, field)
-        own = is_set and field in section.model_fields_set
-        if isinstance(value, BaseModel):
-            yield from _values(value, place, is_set=own)
-        elif isinstance(value, tuple) and any(isinstance(each, BaseModel) for each in value):
-            for number, each in enumerate(value):
-                if isinstance(each, BaseModel):
-                    yield from _values(each, (*place, number), is_set=own)
-        elif isinstance(value, dict) and any(isinstance(each, BaseModel) for each in value.values()):
-            for name, each in value.items():
-                yield from _values(each, (*place, name), is_set=own)
-        else:
-            yield place, _plain(value, field), own
+def _rows(config: Config) -> Iterator[dict[str, Any]]:
+    policy = policy_settings(config.policy.name, config.policy.placement)
+    for path, value, is_set in values_of(config):
+        section, _, name = path.rpartition(".")
+        if section == "policy" and name not in ("name", "placement"):
+            if name not in policy:
+                continue
+            value = policy[name].default if value is None else value
+        if not isinstance(value, Section):
+            shown = _plain(value, name)
+            yield {"path": _HASH.sub(r"\1...", path), "value": shown, "from": "config" if is_set else "default"}
 
 
-def _of_policy(section: PolicyConfig, loc: Loc, *, is_set: bool) -> Iterator[_Value]:
-    """Yield the settings that this policy reads, with its own defaults."""
-    yield (*loc, "name"), section.name, is_set
-    yield (*loc, "placement"), section.placement, section.placement is not None
-    known = section.settings()
-    for name, one in policy_settings(section.name, section.placement).items():
-        yield (*loc, name), known.get(name, one.default), name in known
-
-
-def _plain(value: Any, field: str) -> Any:
+def _plain(value: Any, name: str) -> Any:
     if isinstance(value, SecretStr):
-        return _hidden_url(value.get_secret_value()) if field == "url" else HIDDEN
-    if isinstance(value, tuple):
-        return [_plain(each, field) for each in value]
-    if isinstance(value, dict):
-        return {name: _plain(each, field) for name, each in value.items()}
-    if field == "hash":
-        return f"{value[:HASH_CHARACTERS]}..."
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+        return _hidden_url(value.get_secret_value()) if name == "url" else HIDDEN
+    return _HASH.sub(r"\1...", value) if isinstance(value, str) else value
 
 
 def _hidden_url(url: str) -> str:

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
@@ -21,8 +20,14 @@ from gateway.config.model import Config
 from gateway.operator.guard import guard
 from gateway.operator.merged_metrics import merged
 from gateway.operator.page.files import page
-from gateway.operator.snapshots.feed import Feed
-from gateway.operator.snapshots.snapshot import NO_ANSWER, GatewaySnapshot, Gathered, decoded, grouped_by_text, state_of
+from gateway.operator.snapshots.snapshot import (
+    NO_ANSWER,
+    GatewaySnapshot,
+    SnapshotMerger,
+    decoded,
+    grouped_by_text,
+    state_of,
+)
 from gateway.operator.views import health, ready, views
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 
@@ -55,7 +60,7 @@ class Workers:
         `has_reloaded` is called after one worker has taken over a new config, so that the others follow.
         """
         self.config = config
-        self._gathered = Gathered(ends_max or ENDS_MAX * len(sockets))
+        self._gathered = SnapshotMerger(ends_max or ENDS_MAX * len(sockets))
         self.port = port
         self.has_reloaded = has_reloaded
         self._sockets = sockets
@@ -109,18 +114,17 @@ class Workers:
     def recent(self) -> RecentRequests:
         return self._gathered.recent
 
-    async def snapshot(self, *, with_running: bool = False, of: str = "") -> GatewaySnapshot:
-        running = ("&running" if with_running else "") + (f"&of={quote(of, safe='')}" if of else "")
+    async def snapshot(self) -> GatewaySnapshot:
         async with self._turn:  # In turn, so that each end is fetched once.
             known = self._gathered.known
-            asked = [f"/snapshot?ends={known[f'worker {index}']}{running}" for index in range(len(self._sockets))]
+            asked = [f"/snapshot?ends={known[f'worker {index}']}" for index in range(len(self._sockets))]
             if self.config.state.redis_url is None:
                 answers = await asyncio.gather(*(self.ask(index, path) for index, path in enumerate(asked)))
             else:
                 answers = [await self._of_replicas(asked)]
             found = [(one.name, *decoded(one.content)) for one in answers if one.status == 200]
             if not found:
-                return GatewaySnapshot(0.0, ["no worker answers"], None, self.port, [], [])
+                return GatewaySnapshot(0.0, ["no worker answers"], None, self.port, [])
             whole = self._gathered.take(found, [one.name for one in answers if one.status != 200])
         whole.port = self.port
         return whole
@@ -136,7 +140,7 @@ class Workers:
             if answer.status == 200:
                 known = self._gathered.known
                 if answer.name not in known or decoded(answer.content)[2] < known[answer.name]:
-                    self._gathered = Gathered(ENDS_MAX * len(self._sockets))
+                    self._gathered = SnapshotMerger(ENDS_MAX * len(self._sockets))
                 return answer
         return answer
 
@@ -212,7 +216,6 @@ class _Answers:
 def workers_app(workers: Workers) -> web.Application:
     """Return the admin app of a gateway with several workers."""
     answers = _Answers(workers)
-    feed = Feed(workers)
     app = web.Application(middlewares=[guard(lambda: workers.config)])
     app.add_routes(
         [
@@ -220,7 +223,6 @@ def workers_app(workers: Workers) -> web.Application:
             web.get("/ready", answers.ready),
             web.get("/metrics", answers.metrics),
             web.get("/explain/{id}", answers.one_knows),
-            web.get("/events", feed.events),
             web.post("/reload", answers.reload),
             web.post("/drain/{backend:.+}", answers.drain),
             web.post("/resume/{backend:.+}", answers.drain),
@@ -233,7 +235,6 @@ def workers_app(workers: Workers) -> web.Application:
             *page(),
         ]
     )
-    app.on_shutdown.append(feed.close)
     return app
 
 

@@ -10,7 +10,6 @@ from gateway.operator.snapshots.snapshot import GatewayProcess, SnapshotSource
 
 if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
-    from gateway.operator.pool_metrics import PoolGauges
     from gateway.pool.replication.news import NewsChannel
     from gateway.pool.replication.ticker import Exchanges
     from gateway.pool.shared import Shared
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Reloaded:
+class ReloadResult:
     """Result of a reload. `outcome`: changed, unchanged or refused. `why_not`: lines that say why it was refused."""
 
     outcome: str
@@ -30,14 +29,13 @@ class Reloaded:
 class Reloads(Protocol):
     """Runner of config reloads."""
 
-    async def run(self) -> Reloaded: ...
+    async def run(self) -> ReloadResult: ...
 
 
-class Operated(GatewayProcess, Protocol):
+class OperatedGateway(GatewayProcess, Protocol):
     """A gateway as the admin listener sees it."""
 
     metrics: Metrics
-    gauges: PoolGauges
     shared: Shared
     keys: KeyTable | None
     """Keys issued while the gateway runs; None if there is no table for them."""

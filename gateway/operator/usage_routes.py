@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
-from gateway.operator.operated import Operated
+from gateway.operator.operated import OperatedGateway
 from gateway.storage.store_errors import StoreError
 from gateway.usage.database import Database
 from gateway.usage.usage_report import BadQuestion, Question, read
 
 
-def usage_routes(gateway: Operated) -> list[web.RouteDef]:
+def usage_routes(gateway: OperatedGateway) -> list[web.RouteDef]:
     one_at_a_time = asyncio.Lock()
 
     async def usage(request: web.Request) -> web.Response:

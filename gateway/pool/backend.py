@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from math import inf
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,11 +14,12 @@ import aiohttp
 
 from backends.client.call import Receiver, UpstreamCall
 from backends.client.upstream import UpstreamPool
+from backends.control_client import ControlClient
 from backends.engines.adapter import UNREADABLE, Adapter
 from backends.engines.by_metrics import OpenAiAdapter
 from backends.engines.kinds import KINDS, RECOGNISED_PATH, recognise
 from backends.health import HealthState, ModelCard, Standstill, fetch_models, fetch_text, probe
-from backends.name_resolution import session_at
+from backends.simulated.simulated_server import SimulatedServer
 from backends.step_feed import StepFeed
 from backends.upstream_errors import UpstreamError
 from gateway.config.model import Config
@@ -42,11 +42,14 @@ TAKING_BODIES: Final = (b"POST ", b"PUT ", b"PATCH ")
 class Backend:
     """An engine. Changing a backend's URL or credentials creates a new `Backend`."""
 
-    def __init__(self, config: BackendConfig, url: str, limits: Config) -> None:
-        """Create a backend at `url`, which for a simulated engine is known only after its start."""
+    def __init__(
+        self, config: BackendConfig, url: str, limits: Config, embedded: SimulatedServer | None = None
+    ) -> None:
+        """Create a backend at `url`. `embedded`: the simulated engine in this process, which ends with the backend."""
         self.name = config.name or url
         self.url = url
         self.terms = terms_of(config, limits)
+        self._embedded = embedded
         self.drained = False
         """Has an operator drained the engine?"""
         self.leaving = False
@@ -60,7 +63,7 @@ class Backend:
         self.standstill = Standstill(limits.limits.upstream_silence_s / STANDSTILLS)
         self.models: dict[str, ModelCard] = {}
         self.tls = config.tls.context() if config.tls is not None else None
-        self._session = session_at(config.address) if config.address is not None else None
+        self._address = config.address
         self.upstream = UpstreamPool(
             self.name,
             url,
@@ -128,15 +131,15 @@ class Backend:
             head = b"%bcontent-length: %d\r\n" % (head, len(begun) + len(body))
         return self.upstream.send(b"%b%b%b" % (head, self._head_end, begun), body, receiver, is_fresh=is_fresh)
 
-    def session(self, usual: aiohttp.ClientSession) -> aiohttp.ClientSession:
-        """Return the session for probes and scrapes: `usual`, or one bound to the engine's own address."""
-        return self._session or usual
+    def control_client(self, session: aiohttp.ClientSession) -> ControlClient:
+        """Return the client for probes and scrapes, on this session."""
+        return ControlClient(self.url, session, api_key=self.api_key, tls=self.tls, address=self._address)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and end an embedded engine."""
         await self.upstream.close()
-        if self._session is not None:
-            await self._session.close()
+        if self._embedded is not None:
+            await self._embedded.stop()
 
     def connect_failed(self, error: UpstreamError) -> None:
         """Count a failed connection against the engine's health."""
@@ -148,36 +151,34 @@ class Backend:
         with self._noticing():
             self.health.give_up(reason, time.monotonic())
 
-    async def check(self, session: aiohttp.ClientSession, oldest_s: float = inf) -> None:
+    async def check(self, client: ControlClient, oldest_s: float = inf) -> None:
         """Probe the engine and fetch its models. `oldest_s`: start of the oldest of our requests that it runs."""
-        session = self.session(session)
         is_new = not self.health.healthy
         # While the engine is out of service, another kind may take its place.
         path = OpenAiAdapter.health_path if is_new and self._kind is None else self.adapter.health_path
-        problem = await probe(session, self.url + path, api_key=self.api_key, tls=self.tls)
+        problem = await probe(client, path)
         problem = problem or self.standstill.fault(oldest_s)
         if problem is None:  # engines load adapters while they run
             try:
-                cards = await fetch_models(session, self.url, self.api_key, tls=self.tls)
+                cards = await fetch_models(client)
                 self.models = {card.id: card for card in cards[:MODELS_MAX]}
             except UpstreamError as error:
                 logger.warning("backend %s did not say which models it serves: %s", self.name, error)
             if is_new:
-                await self._recognise(session)
+                await self._recognise(client)
         now = time.monotonic()
         with self._noticing():
             self.health.probed(problem, now)
 
-    async def _recognise(self, session: aiohttp.ClientSession) -> None:
+    async def _recognise(self, client: ControlClient) -> None:
         """Detect the kind of engine, unless configured, and read the facts that no gauge reports."""
-        fetch = partial(fetch_text, session, api_key=self.api_key, tls=self.tls)
         if self._kind is None:
             owners = {card.owned_by for card in self.models.values() if card.parent is None}
-            found = recognise(owners, await fetch(self.url + RECOGNISED_PATH))
+            found = recognise(owners, await fetch_text(client, RECOGNISED_PATH))
         else:
             found = self._kind()
         if found.facts_path is not None:
-            text = await fetch(self.url + found.facts_path)
+            text = await fetch_text(client, found.facts_path)
             try:
                 found.read_facts(text)
             except UNREADABLE as error:

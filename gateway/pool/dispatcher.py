@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack, Reject
+from policies.admission.decisions import Decision, Dispatch, Failure, Preempt, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.takeover import has_place, move, stranded
 from policies.capacity.gauges import EngineFacts, Gauges
@@ -35,7 +35,7 @@ class Admitted(Protocol):
 
     def refused(self, decision: Reject) -> None: ...
 
-    def give_back(self) -> None: ...
+    def preempt(self) -> None: ...
 
 
 class Dispatcher:
@@ -64,16 +64,16 @@ class Dispatcher:
     def submit(self, exchange: Admitted) -> None:
         """Ask for admission. The exchange gets `dispatched` or `refused`, perhaps before this call returns."""
         self._exchanges[exchange.request.id] = exchange
-        self._execute(self.engine.arrived(exchange.request, self.clock()))
+        self.carry_out(self.engine.arrived(exchange.request, self.clock()))
 
     def progressed(self, request_id: str, output_tokens: int) -> None:
         decisions = self.engine.progressed(request_id, output_tokens, self.clock())
         if decisions:
-            self._execute(decisions)
+            self.carry_out(decisions)
 
     def finished(self, request_id: str, service: ServiceTokens, awaits_more: bool | None = None) -> None:
         del self._exchanges[request_id]
-        self._execute(self.engine.finished(request_id, service, self.clock(), awaits_more))
+        self.carry_out(self.engine.finished(request_id, service, self.clock(), awaits_more))
 
     def failed(
         self, request_id: str, failure: Failure, service: ServiceTokens | None = None, again_s: float = 0.0
@@ -81,22 +81,18 @@ class Dispatcher:
         """Report an incomplete request. Unless its answer broke, the exchange is called again, as after `submit`."""
         if failure is Failure.BROKEN:
             del self._exchanges[request_id]
-        self._execute(self.engine.failed(request_id, failure, self.clock(), service, again_s))
+        self.carry_out(self.engine.failed(request_id, failure, self.clock(), service, again_s))
 
     def cancelled(self, request_id: str, service: ServiceTokens | None = None) -> None:
         del self._exchanges[request_id]
-        self._execute(self.engine.cancelled(request_id, self.clock(), service))
+        self.carry_out(self.engine.cancelled(request_id, self.clock(), service))
 
     def received(self, request_id: str) -> ServiceTokens:
         """Return the service that a dispatched request is believed to have received."""
         return self.engine.received(request_id, self.clock())
 
     def backend_changed(self, name: str, change: Gauges | EngineFacts | bool) -> None:
-        self._execute(self.engine.backend_changed(name, change, self.clock()))
-
-    def carry_out(self, decisions: Sequence[Decision]) -> None:
-        """Carry out decisions that other callers got from the engine."""
-        self._execute(decisions)
+        self.carry_out(self.engine.backend_changed(name, change, self.clock()))
 
     def has_place(self, request: Request) -> bool:
         """Does the queue have room for the request?"""
@@ -114,7 +110,7 @@ class Dispatcher:
 
     def decide(self) -> None:
         """Decide after a change of the queue."""
-        self._execute(self.engine.woke(self.clock()))
+        self.carry_out(self.engine.woke(self.clock()))
 
     def close(self) -> None:
         """Stop the timer. The caller ends exchanges under way."""
@@ -126,13 +122,14 @@ class Dispatcher:
         """Exchanges under way, queued or dispatched."""
         return list(self._exchanges.values())
 
-    def _execute(self, decisions: Sequence[Decision]) -> None:
+    def carry_out(self, decisions: Sequence[Decision]) -> None:
+        """Carry out decisions, of this dispatcher's events or of others that the engine has decided on."""
         self._decisions.extend(decisions)
         if not self._executing:
             self._executing = True
             try:
                 while self._decisions:
-                    self._carry_out(self._decisions.popleft())
+                    self._tell(self._decisions.popleft())
             finally:
                 self._executing = False
         if self._timer is None and self.engine.queued:
@@ -140,16 +137,16 @@ class Dispatcher:
         for listener in self.listeners:
             listener()
 
-    def _carry_out(self, decision: Decision) -> None:
+    def _tell(self, decision: Decision) -> None:
         if isinstance(decision, Dispatch):
             exchange = self._exchanges.get(decision.id)
             # An earlier decision of this batch cancelled the request; the engine knows already.
             if exchange is not None:
                 exchange.dispatched(decision.backend)
-        elif isinstance(decision, GiveBack):
+        elif isinstance(decision, Preempt):
             exchange = self._exchanges.get(decision.id)
             if exchange is not None:
-                exchange.give_back()
+                exchange.preempt()
         else:
             exchange = self._exchanges.pop(decision.id, None)
             if exchange is not None:

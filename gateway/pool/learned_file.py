@@ -1,7 +1,7 @@
 """A file with the learned state of all pools, kept across restarts.
 
-The file is a convenience, never a condition. An unusable file is quarantined; a failed write, and a file that was
-replaced or removed, are logged. The gateway serves either way.
+The file is a convenience, never a condition. An unusable file is quarantined, and a failed write is logged. The gateway
+serves either way.
 """
 
 from __future__ import annotations
@@ -39,16 +39,12 @@ class LearnedFile:
     def __init__(self, path: Path, engines: Mapping[str, AdmissionEngine]) -> None:
         self._path = path
         self._engines = engines
-        self._written = b""
-        self._present: tuple[int, int, int] | None = None
-        """Identity of the file that was last written."""
 
     def restore(self) -> None:
         """Restore the engines. A foreign file is renamed, and everything is learned anew."""
         try:
             with self._path.open("rb") as file:
                 content = file.read(FILE_BYTES_MAX + 1)
-                self._present = _state(os.fstat(file.fileno()))
         except FileNotFoundError:
             return
         except OSError as error:
@@ -72,32 +68,14 @@ class LearnedFile:
             logger.warning("the last state is not saved: %s", fault)
 
     async def save(self) -> None:
-        """Write the learned state if it or the file has changed. A thread writes, so that no stream waits for the disk.
-
-        Raise `OperationalError` if the write fails, or, after writing, if the file was replaced.
-        """
+        """Write the learned state, by a thread, so that no stream waits for the disk. Raise `OperationalError` if that
+        fails."""
         pools: dict[str, object] = {name: takeover.snapshot(engine) for name, engine in self._engines.items()}
         content = msgspec.json.encode(_Content(VERSION, pools))
         try:
-            was_replaced = await asyncio.to_thread(self._keep, content)
+            await asyncio.to_thread(self._write, content)
         except OSError as error:
             raise OperationalError(f"what was learned cannot be saved to {self._path}: {error}") from error
-        if was_replaced:
-            raise OperationalError(
-                f"{self._path} was changed or removed by somebody else: what is known here is written anew"
-            )
-
-    def _keep(self, content: bytes) -> bool:
-        """Write new content. Return whether the file had been replaced."""
-        try:
-            present = _state(os.stat(self._path))
-        except FileNotFoundError:
-            present = None
-        is_other = self._present is not None and present != self._present
-        if content != self._written or is_other:
-            self._present = self._write(content)
-            self._written = content
-        return is_other
 
     def _restore(self, content: bytes) -> None:
         if len(content) > FILE_BYTES_MAX:
@@ -117,13 +95,11 @@ class LearnedFile:
                     raise ValueError(f"pool {name}: {error}") from None
         for read in found:
             takeover.adopt(read)
-        self._written = content
 
     def _put_aside(self, why: str) -> None:
         aside = self._path.with_name(self._path.name + ".corrupt")
         try:
             self._path.replace(aside)
-            self._present = None
         except OSError as error:
             aside = Path(f"(not renamed: {error})")
         logger.warning(
@@ -131,8 +107,8 @@ class LearnedFile:
             self._path, why, aside,
         )  # fmt: skip
 
-    def _write(self, content: bytes) -> tuple[int, int, int]:
-        """Write atomically, so that no reader sees half a file. Return the new file's identity."""
+    def _write(self, content: bytes) -> None:
+        """Write atomically, so that no reader sees half a file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_name(self._path.name + ".new")
         fresh.unlink(missing_ok=True)
@@ -140,14 +116,7 @@ class LearnedFile:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-            state = _state(os.fstat(file.fileno()))
         fresh.replace(self._path)
-        return state
-
-
-def _state(found: os.stat_result) -> tuple[int, int, int]:
-    """Return the identity of one version of a file."""
-    return (found.st_dev, found.st_ino, found.st_mtime_ns)
 
 
 def _for_the_owner(path: str, flags: int) -> int:

@@ -10,6 +10,7 @@ from math import inf
 
 import aiohttp
 
+from backends.control_client import ControlClient
 from backends.health import ModelCard
 from backends.scraper import Scraper
 from backends.step_feed import StepFeed
@@ -71,9 +72,9 @@ class Pool:
         self.name = config.name
         self.backends: dict[str, Backend] = {}
         """Backends by name, including those that leave and still have running requests."""
-        self.stand_in: Callable[[], Pool | None] = _nobody
+        self.stand_in: Callable[[], Pool | None] = lambda: None
         """Return the pool that serves requests while no backend here can, or None."""
-        self.on_gone: Callable[[Backend], None] = _unwatched
+        self.on_gone: Callable[[Backend], None] = lambda backend: None
         """Called with a backend that has left the config and ended its last request."""
         self.estimator = estimator or estimator_of(config)
         self.retries = RetryBudget()
@@ -281,7 +282,7 @@ class Pool:
 
     async def check(self, session: aiohttp.ClientSession) -> None:
         """Probe every backend once."""
-        await asyncio.gather(*(backend.check(session) for backend in self.backends.values()))
+        await asyncio.gather(*[each.check(each.control_client(session)) for each in self.backends.values()])
 
     def watch(self, session: aiohttp.ClientSession) -> None:
         """Probe and scrape every backend, later ones included, until `close`."""
@@ -292,37 +293,28 @@ class Pool:
     def _watch(self, backend: Backend) -> None:
         if self._session is None or backend in self._watchers:
             return
-        session, of = backend.session(self._session), f"{self.name}/{backend.name}"
-        self._watchers[backend] = [self._background.repeat(partial(self._check, backend, session), "health", of)]
+        client, of = backend.control_client(self._session), f"{self.name}/{backend.name}"
+        self._watchers[backend] = [self._background.repeat(partial(self._check, backend, client), "health", of)]
         self._read(backend)
 
     def _read(self, backend: Backend) -> None:
         """Start reading the gauges of a watched engine in the way of its kind."""
         if self._session is None or backend not in self._watchers:
             return
-        session, of = backend.session(self._session), f"{self.name}/{backend.name}"
+        client, of = backend.control_client(self._session), f"{self.name}/{backend.name}"
         self._unread(backend)
         readers = self._readers[backend] = []
         observe = partial(self.dispatcher.backend_changed, backend.name)
         if backend.reads_steps and backend.adapter.steps_path is not None:
-            backend.feed = StepFeed(
-                backend.url + backend.adapter.steps_path,
-                session,
-                on_snapshot=observe,
-                on_turn=partial(self._log_feed, backend),
-                api_key=backend.api_key,
-                tls=backend.tls,
-            )
+            backend.feed = StepFeed(client, backend.adapter.steps_path, observe, partial(self._log_feed, backend))
             readers.append(self._background.repeat(backend.feed.turn, "steps", of))
         if backend.adapter.metrics_paths:
             scraper = Scraper(
                 backend.adapter,
-                backend.url,
-                session,
+                client,
                 self.config.capacity.scrape_interval_s,
                 on_snapshot=observe,
                 on_failure=lambda error: None,  # an old gauge expires by itself; health has its own probe
-                tls=backend.tls,
                 feed=backend.feed,
                 standstill=backend.standstill,
             )
@@ -361,10 +353,10 @@ class Pool:
         await backend.close()
         self.on_gone(backend)
 
-    async def _check(self, backend: Backend, session: aiohttp.ClientSession) -> None:
+    async def _check(self, backend: Backend, client: ControlClient) -> None:
         await asyncio.sleep(PROBE_INTERVAL_S)
         leases = self.dispatcher.engine.backends[backend.name].leases.values()
-        await backend.check(session, min([lease.dispatched_s for lease in leases], default=inf))
+        await backend.check(client, min([lease.dispatched_s for lease in leases], default=inf))
 
     def _log_health(self, backend: Backend) -> None:
         if backend.health.healthy:
@@ -403,12 +395,3 @@ class Pool:
         is_shared = any([payer(lease.request.flow.tenant) != tenant for lease in leases])
         if self.has_other(backend) and self.breaks.is_engine_at_fault(backend.name, now, is_shared=is_shared):
             backend.give_up(f"its answers break, the last one: {error}")
-
-
-def _nobody() -> Pool | None:
-    """Default of `stand_in`: no pool."""
-    return None
-
-
-def _unwatched(backend: Backend) -> None:
-    """Default of `on_gone`: do nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import aiohttp
@@ -83,8 +84,6 @@ class Pools:
         self.addresses = Addresses(resolver, background)
         self._settled = settled
         self._on_gone = on_gone
-        self._embedded: dict[str, SimulatedServer] = {}
-        """Simulated engines in this process, by URL."""
         self._background = Background(background)
         self._session: aiohttp.ClientSession | None = None
 
@@ -112,7 +111,8 @@ class Pools:
         session = self._session
         if session is not None:
             try:
-                await asyncio.gather(*[backend.check(session) for one in prepared for backend in one.fresh()])
+                fresh = [backend for one in prepared for backend in one.fresh()]
+                await asyncio.gather(*[backend.check(backend.control_client(session)) for backend in fresh])
             except asyncio.CancelledError:
                 await self.let_go(prepared)
                 raise
@@ -122,7 +122,6 @@ class Pools:
         """Discard prepared pools; close their new backends."""
         for backend in [backend for one in prepared for backend in one.fresh()]:
             await backend.close()
-            self._stop_embedded(backend)
 
     def commit(
         self, config: Config, shared: Shared, prepared: Sequence[PoolPlan], weights: Mapping[str, float] = NO_OTHERS
@@ -133,7 +132,7 @@ class Pools:
             pool = one.pool
             if pool is None:
                 pool = Pool(one.config, config, one.backends, shared, self._settled, one.estimator, self._background)
-                pool.on_gone = self._gone_from(pool)
+                pool.on_gone = partial(self._gone, pool)
                 if self._session is not None:
                     pool.watch(self._session)
             else:
@@ -162,11 +161,6 @@ class Pools:
         for pool in self.with_leaving():
             await pool.close()
 
-    async def stop_embedded(self) -> None:
-        """Stop the simulated engines last: calls that still wait for an answer get none."""
-        for server in self._embedded.values():
-            await server.stop()
-
     async def _retire(self, pool: Pool) -> None:
         """Wait for a leaving pool's requests, then close it. A pool configured later under its name is separate."""
         while len(pool.dispatcher):  # noqa: ASYNC110 (what is waited for has no event)
@@ -174,22 +168,12 @@ class Pools:
         self.leaving.remove(pool)
         await pool.close()
         for backend in pool.backends.values():
-            self._stop_embedded(backend)
             if pool.name not in self.engines:
                 self._on_gone(pool.name, backend.name)
 
-    def _gone_from(self, pool: Pool) -> Callable[[Backend], None]:
-        def gone(backend: Backend) -> None:
-            self._stop_embedded(backend)
-            if backend.name not in pool.backends:
-                self._on_gone(pool.name, backend.name)
-
-        return gone
-
-    def _stop_embedded(self, backend: Backend) -> None:
-        server = self._embedded.pop(backend.url, None)
-        if server is not None:
-            self._background.start(server.stop())
+    def _gone(self, pool: Pool, backend: Backend) -> None:
+        if backend.name not in pool.backends:
+            self._on_gone(pool.name, backend.name)
 
     async def _backend(
         self, config: BackendConfig, pool: PoolConfig, gateway: Config, known: Mapping[str, Backend]
@@ -201,9 +185,7 @@ class Pools:
         if not config.simulated:
             return Backend(config, config.url.rstrip("/"), gateway)
         server = SimulatedServer(profile(EMBEDDED_PROFILE), model_names=tuple(pool.models) or EMBEDDED_MODELS)
-        url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
-        self._embedded[url] = server
-        return Backend(config, url, gateway)
+        return Backend(config, f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}", gateway, server)
 
 
 def _counting(pool: PoolConfig) -> tuple[float | None, str | None]:

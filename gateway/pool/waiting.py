@@ -7,8 +7,8 @@ of a pool: each gets a comment after an equal time, so they are due in the order
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Final, Protocol
 
 TIMER_S_MIN: Final = 0.05
@@ -21,53 +21,37 @@ class WaitingStream(Protocol):
     def say_waiting(self) -> None: ...
 
 
-class Place:
-    """The place of one stream in the line, left at the first byte of its answer."""
-
-    __slots__ = ("due_s", "stream")
-
-    def __init__(self, due_s: float, stream: WaitingStream) -> None:
-        self.due_s = due_s
-        self.stream: WaitingStream | None = stream
-
-    def leave(self) -> None:
-        self.stream = None
-
-
 class WaitingStreams:
     """The streams of one pool before their first byte, and the timer of their comments, every `interval_s`."""
 
     def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
         self.interval_s = interval_s
         self._clock = clock
-        self._places: deque[Place] = deque()
-        """Places in the order in which they are due. A place that was left is dropped when due."""
+        self._due_s: dict[WaitingStream, float] = {}
+        """Time of the next comment by stream, in order."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._due_s)
 
-    def add(self, stream: WaitingStream, since_s: float) -> Place:
-        """Add a stream that has waited since `since_s`. It must call `leave` on its place."""
-        place = Place(since_s + self.interval_s, stream)
-        self._places.append(place)
+    def add(self, stream: WaitingStream, since_s: float) -> None:
+        """Add a stream that has waited since `since_s`, until it leaves at the first byte of its answer."""
+        due_s = self._due_s[stream] = since_s + self.interval_s
         if self._timer is None:
-            self._arm(place.due_s - self._clock())
-        return place
+            self._arm(due_s - self._clock())
+
+    def leave(self, stream: WaitingStream) -> None:
+        self._due_s.pop(stream, None)
 
     def _arm(self, delay_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(max(TIMER_S_MIN, delay_s), self._send_comments)
 
     def _send_comments(self) -> None:
         self._timer = None
-        now = self._clock()
-        places = self._places
-        while places and (places[0].due_s <= now or places[0].stream is None):
-            place = places.popleft()
-            stream = place.stream
-            if stream is not None:
-                place.due_s = now + self.interval_s
-                places.append(place)
+        now, due_s = self._clock(), self._due_s
+        for stream in list(takewhile(lambda each: due_s[each] <= now, due_s)):
+            if due_s.pop(stream, None) is not None:  # a comment may end another stream
+                due_s[stream] = now + self.interval_s
                 stream.say_waiting()
-        if places:
-            self._arm(places[0].due_s - now)
+        if due_s:
+            self._arm(next(iter(due_s.values())) - now)

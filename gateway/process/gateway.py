@@ -1,4 +1,8 @@
-"""The composition root: a gateway created from its config, in production and in tests alike."""
+"""The composition root: a gateway created from its config, in production and in tests alike.
+
+`start` opens what requests need, and then listens. `stop` drains, and then closes. Receivers of ended requests are in
+`_subscribers`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,6 @@ from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
 from gateway.keys.stored_responses import StoredResponses
 from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
-from gateway.operator.pool_metrics import PoolGauges
 from gateway.operator.self_service.self_service import SelfService
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, snapshot_of
 from gateway.pool.learned_file import LearnedFile
@@ -47,7 +50,7 @@ from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.background import Background
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.recent_requests import RecentRequests
-from gateway.telemetry.record import Outcome, RequestRecord
+from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.trace import Sampler
 
 if TYPE_CHECKING:
@@ -88,7 +91,6 @@ class Gateway:
         self._admin_listener = admin_listener
         self._worker_slot = worker_slot
         self.metrics = Metrics()
-        self.gauges = PoolGauges(self.metrics)
         self.recent = RecentRequests(config.bounds.of("ends"))
         self.shared = Shared.of(config)
         self._background = Background()
@@ -100,6 +102,10 @@ class Gateway:
         self.port = 0
         self.admin_port = 0
         self._access_log = self.metrics.access_log = AccessLog(config.access_log)
+        self._subscribers: list[Callable[[RequestRecord], None]] = [
+            self.metrics.settled, self.recent.ended, self._access_log.write,
+        ]  # fmt: skip
+        """Receivers of each ended request."""
         callers_max, mints = config.bounds.of("rates") // 2, not config.issues_keys
         self._keyring = Keyring(
             config.tenants, config.groups, open_access=config.open_access, mints=mints, guessers_max=callers_max
@@ -167,8 +173,8 @@ class Gateway:
             return None
         return "shared" if self.store.fault is None else f"not shared: {self.store.fault}"
 
-    async def snapshot(self, *, with_running: bool = False, of: str = "") -> GatewaySnapshot:
-        return snapshot_of(self, with_running=with_running, of=of)
+    async def snapshot(self) -> GatewaySnapshot:
+        return snapshot_of(self)
 
     def reload_certificates(self) -> bool:
         """Load the listener's certificate again. Log an unusable one, keep the old one, and return False."""
@@ -177,8 +183,16 @@ class Gateway:
     async def start(self) -> None:
         """Listen. Raise OSError for a taken address, or StoreRefused for an unusable Redis; one that is down does not
         matter."""
-        config = self.config
         await self._share()
+        await self._open_pools()
+        pipeline = self._pipeline = self._new_pipeline()
+        await self._open_services(pipeline)
+        await self._listen(pipeline)
+        await self._open_admin()
+
+    async def _open_pools(self) -> None:
+        """Open the pools, and what their requests are counted, checked and recorded by."""
+        config = self.config
         self._pools.commit(config, self.shared, await self._pools.prepare(config))
         self._replicate(self.store)
         if config.usage is not None:
@@ -199,7 +213,10 @@ class Gateway:
         if self._certificates is not None:
             self._background.repeat(self._certificates.turn, "certificates")
         self._background.repeat(self._follow_addresses, "engines")
-        pipeline = self._pipeline = Pipeline(
+
+    def _new_pipeline(self) -> Pipeline:
+        config = self.config
+        return Pipeline(
             self._keyring, self.pools, self._settled,
             routes=Routes.of(config.routes),
             cors=Cors(config.cors_origins),
@@ -209,11 +226,17 @@ class Gateway:
             responses=self.responses,
             sampler=None if config.tracing is None else Sampler(config.tracing.sample_ratio),
         )  # fmt: skip
-        if config.usage is not None:
-            self._lane = BatchLane(config.usage, config, pipeline, self._follower, self._background)
+
+    async def _open_services(self, pipeline: Pipeline) -> None:
+        """Open what answers requests without an engine: batches, and what tenants see of themselves."""
+        if self.config.usage is not None:
+            self._lane = BatchLane(self.config.usage, self.config, pipeline, self._follower, self._background)
             self.metrics.registry.register(self._lane)
         self._self_service = SelfService(self, pipeline, self._worker_slot)
-        await self._self_service.open(self._background)
+        await self._self_service.open()
+
+    async def _listen(self, pipeline: Pipeline) -> None:
+        config = self.config
         state = ServerState(
             pipeline.handle, server_limits(config), on_head=pipeline.authorize, on_refused=pipeline.refused,
             proxies=TrustedProxies(config.trusted_proxies), kind=RequestContext,
@@ -223,16 +246,18 @@ class Gateway:
             with listening("the listener for clients", address, "listen", "--port"):
                 port = await self._server.listen(*address, sock=sock)
             self.port = self.port or port
-        if self._worker_slot is not None:
-            self._admin = admin_runner(worker_app(self))
-            await self._admin.setup()
-            await web.UnixSite(self._admin, self._worker_slot.run_directory.worker(self._worker_slot.index)).start()
-            return
-        self._admin = admin_runner(admin_app(self))
+
+    async def _open_admin(self) -> None:
+        """Listen for the operator, or as a worker for the hub."""
+        slot, address = self._worker_slot, self.config.admin_address
+        self._admin = admin_runner(admin_app(self) if slot is None else worker_app(self))
         await self._admin.setup()
-        with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
-            sock = self._admin_listener or listener_of_all_families(*config.admin_address)
-            await (web.SockSite(self._admin, sock) if sock else web.TCPSite(self._admin, *config.admin_address)).start()
+        if slot is not None:
+            await web.UnixSite(self._admin, slot.run_directory.worker(slot.index)).start()
+            return
+        with listening("the admin listener", address, "admin", "--admin-port"):
+            sock = self._admin_listener or listener_of_all_families(*address)
+            await (web.SockSite(self._admin, sock) if sock else web.TCPSite(self._admin, *address)).start()
         self.admin_port = int(self._admin.addresses[0][1])
 
     async def take_over(self, config: Config) -> None:
@@ -309,19 +334,31 @@ class Gateway:
     async def stop(self, drain_s: float) -> None:
         """Stop accepting requests, wait up to `drain_s` for those under way, abort the rest, and close."""
         if self._pipeline is not None and self._server is not None:
-            self._is_stopping = True
-            self._server.stop_accepting()
-            self._server.close_idle()
-            if self._lane is not None:
-                await self._lane.stop()
-            await self._drained(self._server, drain_s)
-            self._pipeline.draining = True
-            self._give_up_rest()
-            if self._lane is not None:
-                await self._lane.close()
-            await self._server.close(1.0)
+            await self._drain(self._pipeline, self._server, drain_s)
+        await self._close()
+
+    async def _drain(self, pipeline: Pipeline, server: HttpServer, limit_s: float) -> None:
+        """Stop accepting requests, wait for those under way, and abort those that take too long."""
+        self._is_stopping = True
+        server.stop_accepting()
+        server.close_idle()
+        if self._lane is not None:
+            await self._lane.stop()
+        loop = asyncio.get_running_loop()
+        began_s = now = loop.time()
+        while now < began_s + limit_s and (self._is_busy() or (now < began_s + ARRIVAL_S and server.awaits_requests())):
+            await asyncio.sleep(0.05)
+            now = loop.time()
+        pipeline.draining = True
+        self._give_up_rest()
+        if self._lane is not None:
+            await self._lane.close()
+        await server.close(1.0)
+
+    async def _close(self) -> None:
+        """Close everything, what others use last."""
         await self._background.stop()
-        for each in (self._self_service, self._learned, self._follower, self._pools, self._session):
+        for each in (self._self_service, self._learned, self._pools, self._session):
             if each is not None:
                 await each.close()
         if self._admin is not None:
@@ -331,7 +368,6 @@ class Gateway:
             await self.store.close()
         if self.usage is not None:
             await self.usage.close()
-        await self._pools.stop_embedded()
         if self.spans is not None:
             await asyncio.to_thread(self.spans.close)
         await self._closing_logs.stop()
@@ -344,7 +380,7 @@ class Gateway:
             from gateway.keys.in_redis import RedisKeys  # redis-py is loaded only with a Redis
             from gateway.storage.redis.redis_store import RedisStore
 
-            self.store = self.gauges.redis = redis = RedisStore(url, deployments)
+            self.store = redis = RedisStore(url, deployments)
             self.keys = RedisKeys(redis)
         elif worker_slot is not None:
             from gateway.storage.hub.hub_store import HubStore
@@ -352,7 +388,7 @@ class Gateway:
             self.store = HubStore(worker_slot.run_directory, deployments)
         else:
             return
-        self.gauges.store = self.store
+        self.metrics.registry.register(self.store)
         try:
             await self.store.open()
         except StoreUnavailable:
@@ -367,6 +403,7 @@ class Gateway:
 
         self.usage = UsageRecorder(usage, None if self.store is not None else self.shared.quotas, self.config.bounds)
         self.metrics.registry.register(self.usage)
+        self._subscribers.append(self.usage.settled)
         await self.usage.open()
         self._background.repeat(self.usage.turn, "usage")
         if self.keys is None:
@@ -380,6 +417,7 @@ class Gateway:
         headers = {name: value.get_secret_value() for name, value in tracing.headers.items()}
         self.spans = SpanExport(tracing.endpoint, headers)
         self.metrics.registry.register(self.spans)
+        self._subscribers.append(self.spans.ended)
 
     def _take_tokens(self, session: aiohttp.ClientSession) -> None:
         from gateway.keys.issuers import Issuers  # cryptography is loaded only where tokens are checked
@@ -426,13 +464,6 @@ class Gateway:
             self._background.repeat(news.report, "news sent", news.pool)
             self._background.repeat(news.listen, "news received", news.pool)
 
-    async def _drained(self, server: HttpServer, limit_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        began_s = now = loop.time()
-        while now < began_s + limit_s and (self._is_busy() or (now < began_s + ARRIVAL_S and server.awaits_requests())):
-            await asyncio.sleep(0.05)
-            now = loop.time()
-
     def _is_busy(self) -> bool:
         return any(len(pool.dispatcher) for pool in self._pools.with_leaving())
 
@@ -444,13 +475,7 @@ class Gateway:
                     exchange.give_up(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
 
     def _settled(self, record: RequestRecord, policy: str) -> None:
-        if record.pool:
-            self.metrics.ended(record)
-            self.recent.ended(record)
-        elif record.outcome == Outcome.REFUSED:
-            self.metrics.refused(record)
-        if self.usage is not None and not record.is_batch:
-            self.usage.counts.ended(record)
-        self._access_log.write(record, policy)
-        if self.spans is not None:
-            self.spans.ended(record, policy)
+        """Tell all subscribers of an ended request."""
+        record.policy = policy
+        for subscriber in self._subscribers:
+            subscriber(record)

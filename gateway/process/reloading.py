@@ -15,10 +15,9 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.config.changes import changes, config_hash, needs_restart
 from gateway.config.load import ConfigError
-from gateway.operator.operated import Reloaded
+from gateway.operator.operated import ReloadResult
 from gateway.operator.snapshots.snapshot import GatewayProcess
 from gateway.pool.pools import CannotTakeOver
-from gateway.telemetry.ends import Mark
 from gateway.telemetry.metric_families import family, single
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class Reloading:
         """Time in epoch seconds at which the config in force was read."""
         gateway.metrics.registry.register(self)
 
-    async def run(self) -> Reloaded:
+    async def run(self) -> ReloadResult:
         """Load, compare, and apply the changes. The access log and the certificate are opened anew in any case."""
         async with self._turn:
             parts: list[object] = []
@@ -96,10 +95,9 @@ class Reloading:
             await asyncio.to_thread(_free, parts)
         self.succeeded = reloaded.outcome != "refused"
         _log(reloaded)
-        self._gateway.recent.marks.append(Mark(time.monotonic(), f"config {reloaded.outcome}"))
         return reloaded
 
-    async def _run(self, parts: list[object]) -> Reloaded:
+    async def _run(self, parts: list[object]) -> ReloadResult:
         """Reload, and add the parts of both configs to `parts`, so that the caller can free the config that is
         dropped."""
         gateway, before = self._gateway, self._gateway.config
@@ -111,14 +109,14 @@ class Reloading:
             logger.error("the access log goes on where it was: %s", error)
         gateway.reload_certificates()
         if self._load is None:
-            return Reloaded("unchanged", self.hash, why_not=["there is no file: it was started with --backend"])
+            return ReloadResult("unchanged", self.hash, why_not=["there is no file: it was started with --backend"])
         try:
             read = await asyncio.to_thread(_read, self._load, before, parts)
         except ConfigError as error:
             return self._refused([], [str(fault) for fault in error.faults])
         if not read.words:
             self.loaded_s = time.time()
-            return Reloaded("unchanged", self.hash)
+            return ReloadResult("unchanged", self.hash)
         if read.why_not:
             return self._refused(read.words, read.why_not)
         try:
@@ -126,10 +124,10 @@ class Reloading:
         except CannotTakeOver as error:
             return self._refused(read.words, [str(error)])
         self.hash, self.loaded_s = read.hash, time.time()
-        return Reloaded("changed", self.hash, read.words)
+        return ReloadResult("changed", self.hash, read.words)
 
-    def _refused(self, found: Sequence[str], why_not: Sequence[str]) -> Reloaded:
-        return Reloaded("refused", self.hash, found, why_not)
+    def _refused(self, found: Sequence[str], why_not: Sequence[str]) -> ReloadResult:
+        return ReloadResult("refused", self.hash, found, why_not)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of reloads, and of backends that are drained."""
@@ -144,7 +142,7 @@ class Reloading:
         yield family("fairgate_backend_draining", draining)
 
 
-def _log(reloaded: Reloaded) -> None:
+def _log(reloaded: ReloadResult) -> None:
     if reloaded.outcome == "refused":
         logger.error("the config is not reloaded, the one before stays: %s", "; ".join(reloaded.why_not))
         return

@@ -7,12 +7,8 @@ collection.
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from gateway.telemetry.log_writer import STDERR, LogWriter
-
-_CLEARED: Final = "\r\x1b[2K"
-"""Escape codes that clear the terminal's line."""
 
 
 class StderrLog(logging.Handler):
@@ -21,23 +17,14 @@ class StderrLog(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._writer = LogWriter("log of messages", STDERR)
-        self._status = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take a message, or count it as lost."""
         self.write_line(self.format(record))
 
     def write_line(self, text: str) -> None:
-        """Write a text unchanged, above the status line if there is one."""
-        status = self._status
-        whole = f"{_CLEARED}{text}\n{status}" if status else f"{text}\n"
-        self._writer.write(whole.encode("utf-8", "replace"), 1)
-
-    def show(self, status: str) -> None:
-        """Replace the status line at the bottom of the terminal. Written text stays visible above it."""
-        if status != self._status:
-            self._status = status
-            self._writer.write((_CLEARED + status).encode("utf-8", "replace"), 1)
+        """Write a text unchanged."""
+        self._writer.write(f"{text}\n".encode("utf-8", "replace"), 1)
 
     def close(self) -> None:
         """Write the rest, if that is possible soon."""

@@ -213,7 +213,10 @@ def reloaded(config: Config, load: Callable[[], Config] | None) -> Config:
 
 
 def unix_listener(path: str) -> socket.socket:
-    return listener(socket.AF_UNIX, path)
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(path)
+    made.listen(socket.SOMAXCONN)
+    return made
 
 
 def _of_workers(inherited: socket.socket | None, config: Config) -> list[tuple[socket.socket, ...]]:
@@ -231,13 +234,13 @@ def _listeners(host: str, port: int, count: int) -> list[socket.socket]:
     """Return `count` sockets on one port. Raise OSError if another process listens there."""
     flags = socket.AI_PASSIVE
     family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)[0]
-    only = listener(family, address, socket.SO_REUSEADDR)
+    only = listener(family, address)
     if count == 1:
         return [only]
     # Sockets that share a port join any existing group. Only a socket that does not share detects another process.
     with only:
         address = only.getsockname()
-    return [listener(family, address, socket.SO_REUSEADDR, socket.SO_REUSEPORT) for _ in range(count)]
+    return [listener(family, address, is_shared=True) for _ in range(count)]
 
 
 def _start(child: Child, children: list[Child], config: Config, held: int) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from backends.answers.answer_usage import Usage
 from backends.answers.sse import Dialect
-from backends.base import Usage
 from gateway.request.body.payload import Payload
 from gateway.request.routes import Route
 from policies.request import Request, ServiceTokens

@@ -20,18 +20,16 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from backends.answers.answer_keys import AnswerKeys
-from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.answer_usage import Usage, made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.members import MemberFinder
 from backends.answers.sse import Dialect, StreamMeter, is_event_stream
-from backends.base import Usage
-from backends.client.call import UpstreamCall
 from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header, content_type, header_of, is_json, is_text, retry_after_s
 from gateway.proxy.account import believed, works_on
-from gateway.proxy.ending import Ending
-from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX, engine_error, outcome_of
+from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
 from gateway.proxy.refusals import failure_error, refusal_error
+from gateway.proxy.relay import HELD, RELAYED, RETURNED, STREAMED, Ending, Phase, Relay
 from gateway.proxy.renamed import Renamed
 from gateway.proxy.request_context import RequestContext
 from gateway.request.interaction_claim import answer_keys
@@ -51,47 +49,35 @@ NO_ANSWER_KEYS: Final = AnswerKeys()
 RETRYABLE_IN_STREAM: Final = frozenset({429, 503})
 
 
-class Exchange:
-    """A client's request, its place in the pool, and the answer. Implements `Admitted` and `Receiver`."""
+class Exchange(Relay):
+    """A client's request, its place in the pool, and the answer. Implements `Admitted`, too."""
 
     __slots__ = (
-        "_answer_bytes", "_backend", "_call", "_done", "_ending", "_finder", "_headers", "_held", "_held_bytes",
-        "_is_live", "_meter", "_pool", "_renamed", "_started", "_status", "_upstream_head", "context", "request",
+        "_answer_bytes", "_ending", "_finder", "_held", "_held_bytes", "_held_bytes_max", "_meter", "_pool", "_renamed",
+        "request",
     )  # fmt: skip
-    _backend: Backend
-    """The engine that has the request, or had it last."""
 
     def __init__(self, context: RequestContext, request: Request, upstream_head: bytes) -> None:
-        self.context = context
+        super().__init__(context, upstream_head)
         self.request = request
         self._pool = context.serving_pool
-        self._upstream_head = upstream_head
         self._renamed = Renamed.of(context.payload)
-        self._call: UpstreamCall | None = None
-        self._done = False
         self._held_bytes = 0
         self._begin_answer()
 
     def _begin_answer(self) -> None:
-        self._status = 0
-        self._headers: list[Header] = []
         self._meter: StreamMeter | None = None
-        self._is_live = False
-        """Whether the answer is relayed as it comes, though it is no event stream."""
+        """Reader of a stream."""
         self._held: list[bytes] = []
         """Pieces of an answer that is held until it is complete."""
+        self._held_bytes_max = self._pool.response_buffer_bytes_max
         self._answer_bytes = 0
         self._finder: MemberFinder | None = None
         self._ending: Ending | None = None
-        """Check of an answer in one piece that is relayed as it comes, else None."""
-        self._started = False
+        """Check of an answer in one piece that is relayed as it comes."""
 
     def submit(self) -> None:
-        responder = self.context.responder
-        # Not the bound methods: compiled, those cost five times as much to make.
-        responder.on_disconnect = lambda: self._client_gone()
-        responder.on_pause = lambda: self._pause()
-        responder.on_resume = lambda: self._resume()
+        self.context.responder.on_disconnect = lambda: self._abandon(Outcome.ABANDONED, "client_disconnected")
         self.context.wait()
         self._pool.dispatcher.submit(self)
 
@@ -105,20 +91,17 @@ class Exchange:
             return
         if not self.context.tries:
             self._pool.retries.sent()
-        self._backend = target
-        self.context.dispatched(backend, time.monotonic())
-        payload, tenant = self.context.payload, self.context.tenant
-        self._call = target.send(self._upstream_head, payload, tenant, self, is_fresh=self.context.sends > 0)
+        self.send(target, self.context.payload)
 
     def refused(self, decision: Reject) -> None:
-        self._end(Outcome.REFUSED, decision.reason.value)
+        self.end(Outcome.REFUSED, decision.reason.value)
         self.context.error(refusal_error(decision, self._pool.again_s()))
 
-    def give_back(self) -> None:
+    def preempt(self) -> None:
         """Preempt this batch request, unless its client has seen any of its answer, or the engine would work on."""
         if self._call is not None and not self.context.relays and not self.context.payload.is_background:
-            self._call.cancel()
-            self._again(Failure.GIVEN_BACK)
+            self.cancel()
+            self._again(Failure.PREEMPTED)
 
     def moved(self, request: Request, pool: Pool) -> None:
         """Wait in another pool, as this admission request. The payload asks for that pool's model already."""
@@ -130,20 +113,21 @@ class Exchange:
     def turn_away(self, error: ApiError) -> None:
         """Reject the waiting request with this error."""
         self._pool.dispatcher.cancelled(self.request.id)
-        self._end(Outcome.REFUSED, error.code.value)
+        self.end(Outcome.REFUSED, error.code.value)
         self.context.error(error)
 
     def give_up(self, error: ApiError) -> None:
         """End the exchange with this error, wherever it is, since the gateway stops."""
-        if self._done:
-            return
-        service = None
-        if self._call is not None:
-            self._call.cancel()
-            service = self._received()
+        if self.phase is not Phase.ENDED:
+            self._abandon(Outcome.FAILED, error.code.value)
+            self._visible_error(error)
+
+    def _abandon(self, outcome: str, reason: str) -> None:
+        """Take the request from the queue or its engine, and settle what it has received."""
+        self.cancel()
+        service = None if self._call is None else self._received()
         self._pool.dispatcher.cancelled(self.request.id, service)
-        self._end(Outcome.FAILED, error.code.value, service)
-        self._visible_error(error)
+        self.end(outcome, reason, service or NO_SERVICE)
 
     # --- answers of the engine ---
 
@@ -152,9 +136,13 @@ class Exchange:
         self._headers = headers
         kind = content_type(headers)
         if status == 200 and kind.startswith(b"text/event-stream"):
+            self.phase = STREAMED[self.phase]
             self._meter = self.context.stream_meter(self.request.sequences)
-        elif kind != b"application/json" and 200 <= status < 300 and kind and not is_json(kind):
-            self._is_live = not header_of(headers, b"content-length")
+            return
+        self.phase = HELD[self.phase]
+        is_live = kind != b"application/json" and 200 <= status < 300 and kind and not is_json(kind)
+        if is_live and not header_of(headers, b"content-length"):
+            self._held_bytes_max = 0
 
     def body_received(self, data: bytes) -> None:
         meter = self._meter
@@ -163,7 +151,8 @@ class Exchange:
             if not (is_first and self.context.payload.stream and is_event_stream(data)):
                 self._collect(data)
                 return
-            meter = self._meter = self.context.stream_meter(self.request.sequences)  # the content-type was wrong
+            self.phase = STREAMED[self.phase]  # the content-type was wrong
+            meter = self._meter = self.context.stream_meter(self.request.sequences)
         before = meter.token_events
         forward = meter.feed(data)
         context = self.context
@@ -171,11 +160,11 @@ class Exchange:
             return
         tokens = meter.token_events - before
         if tokens:
-            if not self._started:
-                self._first_token()
+            if context.first_token_s is None:
+                context.first_token_s = time.monotonic() - context.arrived_s
             self._pool.dispatcher.progressed(self.request.id, tokens)
-        elif meter.started and not self._started:
-            self._first_token()
+        elif meter.started and context.first_token_s is None:
+            context.first_token_s = time.monotonic() - context.arrived_s
             self._pool.dispatcher.progressed(self.request.id, 0)
         if forward:
             if self._renamed is not None:
@@ -193,7 +182,7 @@ class Exchange:
             self._complete_body()
 
     def failed(self, error: UpstreamError) -> None:
-        backend, call = self._backend, self._call
+        backend, call = self.backend, self._call
         assert call is not None
         self._pool.answered(backend, self.context.tenant, error, self.context.dispatched_s)
         timed_out = isinstance(error, ReadTimedOut)
@@ -217,9 +206,10 @@ class Exchange:
 
     def _break_off(self, reason: Reason, what: str, again_s: float = 0.0) -> None:
         """End without a complete answer. `again_s`: least seconds until a retry; 0.0 takes the pool's."""
-        service = self._received() if self._started or self._ending else NO_SERVICE
+        has_begun = self.phase is Phase.RELAYED or self.context.first_token_s is not None
+        service = self._received() if has_begun else NO_SERVICE
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
-        self._end(Outcome.FAILED, reason.value, service)
+        self.end(Outcome.FAILED, reason.value, service)
         error = failure_error(reason, what, self.request.id, again_s or self._pool.again_s())
         if self.context.sends > 1:  # two engines may have died of the request, so the client must not retry it
             error.retry_after_s, error.should_retry = None, False
@@ -227,23 +217,18 @@ class Exchange:
 
     def _cut(self, what: str) -> None:
         """Break off an answer that the engine ended as if it were complete. `what`: the engine's fault."""
-        error = ProtocolViolation(self._backend.name, what, before_first_byte=False)
-        self._pool.answered(self._backend, self.context.tenant, error, self.context.dispatched_s)
+        error = ProtocolViolation(self.backend.name, what, before_first_byte=False)
+        self._pool.answered(self.backend, self.context.tenant, error, self.context.dispatched_s)
         self._break_off(Reason.BACKEND_FAILED, "the engine broke off its answer")
 
     # --- streams ---
-
-    def _first_token(self) -> None:
-        self._started = True
-        self.context.first_token_s = time.monotonic() - self.context.arrived_s
 
     def _is_refused_in_stream(self, meter: StreamMeter) -> bool:
         """Is this 200 a refusal? Then the request returns to the queue."""
         error = meter.error
         refused = meter.aborted or (error is not None and error.status in RETRYABLE_IN_STREAM)
         if refused and not meter.token_events:
-            assert self._call is not None
-            self._call.cancel()
+            self.cancel()
             self._again(Failure.REFUSED)
             return True
         return False
@@ -255,7 +240,9 @@ class Exchange:
         if meter.error is None and not meter.is_over:
             self._cut("ended a stream without saying that it is over")
             return
-        rest, context = self._shown(rest), self.context
+        context = self.context
+        if self._renamed is not None:
+            rest = self._renamed.in_answer(rest)
         if not context.relays:
             context.begin_answer(self._status, self._headers, rest)
         elif rest:
@@ -264,7 +251,7 @@ class Exchange:
         if meter.error is not None:
             service = self._received()
             self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
-            self._end(Outcome.FAILED, Reason.BACKEND_FAILED.value, service)
+            self.end(Outcome.FAILED, Reason.BACKEND_FAILED.value, service)
         else:
             self._settle(meter.usage, meter.token_events, meter.awaits_more, meter.answer_id, meter.keys)
 
@@ -277,39 +264,37 @@ class Exchange:
             self._finder.feed(data)
         if self._ending is not None:
             self._ending.come(data)
-            self.context.responder.write(self._shown(data, goes_on=True))
+            self.context.responder.write(self._shown(data))
             return
         self._held.append(data)
         self._held_bytes += len(data)
         self._pool.answers_bytes += len(data)
-        bytes_max = 0 if self._is_live else self._pool.response_buffer_bytes_max
-        is_too_long = self._answer_bytes > bytes_max or self._pool.holds_too_much
+        is_too_long = self._answer_bytes > self._held_bytes_max or self._pool.holds_too_much
         if self._answer_bytes <= SEARCHED_BYTES_MIN and not is_too_long:
             return
         if not 200 <= self._status < 300:
             if self._answer_bytes > ERROR_BODY_BYTES_MAX or self._pool.holds_too_much:
-                assert self._call is not None
-                self._call.cancel()
-                self._fail_with_error(b"")
+                self.cancel()
+                self.fail_with_error(b"")
             return
         if self._finder is None:
             self._finder = usage_finder()
             self._finder.feed(self._joined())
         if is_too_long:
             if self.context.responder.started:
-                assert self._call is not None
-                self._call.cancel()
+                self.cancel()
                 self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
                 return
+            self.phase = RELAYED[self.phase]
             self._ending = Ending(self._headers)
             held = self._joined()
             self._let_go()
             self._ending.come(held)
-            self.context.begin_answer(self._status, self._headers, self._shown(held, goes_on=True))
+            self.context.begin_answer(self._status, self._headers, self._shown(held))
 
-    def _shown(self, data: bytes, *, goes_on: bool = False) -> bytes:
+    def _shown(self, data: bytes) -> bytes:
         """Return a piece of the answer with the client's name of the model (`Renamed.in_answer`)."""
-        return data if self._renamed is None else self._renamed.in_answer(data, goes_on=goes_on)
+        return data if self._renamed is None else self._renamed.in_answer(data, goes_on=True)
 
     def _joined(self) -> bytes:
         if len(self._held) != 1:
@@ -329,12 +314,13 @@ class Exchange:
             self.context.responder.end()
             assert self._finder is not None
             usage = usage_found(self._finder)
-            self._settle(usage, self._made_tokens(usage, self._answer_bytes), None, "", NO_ANSWER_KEYS)
+            made = self._made_tokens(self._answer_bytes) if usage is None or usage.output_tokens is None else 0
+            self._settle(usage, made, None, "", NO_ANSWER_KEYS)
             return
-        body = self._joined()
+        body = self._held[0] if len(self._held) == 1 else b"".join(self._held)
         is_success = 200 <= self._status < 300
         answer = read_answer(body) if is_success else None
-        refused = answer.is_drained if answer is not None else self._backend.adapter.is_refusal(self._status, body)
+        refused = answer.is_drained if answer is not None else self.backend.adapter.is_refusal(self._status, body)
         if refused:
             self._again(Failure.REFUSED, retry_after_s(self._headers))
         elif answer is not None and self.context.responder.started:
@@ -342,41 +328,41 @@ class Exchange:
         elif answer is not None and not answer.is_whole and is_json(content_type(self._headers)):
             self._cut("answered what is no whole JSON")
         elif answer is not None:
-            self.context.answer(self._status, self._headers, self._shown(body))
+            shown = body if self._renamed is None else self._renamed.in_answer(body)
+            self.context.answer(self._status, self._headers, shown)
             usage = answer.usage
-            made = made_bytes(body) if usage is None or usage.output_tokens is None else 0
-            self._settle(usage, self._made_tokens(usage, made), answer.awaits_more, answer.id, answer.keys)
+            made = self._made_tokens(made_bytes(body)) if usage is None or usage.output_tokens is None else 0
+            self._settle(usage, made, answer.awaits_more, answer.id, answer.keys)
         else:
-            self._fail_with_error(body)
+            self.fail_with_error(body)
 
-    def _made_tokens(self, usage: Usage | None, length: int) -> int:
-        """Return the output tokens of an answer that was not streamed, estimated from its bytes; 0 if the engine counts
-        them."""
-        if not self.context.route.generates or (usage is not None and usage.output_tokens is not None):
+    def _made_tokens(self, length: int) -> int:
+        """Return the output tokens of an answer in one piece that the engine does not count, estimated from its
+        bytes."""
+        if not self.context.route.generates:
             return 0
         length *= is_text(content_type(self._headers))
         tokens = max(1, round(length / self._pool.estimator.bytes_per_token))
         return self._believed(Usage(None, tokens), 0).output
 
-    def _fail_with_error(self, body: bytes) -> None:
+    def fail_with_error(self, body: bytes) -> None:
         """End with the engine's error. The quota counts no tokens, the order those of the prompt (`RequestLedger`)."""
-        error = engine_error(self._backend.name, self._status, body)
-        self.context.error(error, is_engines=True)
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, NO_SERVICE)
-        self._end(outcome_of(error), f"status_{self._status}")
+        super().fail_with_error(body)
 
     # --- ends ---
 
     def _again(self, failure: Failure, again_s: float = 0.0) -> None:
         """Return the request to the head of its flow, charged nothing, or with what it received if it was preempted."""
-        self._call = None
+        self.phase = RETURNED[self.phase]
+        self._call = self.context.responder.on_pause = self.context.responder.on_resume = None
         self._let_go()
         self._begin_answer()
         self.context.returned()
         self._pool.dispatcher.failed(self.request.id, failure, None, again_s)
 
     def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, name: str, keys: AnswerKeys) -> None:
-        self._pool.answered(self._backend, self.context.tenant)
+        self._pool.answered(self.backend, self.context.tenant)
         service = self._believed(usage, counted)
         request, payload = self.request, self.context.payload
         if usage is not None and usage.prompt_tokens:
@@ -391,25 +377,15 @@ class Exchange:
             self._pool.dispatcher.cancelled(request.id, service)  # an answer still to come teaches nothing
         else:
             self._pool.dispatcher.finished(request.id, service, awaits_more)
-        self._end(Outcome.COMPLETED, "", service)
-
-    def _client_gone(self) -> None:
-        if self._done:
-            return
-        service = None
-        if self._call is not None:
-            self._call.cancel()
-            service = self._received()
-        self._pool.dispatcher.cancelled(self.request.id, service)
-        self._end(Outcome.ABANDONED, "client_disconnected", service)
+        self.end(Outcome.COMPLETED, "", service)
 
     def _received(self) -> ServiceTokens:
         """Return the service that an incomplete answer has taken so far."""
         meter = self._meter
         if meter is not None:
             counted, usage = meter.token_events, meter.usage
-        elif self._ending is not None:
-            counted, usage = self._made_tokens(None, self._answer_bytes), None
+        elif self.phase is Phase.RELAYED:
+            counted, usage = self._made_tokens(self._answer_bytes), None
         elif self._call is not None and self._call.sends and works_on(self.context.payload, None):
             counted, usage = 0, None
         else:
@@ -423,27 +399,13 @@ class Exchange:
         context_tokens = self._pool.context_tokens_max(context.payload.model)
         return believed(usage, counted, self.request, context.payload, context.route, context_tokens)
 
-    def _end(self, outcome: str, reason: str, service: ServiceTokens | None = None) -> None:
-        self._done = True
-        self._call = None
-        if self._held_bytes:
-            self._let_go()
-        context = self.context
-        if context.stream:
-            context.leave_place()
-        responder = context.responder
-        responder.on_disconnect = responder.on_pause = responder.on_resume = None
-        context.ended(outcome, reason, service or NO_SERVICE, time.monotonic())
-        self._pool.ended(context)
+    def end(self, outcome: str, reason: str, service: ServiceTokens = NO_SERVICE) -> None:
+        self._pool.answers_bytes -= self._held_bytes
+        if self.context.stream:
+            self.context.stop_waiting()
+        super().end(outcome, reason, service)
+        self._pool.ended(self.context)
 
     def _visible_error(self, error: ApiError) -> None:
         meter, context = self._meter, self.context
         context.error(error, is_within=context.relays and (meter is None or meter.is_amid_event))
-
-    def _pause(self) -> None:
-        if self._call is not None:
-            self._call.pause()
-
-    def _resume(self) -> None:
-        if self._call is not None:
-            self._call.resume()

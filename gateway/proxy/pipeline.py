@@ -221,7 +221,7 @@ class Pipeline:
                 raise ApiError(Reason.NOT_IMPLEMENTED, message)
             self.late[treatment](context)
         elif treatment is Treatment.PASS and not context.body:
-            self._pass_through(context, None).send()
+            self._pass_through(context, None).begin()
         else:
             context.payload = read_body(context, context.route.api, self._json_bytes_max)
             if not self.keyring.takes(context.principal):
@@ -230,7 +230,7 @@ class Pipeline:
                 passes = self._pass_through(context, context.payload)
                 context.payload.let_go()
                 context.body = b""
-                passes.send()
+                passes.begin()
             else:
                 self._submit(context, self._admit(context))
 

@@ -25,7 +25,7 @@ from policies.request import State
 if TYPE_CHECKING:
     from gateway.keys.stored_responses import StoredResponses
     from gateway.pool.pool import Pool
-    from gateway.pool.waiting import Place
+    from gateway.pool.waiting import WaitingStreams
 
 WAITING: Final = b": waiting\n\n"
 WAITED: Final = b":\n\n"
@@ -55,18 +55,6 @@ class RequestContext(HttpRequest):
             request.
     """
 
-    __slots__ = (
-        "_place",
-        "engine",
-        "payload",
-        "principal",
-        "relays",
-        "responder",
-        "responses",
-        "route",
-        "serving_pool",
-    )
-
     route: Route
     principal: Principal
     responder: Responder
@@ -75,7 +63,7 @@ class RequestContext(HttpRequest):
     engine: str
     responses: StoredResponses
     relays: bool
-    _place: Place | None
+    _waits_in: WaitingStreams | None
 
     def arrived(self, responder: Responder, now: float) -> None:
         """Record a complete request, and the responder for its answer."""
@@ -83,7 +71,7 @@ class RequestContext(HttpRequest):
         self.arrived_s = now
         self.engine = ""
         self.relays = False
-        self._place = None
+        self._waits_in = None
 
     def comes_from(self, principal: Principal) -> None:
         """Record the caller, as named by the key."""
@@ -94,7 +82,8 @@ class RequestContext(HttpRequest):
         """Register a stream for comments while it waits."""
         waiting = self.serving_pool.waiting
         if waiting is not None and self.stream and self.route.streams_events:
-            self._place = waiting.add(self, self.arrived_s)
+            waiting.add(self, self.arrived_s)
+            self._waits_in = waiting
 
     def say_waiting(self) -> None:
         """Send a comment, with the expected wait while the request is queued. Start the answer if needed."""
@@ -113,11 +102,11 @@ class RequestContext(HttpRequest):
             self._add_own_fields(fields)
             responder.start(200, fields, first=comment)
 
-    def leave_place(self) -> None:
+    def stop_waiting(self) -> None:
         """End the comments."""
-        if self._place is not None:
-            self._place.leave()
-            self._place = None
+        if self._waits_in is not None:
+            self._waits_in.leave(self)
+            self._waits_in = None
 
     def begin_answer(self, status: int, headers: list[Header], first: bytes) -> None:
         """Begin to relay an engine's answer. No other engine gets the request now, so its body is dropped."""
@@ -125,7 +114,7 @@ class RequestContext(HttpRequest):
         self.payload.body = b""
         responder = self.responder
         responder.let_body_go()
-        self.leave_place()
+        self.stop_waiting()
         if responder.started:
             responder.write(WAITED + first)
         else:
@@ -133,8 +122,8 @@ class RequestContext(HttpRequest):
 
     def answer(self, status: int, headers: list[Header], body: bytes) -> None:
         """Send an engine's answer in one piece. No part of it has been sent before."""
-        if self._place is not None:
-            self.leave_place()
+        if self._waits_in is not None:
+            self.stop_waiting()
         self.responder.respond(status, self._answer_fields(headers), body)
 
     def gives_out(self, id: str) -> None:

@@ -6,9 +6,11 @@ one gateway. Both keep equal state and answer sync rounds equally (docs/replicas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from prometheus_client.metrics_core import Metric
 
 ALL_POOLS = "*"
 """Stands for a pool's name in a report about all pools."""
@@ -67,6 +69,9 @@ class Store(Protocol):
     async def subscribe(self, pool: str, received: Callable[[bytes], None]) -> None:
         """Receive the messages of any replica of the pool, perhaps this one included, until cancelled. Raise StoreError
         at the end."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics for the registry. Runs in another thread than the loop."""
 
     async def close(self) -> None:
         """Leave, so that others need not wait for this replica's expiry, and disconnect."""

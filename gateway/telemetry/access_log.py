@@ -62,7 +62,7 @@ class AccessLog:
         self._lost_before += before.lines_lost
         return before.close
 
-    def write(self, record: RequestRecord, policy: str) -> None:
+    def write(self, record: RequestRecord) -> None:
         if self._writer is None:
             return
         service, request = record.service, record.request
@@ -77,7 +77,7 @@ class AccessLog:
             "" if request is None else interaction_name(request),
             0 if request is None else request.progress.stage,
             record.model,
-            policy,
+            record.policy,
             record.path[:PATH_LENGTH_MAX],
             record.stream,
             record.outcome,

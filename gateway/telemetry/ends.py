@@ -1,4 +1,4 @@
-"""Ended requests and changes by an operator, in the form in which processes exchange them."""
+"""Ended requests, in the form in which processes exchange them."""
 
 from __future__ import annotations
 
@@ -47,24 +47,6 @@ class OwnMinute(msgspec.Struct):
     reason: str = ""
     """Reason of the latest request that was not served."""
 
-    def add(self, other: OwnMinute) -> None:
-        """Add the sums of another process."""
-        self.requests += other.requests
-        self.queue_s += other.queue_s
-        self.not_served += other.not_served
-        self.reason = other.reason or self.reason
-        if took_s(other.slowest) > took_s(self.slowest):
-            self.slowest = other.slowest
-
 
 def took_s(end: End) -> float:
     return end.ended_s - end.dispatched_s + end.queue_s
-
-
-class Mark(NamedTuple):
-    """A change by an operator. `at_s` is on the monotonic clock."""
-
-    at_s: float
-    text: str
-    pool: str = ""
-    """Pool that was changed; "" for all of them."""

@@ -12,21 +12,21 @@ class Line(msgspec.Struct):
     """A line of the access log. A field with a default may be absent from the log of another version."""
 
     ts: float
-    """When it ended, in seconds since 1970."""
+    """End of the request, in seconds since 1970."""
     request_id: str
-    """The gateway's name for it, as in the answer's `x-request-id`."""
+    """The gateway's name for the request, as in the answer's `x-request-id`."""
     tenant: str
-    """Who pays. Empty: the key was not known."""
+    """The tenant; empty if the key was not known."""
     app: str = ""
-    """The kind of use, as the key allows it."""
+    """The app."""
     user: str = ""
-    """A hash of the tenant's end user. Empty: none was named."""
+    """Hash of the tenant's end user; empty if none was named."""
     weight: float = 0.0
-    """The weight that the tenant had when the request came; groups and floors change it with who is present."""
+    """Weight of the tenant when the request came; groups and floors change it with who is present."""
     interaction: str = ""
-    """A hash that the calls behind one answer have in common. Empty: it belongs to none."""
+    """Hash that all calls of an interaction have; empty outside interactions."""
     stage: int = 0
-    """Its place among these calls, from 1."""
+    """Place of the call in its interaction, from 1."""
     model: str = ""
     """Model that the client named."""
     policy: str = ""
@@ -34,17 +34,17 @@ class Line(msgspec.Struct):
     path: str = ""
     """Path of the request, without its query."""
     stream: bool = False
-    """Was the answer asked for token by token?"""
+    """Whether the client asked for a stream."""
     outcome: str = ""
-    """How it ended: completed, abandoned, failed or refused."""
+    """completed, abandoned, failed or refused."""
     reason: str = ""
-    """Why it did not complete; empty if it did. See the page of reasons."""
+    """Why the request did not complete; empty if it did."""
     queue_ms: float = 0.0
-    """Time from arrival to the dispatch to an engine, or to the end."""
+    """Time from arrival to dispatch, or to the end."""
     waited_ms: dict[str, float] = {}
-    """Milliseconds of its wait by obstacle."""
+    """Milliseconds of the wait by obstacle."""
     ttft_ms: float | None = None
-    """Time from arrival to the first token; null if no token was seen."""
+    """Time from arrival to the first token; null without one."""
     total_ms: float = 0.0
     """Time from arrival to the end."""
     tokens_in: int = 0
@@ -52,29 +52,29 @@ class Line(msgspec.Struct):
     tokens_out: int = 0
     """Tokens of the answer that were charged."""
     tokens_cached: int = 0
-    """Prompt tokens that the engine had in its prefix cache, as it says."""
+    """Prompt tokens in the engine's prefix cache, as the engine reports."""
     tokens_cached_expected: int = 0
-    """The same as it was expected when the engine was chosen."""
+    """Cached prompt tokens expected when the engine was chosen."""
     tokens_wasted: int = 0
-    """Tokens that its interaction had taken in vain, because this call was refused."""
+    """Tokens that the interaction spent in vain, because this call was refused."""
     tokens_in_estimated: int = 0
-    """Prompt tokens as they were estimated before the engine said how many."""
+    """Prompt tokens estimated before the engine reported them."""
     tokens_out_max: int = 0
-    """The longest answer that it could have had."""
+    """Longest answer that the request allowed."""
     backend: str = ""
-    """Which engine answered. Empty: none did."""
+    """Engine that answered; empty if none did."""
     placed: str = ""
-    """Why it went to that engine."""
+    """Why the request went to that engine."""
     tries: int = 0
-    """How many engines it was sent to."""
+    """Number of engines to which the request was sent."""
     client: str = ""
     """The client's address."""
     client_request_id: str = ""
-    """The client's own name for it (`x-request-id`), if it sent one."""
+    """The client's name for the request (`x-request-id`)."""
     group: str = ""
-    """The group that the tenant is in. Empty: none."""
+    """Group of the tenant."""
     key: str = ""
-    """The label of the key that it came with. Empty: the key has none."""
+    """Label of the key."""
 
 
 encode_line = msgspec.json.Encoder().encode

@@ -24,7 +24,7 @@ def arrived_s(line: Line) -> float:
     return line.ts - line.total_ms / 1000
 
 
-class Logged:
+class LogExcerpt:
     """The asked requests, and the requests that were dispatched while they waited. Raises TraceError.
 
     Files are read twice, so that only the asked requests are held in memory.

@@ -39,24 +39,24 @@ _GROUP: Final = ("pool", "group")
 FAMILIES: Final = {
     "fairgate_requests_total": _counter("Requests ended.", "pool", "tenant", "model", "outcome"),
     "fairgate_not_completed_total": _counter(
-        "Requests that did not complete, by outcome and reason; what is refused did not fail.",
+        "Requests that did not complete.",
         "pool", "tenant", "outcome", "reason",
     ),
     "fairgate_key_not_completed_total": _counter(
-        "The same by the label of the API key, of keys that have one.", "tenant", "key", "outcome", "reason"
+        "Requests that did not complete, for keys with labels.", "tenant", "key", "outcome", "reason"
     ),
     "fairgate_tokens_total": _counter(
-        "Tokens settled, by kind (cached is part of input).", "pool", "tenant", "model", "kind"
+        "Tokens settled; cached tokens are part of input.", "pool", "tenant", "model", "kind"
     ),
-    "fairgate_wasted_tokens_total": _counter("Tokens spent in interactions that were then cut.", "tenant"),
+    "fairgate_wasted_tokens_total": _counter("Tokens of interactions in which a later call was refused.", "tenant"),
     "fairgate_given_back_total": _counter(
-        "Requests of class batch that were stopped at their engine for other work, and wait again.", "pool"
+        "Requests of class batch that were preempted at their engine for other work, and wait again.", "pool"
     ),
-    "fairgate_given_back_tokens_total": _counter("Tokens that engines computed for them in vain.", "pool"),
-    "fairgate_faults_total": _counter("Events that failed by a fault of the gateway (see its log).", "pool"),
+    "fairgate_given_back_tokens_total": _counter("Tokens computed in vain for preempted class batch.", "pool"),
+    "fairgate_faults_total": _counter("Events that failed by a fault of the gateway; see its log.", "pool"),
     "fairgate_queue_seconds": _histogram("Wait before dispatch.", "pool", "tenant", "outcome"),
     "fairgate_expected_waits_total": _counter(
-        "Waits of over a second until an engine: right (from half to twice the expected wait), longer or shorter.",
+        "Waits of over a second: right (half to twice the expected wait), longer or shorter.",
         "pool", "outcome",
     ),
     "fairgate_held_back_seconds": _histogram("Part of the wait, by its cause.", "pool", "obstacle"),
@@ -64,24 +64,24 @@ FAMILIES: Final = {
     "fairgate_request_seconds": _histogram("Arrival to end.", "pool", "outcome"),
     "fairgate_queued_requests": MetricFamily("Requests waiting.", _TENANT),
     "fairgate_queued_bytes": MetricFamily("Bytes of bodies waiting.", ("pool",)),
-    "fairgate_wanted_requests": MetricFamily("Requests that wait or run, also where no engine is.", ("pool",)),
-    "fairgate_wanted_tokens": MetricFamily("Tokens of their prompts and expected answers.", ("pool",)),
+    "fairgate_wanted_requests": MetricFamily("Requests that wait or run, also without an engine.", ("pool",)),
+    "fairgate_wanted_tokens": MetricFamily("Prompt and expected answer tokens of the wanted requests.", ("pool",)),
     "fairgate_start_seconds": MetricFamily(
-        "Usual time of an engine's start, where requests wait for it (start_s_max).", ("pool",), MOST
+        "Usual time of an engine's start, with start_s_max.", ("pool",), MOST
     ),
     "fairgate_recent_service": MetricFamily("Service received within the last minute.", _TENANT),
-    "fairgate_recent_service_due": MetricFamily("Part of it that was due, by weight.", _TENANT),
+    "fairgate_recent_service_due": MetricFamily("Service due within the last minute, by weight.", _TENANT),
     "fairgate_group_service": MetricFamily("Service that a group received within the last minute.", _GROUP),
-    "fairgate_group_service_due": MetricFamily("Part of it that was due to the group.", _GROUP),
-    "fairgate_group_share": MetricFamily("Its part of a pool if all tenants ask for more.", ("group",), MOST),
-    "fairgate_group_floor": MetricFamily("Part of a pool that it has whenever it asks; 0: none.", ("group",), MOST),
-    "fairgate_group_ceiling": MetricFamily("Part of a pool that it takes at most; 1: all of it.", ("group",), MOST),
-    "fairgate_quota_used_ratio": MetricFamily("Part of a limit that is used, of 1.", ("holder", "limit"), MOST),
-    "fairgate_open_interactions": MetricFamily("Interactions under way."),
-    "fairgate_working_set_tokens": MetricFamily("Contexts of interactions under way.", _TENANT),
+    "fairgate_group_service_due": MetricFamily("Service due to a group within the last minute.", _GROUP),
+    "fairgate_group_share": MetricFamily("Part of a pool for the group if all tenants ask for more.", ("group",), MOST),
+    "fairgate_group_floor": MetricFamily("Floor of the group as part of a pool; 0: none.", ("group",), MOST),
+    "fairgate_group_ceiling": MetricFamily("Ceiling of the group as part of a pool; 1: none.", ("group",), MOST),
+    "fairgate_quota_used_ratio": MetricFamily("Used part of a limit, of 1.", ("holder", "limit"), MOST),
+    "fairgate_open_interactions": MetricFamily("Open interactions."),
+    "fairgate_working_set_tokens": MetricFamily("Tokens of contexts of open interactions.", _TENANT),
     "fairgate_overloaded": MetricFamily("1 while new interactions may be refused.", ("pool",), MOST),
     "fairgate_dispatched_sequences": MetricFamily("Sequences dispatched.", _ENGINE),
-    "fairgate_starting_requests": MetricFamily("Requests dispatched, and no first token yet.", _ENGINE),
+    "fairgate_starting_requests": MetricFamily("Requests dispatched, without a first token yet.", _ENGINE),
     "fairgate_backend_slots": MetricFamily("Sequences that the engine is expected to run at once.", _ENGINE, MOST),
     "fairgate_kv_projected_ratio": MetricFamily("Largest expected use of the KV cache, of 1.", _ENGINE, MOST),
     "fairgate_backend_up": MetricFamily("1 if the engine is in service.", _ENGINE, LEAST),
@@ -90,31 +90,31 @@ FAMILIES: Final = {
     "fairgate_backend_draining": MetricFamily("1 while an operator or a reload drains the engine.", _ENGINE, MOST),
     "fairgate_backend_preemptions_total": _counter("Preemptions, as the engine reports.", *_ENGINE, merged=MOST),
     "fairgate_backend_prompt_tokens_total": _counter(
-        "Prompt tokens settled, by kind (cached is part of input, expected to be cached, wrong by how much).",
+        "Prompt tokens settled: input, cached (part of input), expected to be cached, and the error of that.",
         *_ENGINE, "kind",
     ),
     "fairgate_name_lookup_success": MetricFamily("1 if the name had addresses when last looked up.", ("name",), LEAST),
     "fairgate_name_addresses": MetricFamily("Addresses of a name: engines, or left out.", ("name", "state"), MOST),
-    "fairgate_granted_sequences": MetricFamily("Sequences of the engine that are this replica's own.", _ENGINE),
+    "fairgate_granted_sequences": MetricFamily("Sequences of the engine that are granted to this replica.", _ENGINE),
     "fairgate_replica_alone": MetricFamily("1 while other replicas cannot be reached.", ("about",), MOST),
-    "fairgate_replica_exchanges_total": _counter("Exchanges with other replicas.", "about", "outcome"),
-    "fairgate_replica_news_total": _counter("Messages about dispatched prompts.", "pool", "outcome"),
+    "fairgate_replica_exchanges_total": _counter("Sync rounds with other replicas.", "about", "outcome"),
+    "fairgate_replica_news_total": _counter("Messages between replicas about dispatched prompts.", "pool", "outcome"),
     "fairgate_redis_commands_total": _counter("Commands to Redis.", "outcome"),
-    "fairgate_state_shared": MetricFamily("1 while state is shared with replicas, else 0.", (), LEAST),
-    "fairgate_usage_written": MetricFamily("1 while usage is written, 0 while it is kept in memory.", (), LEAST),
+    "fairgate_state_shared": MetricFamily("1 while state is shared with replicas.", (), LEAST),
+    "fairgate_usage_written": MetricFamily("1 while usage is written, 0 while usage is kept in memory.", (), LEAST),
     "fairgate_usage_waiting_sums": MetricFamily("Sums of usage that are not written yet."),
     "fairgate_usage_requests_dropped_total": _counter(
-        "Requests whose usage is lost: no sum had room, or an older copy took the place of the database."
+        "Requests whose usage is lost: no room, or an older copy replaced the database."
     ),
-    "fairgate_batches": MetricFamily("Batches that are under way here."),
-    "fairgate_batch_items_total": _counter("Requests of batches whose results are written, by outcome.", "outcome"),
-    "fairgate_config_info": MetricFamily("1; the same hash means the same settings.", ("hash",), MOST),
+    "fairgate_batches": MetricFamily("Batches under way."),
+    "fairgate_batch_items_total": _counter("Requests of batches whose results are written.", "outcome"),
+    "fairgate_config_info": MetricFamily("1; equal hashes mean equal settings.", ("hash",), MOST),
     "fairgate_config_reload_success": MetricFamily("1 if the last reload succeeded.", (), LEAST),
-    "fairgate_config_reload_timestamp_seconds": MetricFamily("When the config in force was read.", (), LEAST),
+    "fairgate_config_reload_timestamp_seconds": MetricFamily("Time at which the config in force was read.", (), LEAST),
     "fairgate_build_info": MetricFamily("1; the labels name version and build.", ("version", "build"), MOST),
-    "fairgate_background_failures_total": _counter("Failed turns of a background task.", "task"),
-    "fairgate_access_log_lines_lost_total": _counter("Lines that could not be written."),
-    "fairgate_spans_total": _counter("Spans of requests, by outcome.", "outcome"),
+    "fairgate_background_failures_total": _counter("Failures of a background task.", "task"),
+    "fairgate_access_log_lines_lost_total": _counter("Lines of the access log that could not be written."),
+    "fairgate_spans_total": _counter("Spans of requests.", "outcome"),
 }  # fmt: skip
 """Families by name, as they are scraped."""
 

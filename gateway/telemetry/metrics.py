@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import Metric
 
 from gateway import BUILD, __version__
 from gateway.telemetry.metric_families import Row, family, single
-from gateway.telemetry.record import RequestRecord
+from gateway.telemetry.record import Outcome, RequestRecord
 
 if TYPE_CHECKING:
     from gateway.telemetry.access_log import AccessLog
@@ -119,6 +119,13 @@ class Metrics:
         self._held_back: dict[tuple[str, str], _Distribution] = {}
         """Parts of waits by (pool, obstacle), of the requests that waited for the obstacle."""
         registry.register(self)
+
+    def settled(self, record: RequestRecord) -> None:
+        """Count an ended request; without a pool, only the reason of its refusal."""
+        if record.pool:
+            self.ended(record)
+        elif record.outcome == Outcome.REFUSED:
+            self.refused(record)
 
     def ended(self, record: RequestRecord) -> None:
         pool, service = record.pool, record.service

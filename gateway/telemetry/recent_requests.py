@@ -13,19 +13,18 @@ from collections.abc import Iterable, Iterator
 from itertools import islice, takewhile
 from typing import Final
 
-from gateway.telemetry.ends import End, Mark, OwnMinute, took_s
+from gateway.telemetry.ends import End, OwnMinute, took_s
 from gateway.telemetry.record import Outcome, RequestRecord
 
 WINDOW_S: Final = 60.0
 ENDS_MAX: Final = 8192
-MARKS_MAX: Final = 32
 MINUTE_S: Final = 60.0
 OUTPUT_WEIGHT: Final = 2.0
 """Weight of a generated token where the policy charges nothing; a prompt token counts 1."""
 
 
 class RecentRequests:
-    """The latest ends of requests that asked for admission, and recent changes of config."""
+    """The latest ends of requests that asked for admission."""
 
     def __init__(self, ends_max: int = ENDS_MAX) -> None:
         self._ends: deque[End] = deque(maxlen=ends_max)
@@ -37,11 +36,10 @@ class RecentRequests:
         """Count at which the ends since the last fold are added to their minutes: many at a time are cheap."""
         self.count = 0
         """Number of all ends, those included that are no longer kept."""
-        self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
 
     def ended(self, record: RequestRecord) -> None:
         request = record.request
-        if request is None:
+        if request is None or not record.pool:
             return
         self.count += 1
         self._ends.append(

@@ -43,7 +43,7 @@ class RequestRecord:
         is_batch: whether it comes from a stored batch, whose result carries its usage.
         request: the request for admission; None if it never asked for admission.
         trace: its place in a trace, if traces are followed.
-        pool: where it was admitted or refused; empty if nowhere.
+        pool: where it was admitted or refused; empty if nowhere. policy: once it has ended, the policy of that pool.
         backend: the engine that had it last. tries: how often it was dispatched.
         sends: how often it was completely sent to an engine that went away without an answer.
         arrived_s: when it had arrived completely.
@@ -71,6 +71,7 @@ class RequestRecord:
     request: Request | None = None
     trace: TraceContext | None = None
     pool: str = ""
+    policy: str = ""
     backend: str = ""
     tries: int = 0
     sends: int = 0

@@ -48,15 +48,15 @@ _OPERATIONS: Final = {
 """Operations by path, as the conventions name them (`gen_ai.operation.name`). They have no name for other paths."""
 
 
-class SpanExport:
-    """Maker and exporter of spans. `close` at the end."""
+class SpanExport(SpanExporter):
+    """Maker of spans, and their exporter, which counts them and logs when sending fails or works again."""
 
     def __init__(self, endpoint: str | None, headers: dict[str, str]) -> None:
         """Set up the exporter. OpenTelemetry's own environment variables supply missing values."""
-        exporter = OTLPSpanExporter(endpoint=endpoint, headers=headers or None, timeout=SEND_S)
-        self._sender = _Sender(exporter, endpoint or "the collector that OTEL_EXPORTER_OTLP_ENDPOINT names")
+        self._exporter = OTLPSpanExporter(endpoint=endpoint, headers=headers or None, timeout=SEND_S)
+        self._place = endpoint or "the collector that OTEL_EXPORTER_OTLP_ENDPOINT names"
         self._processor = BatchSpanProcessor(
-            self._sender,
+            self,
             max_queue_size=SPANS_WAITING_MAX,
             schedule_delay_millis=BATCH_S * 1000,
             max_export_batch_size=BATCH_SPANS_MAX,
@@ -64,18 +64,44 @@ class SpanExport:
         own = Resource({SERVICE_NAME: "fairgate", SERVICE_VERSION: __version__})
         self._resource = Resource.get_empty().merge(own).merge(OTELResourceDetector().detect())
         self._scope = InstrumentationScope("fairgate", __version__)
-        self._made = 0
+        self._made = self._found_no_room = 0
+        """Spans, and requests whose span found no room. Written by the loop; the other counts by the SDK's thread."""
+        self._taken = self._sent = self._not_sent = 0
+        self._lost_reported = 0
+        self._is_closed = False
 
-    def ended(self, record: RequestRecord, policy: str) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """Export the span of an ended request if its trace is recorded. Never waits."""
         trace = record.trace
         if trace is None or not trace.is_sampled:
             return
-        if self._made - self._sender.taken >= SPANS_WAITING_MAX:
-            self._sender.found_no_room += 1
+        if self._made - self._taken >= SPANS_WAITING_MAX:
+            self._found_no_room += 1
             return
         self._made += 1
-        self._processor.on_end(self._span(record, trace, policy))
+        self._processor.on_end(self._span(record, trace))
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send a batch. Runs in the SDK's thread."""
+        self._taken += len(spans)
+        result = self._exporter.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self._sent += len(spans)
+            if self.lost > self._lost_reported:
+                logger.info("spans are sent to %s again; %d were lost", self._place, self.lost - self._lost_reported)
+                self._lost_reported = self.lost
+            return result
+        if self.lost == self._lost_reported:
+            logger.warning(
+                "spans cannot be sent to %s, and are lost: %s", self._place, _LAST_MESSAGE.text or "no reason given"
+            )
+        self._not_sent += len(spans)
+        return result
+
+    @property
+    def lost(self) -> int:
+        """Number of spans that found no room, or that the collector did not take."""
+        return self._found_no_room + self._not_sent
 
     def close(self) -> None:
         """Send the rest within CLOSE_S, and log how many spans are lost."""
@@ -83,14 +109,20 @@ class SpanExport:
         ending.start()
         ending.join(CLOSE_S)
         if ending.is_alive():
-            self._sender.shutdown()  # ends its retries
-        self._sender.report_lost(self._made)
+            self.shutdown()  # ends its retries
+        if lost := self._made - self._sent + self._found_no_room - self._lost_reported:
+            logger.warning("%d spans were not sent to %s", lost, self._place)
+
+    def shutdown(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics for the registry."""
-        yield family("fairgate_spans_total", [(["sent"], self._sender.sent), (["lost"], self._sender.lost)])
+        yield family("fairgate_spans_total", [(["sent"], self._sent), (["lost"], self.lost)])
 
-    def _span(self, record: RequestRecord, trace: TraceContext, policy: str) -> ReadableSpan:
+    def _span(self, record: RequestRecord, trace: TraceContext) -> ReadableSpan:
         epoch_s = time.time() - time.monotonic()
         state = TraceState.from_header([trace.state.decode("ascii", "replace")]) if trace.state else TraceState()
         parent = None
@@ -105,7 +137,7 @@ class SpanExport:
             SpanContext(trace.trace_id, trace.span_id, False, _SAMPLED, state),
             parent,
             self._resource,
-            _attributes(record, trace, operation, policy),
+            _attributes(record, trace, operation),
             _events(record, epoch_s),
             kind=SpanKind.SERVER,
             status=Status(StatusCode.ERROR) if failed else _UNSET,
@@ -130,7 +162,7 @@ def _events(record: RequestRecord, epoch_s: float) -> list[Event]:
     return [Event(name, timestamp=_ns(epoch_s + second)) for name, second in at_s]
 
 
-def _attributes(record: RequestRecord, trace: TraceContext, operation: str, policy: str) -> dict[str, AttributeValue]:
+def _attributes(record: RequestRecord, trace: TraceContext, operation: str) -> dict[str, AttributeValue]:
     """Return the span's attributes, by the conventions' names or else under `fairgate`, without unknown values."""
     found: dict[str, AttributeValue] = {
         "url.path": record.path[:PATH_LENGTH_MAX],
@@ -149,7 +181,7 @@ def _attributes(record: RequestRecord, trace: TraceContext, operation: str, poli
         ("gen_ai.operation.name", operation),
         ("gen_ai.request.model", record.model[:TEXT_MAX]),
         ("fairgate.client_request_id", record.client_id),
-        ("fairgate.policy", policy),
+        ("fairgate.policy", record.policy),
         ("fairgate.pool", record.pool),
         ("fairgate.backend", record.backend),
         ("fairgate.tries", record.tries if record.tries > 1 else 0),
@@ -184,57 +216,8 @@ def _add_admission(record: RequestRecord, found: dict[str, AttributeValue]) -> N
         found[f"fairgate.waited_s.{obstacle}"] = seconds
 
 
-class _Sender(SpanExporter):
-    """An exporter that counts sent and lost spans, and logs when sending fails or works again."""
-
-    def __init__(self, exporter: OTLPSpanExporter, place: str) -> None:
-        self.exporter = exporter
-        self.place = place
-        self.taken = 0
-        self.sent = 0
-        self.not_sent = 0
-        self.found_no_room = 0
-        """Spans that found no room. Written by the loop; the other counts by the SDK's thread."""
-        self._lost_reported = 0
-        self._is_closed = False
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send a batch. Runs in the SDK's thread."""
-        self.taken += len(spans)
-        result = self.exporter.export(spans)
-        if result is SpanExportResult.SUCCESS:
-            self.sent += len(spans)
-            lost = self.lost
-            if lost > self._lost_reported:
-                logger.info("spans are sent to %s again; %d were lost", self.place, lost - self._lost_reported)
-                self._lost_reported = lost
-            return result
-        if self.lost == self._lost_reported:
-            logger.warning(
-                "spans cannot be sent to %s, and are lost: %s", self.place, _LAST_MESSAGE.text or "no reason given"
-            )
-        self.not_sent += len(spans)
-        return result
-
-    @property
-    def lost(self) -> int:
-        """Number of spans that found no room, or that the collector did not take."""
-        return self.found_no_room + self.not_sent
-
-    def report_lost(self, made: int) -> None:
-        """Log the losses at the end, when nothing more of the `made` spans will be sent."""
-        lost = made - self.sent - self.not_sent + self.lost - self._lost_reported
-        if lost:
-            logger.warning("%d spans were not sent to %s", lost, self.place)
-
-    def shutdown(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self.exporter.shutdown()  # type: ignore[no-untyped-call]
-
-
 class _LastMessage(logging.Handler):
-    """A handler that keeps the SDK's last message, in place of a log line for every batch: `_Sender` logs it once."""
+    """A handler that keeps the SDK's last message, in place of a log line for every batch: `export` logs it once."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

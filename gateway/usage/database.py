@@ -10,12 +10,12 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gateway.config.sections.usage import UsageConfig
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 
-LAYOUT = "1"
+LAYOUT = "2"
 CONNECT_S = 3
 ANSWER_S = 5
 """Seconds that a statement may take, and that a server may give no sign of life."""
@@ -25,31 +25,19 @@ BUSY_S = 2.0
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS fairgate_usage (
         hour_s BIGINT NOT NULL, tenant TEXT NOT NULL, app TEXT NOT NULL, end_user TEXT NOT NULL, model TEXT NOT NULL,
-        requests BIGINT NOT NULL, refused BIGINT NOT NULL, input_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL,
-        output_tokens BIGINT NOT NULL, wasted_tokens BIGINT NOT NULL, queue_us BIGINT NOT NULL,
-        PRIMARY KEY (hour_s, tenant, app, end_user, model)
-    )""",
-    # A table of its own and not a column of the key above: gateways of an earlier version still write to both
-    # databases.
-    """CREATE TABLE IF NOT EXISTS fairgate_key_usage (
-        hour_s BIGINT NOT NULL, tenant TEXT NOT NULL, key_label TEXT NOT NULL, model TEXT NOT NULL,
-        requests BIGINT NOT NULL, refused BIGINT NOT NULL, input_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL,
-        output_tokens BIGINT NOT NULL, wasted_tokens BIGINT NOT NULL, queue_us BIGINT NOT NULL,
-        engine_ms BIGINT NOT NULL, PRIMARY KEY (hour_s, tenant, key_label, model)
-    )""",
-    """CREATE TABLE IF NOT EXISTS fairgate_shares (
-        hour_s BIGINT NOT NULL, tenant TEXT NOT NULL, received DOUBLE PRECISION NOT NULL, due DOUBLE PRECISION NOT NULL,
-        PRIMARY KEY (hour_s, tenant)
+        key_label TEXT NOT NULL, requests BIGINT NOT NULL, refused BIGINT NOT NULL, input_tokens BIGINT NOT NULL,
+        cached_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, wasted_tokens BIGINT NOT NULL,
+        queue_us BIGINT NOT NULL, engine_ms BIGINT NOT NULL,
+        PRIMARY KEY (hour_s, tenant, app, end_user, model, key_label)
     )""",
     """CREATE TABLE IF NOT EXISTS fairgate_writers (
         writer TEXT PRIMARY KEY, batch BIGINT NOT NULL, written_s BIGINT NOT NULL
     )""",
     "CREATE TABLE IF NOT EXISTS fairgate_keys (hash TEXT PRIMARY KEY, entry TEXT NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS fairgate_key_uses (hash TEXT PRIMARY KEY, used_s BIGINT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS fairgate_notes (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     """CREATE TABLE IF NOT EXISTS fairgate_files (
         id TEXT PRIMARY KEY, tenant TEXT NOT NULL, purpose TEXT NOT NULL, filename TEXT NOT NULL, bytes BIGINT NOT NULL,
-        made_s BIGINT NOT NULL, is_whole BIGINT NOT NULL
+        made_s BIGINT NOT NULL, is_whole BIGINT NOT NULL, expires_s BIGINT NOT NULL
     )""",
     """CREATE TABLE IF NOT EXISTS fairgate_lines (
         file TEXT NOT NULL, n BIGINT NOT NULL, line BYTEA NOT NULL, PRIMARY KEY (file, n)
@@ -62,8 +50,6 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS fairgate_batches_by_status ON fairgate_batches (status)",
     "CREATE INDEX IF NOT EXISTS fairgate_files_by_tenant ON fairgate_files (tenant)",
 )
-_ADDED = (("fairgate_usage", "engine_ms"), ("fairgate_files", "expires_s"))
-"""Columns that tables of earlier versions lack."""
 _NOTE_LAYOUT = "INSERT INTO fairgate_notes VALUES ('layout', %s) ON CONFLICT (name) DO NOTHING"
 _READ_LAYOUT = "SELECT value FROM fairgate_notes WHERE name = 'layout'"
 
@@ -78,10 +64,11 @@ def place_of(config: UsageConfig) -> str:
 class Transaction:
     """A transaction: its statements take effect together or not at all."""
 
-    def __init__(self, cursor: Any, kind: _Kind) -> None:
+    def __init__(self, cursor: Any, kind: _Sqlite | _PostgreSql) -> None:
         self._cursor = cursor
         self._mark = kind.mark
         self._lock = kind.lock
+        self.month = kind.month
 
     def ask(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows that a query finds."""
@@ -101,34 +88,13 @@ class Transaction:
         self._cursor.executemany(statement.replace("%s", self._mark), rows)
 
 
-class _Kind(Protocol):
-    """The differences between SQLite and PostgreSQL."""
-
-    mark: str
-    begin: str
-    """Statement that begins a transaction that only reads."""
-    begin_writing: str
-    lock: str
-    """Statement that locks a name. Does nothing in SQLite, where one transaction writes at a time."""
-    has_column: str
-    """Query that finds a row if a table has a column."""
-
-    def connect(self) -> Any: ...
-
-    def is_another(self) -> bool:
-        """Return whether the database of the last connection was replaced or removed. True once for each time."""
-
-    def fault(self, error: Exception) -> StoreError | None:
-        """Return the StoreError for an error; None if the error is not the database's."""
-
-
 class Database:
     """A database that connects for the first transaction, and again after a fault."""
 
     def __init__(self, config: UsageConfig, *, makes: bool = True) -> None:
         """Connect later. `makes`: make a missing file and missing tables; otherwise a missing file is StoreRefused."""
         url = config.url.get_secret_value()
-        self._kind: _Kind = _PostgreSql(url) if config.is_server else _Sqlite(Path(url), makes=makes)
+        self._kind = _PostgreSql(url) if config.is_server else _Sqlite(Path(url), makes=makes)
         self._place = place_of(config)
         self._makes = makes
         self._connection: Any = None
@@ -186,9 +152,6 @@ class Database:
                     step.ask("SELECT pg_advisory_xact_lock(20260117)")
                 for table in _TABLES:
                     step.do(table)
-                for table, column in _ADDED:
-                    if not step.ask(self._kind.has_column, (table, column)):
-                        step.do(f"ALTER TABLE {table} ADD COLUMN {column} BIGINT NOT NULL DEFAULT 0")
                 step.do(_NOTE_LAYOUT, (LAYOUT,))
                 step.do("COMMIT")
             [(layout,)] = step.ask(_READ_LAYOUT) or [("none",)]
@@ -199,11 +162,15 @@ class Database:
 
 
 class _Sqlite:
+    """SQLite's dialect and connections."""
+
     mark = "?"
     begin = "BEGIN"
+    """Begins a transaction that only reads."""
     begin_writing = "BEGIN IMMEDIATE"
     lock = "SELECT %s"
-    has_column = "SELECT 1 FROM pragma_table_info(%s) WHERE name = %s"
+    """Locks a name; here nothing, since one transaction writes at a time."""
+    month = "strftime('%Y-%m', hour_s, 'unixepoch')"
 
     def __init__(self, path: Path, *, makes: bool) -> None:
         self._path = path
@@ -234,6 +201,7 @@ class _Sqlite:
         return connection
 
     def is_another(self) -> bool:
+        """Return whether the database of the last connection was replaced or removed. True once for each time."""
         if self._opened is None or self._opened == self._present():
             return False
         self._opened = None
@@ -248,6 +216,7 @@ class _Sqlite:
         return (found.st_dev, found.st_ino)
 
     def fault(self, error: Exception) -> StoreError | None:
+        """Return the StoreError for an error; None if the error is not the database's."""
         if isinstance(error, StoreError):
             return error
         if isinstance(error, OSError):
@@ -265,13 +234,15 @@ def _as_text(stored: bytes) -> str:
 
 
 class _PostgreSql:
+    """PostgreSQL's dialect and connections, as those of `_Sqlite`."""
+
     mark = "%s"
     # A pooler in transaction mode gives the session to other clients afterwards. So settings end with the transaction,
     # and nothing is prepared.
     begin = f"BEGIN; SET LOCAL statement_timeout = {ANSWER_S * 1000}; SET LOCAL lock_timeout = {ANSWER_S * 1000}"
     begin_writing = begin
     lock = "SELECT pg_advisory_xact_lock(20260118, hashtext(%s))"
-    has_column = "SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s"
+    month = "to_char(to_timestamp(hour_s) AT TIME ZONE 'UTC', 'YYYY-MM')"
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -19,6 +19,7 @@ from gateway.config.sections.usage import UsageConfig
 from gateway.storage.store_errors import StoreError, StoreUnavailable
 from gateway.telemetry.background import OperationalError
 from gateway.telemetry.metric_families import single
+from gateway.telemetry.record import RequestRecord
 from gateway.usage.counts import UsageCounts
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from gateway.usage.used_before import used_before
@@ -66,6 +67,11 @@ class UsageRecorder:
             await self._go_on()
         except StoreUnavailable as error:
             self._failed(str(error))
+
+    def settled(self, record: RequestRecord) -> None:
+        """Count an ended request, but for one of a stored batch, whose result carries its usage."""
+        if not record.is_batch:
+            self.counts.ended(record)
 
     def go_on_with(self, quotas: Quotas) -> None:
         """Seed limits that have counted nothing yet with counts that are in no batch.

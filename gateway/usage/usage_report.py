@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import MAXYEAR, UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any
 
@@ -17,11 +17,10 @@ from gateway.usage.database import Database
 from gateway.usage.written import SUMMED, storable
 
 ROWS_MAX = 100_000
-MONTHS_MAX = 1200
 _COLUMNS = {
     "hour": "hour_s",
     "day": "hour_s / 86400 * 86400",
-    "month": "",
+    "month": "month",
     "group": "tenant",
     "tenant": "tenant",
     "key": "key_label",
@@ -29,7 +28,7 @@ _COLUMNS = {
     "user": "end_user",
     "model": "model",
 }
-"""SQL expression of each dimension; `_months` makes that of the month."""
+"""SQL expression of each dimension; that of the month depends on the kind of database."""
 DIMENSIONS = tuple(_COLUMNS)
 _MEASURES = (
     "requests",
@@ -60,8 +59,6 @@ class Question:
                 raise BadQuestion(f"by: {name[:50]!r} is none of: {', '.join(DIMENSIONS)}")
         if len(set(by)) < len(by):
             raise BadQuestion("by: names the same thing twice")
-        if "key" in by and not {"app", "user"}.isdisjoint(by):
-            raise BadQuestion("by: a key's use is not known by app or user; ask by tenant,key or by tenant,app,user")
         self.by = tuple(by)
         self.since = _moment(since, now)
         self.until = now if until is None else _moment(until, now)
@@ -222,18 +219,15 @@ def read(
 
     Raise BadQuestion if the answer is too long, and what `Database.transaction` raises.
     """
-    if user is not None and "key" in question.by:
-        raise BadQuestion("by: a key's use is not known by user")
-    labels = [f"{_months(question) if name == 'month' else _COLUMNS[name]} AS by_{name}" for name in question.by]
     groups = [f"by_{name}" for name in question.by]
-    statement = (
-        f"SELECT {', '.join([*labels, 'model', *(f'SUM({name})' for name in SUMMED)])} "
-        f"FROM {'fairgate_key_usage' if 'key' in question.by else 'fairgate_usage'} "
-        f"WHERE {'hour_s >= %s AND hour_s < %s' if tenant is None else _of_tenant(question)} "
-        f"{'' if user is None else 'AND end_user = %s '}"
-        f"GROUP BY {', '.join([*groups, 'model'])} LIMIT {ROWS_MAX + 1}"
-    )
     with database.transaction(writes=False) as step:
+        labels = [f"{step.month if name == 'month' else _COLUMNS[name]} AS by_{name}" for name in question.by]
+        statement = (
+            f"SELECT {', '.join([*labels, 'model', *(f'SUM({name})' for name in SUMMED)])} FROM fairgate_usage "
+            f"WHERE {'hour_s >= %s AND hour_s < %s' if tenant is None else _of_tenant(question)} "
+            f"{'' if user is None else 'AND end_user = %s '}"
+            f"GROUP BY {', '.join([*groups, 'model'])} LIMIT {ROWS_MAX + 1}"
+        )
         asked = (*(question.hours_s if tenant is None else (tenant,)), *(() if user is None else (hidden(user),)))
         found = step.ask(statement, asked)
     if len(found) > ROWS_MAX:
@@ -260,36 +254,18 @@ def read(
 def read_own(
     database: Database, tenant: str, prices: Mapping[str, PriceConfig], now: datetime
 ) -> tuple[dict[str, dict[str, float | int | None]], list[dict[str, Any]]]:
-    """Return one tenant's usage, service and due service of the last 24 hours and 30 days, and its usage by hour."""
+    """Return one tenant's usage of the last 24 hours and 30 days, and by hour."""
     hours = read(database, Question("24h", None, ("hour",), now), prices, storable(tenant))
     found = {}
     for name, since in (("day", "24h"), ("month", "30d")):
-        question = Question(since, None, (), now)
-        report = read(database, question, prices, storable(tenant))
-        with database.transaction(writes=False) as step:
-            statement = f"SELECT SUM(received), SUM(due) FROM fairgate_shares WHERE {_of_tenant(question)}"
-            [(received, due)] = step.ask(statement, (storable(tenant),))
-        shares = {"service_received": round(received or 0.0, 1), "service_due": round(due or 0.0, 1)}
-        found[name] = {**report.total.measures(has_prices=report.has_prices), **shares}
+        report = read(database, Question(since, None, (), now), prices, storable(tenant))
+        found[name] = report.total.measures(has_prices=report.has_prices)
     return found, hours.as_dicts()
 
 
 def _of_tenant(question: Question) -> str:
     """Return the SQL condition for one tenant's rows. It names each hour, so that no other tenant's row is scanned."""
     return f"hour_s IN ({', '.join(map(str, range(*question.hours_s, 3600)))}) AND tenant = %s"
-
-
-def _months(question: Question) -> str:
-    """Return the SQL expression for the month of an hour. Raise BadQuestion if there are too many months."""
-    since_s, until_s = question.hours_s
-    begins, cases = datetime.fromtimestamp(since_s, UTC).replace(day=1, hour=0), list[str]()
-    while begins.timestamp() < until_s:
-        if len(cases) == MONTHS_MAX or begins.year == MAXYEAR:
-            raise BadQuestion(f"by: month takes at most {MONTHS_MAX} months: ask for a shorter time")
-        ends = (begins + timedelta(days=31)).replace(day=1)
-        cases.append(f"WHEN hour_s < {ends.timestamp():.0f} THEN '{begins:%Y-%m}'")
-        begins = ends
-    return f"CASE {' '.join(cases)} ELSE '' END"
 
 
 def _labels(name: str, value: object, around: Mapping[str, Sequence[str]]) -> Sequence[str]:

@@ -7,7 +7,6 @@ the number is larger than the stored one. So a batch counts once, however often 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import isfinite
 
 from gateway.telemetry.access_log import hidden
@@ -27,25 +26,15 @@ SUMMED = (
     "queue_us",
     "engine_ms",
 )
-_ADDED_TO = {
-    "fairgate_usage": ("hour_s", "tenant", "app", "end_user", "model"),
-    "fairgate_key_usage": ("hour_s", "tenant", "key_label", "model"),
-}
-"""Tables of sums, and the key columns of each."""
-_ADD = {
-    table: f"INSERT INTO {table} ({', '.join((*key, *SUMMED))}) VALUES ({', '.join(['%s'] * len((*key, *SUMMED)))}) "
-    f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET "
-    + ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in SUMMED)
-    for table, key in _ADDED_TO.items()
-}
+_KEY = ("hour_s", "tenant", "app", "end_user", "model", "key_label")
+_ADD = (
+    f"INSERT INTO fairgate_usage ({', '.join((*_KEY, *SUMMED))}) "
+    f"VALUES ({', '.join(['%s'] * len((*_KEY, *SUMMED)))}) ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET "
+    + ", ".join(f"{name} = fairgate_usage.{name} + excluded.{name}" for name in SUMMED)
+)
 _IS_NEW = (
     "INSERT INTO fairgate_writers (writer, batch, written_s) VALUES (%s, %s, %s) ON CONFLICT (writer) DO UPDATE "
     "SET batch = excluded.batch, written_s = excluded.written_s WHERE fairgate_writers.batch < excluded.batch"
-)
-_ADD_SHARE = (
-    "INSERT INTO fairgate_shares (hour_s, tenant, received, due) VALUES (%s, %s, %s, %s) "
-    "ON CONFLICT (hour_s, tenant) DO UPDATE SET received = fairgate_shares.received + excluded.received, "
-    "due = fairgate_shares.due + excluded.due"
 )
 _USED = (
     "SELECT hour_s / {part_s} * {part_s} AS part, tenant, model, SUM(requests - refused), SUM(input_tokens), "
@@ -65,23 +54,18 @@ class Batch:
         self.sums = sums
 
 
-def _rows(sums: Sums) -> dict[str, dict[tuple[object, ...], list[int]]]:
-    """Return the sums to add to each table, by the key of the row."""
-    found: dict[str, dict[tuple[object, ...], list[int]]] = {table: {} for table in _ADDED_TO}
+def _rows(sums: Sums) -> dict[tuple[object, ...], list[int]]:
+    """Return the sums to add, by the key of the row: names that are stored alike are summed up."""
+    found: dict[tuple[object, ...], list[int]] = {}
     for (hour, tenant, app, user, model, label), totals in sums.items():
         amounts = [
             totals.requests, totals.refused, totals.input, totals.cached, totals.output, totals.wasted, totals.queue_us,
             totals.engine_ms,
         ]  # fmt: skip
-        when, who, what = hour * HOUR_S, storable(tenant), storable(model)
         end_user = OTHERS if user == OTHER_USERS else hidden(user)
-        by_key: tuple[object, ...] = (when, who, storable(label), what)
-        for table, key in (
-            ("fairgate_usage", (when, who, storable(app), end_user, what)),
-            ("fairgate_key_usage", by_key),
-        ):
-            before = found[table].get(key)
-            found[table][key] = amounts if before is None else [*map(sum, zip(before, amounts, strict=True))]
+        key = (hour * HOUR_S, storable(tenant), storable(app), end_user, storable(model), storable(label))
+        before = found.get(key)
+        found[key] = amounts if before is None else [*map(sum, zip(before, amounts, strict=True))]
     return found
 
 
@@ -105,25 +89,13 @@ def add(database: Database, batch: Batch, now_s: int) -> int:
 
 def add_sums(step: Transaction, sums: Sums) -> None:
     """Add sums in one order for all gateways, so that two that write equal rows do not deadlock."""
-    for table, rows in _rows(sums).items():
-        step.do_each(_ADD[table], [(*key, *amounts) for key, amounts in sorted(rows.items())])
-
-
-def add_shares(
-    database: Database, writer: str, number: int, now_s: int, shares: Mapping[str, tuple[float, float]]
-) -> None:
-    """Add the service that each tenant received and was due, in the unit of the policy, unless it was added before."""
-    hour_s = now_s // HOUR_S * HOUR_S
-    with database.transaction() as step:
-        if step.do(_IS_NEW, (writer, number, now_s)):
-            step.do_each(_ADD_SHARE, sorted((hour_s, storable(name), *both) for name, both in shares.items()))
+    step.do_each(_ADD, [(*key, *amounts) for key, amounts in sorted(_rows(sums).items())])
 
 
 def forget(database: Database, now_s: int, keep_days: int) -> None:
     """Delete hours older than `keep_days`, and writers that have been idle for WRITERS_KEPT_S."""
     with database.transaction() as step:
-        for table in (*_ADDED_TO, "fairgate_shares"):
-            step.do(f"DELETE FROM {table} WHERE hour_s < %s", (now_s - keep_days * 86_400,))
+        step.do("DELETE FROM fairgate_usage WHERE hour_s < %s", (now_s - keep_days * 86_400,))
         step.do("DELETE FROM fairgate_writers WHERE written_s < %s", (now_s - WRITERS_KEPT_S,))
 
 

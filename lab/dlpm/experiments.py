@@ -19,6 +19,7 @@ from lab.dlpm.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
 from lab.dlpm.programs import BLOCK_TOKENS, Misbehaviour, Programs, judge, long_context_qa, tree_of_thoughts
 from lab.experiment import Experiment, Figure, Findings, FromSourceError, Inputs, Row, holds, shown
 from lab.lab_driver import simulate
+from lab.plots import Series
 from lab.service import service
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
@@ -26,7 +27,6 @@ from policies.admission.policy import Policy
 from policies.orders.cost import LinearCost
 from policies.placements import placement
 from policies.queue.bounds import QueueLimits
-from simulation.plots import Series
 from simulation.run import Record
 from simulation.statistics import jain, percentile
 
@@ -56,9 +56,9 @@ BACKEND_QUANTA = (2000.0, 40_000.0, 200_000.0, 1_000_000.0, inf)
 MISBEHAVES = "0"
 
 FRONTIER_NOTE = (
-    "Eight documents a client, and 32 of the client that sends four times as many requests in S1. The "
-    "paper's three would fit this cache whole. VTC charges cached input in full, as in the paper; "
-    "charging a tenth, as the gateway does, it comes to an index of 0.970 and 0.960, below DLPM's."
+    "Eight documents a client, and 32 of the client that sends four times as many requests in S1: the "
+    "paper's three would fit this cache. VTC charges cached input in full, as in the paper; at a tenth, "
+    "as in the gateway, its index is 0.970 and 0.960, below DLPM's."
 )
 CLIENTS_NOTE = (
     "The quantum is 80,000, about two documents with their questions. At 20,000, DLPM comes to 0.29 and "
@@ -66,14 +66,14 @@ CLIENTS_NOTE = (
 )
 WORKERS_NOTES = (
     (
-        "Latency is over whole programs of the clients that behave. On several workers D2LPM loses to the "
-        "Preble-like router in latency by 8 to 27 %, but for the judges on two workers. To serve one program "
-        "to its end makes the mean shorter than to serve all side by side, and nobody needs protection here: "
-        "under the router a call waits 1 to 4 s, not the paper's hundreds."
+        "S2: tree of thoughts; S1: judge; then the number of workers. Latency is over complete programs of the "
+        "clients that behave. On several workers D2LPM loses to the Preble-like router by 8 to 27 %, except with "
+        "the judges on two workers. Serving one program to its end makes the mean shorter than serving all side by "
+        "side, and nobody needs protection here: under the router a call waits 1 to 4 s, not the paper's hundreds."
     ),
     (
-        "The paper's order by Jain's index does not come out: the client that misbehaves waits, the others "
-        "get what they ask for, and the index compares what clients ask for."
+        "The paper's order by Jain's index does not come out: the client that misbehaves waits, and the others "
+        "get what they ask for."
     ),
 )
 
@@ -263,9 +263,8 @@ def workers(inputs: Inputs) -> Findings:
             for name, make in SCHEDULERS.items():
                 if (name != PREBLE or count > 1) and (name != UNFAIR or count == 2):
                     studies[name][count] = average(make, programs, A10G, count, WORKER_SEEDS[count])
-            rows += _against(
-                f"{workload}, {count} workers", {name: by[count] for name, by in studies.items() if count in by}
-            )
+            where = f"{workload.rpartition(', ')[2]} × {count}"
+            rows += _against(where, {name: by[count] for name, by in studies.items() if count in by})
         drawn = {name: by for name, by in studies.items() if name != UNFAIR}
         slug = workload.replace(", ", "-").replace(" ", "-").lower()
         figures += [
@@ -275,9 +274,7 @@ def workers(inputs: Inputs) -> Findings:
     return Findings(rows, figures, (PREBLE_NOTE, *WORKERS_NOTES))
 
 
-PREBLE_NOTE = (
-    "The Preble-like router has Preble's published rule of placement, without its migration and its priorities."
-)
+PREBLE_NOTE = "The Preble-like router has Preble's published placement, without its migration and priorities."
 
 
 def _against(where: str, studies: Mapping[str, LocalityRun]) -> list[Row]:

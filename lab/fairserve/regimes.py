@@ -15,9 +15,9 @@ from lab.experiment import Experiment, Figure, Findings, Inputs, Row, shown
 from lab.fairserve.population import Population, workload
 from lab.fairserve.sections import LIMIT, LIMITED, POPULATION
 from lab.fairserve.study import Study, ends_calls, percent, protects_interactions, study
+from lab.plots import Series
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.overload import OverloadSettings
-from simulation.plots import Series
 
 FEW = POPULATION
 MANY = replace(POPULATION, abusers=60)
@@ -124,16 +124,15 @@ def _figure(frontier: Mapping[tuple[float, float], Sequence[ThresholdPoint]]) ->
 
 NOTES = (
     (
-        "Few abusers: the workload of sections 5.1 to 5.4. Many abusers: 60 that ask for as much together, "
-        "each for about half of the limit. No abusers: users who behave, and ask for 1.2 times as much as the "
-        "engine can do. Starts give up after 120 s."
+        "Few abusers: the workload of sections 5.1 to 5.4. Many abusers: 60 that together ask for as much, each "
+        "for about half of the limit. No abusers: users who ask for 1.2 times as much as the engine can do. "
+        "Starts give up after 120 s."
     ),
-    "Where nobody is beyond a limit, nobody is throttled. There more users are delayed under FairServe than under "
-    "VTC, because FairServe serves what is begun: VTC gives up 42 and 17 interactions in the middle, FairServe "
-    "none.",
+    "Where nobody is beyond a limit, nobody is throttled. FairServe then delays more users than VTC, because it serves "
+    "what is begun: VTC gives up 42 and 17 interactions in the middle, FairServe none.",
     "The threshold: down to 0.85 the seeds differ by more than the thresholds do. 0.7 / 0.5 spares a fifth of the "
-    "delayed users for 1.2 % of the tokens, 0.5 / 0.3 three fifths of them for 3.5 %. The default, 0.95 / 0.85, "
-    "has the highest throughput. 0.5 / 0.3 is what to set where waits matter more.",
+    "delayed users for 1.2 % of the tokens, 0.5 / 0.3 three fifths for 3.5 %. The default, 0.95 / 0.85, has the "
+    "highest throughput; set 0.5 / 0.3 where waits matter more.",
 )
 
 FAIRSERVE_REGIMES = Experiment(

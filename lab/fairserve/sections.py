@@ -19,9 +19,9 @@ from lab.fairserve.study import (
     protects_interactions,
     study,
 )
+from lab.plots import Series
 from policies.admission.engine import AdmissionEngine
 from policies.limits.throttle import Ceilings, ThrottleSettings
-from simulation.plots import Series
 from simulation.statistics import percentile
 
 POPULATION = Population()
@@ -214,15 +214,15 @@ def _kv(shares: list[float]) -> str:
 
 NOTES = (
     (
-        "The workload is synthetic: graph sizes, tokens, applications and the number of users are published, "
-        "how they spread is assumed (lab/fairserve/population.py). Those who behave load one engine "
-        "(h100-llama3-8b, 32,768 tokens) to 0.55 of its capacity. Three abusers ask for one and a half times "
-        "as much as the engine can do."
+        "The workload is synthetic: graph sizes, tokens, applications and the number of users are published; "
+        "their spread is assumed (lab/fairserve/population.py). Users who behave load one engine "
+        "(h100-llama3-8b, 32,768 tokens) to 0.55 of its capacity. Three abusers ask for 1.5 times as much as "
+        "the engine can do."
     ),
     (
         "The paper prints no limits. Here a user may start 10 interactions a minute under FairServe while the "
-        "KV cache is overloaded. RPM counts requests: at 10 the engine has room to spare, at 60 it is as "
-        "overloaded as without a limit."
+        "KV cache is overloaded. RPM counts requests: at 10 the engine has room to spare, at 60 it is as full "
+        "as without a limit."
     ),
     (
         "VTC, RPM and FS (W) know nothing of interactions, so interactions are cut. FairServe lets calls "

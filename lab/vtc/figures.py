@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab.experiment import Experiment, Figure, Findings, Inputs, Row, holds, shown, within
+from lab.plots import Series
 from lab.vtc.fairness import (
     Served,
     accumulated_gap,
@@ -17,7 +18,6 @@ from lab.vtc.fairness import (
 )
 from lab.vtc.runs import TWO_U, Scheduler, fcfs, lcf, serve, vtc
 from lab.vtc.workload import increase, on_off, overload, poisson_short_long, shift
-from simulation.plots import Series
 from simulation.run import Arrival, Run
 
 END_S = 600.0
@@ -104,8 +104,7 @@ def fig3(inputs: Inputs) -> Findings:
         _grows(unfair, "linear, 261,978"),
         _busy([fair, unfair], "893 / 876"),
     ]
-    notes = ["As in the paper, VTC is measured on six minutes of arrivals, of which it serves the last after ten, and "
-             "FCFS on ten."]  # fmt: skip
+    notes = ["As in the paper, VTC has six minutes of arrivals, served within ten, and FCFS has ten."]
     return Findings(rows, [_gaps("fig3-gap", "Two clients, 90 and 180 requests a minute", fair, unfair)], notes)
 
 
@@ -133,7 +132,7 @@ def fig5(inputs: Inputs) -> Findings:
         within("client 1 over all", 191, overall[0], 0.05),
         within("client 2 over all", 1125, overall[1], 0.05),
     ]
-    notes = ["What client 1 leaves is used: service in all is the same whether it sends or pauses (work conservation)."]
+    notes = ["Work conservation: the sum of service is the same whether client 1 sends or pauses."]
     return Findings(rows, [_services("fig5-service", "Client 1 pauses every other minute", [("", scene)])], notes)
 
 
@@ -180,8 +179,8 @@ def fig8(inputs: Inputs) -> Findings:
     notes = [
         (
             "The paper's text has 64/512 and 512/64 tokens; its code and data have 512/32 and 32/512, used here. "
-            "The accumulated gap passes 2U in the first half minute, when only client 1 waits, so theorem 4.4 is "
-            "not contradicted."
+            "The accumulated gap passes 2U in the first half minute, while only client 1 waits, which theorem 4.4 "
+            "allows."
         )
     ]
     return Findings(rows, [_gaps("fig8-gap", "Long prompts against long answers", fair, unfair, 300.0)], notes)
@@ -204,8 +203,8 @@ def fig9(inputs: Inputs) -> Findings:
     ]  # fmt: skip
     notes = [
         (
-            "Times here are shorter than the paper's, by 0.1 s where nothing waits: the HTTP server and the "
-            "tokenizer are not part of the model."
+            "Times are shorter than the paper's, by 0.1 s where nothing waits: the model has no HTTP server and no "
+            "tokenizer."
         )
     ]
     figure = Figure("fig9-ttft", "Client 2 sends ever faster: TTFT by arrival", "seconds", "TTFT, seconds", series)
@@ -225,8 +224,7 @@ def fig10(inputs: Inputs) -> Findings:
         shown("phase 3, VTC", "484 / 877", _list(lifted.rates(*third))),
         shown("phase 3, LCF", "398 / 960", _list(banked.rates(*third))),
     ]
-    notes = [("Client 1 asks for little in the first five minutes. Without the lift it has banked that, and client "
-"2 pays.")]  # fmt: skip
+    notes = ["Client 1 asks for little in the first five minutes. Without the lift it banks credit, and client 2 pays."]
     scenes = [("VTC, ", lifted), ("LCF, ", banked)]
     return Findings(rows, [_services("fig10-service", "The load shifts at 300 and 600 s", scenes, 900.0)], notes)
 
@@ -249,8 +247,8 @@ def weighted(inputs: Inputs) -> Findings:
     ]
     notes = [
         (
-            "Everybody sends 90 requests a minute here. In figure 16 (b) the rates themselves are 1:2:3:4, so "
-            "that arrival order alone gives these shares."
+            "All clients send 90 requests a minute. In figure 16 (b) the rates themselves are 1:2:3:4, so that "
+            "arrival order alone gives these shares."
         )
     ]
     return Findings(rows, [_services("weighted-service", "Weights 1:2:3:4, equal rates", [("", fair)])], notes)

@@ -15,6 +15,7 @@ from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile, profile
 from lab.experiment import Experiment, Figure, Findings, Inputs, holds, shown
 from lab.lab_driver import simulate
+from lab.plots import Series
 from lab.vtc.known_lengths import KnownLengths
 from lab.vtc.runs import arena, measure, serve, step_times, vtc
 from lab.vtc.windows import Rule, in_flight, serve_with_rule, starts_now, waiting
@@ -26,7 +27,6 @@ from policies.orders.fcfs import Fcfs
 from policies.orders.order import Order
 from policies.orders.vtc import Vtc
 from policies.queue.bounds import QueueLimits
-from simulation.plots import Series
 from simulation.run import Arrival, Run
 
 BACKEND = "engine"
@@ -127,16 +127,16 @@ def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Findings:
         )
     ]  # fmt: skip
     notes = [
-        f"The first five rows are means over {points} step times within 3.5 %, the others single runs. Which fixed "
-        "window does well depends on the lengths of requests and has to be known: the average difference is "
+        f"The first five rows are means over {points} step times within 3.5 %, the others single runs. A good fixed "
+        "window "
+        "depends on the lengths of requests: the average difference is "
         f"{windows[24].gap:.0f} at 24 requests, {windows[64].gap:.0f} at 64, {direct.gap:.0f} without a gateway. The "
-        "production engine knows only what a scrape says.",
-        f"Inside vLLM, which does not know how long answers will be, {inside.preemptions:.0f} requests are thrown out "
-        "and computed again; the paper's engine knows the lengths and preempts nothing.",
-        (
-            "Without the lengths, the production engine fills the cache to the mean and a standard deviation of "
-            "what will be held. With them, it preempts nothing, but spreads the starts."
-        ),
+        "production engine knows only an engine's metrics.",
+        f"vLLM does not know how long answers will be, and preempts {inside.preemptions:.0f} requests; the paper's "
+        "engine "
+        "knows the lengths and preempts none. Without the lengths, the production engine fills the cache to the mean "
+        "and a "
+        "standard deviation of what will be held; with them it preempts none, but spreads the starts.",
     ]
     return Findings(rows, figures, notes)
 

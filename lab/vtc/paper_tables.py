@@ -7,6 +7,7 @@ from math import sqrt
 from statistics import mean, median, stdev
 
 from lab.experiment import Experiment, Figure, Findings, Inputs, Row, holds, shown, within
+from lab.plots import Series
 from lab.vtc.fairness import Discrepancy, accumulated_gap
 from lab.vtc.recorded import RunMeasures, measures, read_runs
 from lab.vtc.runs import (
@@ -29,7 +30,6 @@ from lab.vtc.runs import (
 )
 from lab.vtc.workload import overload
 from policies.orders.cost import ProfiledCost
-from simulation.plots import Series
 
 Printed = tuple[float, float, float]
 
@@ -53,11 +53,9 @@ def recorded_metrics(inputs: Inputs) -> Findings:
     runs = {run.run: measures(run) for run in read_runs(inputs.trace("vtc_artifact_runs.csv.gz"))}
     rows = [recorded_row(name, runs[str(run)], cost, printed) for name, run, cost, printed in RECORDED]
     notes = [
-        (
-            "Maximum, average and variance (± 0.05) of the difference, of nine runs that the authors measured on "
-            "an A10G; only the measures are ours. Times have four decimals, so 743.2249 stands where the paper "
-            "prints 743.23."
-        )
+        "Maximum, average and variance (± 0.05) of the difference in nine runs that the authors measured on an A10G; "
+        "only "
+        "the measures are ours. Times have four decimals: 743.2249 for the paper's 743.23."
     ]
     return Findings(rows, notes=notes)
 
@@ -80,12 +78,7 @@ def rate_limits(inputs: Inputs) -> Findings:
         required = f"{admitted} ± {tolerance}" if tolerance else str(admitted)
         rows.append(holds(f"RPM({limit}), admitted", admitted, count, required, abs(count - admitted) <= tolerance))
         rows.append(within(f"RPM({limit}), tokens/s", rate, run.tokens_per_s, 0.03))
-    notes = [
-        (
-            "These are input and output tokens of admitted requests. The paper's text has 210 requests a minute, "
-            "its trace 150."
-        )
-    ]
+    notes = ["Input and output tokens of admitted requests. The paper's text has 210 requests a minute, its trace 150."]
     return Findings(rows, notes=notes)
 
 
@@ -134,12 +127,11 @@ def table2(inputs: Inputs, points: int = 11, points_vtc: int = 41) -> Findings:
         within("tokens/s, VTC", 779, rates[2], 0.03),
     ]  # fmt: skip
     notes = [
-        f"Cells are medians, the orders those of means, over {points} step times within 3.5 % of the fitted one, and "
-        f"over {points_vtc} for the three forms of VTC. These lie so close that a single run does not separate them, "
-        f"nor does the paper's: VTC is above VTC(predict) by {_difference(runs['VTC'], runs['VTC(predict)'])}, that "
-        f"above VTC(oracle) by {_difference(runs['VTC(predict)'], runs['VTC(oracle)'])} (mean ± standard error). With "
-        "11 step times for each, VTC and VTC(predict) came out equal. What the lift and the counters do (LCF, FCFS) is "
-        "far outside of such errors."
+        f"Medians, and orders of means, over {points} step times within 3.5 % of the fitted one, over {points_vtc} for "
+        "the three forms of VTC. A single run does not separate those, nor does the paper's: VTC is above "
+        "VTC(predict) by "
+        f"{_difference(runs['VTC'], runs['VTC(predict)'])}, VTC(predict) above VTC(oracle) by "
+        f"{_difference(runs['VTC(predict)'], runs['VTC(oracle)'])} (mean ± standard error)."
     ]
     return Findings(rows, notes=notes)
 
@@ -162,11 +154,9 @@ def table3(inputs: Inputs, points: int = 5) -> Findings:
         runs = [measure(serve(scheduler, arrivals, loop=loop, cost=cost), cost=cost) for loop in step_times(points)]
         rows.append(shown(f"{name}: max / avg / var / tokens/s", cells(*printed[name]), medians(runs)))
     notes = [
-        (
-            "Counters and measures with the profiled cost. The printed formula is ten times the one behind the "
-            "tables, which is used here. VTC comes out fairer than in the paper, LCF less fair; the cause is not "
-            "known."
-        )
+        "The printed formula is ten times the one behind the tables, which is used here. VTC comes out fairer than in "
+        "the "
+        "paper, LCF less fair; the cause is not known."
     ]
     return Findings(rows, notes=notes)
 
@@ -184,7 +174,7 @@ def table4(inputs: Inputs, points: int = 5) -> Findings:
             for seed, loop in enumerate(step_times(points))
         ]
         rows.append(shown(f"{name}: max / avg / var / tokens/s", cells(*printed[name]), medians(runs)))
-    notes = ["As in the paper, FCFS has ten minutes of arrivals and the others six; all are measured over ten."]
+    notes = ["As in the paper, FCFS has ten minutes of arrivals, the others six; all are measured over ten."]
     return Findings(rows, notes=notes)
 
 
@@ -233,9 +223,7 @@ def overloaded(
         holds(f"accumulated gap, largest of {3 * points} runs", "< 2U", most, f"< {TWO_U:.0f} (2U)", most < TWO_U),
     ]
     least, largest = (pick(run.difference.avg for run in runs["VTC"]) for pick in (min, max))
-    notes = [
-        f"Cells are medians over {points} runs; plain VTC's average lies between {least:.1f} and {largest:.0f} in them."
-    ]
+    notes = [f"Medians over {points} runs, in which plain VTC's average lies between {least:.1f} and {largest:.0f}."]
     series = [
         Series(label, _largest_in_each(GAP_WINDOW_S, accumulated_gap(each[points // 2].requests)))
         for label, each in runs.items()

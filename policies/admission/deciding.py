@@ -71,7 +71,7 @@ class Deciding:
         self.requests = RequestLedger(policy, self.limits, lengths, self.interactions, quotas, shares)
         self.backends = self.requests.backends
         self.working_set = self.requests.working_set
-        self.room = PoolRoom(self.backends, self.working_set, shares, self.requests.giving_back)
+        self.room = PoolRoom(self.backends, self.working_set, shares, self.requests.preemption)
         self.room.follow(policy)
         self.elsewhere: Elsewhere | None = None
         """The other gateways; None if this gateway is the only one."""
@@ -225,14 +225,14 @@ class Deciding:
                         continue
                     self.blocked = popped
                     self._waits.blocked(popped, now)
-                    if popped is not None and len(requests.giving_back):
-                        self._take_back(popped, now, decisions)
+                    if popped is not None and len(requests.preemption):
+                        self._preempt_for(popped, now, decisions)
                     return
                 request = popped.request
                 decisions.append(self._dispatch(request, popped.backend, now))
                 if self.room.waits_inside(popped.backend):
                     inside = Blocked(request, {popped.backend: Obstacle.SLOTS})
-                    decisions += requests.give_back(inside, [popped.backend], now)
+                    decisions += requests.preempt(inside, [popped.backend], now)
             except Exception as error:
                 request = request or self._waiting.get(self.room.asked) or next(iter(self._waiting.requests.values()))
                 decisions.append(self._strike(request, error, now))
@@ -243,16 +243,16 @@ class Deciding:
         decisions += [self._reject(one, why, now, CALM) for one, why in aside if why is not None]
         return bool(aside)
 
-    def _take_back(self, popped: Blocked, now: float, decisions: list[Decision]) -> None:
+    def _preempt_for(self, popped: Blocked, now: float, decisions: list[Decision]) -> None:
         """Preempt batch work for the next in order at each queue, and for a sleeping request at each full node."""
         for blocked in (popped, *popped.others):
-            decisions += self.requests.give_back(blocked, self.room.takes_back_at(blocked), now)
+            decisions += self.requests.preempt(blocked, self.room.preempts_at(blocked), now)
         for order in self.policy.queues().values():
             for request, node in order.backlog.asleep_at() if order.backlog is not None else ():
                 if request is not popped.request and self.requests.tree.full_for(request) is not None:
                     blocked = Blocked(request, dict.fromkeys(self.backends, Obstacle.CEILING))
                     blocked.ceiling = node
-                    decisions += self.requests.give_back(blocked, list(self.backends), now)
+                    decisions += self.requests.preempt(blocked, list(self.backends), now)
 
     def _dispatch(self, request: Request, backend: str, now: float) -> Dispatch:
         self.requests.dispatched(request, backend, now)
@@ -328,7 +328,7 @@ def strike(requests: RequestLedger, request: Request, now: float) -> None:
         received = ServiceTokens(request.prompt_tokens, 0 if lease is None else lease.output_tokens)
         parts += [
             lambda: requests.policy.charge(request, received, now, final=True),
-            lambda: requests.giving_back.ended(request, received, is_given_back=False),
+            lambda: requests.preemption.ended(request, received, is_preempted=False),
         ]
     else:
         parts.append(lambda: requests.policy.remove(request, now))
@@ -336,7 +336,7 @@ def strike(requests: RequestLedger, request: Request, now: float) -> None:
         if (held := ledger.leases.get(request.id)) is not None:
             parts.append(partial(ledger.remove, held, now))
     parts += [
-        lambda: requests.giving_back.forget(request),
+        lambda: requests.preemption.forget(request),
         lambda: requests.working_set.left(request, NO_SERVICE, now),
         lambda: requests.interactions.broke_off(request, NO_SERVICE, now),
         lambda: requests.settle(request, NO_SERVICE, now),

@@ -25,8 +25,8 @@ class Failure(StrEnum):
     backend again, but other requests do."""
     BROKEN = "broken"
     """The answer broke off. The received service stays charged."""
-    GIVEN_BACK = "given_back"
-    """The request was preempted by a `GiveBack`. It returns to the queue, and its service so far stays charged."""
+    PREEMPTED = "preempted"
+    """The request was preempted by a `Preempt`. It returns to the queue, and its service so far stays charged."""
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
@@ -53,13 +53,13 @@ class Reject(NamedTuple):
     """A sentence on the ceiling that kept the request waiting; "" if none did."""
 
 
-class GiveBack(NamedTuple):
-    """The decision to preempt a dispatched batch request in favour of interactive work (`queue.giving_back`)."""
+class Preempt(NamedTuple):
+    """The decision to preempt a dispatched batch request in favour of interactive work (`tree.preemption`)."""
 
     id: str
 
 
-Decision = Dispatch | Reject | GiveBack
+Decision = Dispatch | Reject | Preempt
 
 
 class Decided(NamedTuple):

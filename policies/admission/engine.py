@@ -194,7 +194,7 @@ class AdmissionEngine(Deciding):
             if failure is Failure.BROKEN:
                 return self.cancelled(request_id, now, service)
             now = self._time(now)
-            if failure is Failure.GIVEN_BACK:
+            if failure is Failure.PREEMPTED:
                 received = service or self.requests.received(lease, now)
                 self._waits.returned(request, lease.dispatched_s, now)
                 self.requests.returned(request, now, received)
@@ -263,7 +263,7 @@ class AdmissionEngine(Deciding):
 
     def wanted_elsewhere(self, now: float) -> Sequence[Decision]:
         """Preempt batch work here, because an interactive request at another gateway has no room."""
-        return self.requests.give_back(None, list(self.backends), self._time(now))
+        return self.requests.preempt(None, list(self.backends), self._time(now))
 
     def catch_up(self, now: float) -> float:
         """Update counters and ledgers to the streamed tokens. Return the time by the admission engine's clock."""

@@ -145,9 +145,9 @@ class Policy:
         """Return whether requests must carry the hashes of their prompt's blocks."""
         return self.prefixes is not None
 
-    def is_ahead(self, tenant: str) -> bool:
-        """Return whether this tenant is ahead of one with a sleeping start by more than the window, in any queue."""
-        return any([order.backlog is not None and order.backlog.is_ahead(tenant) for order in self.queues().values()])
+    def may_pass_starts(self, tenant: str) -> bool:
+        """Return whether a tenant may begin before the starts that wait for the working set, in any queue."""
+        return all([order.backlog is None or order.backlog.may_pass_starts(tenant) for order in self.queues().values()])
 
     def first_start(self) -> Request | None:
         """Return the first start that waits for the working set (`Backlog.first_start`); None if none waits."""

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Final
 
 from policies.admission import lifecycle
-from policies.admission.decisions import GiveBack
+from policies.admission.decisions import Preempt
 from policies.admission.lifecycle import Event, IllegalEvent, UnknownRequest
 from policies.admission.policy import Policy
 from policies.admission.room import DueTimes
@@ -31,9 +31,9 @@ from policies.orders.order import Order
 from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.engine_start import EngineStart
 from policies.queue.expected_wait import Expected, ExpectedWaits, Gate, GateState
-from policies.queue.giving_back import GivingBack
 from policies.request import Pressure, Refusal, Refused, Request, ServiceTokens, State
 from policies.tree.pool_tree import PoolTree
+from policies.tree.preemption import Preemption
 
 NO_SERVICE: Final = ServiceTokens(0, 0)
 
@@ -62,7 +62,7 @@ class RequestLedger:
         self.lengths = lengths
         self.interactions = interactions
         self.quotas = quotas
-        self.giving_back = GivingBack()
+        self.preemption = Preemption()
         self._streaming: list[Lease] = []
         """Leases with tokens that are not charged yet."""
         self.charged_s = -inf
@@ -215,7 +215,7 @@ class RequestLedger:
             self._expect(request)  # the lengths may have been learned while the request waited
         lease = self.leases[request.id] = Lease(request, backend, now)
         if request.can_wait:
-            self.giving_back.dispatched(request, backend)
+            self.preemption.dispatched(request, backend)
         self.touched[backend] = None
         self.backends[backend].add(lease)
         self.tree.dispatched(request, lease.held_tokens)
@@ -236,9 +236,9 @@ class RequestLedger:
         `received`: service of a preempted request, charged while it waits: a refund would let it go again at once.
         """
         self._apply(lifecycle.RETURNED, request)
-        is_given_back = received is not NO_SERVICE
-        self._end_lease(request, received, now, is_given_back=is_given_back)
-        if is_given_back:  # while it waits, it takes no room in the working set from others
+        is_preempted = received is not NO_SERVICE
+        self._end_lease(request, received, now, is_preempted=is_preempted)
+        if is_preempted:  # while it waits, it takes no room in the working set from others
             self.working_set.left(request, NO_SERVICE, now)
         # The tenant's weight may have changed while the request ran.
         leaf = request.flow.tenant
@@ -309,7 +309,7 @@ class RequestLedger:
         self.working_set.left(request, service, now)
         self.settle(request, service, now, ran_s)
 
-    def give_back(self, blocked: Blocked | None, engines: list[str], now: float) -> list[GiveBack]:
+    def preempt(self, blocked: Blocked | None, engines: list[str], now: float) -> list[Preempt]:
         """Preempt at most one batch request, at one of these engines, for an interactive request without room.
 
         `blocked`: that request and its obstacles; None if it waits at another gateway.
@@ -317,7 +317,7 @@ class RequestLedger:
         order, node = (self.order_of(blocked.request), blocked.ceiling) if blocked else (self.policy.order, "")
         if (blocked is not None and blocked.request.can_wait) or not engines or order.backlog is None:
             return []
-        id = self.giving_back.choose(
+        id = self.preemption.choose(
             engines,
             sum([ledger.sequences for ledger in self.backends.values()]),
             order.backlog.batch_share,
@@ -326,7 +326,7 @@ class RequestLedger:
             node=node,
             is_below=(lambda each: self.tree.makes_room(each, blocked.request)) if node and blocked else None,
         )
-        return [] if id is None else [GiveBack(id)]
+        return [] if id is None else [Preempt(id)]
 
     def lease(self, request_id: str) -> Lease:
         """Return the lease of a dispatched request. Raise UnknownRequest if there is none."""
@@ -367,7 +367,7 @@ class RequestLedger:
                 self._due.note(name, ledger.estimate(now))
                 if len(ledger.starting) < starting:
                     started.append(name)
-        for request_id in self.giving_back:
+        for request_id in self.preemption:
             lease = self.leases[request_id]
             if not lease.request.streamed:  # batch work is charged in time, because its service decides what it is owed
                 self.policy.charge(lease.request, self.received(lease, now), now, final=False)
@@ -423,15 +423,15 @@ class RequestLedger:
             request.progress.rests = False
         else:
             self.policy.remove(request, now)
-        self.giving_back.forget(request)
+        self.preemption.forget(request)
         self.tree.left(request)
         self.working_set.left(request, NO_SERVICE, now)
 
-    def _end_lease(self, request: Request, charged: ServiceTokens, now: float, *, is_given_back: bool = False) -> float:
+    def _end_lease(self, request: Request, charged: ServiceTokens, now: float, *, is_preempted: bool = False) -> float:
         """End the run of a request in every table. Return its seconds."""
         lease = self.leases[request.id]
         if request.can_wait:
-            self.giving_back.ended(request, charged, is_given_back=is_given_back)
+            self.preemption.ended(request, charged, is_preempted=is_preempted)
         self.backends[lease.backend].remove(lease, now)
         self.tree.ended(request, lease.held_tokens)
         self.policy.charge(request, charged, now, final=True)

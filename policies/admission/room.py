@@ -25,9 +25,9 @@ from policies.capacity.working_set import WorkingSet
 from policies.placements.prefill_parts import PrefillParts
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.queue.backlog import Backlog
-from policies.queue.giving_back import GivingBack
 from policies.request import Refused, Request
 from policies.tree.pool_tree import PoolTree
+from policies.tree.preemption import Preemption
 
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
 """Obstacles at an engine that may have room for a smaller request. So may one that is closed to this request alone."""
@@ -104,7 +104,7 @@ class DueTimes:
 
 Standing = tuple[bool, bool]
 """Properties of a request that decide about its room, as (paced, spent). Paced: its start must be spread. Spent: it is
-batch work that could exceed the bound of waste (`queue.giving_back`)."""
+batch work that could exceed the bound of waste (`tree.preemption`)."""
 
 
 Answers = tuple[Blocked, Standing, int]
@@ -122,10 +122,10 @@ class PoolRoom:
         backends: Mapping[str, BackendLedger],
         working_set: WorkingSet,
         tree: PoolTree,
-        giving_back: GivingBack,
+        preemption: Preemption,
     ) -> None:
         self._tree: Final = tree
-        self._giving_back: Final = giving_back
+        self._preemption: Final = preemption
         self.rivals: Rivals | None = None
         """Requests at other gateways; None if this gateway is the only one."""
         self.prefixes: PrefixIndex | None = None
@@ -185,7 +185,7 @@ class PoolRoom:
         """Follow a new policy."""
         self.prefixes = policy.prefixes
         self._working_set.first_start = policy.first_start if policy.order.admits_wholes else None
-        self._working_set.is_ahead = policy.is_ahead
+        self._working_set.may_pass_starts = policy.may_pass_starts
         self._backlog = backlog = policy.order.backlog
         self._working_set.batch_share = backlog.batch_share if backlog is not None else 0.0
         has_parts = backlog is not None and policy.order.has_prefill_parts
@@ -220,6 +220,8 @@ class PoolRoom:
         known = self._answers.get(request.id)
         if known is not None and known[1] == standing:
             return self._asked_again(request, known)
+        if request.engine or request.progress.closed is not None:  # a full engine may be closed to this request as well
+            return self._found(request, standing, {}, list(self._backends.values()))
         return self._found(request, standing, self._full.copy(), list(self._open.values()))
 
     def _asked_again(self, request: Request, known: Answers) -> Sequence[BackendLedger] | Blocked:
@@ -309,7 +311,7 @@ class PoolRoom:
         """
         ledger = self._backends[engine]
         capacity = ledger.kv.capacity_tokens
-        if request.can_wait or not len(self._giving_back) or capacity is None:
+        if request.can_wait or not len(self._preemption) or capacity is None:
             return not request.can_wait
         left = ledger.kv_fraction() * capacity - self._batch_tokens(ledger)
         return left + ledger.kv.footprint_tokens(request) <= ledger.kv.limit_tokens()
@@ -318,7 +320,7 @@ class PoolRoom:
     def _batch_tokens(ledger: BackendLedger) -> int:
         return sum([lease.held_tokens for lease in ledger.leases.values() if lease.request.can_wait])
 
-    def takes_back_at(self, blocked: Blocked) -> list[str]:
+    def preempts_at(self, blocked: Blocked) -> list[str]:
         """Return the engines where batch work may be preempted for the next in order: its reserved one, if any."""
         request, (request_id, engine) = blocked.request, self._reserved
         if blocked.nearest() is Obstacle.CEILING:
@@ -345,19 +347,19 @@ class PoolRoom:
 
     def _standing(self, request: Request) -> Standing:
         # Batch work fills the gaps, and its room can be preempted: interactive starts need not be spread beside it.
-        is_paced = self._tree.is_flooding(request) and (request.can_wait or not len(self._giving_back))
+        is_paced = self._tree.is_flooding(request) and (request.can_wait or not len(self._preemption))
         backlog = self._backlog
         is_spent = (
             request.can_wait
             and backlog is not None
             and not backlog.owes_batch
-            and not self._giving_back.may_waste(request, backlog.batch_share)
+            and not self._preemption.may_waste(request, backlog.batch_share)
         )
         return is_paced, is_spent
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: Standing) -> Obstacle | None:
         (paced, is_spent), now = standing, self._now
-        if is_spent and ledger.leases and self._giving_back.is_kept_free(request, ledger.name):
+        if is_spent and ledger.leases and self._preemption.is_kept_free(request, ledger.name):
             return Obstacle.TURN
         obstacle = ledger.obstacle(request, now, paced=paced)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):

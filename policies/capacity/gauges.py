@@ -23,14 +23,14 @@ class CapacitySettings:
     )
     kv_ceiling: float = setting(
         0.96,
-        "Share of an engine's KV cache up to which requests are dispatched, their expected growth included, where "
-        "answers may become longer than expected. More fills it a little better, and has the engine preempt more.",
+        "Share of an engine's KV cache up to which requests are dispatched, their expected growth included. More fills "
+        "the cache better, and the engine preempts more.",
         least=0.5,
         most=1,
     )
     max_concurrency: int | None = setting(
         None,
-        "Upper bound of requests in flight at one engine without metrics; found by trial when absent.",
+        "Most requests in flight at an engine without metrics. Default: found by trial.",
         kind=int,
         least=1,
         most=1_000_000,

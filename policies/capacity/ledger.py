@@ -85,9 +85,7 @@ class BackendLedger:
 
     # --- questions ---
 
-    def obstacle(
-        self, request: Request, now: float, *, paced: bool = False, cached_tokens: int = 0
-    ) -> Obstacle | None:
+    def obstacle(self, request: Request, now: float, *, paced: bool = False, cached_tokens: int = 0) -> Obstacle | None:
         """Return the obstacle that keeps this request from starting now; None if there is none.
 
         Args:
@@ -106,7 +104,8 @@ class BackendLedger:
         prefill_limit: float = self.prefill.tokens
         sequences, slots = self.sequences + request.sequences, self.slots.taken_by(request.sequences)
         if allowance is None:
-            if self.slots_taken + slots > self.slots.most():
+            # Of a request with several sequences, some may wait inside: slots that become free one by one are used.
+            if self.slots_taken + max(1, slots - self._settings.waiting_target) > self.slots.most():
                 return Obstacle.SLOTS
         elif sequences > allowance.sequences:
             return Obstacle.SLOTS

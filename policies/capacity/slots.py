@@ -67,12 +67,13 @@ class Slots:
     def most(self) -> int:
         """Return how many sequences may be dispatched in all.
 
-        No request waits inside an engine whose slots are known, because nothing can pass it there. As long as the slots
-        are not known, twice `waiting_target` more are dispatched: a queue above the target shows how many there are.
+        No request waits inside an engine whose slots are configured or reported, because nothing can pass it there.
+        Beyond learned slots `waiting_target` more are dispatched, since there may be more slots. As long as none were
+        learned it is twice as many: a queue above the target shows how many there are.
         """
         limit = self.count + self._on_the_way
-        if self.known() is None:
-            limit += 2 * self._waiting_target
+        if not self._is_known:
+            limit += self._waiting_target * (1 if self._is_learned else 2)
         return max(1, limit if self._most is None else min(limit, self._most))
 
     def taken_by(self, sequences: int) -> int:

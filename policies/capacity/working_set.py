@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
 from statistics import fmean
 from typing import Final
@@ -45,9 +46,10 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
 from policies.capacity.pace import SEEN_MIN, USUAL_S
 from policies.contexts import KeptShare, Kind, Kinds
-from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens, is_batch
+from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens
 from policies.tree.node import BATCH_CONTEXTS, CONTEXTS
 from policies.tree.pool_tree import PoolTree
+from policies.tree.preemption import over_part
 
 MEASURED_EVERY_S: Final = 0.5
 """Least time between two measurements of K and R, and of whether the set has outgrown K."""
@@ -99,9 +101,8 @@ class WorkingSet:
         self.kinds: Final = Kinds(APPS_MAX)
         """Learned sizes of contexts, by kind of interaction."""
         self.kept: Final = KeptShare()
-        self.is_ahead: Callable[[str], bool] = _nobody
-        """Function that tells whether a tenant is more than the window of the order ahead of one with a waiting
-        start."""
+        self.may_pass_starts: Callable[[str], bool] = _anybody
+        """Function that tells whether a tenant is within the window of the order above those with waiting starts."""
         self.batch_share = 0.0
         """Part of K that batch work has beside other work."""
         self._now = self._entered_s = -inf
@@ -140,7 +141,7 @@ class WorkingSet:
         available = self.available(request)
         if available == inf:
             return True
-        if self.is_ahead(request.flow.tenant) and self._is_within_its_part(self.first_start):
+        if not self.may_pass_starts(request.flow.tenant) and self._first_is_within_its_part():
             return False
         return self._expected_tokens(request) <= available or not (request.can_wait or self._is_followed(request))
 
@@ -159,9 +160,9 @@ class WorkingSet:
             part = self._part(request)
         return max(self.capacity_tokens - counted, part - used) if counted else inf
 
-    def _is_within_its_part(self, first_start: Callable[[], Request | None] | None) -> bool:
+    def _first_is_within_its_part(self) -> bool:
         """Return whether the start that goes first is no larger than its tenant's part, or waits at another gateway."""
-        first = first_start() if first_start is not None else None
+        first = self.first_start() if self.first_start is not None else None
         return first is None or self._expected_tokens(first) <= self._part(first)
 
     def _part(self, request: Request) -> float:
@@ -193,8 +194,7 @@ class WorkingSet:
     @property
     def tokens(self) -> float:
         """Sum of the contexts that count here."""
-        pool = self._tree.pool
-        return pool.usage_here(CONTEXTS).amount + pool.usage_here(BATCH_CONTEXTS).amount
+        return self._tree.pool.here(CONTEXTS) + self._tree.pool.here(BATCH_CONTEXTS)
 
     @property
     def tokens_in_all(self) -> float:
@@ -356,8 +356,8 @@ class WorkingSet:
         for own in idle.values():
             own.sort(key=_began_s)
         while idle and self.tokens > most_tokens:
-            is_taken = self._tree.pool.used[BATCH_CONTEXTS] > self.batch_share * self.capacity_tokens
-            most = max(idle, key=lambda name: (is_taken and is_batch(name), self._tree.contexts_per_part(name)))
+            is_batch_over = self._tree.pool.used[BATCH_CONTEXTS] > self.batch_share * self.capacity_tokens
+            most = min(idle, key=partial(self._over_part, is_batch_over))
             context = idle[most].pop()
             if not idle[most]:
                 del idle[most]
@@ -365,9 +365,12 @@ class WorkingSet:
             self._resize(context, 0)
             self._parked[context] = None
 
+    def _over_part(self, is_batch_over: bool, leaf: str) -> tuple[bool, float]:
+        return over_part(leaf, self._tree.contexts_per_part(leaf), 1.0, is_batch_over=is_batch_over)
 
-def _nobody(tenant: str) -> bool:
-    return False
+
+def _anybody(tenant: str) -> bool:
+    return True
 
 
 def _began_s(context: Context) -> float:

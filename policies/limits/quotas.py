@@ -47,17 +47,17 @@ class Quota:
     """The limits of one tenant, group, key or user. None if unlimited."""
 
     requests_per_minute: int | None = _limit("Requests in any 60 seconds.")
-    tokens_per_minute: int | None = _limit("Tokens in any 60 seconds, prompt and output.")
+    tokens_per_minute: int | None = _limit("Prompt and output tokens in any 60 seconds.")
     concurrent: int | None = _limit("Requests queued or running at once.")
-    tokens_per_day: int | None = _limit("Tokens in any 24 hours, prompt and output. At least tokens_per_minute.")
-    requests_per_day: int | None = _limit("Requests in any 24 hours. At least requests_per_minute.")
-    tokens_per_month: int | None = _limit("Tokens in any 30 days, prompt and output. At least tokens_per_day.")
-    requests_per_month: int | None = _limit("Requests in any 30 days. At least requests_per_day.")
+    tokens_per_day: int | None = _limit("Tokens in any 24 hours.")
+    requests_per_day: int | None = _limit("Requests in any 24 hours.")
+    tokens_per_month: int | None = _limit("Tokens in any 30 days.")
+    requests_per_month: int | None = _limit("Requests in any 30 days.")
     engine_seconds_per_minute: int | None = _limit(
-        "Seconds that requests ran at engines, in any 60 seconds. A request with n answers counts n times."
+        "Seconds of requests at engines in any 60 seconds. A request with n answers counts n times."
     )
-    engine_seconds_per_day: int | None = _limit("The same in any 24 hours. At least engine_seconds_per_minute.")
-    engine_seconds_per_month: int | None = _limit("The same in any 30 days. At least engine_seconds_per_day.")
+    engine_seconds_per_day: int | None = _limit("Engine seconds in any 24 hours.")
+    engine_seconds_per_month: int | None = _limit("Engine seconds in any 30 days.")
     cost_per_month: int | None = _limit("Money in any 30 days, by usage.prices. A model without a price costs nothing.")
 
     def __post_init__(self) -> None:

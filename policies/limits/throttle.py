@@ -35,11 +35,11 @@ class Ceilings:
     """Limits of one user or app within a window: interactions started, requests, and tokens. None if unlimited."""
 
     starts: int | None = _ceiling(
-        "Interactions begun. auto, here and below, sets no number: starts wait for the working set instead of being "
-        "refused (docs/working-sets.md)."
+        "Interactions started. auto, here and below: no limit; starts wait for the working set instead "
+        "(docs/working-sets.md)."
     )
-    requests: int | None = _ceiling("Calls, those inside interactions included. At least `starts`.")
-    tokens: int | None = _ceiling("Tokens received, prompt and output.")
+    requests: int | None = _ceiling("Calls, also inside interactions. At least `starts`.")
+    tokens: int | None = _ceiling("Prompt and output tokens.")
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -62,7 +62,7 @@ UNLIMITED: Final = Ceilings()
 class ThrottleSettings:
     """The limits that apply while the KV cache is overloaded, and only at the start of an interaction."""
 
-    window_s: float = setting(60.0, "The time over which is counted.", least=1, most=86_400)
+    window_s: float = setting(60.0, "Time over which starts, requests and tokens are counted.", least=1, most=86_400)
     user: Ceilings = UNLIMITED
     app_user: Ceilings = UNLIMITED
     app: Ceilings = UNLIMITED

@@ -58,17 +58,17 @@ class ProfiledCost:
 
 
 def input_weight_setting() -> Any:
-    return setting(1.0, "What one prompt token costs its tenant; cost: linear.", least=0, most=1000)
+    return setting(1.0, "Cost of a prompt token, with cost: linear.", least=0, most=1000)
 
 
 def output_weight_setting() -> Any:
-    return setting(2.0, "What one generated token costs its tenant; cost: linear.", above=0, most=1000)
+    return setting(2.0, "Cost of a generated token, with cost: linear.", above=0, most=1000)
 
 
 def cached_weight_setting(default: float = 0.1) -> Any:
     return setting(
         default,
-        "What a prompt token costs that the engine found in its cache, as a part of other input; cost: linear.",
+        "Cost of a cached prompt token, relative to input_weight, with cost: linear.",
         least=0,
         most=1,
     )
@@ -77,7 +77,7 @@ def cached_weight_setting(default: float = 0.1) -> Any:
 def batch_share_setting() -> Any:
     return setting(
         BATCH_SHARE,
-        "Part of the service that work that can wait (class batch) gets while other work waits; else it has the rest.",
+        "Part of the service that class batch gets while other work waits.",
         above=0,
         most=0.5,
     )
@@ -86,7 +86,7 @@ def batch_share_setting() -> Any:
 def prefill_parts_setting() -> Any:
     return setting(
         False,
-        "A tenant that is ahead begins no more prefill at an engine than its part while others' answers run there.",
+        "Limit a tenant that is ahead to its part of an engine's prefill while others' answers run there.",
     )
 
 
@@ -96,7 +96,7 @@ class CostParams:
 
     cost: str = setting(
         "linear",
-        "What service is: weighted tokens, or the time that one engine was measured to take for them.",
+        "Unit of service: weighted tokens, or the time that one engine was measured to take for the tokens.",
         choices=("linear", "profiled"),
     )
     input_weight: float = input_weight_setting()

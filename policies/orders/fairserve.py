@@ -33,7 +33,7 @@ class FairServeParams(WscParams):
 
     throttle: ThrottleSettings = field(default_factory=ThrottleSettings)
     working_set: bool = setting(
-        True, "Starts wait while the contexts of the interactions under way fill the KV cache (docs/working-sets.md)."
+        True, "Hold starts while the contexts of open interactions fill the KV cache (docs/working-sets.md)."
     )
 
 

@@ -28,7 +28,7 @@ class PolicyEntry(NamedTuple):
 
 POLICIES: dict[str, PolicyEntry] = {
     "fairserve": PolicyEntry(
-        "fair, throttles only under overload and never inside an interaction", FairServe, FairServeParams
+        "fair; throttles only under overload, and never inside an interaction", FairServe, FairServeParams
     ),
     "wsc": PolicyEntry("as fairserve, never throttled", Wsc, WscParams),
     "vtc": PolicyEntry("fair by weighted tokens (virtual token counter)", Vtc, VtcParams),
@@ -36,6 +36,6 @@ POLICIES: dict[str, PolicyEntry] = {
     "d2lpm": PolicyEntry("as dlpm, with a queue for each of several engines", Dlpm, DlpmParams, "deficits"),
     "rr": PolicyEntry("vtc in turns (deficit round robin)", Rr, RrParams),
     "lcf": PolicyEntry("vtc whose flows bank credit while idle", Lcf, CounterParams),
-    "rpm": PolicyEntry("so many requests a minute, then fcfs", Rpm, RpmParams),
+    "rpm": PolicyEntry("a number of requests a minute, then fcfs", Rpm, RpmParams),
     "fcfs": PolicyEntry("first come, first served", Fcfs, FcfsParams),
 }

@@ -18,7 +18,7 @@ class RpmParams:
     """Settings of `Rpm`."""
 
     requests_per_minute: int = setting(
-        30, "Requests of one tenant that are admitted in any 60 seconds; more are refused.", least=1, most=100_000
+        30, "Requests of one tenant that are admitted in any 60 seconds.", least=1, most=100_000
     )
 
 

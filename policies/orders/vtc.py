@@ -50,8 +50,7 @@ from policies.settings import setting
 def window_tokens_setting() -> Any:
     return setting(
         LONG_PROMPT,
-        "Tokens per weight that calls inside interactions, and requests whose prompt an engine has cached, may receive "
-        "ahead of others; 0: none.",
+        "Tokens per weight by which calls inside interactions and cached prompts may go ahead of others.",
         least=0,
         most=1e9,
     )
@@ -62,7 +61,7 @@ class CounterParams(CostParams):
     """Settings of orders that count service: its cost, and whether expected output is charged at dispatch."""
 
     predict_output: bool = setting(
-        False, "Charge the output that a flow's requests usually have at dispatch, and correct it at the end."
+        False, "Charge a flow's usual output at dispatch, and correct the charge at the end."
     )
 
 

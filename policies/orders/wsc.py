@@ -48,20 +48,20 @@ class WscParams(CostParams):
     """
 
     alpha: float = setting(
-        1.0, "What a call's input tokens count in what is normal for its app at its stage.", above=0, most=1000
+        1.0, "Weight of input tokens in the normal cost of an app's calls at one stage.", above=0, most=1000
     )
     beta: float = setting(
         2.0,
-        "The same of system tokens. The paper prints 1, 2, 1; it may have meant 2 for the output (gamma).",
+        "Weight of system tokens. The paper prints 1, 2, 1, and may have meant 2 for the output (gamma).",
         least=0,
         most=1000,
     )
-    gamma: float = setting(1.0, "The same of output tokens.", least=0, most=1000)
+    gamma: float = setting(1.0, "Weight of output tokens.", least=0, most=1000)
     weights: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     across_tenants: bool = False
     window_tokens: float = window_tokens_setting()
     window_calls: float = setting(
-        1.0, "The same of one user's calls ahead of the tenant's other users, in normal calls.", least=0, most=1e6
+        1.0, "Normal calls by which a user may go ahead of the tenant's other users in that way.", least=0, most=1e6
     )
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ class DeficitParams:
     input_weight: float = 1.0
     output_weight: float = 2.0
     backend_quantum: float = setting(
-        1_000_000.0, "Service that a tenant receives at one backend before it is sent to others.", least=1, most=1e9
+        1_000_000.0, "Service that a tenant receives at one backend before others are tried.", least=1, most=1e9
     )
 
 

@@ -20,8 +20,8 @@ class PlacementEntry(NamedTuple):
 
 
 PLACEMENTS: Final[dict[str, PlacementEntry]] = {
-    "prefix": PlacementEntry("where the request is done soonest, by what each engine has cached of it", ByPrefix),
-    "least_loaded": PlacementEntry("where fewest sequences run, for the size of the engine", LeastLoaded),
+    "prefix": PlacementEntry("the engine that finishes the request first, by its cached part of the prompt", ByPrefix),
+    "least_loaded": PlacementEntry("the engine with fewest running sequences for its size", LeastLoaded),
     "deficits": PlacementEntry(
         "a queue for each engine, by cached prefix within a quantum for each tenant (D2LPM)", ByDeficits, DeficitParams
     ),

@@ -158,16 +158,15 @@ class Backlog:
         least = min(tenants, key=_counter, default=None)
         return self.starts[least][0][3] if least is not None else None
 
-    def is_ahead(self, tenant: str) -> bool:
-        """Return whether this tenant is ahead of its class by more than the window.
-
-        The class is represented by its least tenant with a sleeping start here, or with requests at another gateway.
+    def may_pass_starts(self, tenant: str) -> bool:
+        """Return whether a tenant is within the window above each tenant of its class that has a sleeping start here,
+        or that waits at another gateway.
         """
         own = self._by_tenant.get(tenant)
         if own is None:
-            return False
+            return True
         least = min([one.counter for one in self.starts if one.line is own.line], default=inf)
-        return own.counter - min(least, own.line.least_counter_elsewhere()) > own.line.window
+        return own.line.is_within(own, min(least, own.line.least_counter_elsewhere()))
 
     def sleep_at(self, request: Request, node: str, *, is_floor: bool = False) -> None:
         """Let the tenant of this request sleep under the name of a full node until `wake_at` finds room.

@@ -29,20 +29,20 @@ KEPT_FREE: Final = 0.1
 class QueueLimits:
     """The bounds of one pool's queue, and of the attempts to reach a backend."""
 
-    queue_requests_max: int = setting(10_000, "Requests that wait at once; more are refused.", least=1, most=10_000_000)
+    queue_requests_max: int = setting(10_000, "Requests that wait at once.", least=1, most=10_000_000)
     queue_bytes_max: int = 268_435_456
     """Body bytes of the waiting requests. Derived from the memory that the process may use."""
     queue_wait_s_max: float = setting(
-        120, "Longest time a request waits before it is refused.", kind=float, above=0, most=86_400
+        120, "Longest wait of a request before it is refused.", kind=float, above=0, most=86_400
     )
     queue_wait_s_max_inside: float = setting(
         600,
-        "The same for a call inside an open interaction (fairserve only), and for work that can wait (class batch).",
+        "Longest wait of class batch, and of a call inside an open interaction (fairserve only).",
         kind=float,
         above=0,
         most=86_400,
     )
-    attempts_max: int = setting(3, "Backends tried for one request whose answer has not begun.", least=1, most=100)
+    attempts_max: int = setting(3, "Backends tried for a request whose answer has not begun.", least=1, most=100)
 
     def wait_s(self, request: Request) -> float:
         """Return the longest wait of a request in seconds."""

@@ -303,9 +303,12 @@ class Counters(Generic[M]):
         that runs little would wait for the gain of others.
         """
         return member is head or (
-            member.counter <= self.rank(head) + self.window
-            and member.running * head.weight <= head.running * member.weight
+            self.is_within(member, self.rank(head)) and member.running * head.weight <= head.running * member.weight
         )
+
+    def is_within(self, member: M, counter: float) -> bool:
+        """Return whether the counter of a member is at most the window above another counter."""
+        return member.counter <= counter + self.window
 
     def moved(self, member: M) -> None:
         """Update the heap after the owner has changed `member.turn`. O(1) for a later turn."""

@@ -30,7 +30,7 @@ SHAPES: Final = (
     ("charges", "-nn--"),
     ("tallies", "-csbbn-"),
     ("calls", "-nnns-"),
-    ("usage", "-cc"),
+    ("usage", "-nc"),
     ("lefts", "--nn"),
 )
 """A letter for each value of a row. n: a finite number; c: a count, from 0; s: seconds, more than 0; b: four numbers;

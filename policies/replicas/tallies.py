@@ -106,10 +106,20 @@ class SharedQuotas:
         self._gateways = 1
 
     def is_sure(self, request: Request, now: float) -> bool:
-        """Return whether the other gateways cannot change the result of `refusal` before the next sync round."""
+        """Return whether the other gateways cannot change the result of `refusal` before the next sync round.
+
+        That round reports the counts of a request beyond a limit anew: the others may have taken back reservations.
+        """
         members = self.quotas.members(request.flow.tenant, request.quota_names)
         limited = [member for member in members if self.quotas.rules(member)]
-        if not limited or self.quotas.refusal(request, now) is not None:
+        if not limited:
+            return True
+        if self.quotas.refusal(request, now) is not None:
+            for member in limited:
+                for rule in self.quotas.rules(member):
+                    if rule.window >= 0:
+                        counts = self._windows[rule.window].counts
+                        counts.pend(member, counts.bucket, TAKES_BACK)
             return True
         return all([self._has_left(member, wanted(request), 0.0) for member in limited])
 

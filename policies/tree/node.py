@@ -24,13 +24,14 @@ from typing import Final, NamedTuple
 
 from policies.tree.terms import GroupSettings
 
-REPORTED: Final = (0, 1, 2, 3, 4, 5)
-"""Numbers that gateways report of nodes (`Usage`)."""
-SEQUENCES, TOKENS, CONTEXTS, BATCH_CONTEXTS, PRESENT, WEIGHT = REPORTED
-"""Four resources: running sequences, the KV tokens that they hold, and the tokens of the contexts of open interactions,
-interactive and batch. Of a tenant node with requests: 1, and its weight."""
+RESOURCES: Final = (0, 1, 2, 3)
+SEQUENCES, TOKENS, CONTEXTS, BATCH_CONTEXTS = RESOURCES
+"""Running sequences, the KV tokens that they hold, and the tokens of the contexts of open interactions, interactive and
+batch."""
 RUNNING: Final = (SEQUENCES, TOKENS)
-"""Resources that running requests use. Ceilings and kept parts bound these."""
+"""Resources of running requests. Ceilings and kept parts bound these."""
+PRESENT, WEIGHT = (-1, -2)
+"""Numbers that gateways report of each tenant node with requests: 1, and the weight if that is not 1."""
 _IN_WORDS: Final = (("run", "sequence slots"), ("hold", "KV cache"))
 LEAST_PART: Final = 0.01
 """Fraction of a node for its children without a floor. Floors that add up to the whole node would starve them."""
@@ -41,7 +42,7 @@ class Usage(NamedTuple):
 
     node: str
     resource: int
-    """One of `REPORTED`."""
+    """One of `RESOURCES`, `PRESENT` or `WEIGHT`."""
     amount: float
 
 
@@ -142,8 +143,7 @@ class Node:
         self.elsewhere = [0.0, 0.0, 0.0, 0.0]
         """Part of `used` at other gateways."""
         self.filled = [0.0, 0.0, 0.0, 0.0]
-        """Sum of the children's `reserved`, plus the usage elsewhere that is reported for no child; of a tenant: its
-        usage."""
+        """Sum of the children's `reserved`, plus the usage elsewhere that no child has; of a tenant: its usage."""
         self.kept = [0.0, 0.0, 0.0, 0.0]
         """Amount that is kept for this node; of the pool: its capacity."""
         self.reserved = [0.0, 0.0, 0.0, 0.0]
@@ -202,9 +202,9 @@ class Node:
         below = self.most[resource] - self.used[resource] if self.used[resource] else inf
         return min(below, unused + parent.available(resource))
 
-    def usage_here(self, resource: int) -> Usage:
+    def here(self, resource: int) -> float:
         """Return the usage at this gateway."""
-        return Usage(self.name, resource, self.used[resource] - self.elsewhere[resource])
+        return self.used[resource] - self.elsewhere[resource]
 
     def use(self, resource: int, amount: float, *, is_elsewhere: bool = False) -> None:
         """Add to the usage of this node and its ancestors (subtract if negative). O(depth)."""

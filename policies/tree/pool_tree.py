@@ -24,14 +24,23 @@ running requests of both classes together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Final
 
 from policies.request import BATCH, Request, is_batch, payer
 from policies.tree.node import (
-    BATCH_CONTEXTS, CONTEXTS, PRESENT, RUNNING, SEQUENCES, TOKENS, WEIGHT, ClassLine, Node, Usage,
+    BATCH_CONTEXTS,
+    CONTEXTS,
+    PRESENT,
+    RESOURCES,
+    RUNNING,
+    SEQUENCES,
+    TOKENS,
+    WEIGHT,
+    ClassLine,
+    Node,
+    Usage,
 )  # fmt: skip
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
@@ -59,7 +68,7 @@ class PoolTree:
         self._elsewhere: set[str] = set()
         """Tenant nodes that are present at other gateways."""
         self._used_elsewhere: dict[tuple[Node, int], float] = {}
-        """Usage at other gateways by node and resource, less the usage that they report for nodes below."""
+        """Usage at other gateways by node and resource, without the usage of other nodes there."""
         floors = terms.floors()
         for name, place in terms.groups.items():
             self._groups[name] = Node(f" {name}", self._groups[place.group], place.settings, floors[name])
@@ -195,27 +204,25 @@ class PoolTree:
     def contexts_here(self) -> dict[str, int]:
         """Return the tokens of the contexts of each tenant node at this gateway."""
         lines = [(leaf, node) for name, node in self._tenants.items() for leaf in (name, f"{name}{BATCH}")]
-        return {leaf: int(tokens) for leaf, node in lines if (tokens := node.usage_here(_contexts_of(leaf)).amount)}
+        return {leaf: int(tokens) for leaf, node in lines if (tokens := node.here(_contexts_of(leaf)))}
 
     def report(self, rows_max: int) -> list[Usage]:
-        """Return the rows for other gateways: the usage of the pool and of limited nodes, the contexts of the tenants
-        with most, and the tenant nodes that are present here. At most `rows_max` nodes of each kind.
-        """
-        used = [node.usage_here(of) for node in (self._root, *self._limited.values()) for of in RUNNING]
-        tenants = self._tenants.values()
-        held = [node.usage_here(of) for node in (self._root, *tenants) for of in (CONTEXTS, BATCH_CONTEXTS)]
-        held.sort(key=lambda row: (row.node != ROOT, -row.amount))
-        rows = [*[row for row in used if row.amount > 0][:rows_max], *[row for row in held if row.amount > 0][:rows_max]]
-        for leaf, line in islice(self._present_here(), rows_max):
-            rows += [Usage(leaf, PRESENT, 1), Usage(leaf, WEIGHT, line.weight)]
-        return rows
+        """Return the rows for other gateways: usage, and presence.
 
-    def _present_here(self) -> Iterator[tuple[str, ClassLine]]:
-        """Iterate over the tenant nodes with requests at this gateway."""
-        for name, node in self._tenants.items():
-            for leaf, line in ((name, node.others), (f"{name}{BATCH}", node.batch)):
-                if line.present > (leaf in self._elsewhere):
-                    yield leaf, line
+        Of each, the `rows_max` tenants with most have rows of their own. The usage of others is added to their groups.
+        """
+        rows: list[Usage] = []
+        for resource in RESOURCES:
+            amounts: dict[str, float] = {}
+            tenants = [(-amount, node.name, node) for node in self._tenants.values() if (amount := node.here(resource))]
+            for place, (less, _, node) in enumerate(sorted(tenants)):
+                name = (node if place < rows_max else node.parent or node).name
+                amounts[name] = amounts.get(name, 0.0) - less
+            rows += [Usage(name, resource, amount) for name, amount in amounts.items()]
+        lines = [(leaf, self._line(leaf)) for name in self._tenants for leaf in (name, f"{name}{BATCH}")]
+        present = [(leaf, line) for leaf, line in lines if line.present > (leaf in self._elsewhere)][:rows_max]
+        weights = [Usage(leaf, WEIGHT, line.weight) for leaf, line in present if line.weight != 1.0]
+        return [*rows, *[Usage(leaf, PRESENT, 1) for leaf, _ in present], *weights]
 
     # --- events ---
 
@@ -233,7 +240,7 @@ class PoolTree:
 
     def arrived(self, request: Request, weight: float) -> None:
         """Count a queued request as present. `weight`: the configured one of its key or tenant."""
-        node = self._kept(payer(request.flow.tenant))
+        node = self._remember(payer(request.flow.tenant))
         node.reweigh(weight, is_batch=request.can_wait)
         node.add(is_batch=request.can_wait)
         node.line(is_batch=request.can_wait).queued += request.sequences
@@ -264,55 +271,41 @@ class PoolTree:
 
     def hold(self, leaf: str, tokens: int) -> None:
         """Add to the contexts of a tenant node at this gateway (subtract if negative)."""
-        node = self._kept(payer(leaf))
+        node = self._remember(payer(leaf))
         self._use(node, _contexts_of(leaf), tokens)
         self._forget(node)
 
     def set_elsewhere(self, rows: Sequence[Usage], sharers: int = 1) -> None:
         """Replace the sums of the rows that other gateways report (`report`)."""
         self._rows = rows
-        reported: dict[tuple[Node, int], float] = {}
-        present = {row.node: row.amount for row in rows if row.resource == PRESENT}
-        summed = {row.node: row.amount for row in rows if row.resource == WEIGHT}
+        before, self._used_elsewhere = self._used_elsewhere, {}
+        used = self._used_elsewhere
         for name, resource, amount in rows:
-            if resource in RUNNING and (name == ROOT or name in self._limited):
-                reported[self._limited.get(name, self._root), resource] = amount
-            elif resource in (CONTEXTS, BATCH_CONTEXTS):
-                reported[self._root if name == ROOT else self._kept(name), resource] = amount
-        self._set_present({leaf: summed[leaf] / gateways for leaf, gateways in present.items()})
-        self._set_used(reported)
+            if resource in RESOURCES:
+                at = self._named(name), resource
+                used[at] = used.get(at, 0.0) + amount
+        for at in before | used:
+            if more := used.get(at, 0.0) - before.get(at, 0.0):
+                self._use(at[0], at[1], more, is_elsewhere=True)
+        for node, _ in before:
+            self._forget(node)
+        self._set_present({row.node: row.amount for row in rows if row.resource == PRESENT})
         if sharers != self.sharers:
             self.sharers = sharers
             self._size()
 
-    def _set_present(self, weights: Mapping[str, float]) -> None:
-        """Replace the tenant nodes that are present at other gateways."""
-        for leaf in weights.keys() - self._elsewhere:
-            node, is_of_batch = self._kept(payer(leaf)), is_batch(leaf)
+    def _set_present(self, gateways: Mapping[str, float]) -> None:
+        """Replace the tenant nodes that are present at other gateways, and at how many."""
+        weights = {row.node: row.amount for row in self._rows if row.resource == WEIGHT}
+        for leaf in gateways.keys() - self._elsewhere:
+            node, is_of_batch = self._remember(payer(leaf)), is_batch(leaf)
             if not node.line(is_batch=is_of_batch).present:
-                node.reweigh(weights[leaf], is_batch=is_of_batch)
+                weight = weights[leaf] / gateways[leaf] if leaf in weights else 1.0
+                node.reweigh(weight, is_batch=is_of_batch)
             node.add(is_batch=is_of_batch)
-        before, self._elsewhere = self._elsewhere, set(weights)
-        for leaf in before - weights.keys():
+        before, self._elsewhere = self._elsewhere, set(gateways)
+        for leaf in before - gateways.keys():
             self._remove(self._tenants[payer(leaf)], is_batch=is_batch(leaf))
-
-    def _set_used(self, reported: Mapping[tuple[Node, int], float]) -> None:
-        """Replace the usage at other gateways."""
-        own = dict(reported)
-        for (node, resource), amount in reported.items():
-            # The usage of a reported node counts there, so it is subtracted from the reported node above.
-            outer = node.parent
-            while outer is not None and (outer, resource) not in own:
-                outer = outer.parent
-            if outer is not None:
-                own[outer, resource] -= amount
-        before, self._used_elsewhere = self._used_elsewhere, own
-        for node, resource in before | own:
-            more = max(0.0, own.get((node, resource), 0.0)) - max(0.0, before.get((node, resource), 0.0))
-            if more:
-                self._use(node, resource, more, is_elsewhere=True)
-        for node, _ in before:
-            self._forget(node)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """Replace the weights of these tenant nodes. Nodes that are not remembered are skipped."""
@@ -353,10 +346,14 @@ class PoolTree:
             return Node(tenant, self._root, GroupSettings(), 0.0)
         return Node(tenant, self._groups[place.group], place.settings, place.settings.guaranteed_share or 0.0)
 
-    def _kept(self, tenant: str) -> Node:
+    def _remember(self, tenant: str) -> Node:
         """Return the node of a tenant, and remember it."""
         node = self._tenants[tenant] = self._node(tenant)
         return node
+
+    def _named(self, name: str) -> Node:
+        """Return the node that a row names. Usage of groups that are unknown here counts for the pool."""
+        return self._groups.get(name[1:], self._root) if name[:1] in ("", " ") else self._remember(name)
 
     def _line(self, leaf: str) -> ClassLine:
         """Return the line of a tenant node."""

@@ -17,24 +17,22 @@ ROOT: Final = ""
 class GroupSettings:
     """The entitlement of a group or tenant among its siblings. Shares are fractions of the whole pool."""
 
-    weight: float = setting(1.0, "Share relative to its siblings that have requests.", above=0, most=1000)
+    weight: float = setting(1.0, "Share relative to siblings that have requests.", above=0, most=1000)
     guaranteed_share: float | None = setting(
-        None, "Part of the pool that it has whenever it has requests, however many others there are.",
+        None, "Floor: part of the pool whenever it has requests, however many others there are.",
         kind=float, above=0, most=1,
     )  # fmt: skip
     max_share: float | None = setting(
-        None, "Part of the pool that its running requests take at most, also where nobody else wants it.",
+        None, "Ceiling: part of the pool for its running requests, also while the rest is idle.",
         kind=float, above=0, most=1,
     )  # fmt: skip
-    max_running: int | None = setting(
-        None, "Sequences of it that run at once in a pool, at most.", kind=int, least=1, most=1_000_000
-    )
+    max_running: int | None = setting(None, "Ceiling: running sequences in a pool.", kind=int, least=1, most=1_000_000)
     lending_limit: float | None = setting(
-        None, "How much of guaranteed_share others may use while it has no requests for it. Default: all of it.",
+        None, "Part of guaranteed_share that others may use while it is idle. Default: all.",
         kind=float, least=0, most=1,
     )  # fmt: skip
     borrowing_limit: float | None = setting(
-        None, "How much it may have beyond guaranteed_share. Default: whatever is free.", kind=float, least=0, most=1
+        None, "Most that it may have beyond guaranteed_share. Default: whatever is free.", kind=float, least=0, most=1
     )
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from backends.control_client import ControlClient
 from backends.engines.vllm import VllmAdapter
 from backends.health import HealthState, ModelCard, fetch_models, probe
 from backends.scraper import Scraper
@@ -100,7 +101,8 @@ async def scrape(
 ) -> list[Gauges | str]:
     """What a scraper reports first."""
     seen: asyncio.Queue[Gauges | str] = asyncio.Queue()
-    scraper = Scraper(VllmAdapter(), engine.url, session, 0.001, seen.put_nowait, seen.put_nowait, timeout_s=timeout_s)
+    client = ControlClient(engine.url, session)
+    scraper = Scraper(VllmAdapter(), client, 0.001, seen.put_nowait, seen.put_nowait, timeout_s=timeout_s)
     background = Background()
     background.repeat(scraper.turn, "metrics")
     try:
@@ -144,17 +146,18 @@ async def test_a_scrape_that_hangs_is_bounded(engine: Engine, session: aiohttp.C
 
 async def test_a_probe_says_what_is_wrong(engine: Engine, session: aiohttp.ClientSession) -> None:
     engine.pages = {"/health": (200, b""), "/sick": (503, b"")}
-    assert await probe(session, engine.url + "/health") is None
-    assert "status 503" in (await probe(session, engine.url + "/sick") or "")
+    client = ControlClient(engine.url, session)
+    assert await probe(client, "/health") is None
+    assert "status 503" in (await probe(client, "/sick") or "")
     engine.hold.clear()
-    assert "within 0.1 s" in (await probe(session, engine.url + "/health", timeout_s=0.1) or "")
-    assert "http://127.0.0.1:1/" in (await probe(session, "http://127.0.0.1:1/") or "")
+    assert "within 0.1 s" in (await probe(client, "/health", timeout_s=0.1) or "")
+    assert "http://127.0.0.1:1/" in (await probe(ControlClient("http://127.0.0.1:1", session), "/") or "")
 
 
 async def test_models_are_listed_or_refused(engine: Engine, session: aiohttp.ClientSession) -> None:
     cards = b'{"data":[{"id":"a","max_model_len":4096,"root":"x"},{"id":"lora","parent":"a"},{"id":"b","parent":null}]}'
     engine.pages = {"/v1/models": (200, cards)}
-    assert await fetch_models(session, engine.url) == [
+    assert await fetch_models(ControlClient(engine.url, session)) == [
         ModelCard("a", 4096),
         ModelCard("lora", None, parent="a"),
         ModelCard("b", None),
@@ -162,16 +165,16 @@ async def test_models_are_listed_or_refused(engine: Engine, session: aiohttp.Cli
     for answer in ((200, b"<html>"), (401, b"{}")):
         engine.pages = {"/v1/models": answer}
         with pytest.raises(ProtocolViolation):
-            await fetch_models(session, engine.url, "key")
+            await fetch_models(ControlClient(engine.url, session, api_key="key"))
     with pytest.raises(ConnectFailed):
-        await fetch_models(session, "http://127.0.0.1:1")
+        await fetch_models(ControlClient("http://127.0.0.1:1", session))
 
 
 async def test_the_wrong_key_is_named(engine: Engine, session: aiohttp.ClientSession) -> None:
     for status in (401, 403):
         engine.pages = {"/v1/models": (status, b"{}")}
         with pytest.raises(ProtocolViolation, match="api_key"):
-            await fetch_models(session, engine.url, "key")
+            await fetch_models(ControlClient(engine.url, session, api_key="key"))
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -181,7 +184,7 @@ async def test_a_redirect_is_no_answer_and_is_not_followed(
     """It would take the backend's key elsewhere, and requests would not go there anyway."""
     engine.pages = {"/health": (status, b""), "/metrics/": (status, b""), "/metrics": (status, b"")}
     engine.location = "/elsewhere"
-    assert f"status {status}" in (await probe(session, engine.url + "/health", api_key="key") or "")
+    assert f"status {status}" in (await probe(ControlClient(engine.url, session, api_key="key"), "/health") or "")
     (problem,) = await scrape(engine, session, 1)
     assert f"status {status}" in str(problem)
     assert "/elsewhere" not in engine.asked
@@ -197,10 +200,10 @@ ODD_CARDS = {
 @pytest.mark.parametrize("name", ODD_CARDS)
 async def test_a_length_that_is_none_is_not_known(engine: Engine, session: aiohttp.ClientSession, name: str) -> None:
     engine.pages = {"/v1/models": (200, ODD_CARDS[name])}
-    assert await fetch_models(session, engine.url) == [ModelCard("a", None)]
+    assert await fetch_models(ControlClient(engine.url, session)) == [ModelCard("a", None)]
 
 
 async def test_models_that_are_nested_too_deep_are_refused(engine: Engine, session: aiohttp.ClientSession) -> None:
     engine.pages = {"/v1/models": (200, b'{"data":[],"x":' + b"[" * 100_000)}
     with pytest.raises(ProtocolViolation):
-        await fetch_models(session, engine.url)
+        await fetch_models(ControlClient(engine.url, session))

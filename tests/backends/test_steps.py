@@ -14,20 +14,10 @@ from backends.vllm_plugin.steps import LISTENERS_MAX, Rank, Steps
 from policies.capacity.gauges import Gauges
 
 RANK = {
-    "rank": 0,
-    "running": 3,
-    "waiting": 1,
-    "deferred": 1,
-    "free_blocks": 40,
-    "total_blocks": 100,
-    "block_size": 16,
-    "kv_tokens": 1600,
-    "scheduled_tokens": 7,
-    "scheduled_tokens_max": 2048,
-    "max_num_seqs": 8,
-    "preemptions_total": 2,
+    "rank": 0, "running": 3, "waiting": 1, "deferred": 1, "free_blocks": 40, "total_blocks": 100, "block_size": 16,
+    "kv_tokens": 1600, "scheduled_tokens": 7, "scheduled_tokens_max": 2048, "max_num_seqs": 8, "preemptions_total": 2,
     "prompt_tokens_total": 500,
-}
+}  # fmt: skip
 
 
 def message(seq: int = 1, now_s: float = 100.0, *, ranks: list[dict[str, Any]] | None = None, **fields: Any) -> bytes:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.answers.answer_usage import Usage
 from backends.answers.sse import Dialect, StreamMeter
-from backends.base import Usage
 
 
 def chunk(content: str | None, *, finish: str | None = None, role: bool = False, usage: object = None) -> bytes:

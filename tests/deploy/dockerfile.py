@@ -168,17 +168,9 @@ async def _says_only(image: Image, text: str, _: _Surroundings) -> None:
 
 
 _STEPS: dict[str, Callable[[Image, str, _Surroundings], Awaitable[None]]] = {
-    "RUN": _run,
-    "COPY": _copy,
-    "ENV": _environment,
-    "WORKDIR": _workdir,
-    "USER": _user,
-    "ENTRYPOINT": _entrypoint,
-    "CMD": _command,
-    "HEALTHCHECK": _health,
-    "STOPSIGNAL": _stop_signal,
-    "EXPOSE": _says_only,
-}
+    "RUN": _run, "COPY": _copy, "ENV": _environment, "WORKDIR": _workdir, "USER": _user, "ENTRYPOINT": _entrypoint,
+    "CMD": _command, "HEALTHCHECK": _health, "STOPSIGNAL": _stop_signal, "EXPOSE": _says_only,
+}  # fmt: skip
 
 
 UNDERSTOOD = frozenset(("ARG", "FROM", *_STEPS))

@@ -16,11 +16,6 @@ def test_every_instruction_is_understood() -> None:
     assert not any(each.text.endswith("\\") for each in found)
 
 
-def test_lines_are_joined_and_comments_left_out() -> None:
-    text = "# one\nRUN a \\\n# between\n    && b\n\nUSER x\n"
-    assert [each[1:] for each in instructions(text)] == [("RUN", "a     && b"), ("USER", "x")]
-
-
 def test_the_context_is_what_is_not_ignored(tmp_path: Path) -> None:
     (tmp_path / ".dockerignore").write_text("*\n!kept\n!deploy/one\n**/__pycache__\n")
     for name in ("kept/a", "kept/b/c", "kept/b/__pycache__/d", "deploy/one", "deploy/two", "other", ".git/config"):

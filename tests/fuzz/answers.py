@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.answer_usage import Usage, made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.sse import Dialect, StreamMeter
-from backends.base import Usage
 from backends.client.call import UpstreamCall
 from backends.client.upstream import UpstreamPool, _Connection
 from backends.engines.vllm import VllmAdapter
@@ -160,13 +159,8 @@ _STREAM = (b"data: ", b"event: ", b"\n\n", b"\r\n\r\n", b"\r", b": x\n\n", b"dat
 _STREAM += (b'"finish_reason":null', b'"type":"response.completed"', b"message_stop", b'"error":{"code":500}')
 _STREAM += (b'"response":{', b'"delta":{"content":"x"}', b"Traceback (most recent call last)")
 _HEAD = (
-    b"HTTP/1.1 200 OK\r\n",
-    b"HTTP/1.1 100 x\r\n\r\n",
-    b"\r\n",
-    b"\r\n\r\n",
-    b"Content-Length: 5\r\n",
-    b"0\r\n\r\n",
-)
+    b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 x\r\n\r\n", b"\r\n", b"\r\n\r\n", b"Content-Length: 5\r\n", b"0\r\n\r\n",
+)  # fmt: skip
 _HEAD += (
     b"Transfer-Encoding: chunked\r\n",
     b"HTTP/1.0 ",
@@ -178,12 +172,8 @@ _HEAD += (
     b"Connection: close\r\n",
 )
 _METRICS = (
-    b"vllm:num_requests_running",
-    b"vllm:kv_cache_usage_perc",
-    b"vllm:cache_config_info",
-    b'{engine="0"}',
-    b" 1\n",
-)
+    b"vllm:num_requests_running", b"vllm:kv_cache_usage_perc", b"vllm:cache_config_info", b'{engine="0"}', b" 1\n",
+)  # fmt: skip
 _METRICS += (
     b"1e308",
     b"NaN",

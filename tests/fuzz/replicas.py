@@ -365,16 +365,9 @@ ANSWERS = (
 )
 """Of a server in its right mind: its version, the time, joined, heard, learned, a mark, and the table of keys."""
 _REDIS = (
-    b"$-1\r\n",
-    b"*-1\r\n",
-    b":5\r\n",
-    b"*0\r\n",
-    b"-ERR x\r\n",
-    b"+OK\r\n",
-    b"$0\r\n\r\n",
-    b"*2\r\n",
+    b"$-1\r\n", b"*-1\r\n", b":5\r\n", b"*0\r\n", b"-ERR x\r\n", b"+OK\r\n", b"$0\r\n\r\n", b"*2\r\n",
     b"$6\r\nlayout\r\n",
-)
+)  # fmt: skip
 _REDIS += (b"*1\r\n" * 20, b"$9999999999\r\n", b":" + b"9" * 30 + b"\r\n", b"$6\r\npolicy\r\n", b"_\r\n", b",nan\r\n")
 _MSGPACK = (b"\xc0", b"\xc2", b"\xc3", b"\xcb\x7f\xf0" + b"\0" * 6, b"\xcb\x7f\xf8" + b"\0" * 6, b"\x90", b"\x80")
 _MSGPACK += (b"\xcf" + b"\xff" * 8, b"\xd3\x80" + b"\0" * 7, b"\xcb\x7f\xef" + b"\xff" * 6, b"\xa1t", b"\xa4t\x1fap")

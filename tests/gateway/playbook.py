@@ -39,6 +39,8 @@ class Sent(NamedTuple):
 
     raw: bytes
     closes: bool = False
+    later: bytes = b""
+    """What follows once tokens of `raw` have gone out."""
 
 
 def stream(data: bytes) -> Sent:
@@ -128,14 +130,22 @@ class Stage:
 @asynccontextmanager
 async def stage(start: Starter, **limits: Any) -> AsyncIterator[Stage]:
     next_sent: list[Sent] = []
+    gateways: list[Live] = []
+
+    def has_gone_out() -> bool:
+        return any(lease.output_tokens for lease in gateways[0].engine.requests.leases.values())
 
     async def script(seen: Seen, peer: Peer) -> None:
-        [(raw, closes)] = next_sent
+        [(raw, closes, later)] = next_sent
         middle = len(raw) * 2 // 3
         await peer.send(raw[:middle])
         await peer.send(raw[middle:])
+        if later:
+            await until(has_gone_out)
+            await peer.send(later)
         if closes:
             peer.writer.close()
 
     async with Upstream(script) as engine, start(engine.url, routes=_ROUTES, limits=limits) as live:
+        gateways.append(live)
         yield Stage(live, engine, next_sent)

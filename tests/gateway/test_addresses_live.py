@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,36 +20,13 @@ from gateway.config.model import Config
 from tests.certificates import Authority
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Upstream, answer, chunk, replies, token
 from tests.gateway.live import MODEL, SMALL, WAIT_S, Live, Starter, chat, events, simulated, until
+from tests.kit.names import Names
 from tests.ports import free_port
 
 ONE, TWO, THREE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 OFTEN = {"upstream_addresses_s": 0.1}
 CHAT = "/v1/chat/completions"
 OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
-
-
-class Names:
-    """Who knows the addresses: a test says what is answered."""
-
-    def __init__(self, *addresses: str) -> None:
-        self.answer: Sequence[str] | OSError = addresses
-        self.fails: Callable[[], bool] = lambda: False
-        self.asked: list[str] = []
-        self.answers = asyncio.Event()
-        self.answers.set()
-
-    async def __call__(self, host: str) -> Sequence[str]:
-        self.asked.append(host)
-        await self.answers.wait()
-        if isinstance(self.answer, OSError):
-            raise self.answer
-        if self.fails():
-            raise OSError("not now")
-        return self.answer
-
-    async def asked_again(self, times: int = 3) -> None:
-        before = len(self.asked)
-        await until(lambda: len(self.asked) >= before + times)
 
 
 @asynccontextmanager

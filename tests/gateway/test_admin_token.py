@@ -14,7 +14,7 @@ from tests.kit.served import config_file, serving
 from tests.ports import free_port
 
 TOKEN = "an-operator's-token"
-CLOSED = ["/metrics", "/explain/req_1", "/events", "/page/", "/health/", "/ready/x", "//health", "/nowhere"]
+CLOSED = ["/metrics", "/explain/req_1", "/state", "/page/", "/health/", "/ready/x", "//health", "/nowhere"]
 
 
 async def asked(live: Live, path: str, **headers: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 from urllib.parse import quote
 
@@ -17,43 +18,32 @@ from tests.ports import free_port
 
 ALIAS = "gpt-4o"
 ALIASES = {ALIAS: MODEL, "grüße/gpt": MODEL}
-CHAT, RESPONSES, MESSAGES, AUDIO = (
-    "/v1/chat/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/audio/transcriptions",
-)
+CHAT, RESPONSES, MESSAGES, AUDIO = "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/audio/transcriptions"
 
 
 def part(name: str, value: str, more: str = "") -> bytes:
     return f'--x\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n{value}\r\n'.encode()
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES, "/v1/completions", "/v1/embeddings"])
-@pytest.mark.parametrize("size", [1, 400_000])
-@pytest.mark.parametrize("alias", list(ALIASES))
-async def test_an_answer_has_the_name_that_was_asked(start: Starter, path: str, size: int, alias: str) -> None:
-    text = "Hello"
-    body = {
-        CHAT: chat(text),
-        RESPONSES: {"input": text},
-        MESSAGES: chat(text, max_tokens=2),
-        "/v1/completions": {"prompt": text},
-        "/v1/embeddings": {"input": text},
-    }[path] | {"model": alias, "priority": 7, "stream_options": None, "padding": "x" * size}
-
+async def test_an_answer_has_the_name_that_was_asked(start: Starter) -> None:
     async def script(seen: Seen, peer: Peer) -> None:
         shown = {"model": seen.json["model"], "text": f'"model":"{MODEL}"', "usage": {"prompt_tokens": 1}}
         await peer.send(answer(json.dumps(shown).encode()))
 
+    text = "Hello"
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: chat(text), RESPONSES: {"input": text}, MESSAGES: chat(text, max_tokens=2),
+        "/v1/completions": {"prompt": text}, "/v1/embeddings": {"input": text},
+    }  # fmt: skip
     async with Upstream(script) as upstream, start(upstream.url, aliases=ALIASES) as live:
-        got = await live.ask(path, json.dumps(body).encode())
-        assert (got.status, got.json["model"]) == (200, alias)
-        assert got.json["text"] == f'"model":"{MODEL}"'  # what is generated stays as it is
-        [seen] = upstream.requests
-        kept = {name: value for name, value in body.items() if name != "priority"}
-        assert seen.json == kept | {"model": MODEL}
-        assert (await live.lines(1))[0]["model"] == MODEL
+        for (path, asked), size, alias in product(bodies.items(), (1, 400_000), ALIASES):
+            body = asked | {"model": alias, "priority": 7, "stream_options": None, "padding": "x" * size}
+            got = await live.ask(path, json.dumps(body).encode())
+            assert (got.status, got.json["model"]) == (200, alias), path
+            assert got.json["text"] == f'"model":"{MODEL}"', "what is generated stays as it is"
+            kept = {name: value for name, value in body.items() if name != "priority"}
+            assert upstream.requests.pop().json == kept | {"model": MODEL}, path
+        assert {line["model"] for line in await live.lines(20)} == {MODEL}
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])

@@ -14,8 +14,9 @@ from gateway.config.sections.keys import hash_key
 from tests.certificates import Authority
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
-from tests.gateway.test_addresses_live import Names
-from tests.gateway.test_admin_keys import TENANTS, TOKEN, admin, answers
+from tests.kit.keys import TENANTS, TOKEN, admin, answers
+from tests.kit.names import Names
+from tests.kit.usage import FAILURES
 from tests.redis_server import RedisServer
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
@@ -84,9 +85,11 @@ async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Start
             pass
         with sqlite3.connect(path) as other:
             row = "(CAST(strftime('%s') AS INTEGER) / 3600 * 3600"
-            other.execute(f"INSERT INTO fairgate_usage VALUES {row}, x'ff', '', '', '', 1, 0, 9e999, 0, 0, 0, 0, 0)")
             other.execute(
-                f"INSERT INTO fairgate_usage VALUES {row}, CAST(x'ff' AS TEXT), '', '', '', 1, 0, 7, 0, 0, 0, 0, 0)"
+                f"INSERT INTO fairgate_usage VALUES {row}, x'ff', '', '', '', '', 1, 0, 9e999, 0, 0, 0, 0, 0)"
+            )
+            other.execute(
+                f"INSERT INTO fairgate_usage VALUES {row}, CAST(x'ff' AS TEXT), '', '', '', '', 1, 0, 7, 0, 0, 0, 0, 0)"
             )
         async with start(upstream.url, **fields, admin_token=TOKEN) as live:
             key = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
@@ -97,39 +100,31 @@ async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Start
 
 
 BREAKS = {
-    "batches": "gateway.proxy.batches.batch_tables.claim",
-    "files": "gateway.proxy.batches.batch_tables.forget",
+    "batches": "gateway.proxy.batches.batch_tables.claim", "files": "gateway.proxy.batches.batch_tables.forget",
     "addresses": "gateway.pool.engine_addresses.Addresses._look_up",
-    "certificates": "gateway.http.tls.certificates.Certificates._look",
-    "engines": "gateway.pool.pools.Pools.prepare",
+    "certificates": "gateway.http.tls.certificates.Certificates._look", "engines": "gateway.pool.pools.Pools.prepare",
     "exchange": "gateway.pool.replication.ticker.Exchanges._exchange",
-    "fleet": "gateway.storage.redis.redis_store.RedisStore.subscribe",
-    "health": "gateway.pool.backend.Backend.check",
+    "fleet": "gateway.storage.redis.redis_store.RedisStore.subscribe", "health": "gateway.pool.backend.Backend.check",
     "keys": "gateway.keys.in_redis.RedisKeys.changed",
-    "lessons": "gateway.pool.replication.learned.LearnedSync._adopt",
-    "metrics": "backends.scraper.Scraper._scrape",
+    "lessons": "gateway.pool.replication.learned.LearnedSync._adopt", "metrics": "backends.scraper.Scraper._scrape",
     "news received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "news sent": "gateway.storage.redis.redis_store.RedisStore.publish",
     "responses received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "responses sent": "gateway.storage.redis.redis_store.RedisStore.publish",
-    "shares": "gateway.operator.self_service.self_service.SelfService._sum_up",
-    "state_file": "gateway.pool.learned_file.LearnedFile.save",
-    "steps": "backends.step_feed.StepFeed._listen",
+    "state_file": "gateway.pool.learned_file.LearnedFile.save", "steps": "backends.step_feed.StepFeed._listen",
     "store": "gateway.storage.redis.redis_store.RedisStore._join_all",
     "usage": "gateway.usage.recorder.UsageRecorder.flush",
-}
+}  # fmt: skip
 """By kind of task, what is made to fail."""
 
 
 SURPRISE = ": TypeError: see the log"
-FAILURES = "fairgate_background_failures_total"
 
 
 @pytest.mark.interpreted_only("breaks what runs in the background")
 async def test_every_task_goes_on_after_a_surprise(
     start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.operator.self_service.self_service.WINDOW_S", 0.1)
     authority, names = Authority(tmp_path), Names("127.0.0.1")
     certificate, key = authority.sign("listener")
     async with simulated() as sim, RedisServer() as redis:

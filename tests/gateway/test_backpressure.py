@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from tests.certificates import Authority
 from tests.gateway.capture import DONE, Upstream
 from tests.gateway.live import Live, Starter, chat, events, until
 from tests.kit.slow_readers import ENDLESS, KERNEL_BYTES, PIECE, Floods, stuck, whole
@@ -22,23 +26,25 @@ HELD_BYTES_MAX = 65536 + 262144
 class Reader:
     """A client with a small receive buffer that reads when it is told to."""
 
-    def __init__(self, live: Live, **fields: object) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.sock = socket.socket()
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
-        self.sock.connect(("127.0.0.1", live.gateway.port))
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def of(cls, live: Live, context: ssl.SSLContext | None = None, **fields: object) -> Reader:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
+        sock.connect(("127.0.0.1", live.gateway.port))
+        name = None if context is None else "127.0.0.1"
+        found = cls(*await asyncio.open_connection(sock=sock, ssl=context, server_hostname=name, limit=KERNEL_BYTES))
         body = json.dumps(chat(**fields)).encode()
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\n"
         head += b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-        self.sock.sendall(head + body)
-        self.sock.setblocking(False)
+        found.writer.write(head + body)
+        return found
 
-    async def rest(self) -> bytes:
-        """All that comes until the gateway ends the connection."""
-        pieces = []
-        while piece := await self.loop.sock_recv(self.sock, 1 << 20):
-            pieces.append(piece)
-        return b"".join(pieces)
+    def close(self) -> None:
+        self.writer.transport.abort()
 
 
 def held_bytes(live: Live) -> list[int]:
@@ -49,24 +55,44 @@ def held_bytes(live: Live) -> list[int]:
 
 
 @asynccontextmanager
-async def flooded(start: Starter, engine: Floods, **limits: float) -> AsyncIterator[tuple[Live, Upstream]]:
+async def flooded(
+    start: Starter, engine: Floods, tls: dict[str, str] | None = None, **limits: float
+) -> AsyncIterator[tuple[Live, Upstream]]:
     async with Upstream(engine) as upstream:
-        async with start(upstream.url, limits={"response_buffer_bytes_max": 65536, **limits}) as live:
+        async with start(upstream.url, tls=tls, limits={"response_buffer_bytes_max": 65536, **limits}) as live:
             yield live, upstream
 
 
+class Spoken(NamedTuple):
+    """What is spoken to clients: the section of the config, and a context that trusts it; None without TLS."""
+
+    tls: dict[str, str] | None = None
+    context: ssl.SSLContext | None = None
+
+
+@pytest.fixture(params=["http", "https"])
+def spoken(request: pytest.FixtureRequest, tmp_path: Path) -> Spoken:
+    if request.param == "http":
+        return Spoken()
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("listener")
+    return Spoken({"cert_file": certificate, "key_file": key}, authority.client())
+
+
 @pytest.mark.parametrize("framed", [True, False], ids=["stream", "whole"])
-async def test_a_slow_reader_stops_its_own_engine_and_loses_nothing(start: Starter, framed: bool) -> None:
+async def test_a_slow_reader_stops_its_own_engine_and_loses_nothing(
+    start: Starter, spoken: Spoken, framed: bool
+) -> None:
     engine = Floods(pieces=2000, framed=framed)
-    async with flooded(start, engine) as (live, _):
-        slow = Reader(live, stream=framed)
+    async with flooded(start, engine, spoken.tls) as (live, _):
+        slow = await Reader.of(live, spoken.context, stream=framed)
         [sent] = await stuck(engine, 1)
         assert sent < engine.pieces * len(PIECE)
-        assert 0 < max(held_bytes(live)) <= HELD_BYTES_MAX
-        answer = await slow.rest()
+        assert spoken.tls or 0 < max(held_bytes(live)) <= HELD_BYTES_MAX
+        answer = await slow.reader.read()
         assert whole(answer, engine)
         assert not framed or DONE in answer
-        slow.sock.close()
+        slow.close()
         await until(live.holds_nothing)
 
 
@@ -74,42 +100,42 @@ async def test_many_slow_readers_hold_no_more_than_their_number(start: Starter) 
     engine = Floods(pieces=ENDLESS, framed=True)
     async with flooded(start, engine) as (live, _):
         live.engine.backends[next(iter(live.engine.backends))].slots.count = 64
-        slow = [Reader(live, stream=True) for _ in range(8)]
+        slow = [await Reader.of(live, stream=True) for _ in range(8)]
         await stuck(engine, len(slow))
         held = held_bytes(live)
         assert max(held) <= HELD_BYTES_MAX
         for reader in slow:
-            reader.sock.close()
+            reader.close()
         await until(live.holds_nothing)
 
 
 async def test_others_go_on_beside_a_slow_reader(start: Starter) -> None:
     engine = Floods(pieces=ENDLESS, framed=True)
     async with flooded(start, engine) as (live, _):
-        slow = Reader(live, stream=True)
+        slow = await Reader.of(live, stream=True)
         before = await stuck(engine, 1)
         for _ in range(5):
             answer = await live.ask("/v1/chat/completions", chat(stream=True, user="brief"))
             assert (answer.status, len(events(answer.body))) == (200, 17)
         assert engine.sent[0] < before[0] + (1 << 20)  # what the kernel's buffers still took
-        slow.sock.close()
+        slow.close()
         await until(live.holds_nothing)
 
 
 @pytest.mark.parametrize("framed", [True, False], ids=["stream", "whole"])
 async def test_a_client_that_reads_nothing_is_cut_and_pays_for_what_was_sent(
-    start: Starter, quick_sweep: None, framed: bool
+    start: Starter, quick_sweep: None, spoken: Spoken, framed: bool
 ) -> None:
     engine = Floods(pieces=1 << 30, framed=framed)
-    async with flooded(start, engine, client_stall_s=0.2) as (live, upstream):
-        slow = Reader(live, stream=framed)
+    async with flooded(start, engine, spoken.tls, client_stall_s=0.2) as (live, upstream):
+        slow = await Reader.of(live, spoken.context, stream=framed)
         [line] = await live.lines(1)
         assert (line["outcome"], line["reason"]) == ("abandoned", "client_disconnected")
         assert not framed or line["tokens_out"] > 0
         assert live.holds_nothing()
         await until(lambda: engine.gone == 1)  # the engine is told by a closed connection
         assert len(upstream.requests) == 1
-        slow.sock.close()
+        slow.close()
 
 
 async def test_a_client_that_reads_a_little_now_and_then_is_not_cut(start: Starter, quick_sweep: None) -> None:
@@ -117,15 +143,15 @@ async def test_a_client_that_reads_a_little_now_and_then_is_not_cut(start: Start
     while late_s >= stall_s:  # the machine was, so the client stalled
         engine = Floods(pieces=1000, framed=True)
         async with flooded(start, engine, client_stall_s=stall_s) as (live, _):
-            slow = Reader(live, stream=True)
-            read_s = [slow.loop.time()]
+            slow, clock = await Reader.of(live, stream=True), asyncio.get_running_loop().time
+            read_s = [clock()]
             await stuck(engine, 1)
             taken = b""
             while read_s[-1] < read_s[0] + 2 * stall_s:
-                taken += await slow.loop.sock_recv(slow.sock, 1 << 18)
+                taken += await slow.reader.read(1 << 18)
                 await asyncio.sleep(0.05)
-                read_s.append(slow.loop.time())
-            taken += await slow.rest()
-            slow.sock.close()
+                read_s.append(clock())
+            taken += await slow.reader.read()
+            slow.close()
         late_s = max(after - before for before, after in pairwise(read_s))
     assert whole(taken, engine)

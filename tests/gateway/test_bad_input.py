@@ -119,43 +119,42 @@ def _untouched(live: Live, upstream: Upstream) -> bool:
     return live.holds_nothing() and not live.watched and not upstream.requests
 
 
-@pytest.mark.parametrize(("path", "body", "status", "code", "param"), CASES.values(), ids=CASES)
-async def test_the_error_says_what_is_wrong(
-    start: Starter, path: str, body: Any, status: int, code: str, param: str | None
-) -> None:
+async def test_the_error_says_what_is_wrong(start: Starter) -> None:
+    def counted(metrics: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
+        return {name: value for name, value in metrics.items() if "tokens" in name[0] or "queue" in name[0]}
+
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
         before = await live.metrics()
-        got = await live.ask(path, body)
-        assert (got.status, got.error["code"], got.error["param"]) == (status, code, param)
-        assert got.error["type"] == "invalid_request_error"
-        assert got.error["message"]
-        assert len(got.body) < 2000  # what is wrong is named, not repeated
-        assert got.headers["content-type"] == "application/json"
-        assert _untouched(live, upstream)
-        after = await live.metrics()
-        assert {name: v for name, v in after.items() if "tokens" in name[0] or "queue" in name[0]} == {
-            name: v for name, v in before.items() if "tokens" in name[0] or "queue" in name[0]
-        }
+        for name, (path, body, status, code, param) in CASES.items():
+            got = await live.ask(path, body)
+            assert (got.status, got.error["code"], got.error["param"]) == (status, code, param), name
+            assert got.error["type"] == "invalid_request_error", name
+            assert got.error["message"], name
+            assert len(got.body) < 2000, f"{name}: it is named, not repeated"
+            assert got.headers["content-type"] == "application/json", name
+            assert _untouched(live, upstream), name
+        assert counted(await live.metrics()) == counted(before)
         assert (await live.ask(CHAT, chat())).status == 200
 
 
-@pytest.mark.parametrize("body", [{"messages": 5}, {"messages": [5]}, {}, chat("x" * 17_000)], ids=str)
-async def test_what_only_the_engine_can_judge_is_judged_there_and_costs_its_prompt(start: Starter, body: Any) -> None:
+async def test_what_only_the_engine_can_judge_is_judged_there_and_costs_its_prompt(start: Starter) -> None:
     async with simulated() as sim, start(sim.url) as live:
-        got = await live.ask(CHAT, {"model": MODEL, **body})
-        assert got.status == 400
-        assert got.error["message"]
-        assert [(charged.prompt > 0, charged.output) for charged in live.charged.values()] == [(True, 0)]
-        assert live.holds_nothing()
+        for body in [{"messages": 5}, {"messages": [5]}, {}, chat("x" * 17_000)]:
+            got = await live.ask(CHAT, {"model": MODEL, **body})
+            assert got.status == 400, body
+            assert got.error["message"], body
+            assert live.holds_nothing(), body
+        assert [(charged.prompt > 0, charged.output) for charged in live.charged.values()] == [(True, 0)] * 4
 
 
-@pytest.mark.parametrize("key", [None, "fg-unknown", ""])
-@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/tokenize", "/v1/responses/r1/cancel"])
-async def test_without_a_known_key_nothing_is_done(start: Starter, key: str | None, path: str) -> None:
+async def test_without_a_known_key_nothing_is_done(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=[{"name": "t"}]) as live:
-        got = await (live.get(path, key=key) if path == "/v1/models" else live.ask(path, chat(), key=key))
-        assert (got.status, got.error["code"], got.error["type"]) == (401, "invalid_api_key", "authentication_error")
-        assert _untouched(live, upstream)
+        for path in [CHAT, "/v1/models", "/tokenize", "/v1/responses/r1/cancel"]:
+            for key in [None, "fg-unknown", ""]:
+                got = await (live.get(path, key=key) if path == "/v1/models" else live.ask(path, chat(), key=key))
+                assert (got.status, got.error["code"]) == (401, "invalid_api_key"), (path, key)
+                assert got.error["type"] == "authentication_error", (path, key)
+                assert _untouched(live, upstream), (path, key)
 
 
 MESSAGES_CASES: dict[str, tuple[Any, str | None, int, str]] = {
@@ -167,17 +166,15 @@ MESSAGES_CASES: dict[str, tuple[Any, str | None, int, str]] = {
 }
 
 
-@pytest.mark.parametrize(("body", "key", "status", "kind"), MESSAGES_CASES.values(), ids=MESSAGES_CASES)
-async def test_a_client_of_messages_gets_anthropic_s_form(
-    start: Starter, body: Any, key: str | None, status: int, kind: str
-) -> None:
+async def test_a_client_of_messages_gets_anthropic_s_form(start: Starter) -> None:
     fields: dict[str, Any] = {"tenants": [{"name": "t"}], "limits": {"body_bytes_max": 262_144}}
     async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
-        known = {"x_api_key": live.gateway.minted_keys[0].key} if key else {}
-        got: Answer = await live.ask("/v1/messages", body, key=None, **known)
-        assert (got.status, got.json["type"], got.error["type"]) == (status, "error", kind)
-        assert got.error["message"]
-        assert _untouched(live, upstream)
+        for body, key, status, kind in MESSAGES_CASES.values():
+            known = {"x_api_key": live.gateway.minted_keys[0].key} if key else {}
+            got: Answer = await live.ask("/v1/messages", body, key=None, **known)
+            assert (got.status, got.json["type"], got.error["type"]) == (status, "error", kind), body
+            assert got.error["message"], body
+            assert _untouched(live, upstream), body
 
 
 def _head(*more: bytes) -> bytes:

@@ -26,7 +26,7 @@ from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import Live, Starter, until
-from tests.gateway.test_batches import (
+from tests.kit.batching import (
     CHAT,
     OK,
     TENANTS,
@@ -41,7 +41,7 @@ from tests.gateway.test_batches import (
     made,
     when,
 )
-from tests.gateway.test_usage import database_at
+from tests.kit.usage import database_at
 from tests.waiting import eventually
 
 Object = TypeVar("Object")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,59 +18,25 @@ from gateway.proxy.batches.batch_api import NEW_BATCH_BYTES_MAX
 from tests.commands import running
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, simulated, until
-from tests.gateway.test_usage import counted, database_at
+from tests.kit.batching import (
+    CHAT,
+    OK,
+    TENANTS,
+    change,
+    client,
+    counts,
+    holding,
+    is_over,
+    jsonl,
+    line,
+    lines_of,
+    made,
+    number_of,
+    when,
+)
 from tests.kit.served import config_file
+from tests.kit.usage import counted
 from tests.waiting import eventually
-
-CHAT: Any = "/v1/chat/completions"
-TENANTS: list[dict[str, Any]] = [
-    {"name": "alice", "keys": [{"hash": hash_key("k"), "apps": ["chat", "night"]}]},
-    {"name": "bob", "keys": [hash_key("b")]},
-]
-OK = answer(b'{"usage":\n{"prompt_tokens":7,"completion_tokens":2}}')
-
-
-def client(url: str, key: str = "k", **headers: str) -> openai.AsyncOpenAI:
-    fields = {name.replace("_", "-"): value for name, value in headers.items()}
-    return openai.AsyncOpenAI(base_url=url + "/v1", api_key=key, max_retries=0, default_headers=fields)
-
-
-def line(number: int, url: str = CHAT, **fields: Any) -> dict[str, Any]:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": f"Say {number}"}], "max_tokens": 4}
-    return {"custom_id": f"item-{number}", "method": "POST", "url": url, "body": body | fields}
-
-
-def jsonl(*lines: dict[str, Any]) -> bytes:
-    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
-
-
-async def made(api: openai.AsyncOpenAI, content: bytes, endpoint: Any = CHAT, **fields: Any) -> Any:
-    file = await api.files.create(file=("ask.jsonl", content), purpose="batch")
-    return await api.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **fields)
-
-
-async def when(api: openai.AsyncOpenAI, batch: str, is_so: Callable[[Any], object]) -> Any:
-    """The batch, once this is so."""
-    found: list[Any] = []
-
-    async def now() -> object:
-        found[:] = [await api.batches.retrieve(batch)]
-        return is_so(found[0])
-
-    await eventually(now)
-    return found[0]
-
-
-def is_over(batch: Any) -> bool:
-    return batch.status in ("completed", "failed", "expired", "cancelled")
-
-
-def counts(batch: Any) -> tuple[int, int, int]:
-    return batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed
-
-
-async def lines_of(api: openai.AsyncOpenAI, file: str) -> list[Any]:
-    return [json.loads(each) for each in (await api.files.content(file)).text.splitlines()]
 
 
 async def usage_of(url: str, asked: int) -> dict[tuple[str, ...], tuple[float, ...]]:
@@ -86,30 +50,6 @@ async def usage_of(url: str, asked: int) -> dict[tuple[str, ...], tuple[float, .
 
     await eventually(is_there)
     return found
-
-
-def change(url: str, statement: str, *values: object) -> None:
-    database = database_at(url)
-    with database.transaction() as step:
-        step.do(statement, values)
-    database.close()
-
-
-def holding(held: asyncio.Event, numbers: set[int]) -> Callable[[Seen, Peer], Awaitable[None]]:
-    """An engine that keeps the answers to these lines until the event."""
-
-    async def script(seen: Seen, peer: Peer) -> None:
-        if number_of(seen) in numbers:
-            await held.wait()
-        await peer.send(OK)
-
-    return script
-
-
-def number_of(seen: Seen) -> int:
-    found = re.search(rb"Say (\d+)", seen.body)
-    assert found is not None
-    return int(found[1])
 
 
 async def test_a_batch_is_answered_in_order_and_its_usage_counted(start: Starter, usage_url: str) -> None:

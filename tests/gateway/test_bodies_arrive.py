@@ -14,14 +14,14 @@ from policies.orders.policy_entries import POLICIES
 from policies.placements.placement_entries import PLACEMENTS
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import Starter, until
-from tests.gateway.test_hostile_bodies import AUDIO, CHAT, COMPLETIONS, END, FORM, MESSAGES, part
+from tests.kit.forms import AUDIO, CHAT, COMPLETIONS, END, FORM, MESSAGES, part
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
 TENANTS = [{"name": name, "keys": [hash_key(name)]} for name in ("alice", "bob")]
 ENGINES = ["vllm", "openai vllm", "vllm vllm openai"]
 COMBINATIONS = [
-    *product(POLICIES, PLACEMENTS, ENGINES, (False,)),
-    *product(("fairserve",), PLACEMENTS, ENGINES, (True,)),
+    *product(POLICIES, ("least_loaded",), ENGINES[:1], (False,)),
+    *product(("fairserve",), PLACEMENTS, ENGINES[1:], (False, True)),
 ]
 CLIP = random.Random(7).randbytes(3000)
 LARGE = random.Random(8).randbytes(300_000)
@@ -103,16 +103,10 @@ async def test_what_was_sent_arrives(start: Starter, policy: str, placement: str
             await stack.enter_async_context(Upstream(replies(OK), context_tokens=1 << 20)) for _ in engines.split()
         ]
         backends = [{"url": each.url, "engine": kind} for each, kind in zip(upstreams, engines.split(), strict=True)]
+        isolated = "never" if shared else "where_possible"
         live = await stack.enter_async_context(
             start(
-                pools=[
-                    {
-                        "name": "p",
-                        "models": ["simulated"],
-                        "backends": backends,
-                        "isolate_caches": "never" if shared else "where_possible",
-                    }
-                ],
+                pools=[{"name": "p", "models": ["simulated"], "backends": backends, "isolate_caches": isolated}],
                 policy={"name": policy, "placement": placement}
                 | ({"requests_per_minute": 10_000} if policy == "rpm" else {}),
                 tenants=TENANTS,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -14,20 +13,13 @@ import pytest
 
 from gateway.config.sections.keys import hash_key
 from gateway.pool.breaks import BREAKS_MIN, PACE_S, RECENT, TENANTS_MAX, WINDOW_S, Breaks
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token, usage_event
+from tests.gateway.capture import DONE, Peer, answer, token
 from tests.gateway.live import Live, Starter, chat, until
-from tests.gateway.test_batches import TENANTS, client, is_over, jsonl, line, made
+from tests.kit.batching import TENANTS, client, is_over, jsonl, line, made
+from tests.kit.moody import Break, Moody, cut
 from tests.waiting import eventually
 
 PATH = "/v1/chat/completions"
-OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
-STREAM = STREAM_HEAD + chunk(token("a") + token("", "stop") + usage_event(1, 1) + DONE) + STREAM_END
-Break = Callable[[Peer], Awaitable[None]]
-
-
-async def cut(peer: Peer) -> None:
-    await peer.send(STREAM_HEAD + chunk(token("a")))
-    peer.writer.close()
 
 
 async def closes(peer: Peer) -> None:
@@ -44,25 +36,6 @@ async def garbage(peer: Peer) -> None:
 
 
 BREAKS: dict[str, Break] = {"cut": cut, "closes": closes, "no JSON": no_json, "garbage": garbage}
-
-
-class Moody(Upstream):
-    """An engine on which the requests break that say so, or all."""
-
-    def __init__(self, how: Break) -> None:
-        super().__init__(self._answer)
-        self.how = how
-        self.breaks_all = False
-        self.broken: list[str] = []
-        """What was said in the requests that broke."""
-
-    async def _answer(self, seen: Seen, peer: Peer) -> None:
-        said = seen.json["messages"][0]["content"]
-        if self.breaks_all or said.startswith("break"):
-            self.broken.append(said)
-            await self.how(peer)
-        else:
-            await peer.send(STREAM if seen.json.get("stream") else OK)
 
 
 class Moodies(AsyncExitStack):
@@ -230,9 +203,9 @@ def test_a_crash_is_one_incident_and_slows_down_nobody() -> None:
     assert breaks.waits_s("alice", 10.0 + number) > 0.0
 
 
-@pytest.mark.parametrize("how", BREAKS.values(), ids=BREAKS)
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("first", ["alice", "bob"])
+@pytest.mark.parametrize(
+    ("how", "count", "first"), [(cut, 1, "alice"), (closes, 2, "bob"), (no_json, 1, "bob"), (garbage, 2, "alice")]
+)
 async def test_nobody_loses_anything_beside_one_whose_requests_break(
     start: Starter, how: Break, count: int, first: str
 ) -> None:
@@ -308,8 +281,7 @@ async def test_who_is_slow_takes_no_second_engine_with_its_requests(start: Start
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", BREAKS.values(), ids=BREAKS)
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("how", "count"), [(cut, 1), (closes, 2), (no_json, 2), (garbage, 1)])
 async def test_a_line_of_a_batch_is_sent_to_two_engines_at_most_and_stops_none(
     start: Starter, tmp_path: Path, how: Break, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

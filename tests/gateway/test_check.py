@@ -15,7 +15,7 @@ from gateway.config.sections.keys import hash_key
 from tests.commands import run
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import MODEL, Starter, chat, until
-from tests.gateway.test_command_line import config_file
+from tests.kit.served import config_file
 
 URL = "http://127.0.0.1:1"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from gateway.config.sections.keys import hash_key
 from policies.request import of_batch
 from tests.gateway.live import Live, Starter, chat, simulated, until
@@ -29,28 +27,23 @@ def waits(live: Live) -> set[str]:
     return {request.flow.tenant for request in (*requests.waiting.requests.values(), *running)}
 
 
-@pytest.mark.parametrize(
-    ("key", "headers", "body", "leaf"),
-    [
-        ("key-of-team", {}, {}, "team"),
-        ("key-of-team", {"x-fairgate-app": "nightly"}, {}, of_batch("team")),
-        ("key-of-night", {}, {}, of_batch("team")),
-        ("key-of-night", {"x-fairgate-class": "interactive"}, {"service_tier": "priority"}, of_batch("team")),
-        ("key-of-owner", {"x-fairgate-class": "batch"}, {}, of_batch("owner")),
-        ("key-of-owner", {}, {"service_tier": "flex"}, of_batch("owner")),
-        ("key-of-owner", {}, {"service_tier": "auto"}, "owner"),
-    ],
-)
-async def test_what_makes_a_request_class_batch(
-    start: Starter, key: str, headers: dict[str, str], body: dict[str, Any], leaf: str
-) -> None:
+async def test_what_makes_a_request_class_batch(start: Starter) -> None:
     async with simulated() as sim, start(sim.url, tenants=TENANTS, apps=APPS) as live:
-        sim.faults.is_still = True
-        fields = {name.replace("-", "_"): value for name, value in headers.items()}
-        asked = asyncio.ensure_future(live.ask("/v1/chat/completions", chat(**LONG, **body), key=key, **fields))
-        await until(lambda: waits(live) == {leaf})
-        sim.faults.is_still = False
-        assert (await asked).status == 200
+        for key, headers, body, leaf in [
+            ("key-of-team", {}, {}, "team"),
+            ("key-of-team", {"x-fairgate-app": "nightly"}, {}, of_batch("team")),
+            ("key-of-night", {}, {}, of_batch("team")),
+            ("key-of-night", {"x-fairgate-class": "interactive"}, {"service_tier": "priority"}, of_batch("team")),
+            ("key-of-owner", {"x-fairgate-class": "batch"}, {}, of_batch("owner")),
+            ("key-of-owner", {}, {"service_tier": "flex"}, of_batch("owner")),
+            ("key-of-owner", {}, {"service_tier": "auto"}, "owner"),
+        ]:
+            sim.faults.is_still = True
+            fields = {name.replace("-", "_"): value for name, value in headers.items()}
+            asked = asyncio.ensure_future(live.ask("/v1/chat/completions", chat(**LONG, **body), key=key, **fields))
+            await until(lambda leaf=leaf: waits(live) == {leaf})  # type: ignore[misc]
+            sim.faults.is_still = False
+            assert (await asked).status == 200, key
 
 
 async def test_other_work_gets_the_room_and_nothing_is_lost_or_charged_twice(start: Starter) -> None:
@@ -66,10 +59,8 @@ async def test_other_work_gets_the_room_and_nothing_is_lost_or_charged_twice(sta
             live.ask("/v1/chat/completions", chat("o", max_tokens=3, ignore_eos=True), key="key-of-owner")
         )
         await until(lambda: "owner" in {each.request.flow.tenant for each in live.engine.requests.leases.values()})
-        giving_back = live.engine.requests.giving_back
-        assert giving_back.given_back == 2, (
-            "one for the dispatch, one so that the owner does not wait inside the engine"
-        )
+        preemption = live.engine.requests.preemption
+        assert preemption.preempted == 2, "one for the dispatch, one so that the owner does not wait inside the engine"
         sim.faults.is_still = False
         assert (await owner).status == 200
         answers = await asyncio.gather(*night)
@@ -81,7 +72,7 @@ async def test_other_work_gets_the_room_and_nothing_is_lost_or_charged_twice(sta
         await until(sim.is_idle)
 
 
-async def test_a_stream_that_was_begun_is_not_given_back(start: Starter) -> None:
+async def test_a_stream_that_was_begun_is_not_preempted(start: Starter) -> None:
     async with simulated() as sim, start(sim.url, tenants=TENANTS, apps=APPS) as live:
         streams = [
             asyncio.ensure_future(
@@ -94,4 +85,4 @@ async def test_a_stream_that_was_begun_is_not_given_back(start: Starter) -> None
         owner = await live.ask("/v1/chat/completions", chat("o", max_tokens=3), key="key-of-owner")
         assert owner.status == 200
         assert [each.status for each in await asyncio.gather(*streams)] == [200] * 12
-        assert live.engine.requests.giving_back.given_back <= 2, "as many as wait inside the engine"
+        assert live.engine.requests.preemption.preempted <= 2, "as many as wait inside the engine"

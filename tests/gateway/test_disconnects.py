@@ -12,7 +12,7 @@ import pytest
 
 from backends.client.upstream import UpstreamPool
 from backends.upstream_errors import UpstreamError
-from tests.gateway.capture import STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
+from tests.gateway.capture import STREAM_HEAD, Peer, Seen, Upstream, chunk, token
 from tests.gateway.live import MODEL, Live, Simulated, Starter, chat, long_chat, simulated, until
 from tests.waiting import WAIT_S
 
@@ -189,16 +189,3 @@ async def test_a_stream_of_disconnects_leaks_nothing(start: Starter) -> None:
         await until(sim.is_idle)
         got = await live.ask("/v1/chat/completions", chat(max_tokens=3))
         assert got.status == 200
-
-
-async def test_the_next_request_on_a_kept_connection_is_served(start: Starter) -> None:
-    """An answer that the client has read whole is no disconnect, whatever comes after it."""
-    whole = answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}')
-
-    async def script(seen: Seen, peer: Peer) -> None:
-        await peer.send(whole)
-
-    async with Upstream(script) as upstream, start(upstream.url) as live:
-        for _ in range(3):
-            assert (await live.ask("/v1/chat/completions", chat())).status == 200
-        assert [line["outcome"] for line in await live.lines(3)] == ["completed"] * 3

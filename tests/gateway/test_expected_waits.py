@@ -90,11 +90,11 @@ async def test_who_is_willing_waits_and_who_need_not_wait_is_not_asked(start: St
         assert (await one.live.ask(PATH, chat(max_tokens=5), **{WILLING: "0"})).status == 200
 
 
-@pytest.mark.parametrize("willing", ["", "-1", "1e3", "nan", "inf", "soon", "1.", ".5", "9999999999", "1,5", "٣"])
-async def test_what_is_no_number_of_seconds_is_an_error(start: Starter, willing: str) -> None:
+async def test_what_is_no_number_of_seconds_is_an_error(start: Starter) -> None:
     async with Upstream(lambda seen, peer: peer.send(OK)) as upstream, start(upstream.url) as live:
-        refused = await live.ask(PATH, chat(max_tokens=5), **{WILLING: willing})
-        assert (refused.status, refused.error["code"], refused.error["param"]) == (400, "invalid_request", WILLING)
+        for willing in ("", "-1", "1e3", "nan", "inf", "soon", "1.", ".5", "9999999999", "1,5", "٣"):
+            got = await live.ask(PATH, chat(max_tokens=5), **{WILLING: willing})
+            assert (got.status, got.error["code"], got.error["param"]) == (400, "invalid_request", WILLING), willing
 
 
 async def test_a_refusal_for_a_full_queue_says_when_it_would_be_served(start: Starter) -> None:

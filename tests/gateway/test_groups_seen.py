@@ -14,8 +14,8 @@ from gateway.pool.parts import parts_of
 from tests.commands import run
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Starter, chat, until
-from tests.gateway.test_batches import holding
-from tests.gateway.test_command_line import config_file
+from tests.kit.batching import holding
+from tests.kit.served import config_file
 
 CHAT = "/v1/chat/completions"
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')

@@ -10,56 +10,16 @@ import pytest
 from gateway.config.sections.keys import hash_key
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, chat, simulated
+from tests.kit.forms import STEERING
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}', b"Set-Cookie: s=1", b"X-Request-Id: engine-1")
-STEERING: dict[str, Any] = {
-    "priority": -5,
-    "cache_salt": "mine",
-    "kv_transfer_params": {"do_remote_prefill": True},
-    "vllm_xargs": {"a": 1},
-    "request_id": "forged",
-    "data_parallel_rank": 3,
-    "ec_transfer_params": {},
-    "session_id": "another's",
-    "stream_interval": 1000,
-    "kv_hints": {"protocol_version": "1.0", "actions": [{"action_type": "kv.fetch"}]},
-    "agent_hint": {"session_id": "another's", "cache_control": {"ttl": 3600}},
-    # of SGLang
-    "rid": "another's",
-    "extra_key": "x",
-    "session_params": {"id": "another's"},
-    "routed_dp_rank": 0,
-    "disagg_prefill_dp_rank": 0,
-    "bootstrap_host": "10.0.0.1",
-    "bootstrap_port": 8998,
-    "bootstrap_room": 1,
-    "custom_logit_processor": '{"callable": "80049"}',
-    "lora_path": "another's",
-    "ngram_corpus_id": "another's",
-    "custom_labels": {"a": "b"},
-    # of llama.cpp and TensorRT-LLM
-    "id_slot": 0,
-    "disaggregated_params": {},
-    "kv_hint": {},
-}
 PRIVATE_HEADERS = {
-    "x-api-key": "tenant-key-1",
-    "api-key": "tenant-key-2",
-    "cookie": "session=tenant",
-    "x-request-id": "client-id",
-    "x-vllm-priority": "-9",
-    "x-data-parallel-rank": "1",
-    "x-session-id": "s",
-    "x-fairgate-app": "default",
-    "x-fairgate-user": "u1",
-    "x-fairgate-tenant": "somebody-else",
-    "x-forwarded-for": "10.0.0.1",
-    "proxy-authorization": "Basic eA==",
-    "accept-encoding": "gzip",
-    "connection": "keep-alive, x-hop",
-    "x-hop": "1",
+    "x-api-key": "tenant-key-1", "api-key": "tenant-key-2", "cookie": "session=tenant", "x-request-id": "client-id",
+    "x-vllm-priority": "-9", "x-data-parallel-rank": "1", "x-session-id": "s", "x-fairgate-app": "default",
+    "x-fairgate-user": "u1", "x-fairgate-tenant": "somebody-else", "x-forwarded-for": "10.0.0.1",
+    "proxy-authorization": "Basic eA==", "accept-encoding": "gzip", "connection": "keep-alive, x-hop", "x-hop": "1",
     "te": "trailers",
-}
+}  # fmt: skip
 
 
 async def test_no_header_of_identity_or_steering_reaches_the_engine(start: Starter) -> None:
@@ -104,20 +64,20 @@ JSON_PATHS = [
 ]
 
 
-@pytest.mark.parametrize("path", JSON_PATHS)
-async def test_no_field_that_steers_the_engine_reaches_it(start: Starter, path: str) -> None:
+async def test_no_field_that_steers_the_engine_reaches_it(start: Starter) -> None:
     routes = [{"path": "/v1/new", "treatment": "generate"}, {"path": "/v1/new-pass", "treatment": "pass"}]
     async with Upstream(replies(OK)) as upstream, start(upstream.url, routes=routes) as live:
         live.has_response()
-        for fields in ({"stream": False}, {"stream": True}, {"comment": "x" * 400_000}):  # the last is read in slices
-            body = chat(temperature=0.5, **fields)
-            await live.ask(path, {**STEERING, **body})
-            await live.ask(path, {**body, **STEERING})
-            for seen in upstream.requests:
-                assert not set(STEERING) & set(seen.json)
-                assert {**body, **seen.json, "stream_options": 0} == {**body, "stream_options": 0}
-            assert len(upstream.requests) == 2
-            upstream.requests.clear()
+        for path in JSON_PATHS:
+            for fields in ({"stream": False}, {"stream": True}, {"comment": "x" * 400_000}):  # which is read in slices
+                body = chat(temperature=0.5, **fields)
+                await live.ask(path, {**STEERING, **body})
+                await live.ask(path, {**body, **STEERING})
+                for seen in upstream.requests:
+                    assert not set(STEERING) & set(seen.json), path
+                    assert {**body, **seen.json, "stream_options": 0} == {**body, "stream_options": 0}, path
+                assert len(upstream.requests) == 2, path
+                upstream.requests.clear()
 
 
 async def test_an_escaped_or_repeated_field_name_is_no_way_around(start: Starter) -> None:

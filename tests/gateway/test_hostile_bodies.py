@@ -9,21 +9,22 @@ import pytest
 
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, chat
-from tests.gateway.test_headers_and_fields import STEERING
+from tests.kit.forms import (
+    AUDIO,
+    CHAT,
+    COMPLETIONS,
+    END,
+    FILE,
+    FORM,
+    LEGAL,
+    MESSAGES,
+    RESPONSES,
+    STEERING,
+    UPLOAD,
+    part,
+)
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
-CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
-AUDIO = "/v1/audio/transcriptions"
-FORM = "multipart/form-data; boundary=x"
-
-
-def part(name: str, value: str = "v", more: str = "") -> bytes:
-    return f'--x\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n{value}\r\n'.encode()
-
-
-FILE = part("file", "RIFF\r\n--y\r\n\r\n", '; filename="a \\"b\\".wav"\r\nContent-Type: audio/wav')
-END = b"--x--\r\n"
-UPLOAD = part("model", MODEL) + FILE + part("stream", "false") + END
 
 
 # --- labels ---
@@ -32,24 +33,26 @@ UNHEARD_OF = [{"path": "/v1/unheard-of", "treatment": "generate"}]
 """A route that only the config names."""
 
 
-@pytest.mark.parametrize("label", [FORM, "application/x-www-form-urlencoded", "text/plain", "Multipart/Form-Data", ""])
-@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/tokenize"])
-async def test_json_is_read_as_json_whatever_its_label_says(start: Starter, path: str, label: str) -> None:
+async def test_json_is_read_as_json_whatever_its_label_says(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        assert (await live.ask(path, chat(**STEERING), content_type=label)).status == 200
-        assert upstream.requests[0].json == chat()
-        assert (await live.ask(path, UPLOAD, content_type=label)).status == 400
-        assert len(upstream.requests) == 1
+        for path in [CHAT, "/v1/embeddings", "/tokenize"]:
+            for label in [FORM, "application/x-www-form-urlencoded", "text/plain", "Multipart/Form-Data", ""]:
+                assert (await live.ask(path, chat(**STEERING), content_type=label)).status == 200, (path, label)
+                assert upstream.requests[0].json == chat(), (path, label)
+                assert (await live.ask(path, UPLOAD, content_type=label)).status == 400, (path, label)
+                assert len(upstream.requests) == 1, (path, label)
+                upstream.requests.clear()
 
 
-@pytest.mark.parametrize("path", [AUDIO, "/v1/unheard-of"])
-async def test_json_that_is_labelled_as_a_form_is_refused_where_forms_are_read(start: Starter, path: str) -> None:
+async def test_json_that_is_labelled_as_a_form_is_refused_where_forms_are_read(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url, routes=UNHEARD_OF) as live:
-        for label in (FORM, "MULTIPART/form-data; boundary=x", "multipart/form-data"):
-            got = await live.ask(path, chat(**STEERING), content_type=label)
-            assert (got.status, got.error["code"]) == (400, "invalid_request")
-        assert not upstream.requests
-        assert live.holds_nothing()
+        for path in [AUDIO, "/v1/unheard-of"]:
+            for label in (FORM, "MULTIPART/form-data; boundary=x", "multipart/form-data"):
+                got = await live.ask(path, chat(**STEERING), content_type=label)
+                assert (got.status, got.error["code"]) == (400, "invalid_request"), path
+            assert not upstream.requests, path
+            assert live.holds_nothing(), path
+            upstream.requests.clear()
 
 
 async def test_an_upload_is_a_form(start: Starter) -> None:
@@ -71,69 +74,48 @@ async def test_a_form_passes_as_it_is(start: Starter) -> None:
         assert line["model"] == MODEL
 
 
-_FILE_FIRST = FILE.replace(b'name="file"; filename="a \\"b\\".wav"', b'filename="a.wav"; name="file"')
-LEGAL: dict[str, tuple[str, bytes]] = {
-    "curl": (FORM, part("model", MODEL) + part("file", "x", '; filename="a"\r\nContent-Type: audio/x') + END),
-    ".NET": (
-        'multipart/form-data; boundary="x"',
-        UPLOAD.replace(b'name="model"', b"name=model").replace(b'"stream"', b"stream"),
-    ),
-    "two names": (FORM, part("model", MODEL) + part("file", "x", "; filename=\"a\"; filename*=utf-8''%61") + END),
-    "lower case, no last line end": (FORM, UPLOAD.replace(b"Content-D", b"content-d")[:-2]),
-    "charset": ("multipart/form-data; charset=utf-8; boundary=x", UPLOAD),
-    "line ends before it": (FORM, b"\r\n\r\n" + UPLOAD),
-    "the file's name first": (FORM, part("model", MODEL) + _FILE_FIRST + END),
-    "a size": (FORM, part("model", MODEL, "; size=9") + FILE + END),
-    "two spaces": ("multipart/form-data;  boundary=x", UPLOAD.replace(b"form-data; name", b"form-data;  name")),
-    "a tab": ("multipart/form-data;\tboundary=x", UPLOAD.replace(b"form-data; name", b"form-data;\tname")),
-    "spaces behind the colon": (FORM, UPLOAD.replace(b"Disposition: ", b"Disposition: \t ")),
-    "no space": ("multipart/form-data;boundary=x", UPLOAD.replace(b"form-data; name", b"form-data;name")),
-    "a semicolon at the end": ("multipart/form-data; boundary=x;", UPLOAD),
-    "a boundary of two words": ('multipart/form-data; boundary="a b"', UPLOAD.replace(b"--x", b"--a b")),
-    "another charset": ("multipart/form-data; boundary=x; charset=iso-8859-1", UPLOAD),
-    "streamed": (FORM, UPLOAD.replace(b"false", b"true")),
-}
-
-
-@pytest.mark.parametrize(("label", "body"), LEGAL.values(), ids=LEGAL)
-async def test_forms_as_clients_write_them(start: Starter, label: str, body: bytes) -> None:
+async def test_forms_as_clients_write_them(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        assert (await live.ask(AUDIO, body, content_type=label)).status == 200
-        assert upstream.requests[0].body == body
-        [line] = await live.lines(1)
-        assert (line["model"], line["stream"]) == (MODEL, b"true" in body)
+        for number, (name, (label, body)) in enumerate(LEGAL.items(), 1):
+            assert (await live.ask(AUDIO, body, content_type=label)).status == 200, name
+            assert upstream.requests[-1].body == body, name
+            line = (await live.lines(number))[-1]
+            assert (line["model"], line["stream"]) == (MODEL, b"true" in body), name
 
 
-@pytest.mark.parametrize("rest", [b"\r\n", b"an epilogue", part("priority"), b"\r\n" + part("priority") + END], ids=str)
-async def test_what_follows_a_form_is_left_out(start: Starter, rest: bytes) -> None:
+async def test_what_follows_a_form_is_left_out(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        assert (await live.ask(AUDIO, UPLOAD + rest, content_type=FORM)).status == 200
-        assert upstream.requests[0].body == UPLOAD
+        for rest in [b"\r\n", b"an epilogue", part("priority"), b"\r\n" + part("priority") + END]:
+            assert (await live.ask(AUDIO, UPLOAD + rest, content_type=FORM)).status == 200, rest
+            assert upstream.requests[0].body == UPLOAD, rest
+            upstream.requests.clear()
 
 
-@pytest.mark.parametrize(
-    "label",
-    [
-        "multipart/form-data", "multipart/form-data; boundary=", "multipart/form-data; boundary=x; boundary=y",
-        "multipart/form-data; boundary=x; charset=utf-16", "multipart/form-data; boundary=x; charset=utf-7",
-        "multipart/form-data; boundary=x; charset=none-such", 'multipart/form-data; boundary="x',
-        f"multipart/form-data; boundary={'x' * 71}", 'multipart/form-data; boundary="x "',
-    ],
-)  # fmt: skip
-async def test_a_label_in_doubt_is_refused(start: Starter, label: str) -> None:
+DOUBTFUL_LABELS = [
+    "multipart/form-data", "multipart/form-data; boundary=", "multipart/form-data; boundary=x; boundary=y",
+    "multipart/form-data; boundary=x; charset=utf-16", "multipart/form-data; boundary=x; charset=utf-7",
+    "multipart/form-data; boundary=x; charset=none-such", 'multipart/form-data; boundary="x',
+    f"multipart/form-data; boundary={'x' * 71}", 'multipart/form-data; boundary="x "',
+]  # fmt: skip
+
+
+async def test_a_label_in_doubt_is_refused(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        got = await live.ask(AUDIO, UPLOAD, content_type=label)
-        assert (got.status, got.error["code"]) == (400, "invalid_request")
-        assert not upstream.requests
+        for label in DOUBTFUL_LABELS:
+            got = await live.ask(AUDIO, UPLOAD, content_type=label)
+            assert (got.status, got.error["code"]) == (400, "invalid_request"), label
+            assert not upstream.requests, label
 
 
-@pytest.mark.parametrize("name", STEERING)
-async def test_no_part_of_a_form_steers_the_engine(start: Starter, name: str) -> None:
-    steering = part(name, '{"a":1}')
+async def test_no_part_of_a_form_steers_the_engine(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        body = steering + part("model", MODEL) + steering + FILE + steering.replace(f'"{name}"'.encode(), name.encode())
-        assert (await live.ask(AUDIO, body + END, content_type=FORM)).status == 200
-        assert upstream.requests[0].body == part("model", MODEL) + FILE + END
+        for name in STEERING:
+            steering = part(name, '{"a":1}')
+            unquoted = steering.replace(f'"{name}"'.encode(), name.encode())
+            body = steering + part("model", MODEL) + steering + FILE + unquoted
+            assert (await live.ask(AUDIO, body + END, content_type=FORM)).status == 200, name
+            assert upstream.requests[0].body == part("model", MODEL) + FILE + END, name
+            upstream.requests.clear()
 
 
 DOUBTFUL = {
@@ -166,25 +148,23 @@ DOUBTFUL = {
 }
 
 
-@pytest.mark.parametrize("body", DOUBTFUL.values(), ids=DOUBTFUL)
-async def test_a_form_in_doubt_is_refused(start: Starter, body: bytes) -> None:
+async def test_a_form_in_doubt_is_refused(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        got = await live.ask(AUDIO, body, content_type=FORM)
-        assert (got.status, got.error["code"]) == (400, "invalid_request")
-        assert len(got.body) < 1000
+        for name, body in DOUBTFUL.items():
+            got = await live.ask(AUDIO, body, content_type=FORM)
+            assert (got.status, got.error["code"]) == (400, "invalid_request"), name
+            assert len(got.body) < 1000, name
+            assert live.holds_nothing(), name
         assert not upstream.requests
-        assert live.holds_nothing()
 
 
-@pytest.mark.parametrize(
-    "unit", [b"content-disposition:", b'content-disposition: form-data; name="model"', b"--x\r\n", b"\r\n"]
-)
-async def test_a_form_of_nothing_but_heads_is_refused_at_once(start: Starter, unit: bytes) -> None:
+async def test_a_form_of_nothing_but_heads_is_refused_at_once(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        for before in (b"--x\r\n", part("model", MODEL), b""):
-            body = before + unit * (1_000_000 // len(unit))
-            assert (await live.ask(AUDIO, body, content_type=FORM)).status == 400
-        assert not upstream.requests
+        for unit in [b"content-disposition:", b'content-disposition: form-data; name="model"', b"--x\r\n", b"\r\n"]:
+            for before in (b"--x\r\n", part("model", MODEL), b""):
+                body = before + unit * (1_000_000 // len(unit))
+                assert (await live.ask(AUDIO, body, content_type=FORM)).status == 400, unit
+            assert not upstream.requests, unit
 
 
 # --- how long an answer may be ---
@@ -204,20 +184,18 @@ LIMITS: list[tuple[str, dict[str, Any], str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "fields", "wrong"), LIMITS, ids=str)
-async def test_each_api_reads_its_own_limits(
-    start: Starter, path: str, fields: dict[str, Any], wrong: str | None
-) -> None:
-    body = {"model": MODEL, "messages": [], "input": "x", "prompt": "x", **fields}
+async def test_each_api_reads_its_own_limits(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        got = await live.ask(path, body)
-        if wrong is None:
-            assert got.status == 200
-        else:
-            assert got.status == 400
-            assert f"{fields[wrong]} output tokens" in got.error["message"]
-            assert got.error.get("param", wrong) == wrong
-            assert not upstream.requests
+        for path, fields, wrong in LIMITS:
+            body = {"model": MODEL, "messages": [], "input": "x", "prompt": "x", **fields}
+            got = await live.ask(path, body)
+            if wrong is None:
+                assert got.status == 200, path
+            else:
+                assert got.status == 400, path
+                assert f"{fields[wrong]} output tokens" in got.error["message"], path
+                assert got.error.get("param", wrong) == wrong, path
+                assert not upstream.requests, path
 
 
 @pytest.mark.interpreted_only("watches what the engine is told")

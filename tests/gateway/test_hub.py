@@ -6,11 +6,11 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from prometheus_client.metrics_core import GaugeMetricFamily
@@ -18,9 +18,8 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from gateway.config.model import Config
 from gateway.operator.merged_metrics import merged
 from gateway.process.hub import go_on
-from gateway.process.supervisor import unix_listener
-from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER, ExchangeServer
-from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
+from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER
+from gateway.storage.hub.run_directory import WorkerSlot
 from gateway.storage.hub.wire import FRAME_BYTES_MAX
 from gateway.telemetry.metric_families import FAMILIES
 from gateway.usage.counts import UsageTotals
@@ -29,9 +28,9 @@ from gateway.usage.written import Batch, add
 from policies.replicas.messages import CallDelta, ReplicaReport
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.gateway.load import tenants
-from tests.gateway.test_shared_prefixes import ask, cached_in_turns, index_of, text
+from tests.kit.run_directory import WORKERS, run_directory
+from tests.kit.turns import ask, cached_in_turns, index_of, text
 
-WORKERS = 2
 REPORT = ReplicaReport([], [], [], [], [], [], [], 0.0)
 encode = msgspec.msgpack.encode
 
@@ -39,19 +38,6 @@ encode = msgspec.msgpack.encode
 def frame(said: list[Any]) -> bytes:
     content = encode(said)
     return len(content).to_bytes(4, "big") + content
-
-
-@asynccontextmanager
-async def run_directory() -> AsyncIterator[tuple[RunDirectory, ExchangeServer]]:
-    """The hub's exchange, in this process."""
-    found = RunDirectory.made(WORKERS)
-    server = ExchangeServer(found)
-    await server.listen(unix_listener(found.exchange))
-    try:
-        yield found, server
-    finally:
-        server.close()
-        found.end()
 
 
 async def test_a_prompt_is_found_where_another_worker_sent_it(start: Starter) -> None:
@@ -177,11 +163,9 @@ async def test_each_gauge_has_a_rule_by_which_it_is_put_together(start: Starter,
         ) as live:
             gateway = live.gateway
             await until(lambda: gateway.exchanges[0].answered > 0)
-            gateway.gauges.read(gateway.pools, gateway.shared.interactions)
-            gateway.gauges.read_exchanges(gateway.exchanges, gateway.news)
-            gateway.gauges.read_tenants({"pools": []})
-            gateway.gauges.read_quotas(gateway.shared.quotas, time.monotonic())
-            gateway.gauges.read_groups(gateway.config)
-            gauges = set(re.findall(r"^# TYPE (\S+) gauge$", gateway.metrics.render().decode(), re.M))
+            async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(found.worker(0))) as session:
+                async with session.get("http://worker/metrics") as answer:
+                    page = await answer.text()
+            gauges = set(re.findall(r"^# TYPE (\S+) gauge$", page, re.M))
     declared = {name for name, one in FAMILIES.items() if one.made_by is GaugeMetricFamily}
     assert {name for name in gauges if name.startswith("fairgate_")} == declared

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from gateway.config.model import TenantConfig
 from gateway.config.sections.keys import KeyConfig, hash_key
-from gateway.config.sections.usage import UsageConfig
 from gateway.http.errors import ApiError
 from gateway.keys.identity import Keyring
 from gateway.keys.in_database import DatabaseKeys
 from gateway.keys.in_redis import CHANGED, TABLE, RedisKeys
 from gateway.keys.issued import Follower, KeyTable, TableFull, entry, read_entry
-from gateway.storage.store_errors import StoreUnavailable
 from gateway.telemetry.background import Background
-from gateway.usage.thread import CLOSE_S, DatabaseThread
 from tests.gateway.live import until
-from tests.gateway.test_store import opened
+from tests.kit.keys import database_at
+from tests.kit.stores import opened
 from tests.postgres_server import PostgresServer
 from tests.redis_server import RedisServer
 
@@ -56,15 +52,6 @@ async def table(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             yield DatabaseKeys(database)
 
 
-@asynccontextmanager
-async def database_at(url: str) -> AsyncIterator[DatabaseThread]:
-    database = DatabaseThread(UsageConfig(url=SecretStr(url)))
-    try:
-        yield database
-    finally:
-        await database.close(CLOSE_S)
-
-
 async def test_the_table_takes_so_many_keys_and_no_more(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.keys.in_redis.KEYS_MAX", 3)
     monkeypatch.setattr("gateway.keys.in_database.KEYS_MAX", 3)
@@ -92,46 +79,6 @@ async def test_entries_change_in_one_step_or_not_at_all(table: KeyTable, monkeyp
     assert [await table.entry(each) for each in (a, b, c)] == [b"x", b"y", None]
     await table.note({c: "z", a: None, b: ""})
     assert [await table.entry(each) for each in (a, b, c)] == [None, b"", b"z"]
-
-
-async def test_uses_are_noted_and_end_with_their_key(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.keys.in_redis.SCAN_COUNT", 2)
-    uses = {hash_key(str(number)): 1_800_000_000 + number for number in range(5)}
-    assert await table.uses() == {}
-    await table.note_uses(uses)
-    assert await table.uses() == uses
-    await table.note_uses({hash_key("1"): 1_800_000_100})
-    await table.issue(key_of("2"), "bob")
-    await table.forget(hash_key("2"))
-    assert await table.uses() == {
-        **{name: at for name, at in uses.items() if name != hash_key("2")},
-        hash_key("1"): 1_800_000_100,
-    }
-
-
-async def test_a_follower_notes_uses_until_that_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.0)
-    monkeypatch.setattr("gateway.keys.issued.USES_S", 0.0)
-    async with database_at(str(tmp_path / "usage.db")) as database:
-        table = DatabaseKeys(database)
-        keyring = Keyring(TENANTS, open_access=True, mints=False)
-        follower = Follower(table, keyring)
-        keyring.principal(b"named", "a", 1_800_000_000.9)
-        keyring.principal(b"unknown", "a", 1_800_000_000.0)
-
-        async def fails(uses: object) -> None:
-            raise StoreUnavailable("gone")
-
-        with monkeypatch.context() as broken:
-            broken.setattr(table, "note_uses", fails)
-            with pytest.raises(StoreUnavailable):
-                await follower.turn()
-            await follower.close()
-        await follower.turn()
-        assert await table.uses() == {hash_key("named"): 1_800_000_000}
-        keyring.principal(b"named", "a", 1_800_000_005.0)
-        await follower.close()
-        assert await table.uses() == {hash_key("named"): 1_800_000_005}
 
 
 async def test_a_keyring_follows_every_table(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:

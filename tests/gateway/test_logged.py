@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.telemetry.logged import Logged
+from gateway.telemetry.logged import LogExcerpt
 from tests.kit.access_logs import logged, write
 
 
@@ -36,12 +36,12 @@ def test_those_are_ahead_that_the_same_engines_had_meanwhile(tmp_path: Path) -> 
         had("after", 110.5, 120),
         had("elsewhere", 101, 111, backend="c", model="another"),
     )
-    both = Logged([log], lambda line: line.tenant == "slow")
+    both = LogExcerpt([log], lambda line: line.tenant == "slow")
     assert both.ahead == {"batch": 5, "before": 1}
-    one = Logged([log], lambda line: line.request_id == "one", has="one")
+    one = LogExcerpt([log], lambda line: line.request_id == "one", has="one")
     assert one.ahead == {"batch": 4, "before": 1}
     assert one.sentence() == (
         "one of slow was dispatched to a; it waited 10 s behind 4 requests of batch, 1 of before: 10 s for its turn; "
         "it had its first token after 0.2 s; it completed after 11 s."
     )
-    assert Logged([log], lambda line: line.request_id == "two").ahead == {"batch": 1}
+    assert LogExcerpt([log], lambda line: line.request_id == "two").ahead == {"batch": 1}

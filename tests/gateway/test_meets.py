@@ -7,10 +7,11 @@ import json
 from typing import Any
 
 from gateway.config.sections.keys import hash_key
+from gateway.pool.breaks import BREAKS_MIN
 from tests.gateway.capture import Peer, Seen, answer
 from tests.gateway.live import MODEL, Starter, chat, until
-from tests.gateway.test_breaks import BREAKS_MIN, Moody, cut
-from tests.gateway.test_stored_responses import ASKED, RESPONSES, Keeper, pools, respond
+from tests.kit.keeper import ASKED, RESPONSES, Keeper, pools, respond
+from tests.kit.moody import Moody, cut
 
 CHAT = "/v1/chat/completions"
 

@@ -16,7 +16,7 @@ from gateway.proxy.exchange import Exchange
 from gateway.proxy.request_context import RequestContext
 from tests.gateway.capture import Peer, Seen, Upstream, replies
 from tests.gateway.live import Live, Starter, chat, until
-from tests.gateway.test_batches import CHAT, OK, TENANTS, client, counts, is_over, jsonl, line, made, when
+from tests.kit.batching import CHAT, OK, TENANTS, client, counts, is_over, jsonl, line, made, when
 from tests.waiting import eventually
 
 OF_A_REQUEST = (StoredRequest, RequestContext, Exchange)

@@ -7,7 +7,6 @@ import json
 import re
 import time
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,13 @@ import aiohttp
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from gateway.config.sections.usage import UsageConfig
 from gateway.operator.self_service.own_page import PATH
-from gateway.usage.database import Database
-from gateway.usage.usage_report import read_own
-from gateway.usage.written import add_shares, forget
 from tests.commands import running
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Starter, chat, simulated, until
-from tests.gateway.test_usage import CHAT, OK, written
 from tests.kit.browser import CHROMIUM, expect, window
 from tests.kit.served import config_file
+from tests.kit.usage import CHAT, OK, written
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 
@@ -34,6 +29,11 @@ TENANTS: list[dict[str, Any]] = [
     {"name": "alice", "group": "nlp", "keys": [hash_key("key-of-alice")], "quota": {"requests_per_minute": 100}},
     {"name": "mallory", "weight": 2, "keys": [hash_key("key-of-mallory")]},
 ]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.operator.self_service.self_service.AGAIN_S", 0.0)
 
 
 async def test_a_tenant_sees_its_place_its_limits_and_its_requests_and_nothing_of_others(start: Starter) -> None:
@@ -63,8 +63,9 @@ async def test_a_tenant_sees_its_place_its_limits_and_its_requests_and_nothing_o
         assert own["queued_requests"] + own["running_requests"] == 8
         assert batch["queued_requests"] + batch["running_requests"] == 1
         assert own["share"] == 0.3333
-        assert (len(pool["requests"]), pool["requests_left_out"]) == (9, 0)
-        assert {request["state"] for request in pool["requests"]} <= {"queued", "dispatched"}
+        assert len(pool["requests"]) == own["queued_requests"] + batch["queued_requests"] > 0
+        assert len(pool["requests"]) + pool["requests_left_out"] == 9
+        assert {request["app"] for request in pool["requests"]} == {"default"}
         other = (await live.get("/fairgate/me", key="key-of-mallory")).json
         assert (other["place"], other["limits"]) == ([{"name": "mallory", "weight": 2.0}], [])
         sim.faults.is_still = False
@@ -106,8 +107,6 @@ async def me(live: Any, key: str) -> Any:
 async def test_it_says_what_was_received_and_used_and_costs(
     start: Starter, usage_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.operator.self_service.self_service.AGAIN_S", 0.0)
-    monkeypatch.setattr("gateway.operator.self_service.self_service.WINDOW_S", 0.5)
     usage = {"url": usage_url, "prices": {"simulated": {"input": 1e6, "output": 0}}}
     async with (
         Upstream(replies(OK)) as upstream,
@@ -117,11 +116,6 @@ async def test_it_says_what_was_received_and_used_and_costs(
             for _ in range(requests):
                 assert (await live.ask(CHAT, chat(), key=key)).status == 200
         await written(live)
-
-        async def is_kept() -> bool:
-            return bool((await me(live, "key-of-mallory"))["usage"]["month"]["service_received"] > 0)
-
-        await eventually(is_kept)
         for key, requests in (("key-of-alice", 2), ("key-of-mallory", 5)):
             found = await me(live, key)
             [pool] = found["pools"]
@@ -131,8 +125,6 @@ async def test_it_says_what_was_received_and_used_and_costs(
             for used in (found["usage"]["day"], found["usage"]["month"]):
                 assert (used["requests"], used["input_tokens"] + used["output_tokens"]) == (requests, tokens)
                 assert used["cost"] == used["input_tokens"]
-                assert used["service_received"] == pytest.approx(used["service_due"], rel=0.01)
-                assert used["service_received"] <= 1.01 * received["service_received"]
             assert sum(one["requests"] for one in found["hours"]) == requests
         assert found["recently_s"] == 300.0
 
@@ -178,7 +170,6 @@ async def test_a_wait_that_nobody_has_learned_is_not_told(start: Starter) -> Non
 async def test_why_a_team_was_slow_is_remembered_by_the_minute_and_names_nobody(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.operator.self_service.self_service.AGAIN_S", 0.0)
     async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live:
         sim.faults.is_still = True
         flood = [
@@ -198,7 +189,7 @@ async def test_why_a_team_was_slow_is_remembered_by_the_minute_and_names_nobody(
         assert slowest["request_id"] == got.headers["x-request-id"]
         assert minute["at_s"] <= slowest["arrived_at_s"] < minute["at_s"] + 60
         assert abs(slowest["arrived_at_s"] - time.time()) < 60
-        assert re.fullmatch(r"waited [\d.]+ s behind \d+ requests? of other tenants: .*", slowest["waited"])
+        assert re.fullmatch(r"waited [\d.]+ s: .*", slowest["waited"])
         assert slowest["wait_s"] == minute["wait_s_mean"] > 0
         assert "mallory" not in json.dumps(found)
         assert "backend" not in slowest
@@ -265,7 +256,7 @@ async def test_all_workers_and_replicas_answer_for_all(tmp_path: Path, is_shared
             found = [await seen(url) for url in urls for _ in range(8)]
             return set(found) == {(20 * len(urls), 20 * len(urls))}
 
-        await eventually(all_see_all)
+        await eventually(all_see_all, again_s=1.0)  # more than 50 a second are refused
         sim.faults.is_still = False
         assert set(await asyncio.gather(*asked)) == {200}
 
@@ -287,9 +278,9 @@ async def test_the_page_asks_for_a_key_and_shows_what_is_its_own(start: Starter)
         for key in ("key-of-alice", "key-of-mallory"):
             assert (await live.ask(CHAT, chat(max_tokens=4), key=key)).status == 200
         await seen.page.goto(live.url + PATH)
-        await seen.shows("#link", "asks for your key")
+        await seen.shows("#link", "needs your key")
         await seen.is_accessible()
-        for key, says in (("a-wrong-key", "This key is not taken here."), ("key-of-alice", "")):
+        for key, says in (("a-wrong-key", "This gateway does not accept the key."), ("key-of-alice", "")):
             await seen.page.locator("#token").fill(key)
             await seen.page.locator("#token-form button").click()
             if says:
@@ -299,22 +290,11 @@ async def test_the_page_asks_for_a_key_and_shows_what_is_its_own(start: Starter)
             "#received-body", "research (weight 1, guaranteed share 30 %, max running 40) › nlp (weight 1) › alice"
         )
         await seen.shows("#limits-body", "99 of 100 left")
-        await seen.shows("#now-body", "Nothing of yours waits; 0 run; one that comes now starts at once.")
+        await seen.shows("#now-body", "None of your requests waits; 0 run; a new request starts at once.")
         await seen.shows("#received-body", "Last 5 min 100 % of what was due")
         await seen.shows("#requests-body", re.compile(r"1 request, waited \d+ ms on average\. The slowest: .*4 out"))
         await seen.page.locator("#request-filter").fill("no such minute")
-        await seen.shows("#requests-body", "No minute has this.")
+        await seen.shows("#requests-body", "No minute matches.")
         assert "mallory" not in await seen.page.content()
         await seen.is_accessible()
         assert [fault for fault in seen.faults if "401" not in fault] == []
-
-
-async def test_a_minute_counts_once_whoever_writes_it(usage_url: str) -> None:
-    database, now_s = Database(UsageConfig.model_validate({"url": usage_url})), int(time.time())
-    for writer, number in (("shares", 7), ("shares", 7), ("shares", 8), ("another gateway", 7)):
-        add_shares(database, writer, number, now_s, {"alice": (10.0, 20.0), "bob": (1.0, 1.0)})
-    found, _ = read_own(database, "alice", {}, datetime.now(UTC))
-    assert [(used["service_received"], used["service_due"]) for used in found.values()] == 2 * [(30.0, 60.0)]
-    forget(database, now_s + 3 * 86_400, 2)
-    assert read_own(database, "alice", {}, datetime.now(UTC))[0]["month"]["service_due"] == 0
-    database.close()

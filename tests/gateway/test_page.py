@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.operator.snapshots import feed
-from tests.gateway.live import SMALL, WAIT_S, Live, Starter, chat, simulated, until
+from tests.gateway.live import SMALL, WAIT_S, Live, Starter, chat, simulated
 from tests.kit.browser import CHROMIUM, expect, window
 from tests.kit.overload import CHAT, full, question, tenants
 from tests.ports import free_port
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)"),
@@ -28,7 +27,7 @@ async def test_where_nothing_is_to_be_seen_it_says_what_to_do(start: Starter) ->
         await seen.open(live)
         await seen.shows("#link", "live")
         await seen.shows("#limit-sentence", "Nothing limits the pool: no request waits or runs.")
-        await seen.shows("#lanes-body", "Who waitsnobody: each request starts as it comes")
+        await seen.shows("#lanes-body", "Who waitsnobody: each request starts on arrival")
         await seen.shows("#tenants-body", f"curl http://127.0.0.1:{live.gateway.port}/v1/chat/completions")
         await seen.shows("#tenants-body", '"model":"simulated"')
         await seen.shows("#requests-body", "No request has ended")
@@ -49,7 +48,7 @@ async def test_a_flood_is_seen_and_each_request_explained(start: Starter) -> Non
         await seen.shows(
             "#lanes-body", re.compile(r"Who waits1 request, the oldest for .*Behind whom3 requests at the")
         )
-        await seen.shows("#lanes-body", "For whatthe next one waits for KV")
+        await seen.shows("#lanes-body", "For whatthe next request waits for KV")
         await seen.shows("#lanes-body .key", "holder 1 waiting, 3 running")
         await seen.shows("#history-body", "1 waiting")
         await seen.shows("#tenants-body", re.compile(r"holder1\S* \S+for KV3\d+ %\d+ %1"))
@@ -65,7 +64,7 @@ async def test_a_flood_is_seen_and_each_request_explained(start: Starter) -> Non
         await seen.page.locator("#tenants-body").get_by_role("link", name="holder").click()
         await seen.page.locator("#explained a.id").first.click()
         await seen.shows("#explained", "queued: the KV cache has no room for the next request in order.")
-        await seen.shows("#explained", re.compile(r"It waited .* for KV"))
+        await seen.shows("#explained", re.compile(r"The request waited .* for KV"))
         await seen.is_accessible()
         await seen.page.keyboard.press("Escape")
         await expect(seen.page.locator("#explained")).to_be_hidden()
@@ -92,7 +91,7 @@ async def test_last_requests_are_filtered_and_stand_still_while_paused(start: St
         second = (await live.ask(CHAT, chat(max_tokens=3), key="two")).headers["x-request-id"]
         await seen.shows("#tenants-body", re.compile(r"two00\d"))
         await expect(seen.page.locator("#requests-body")).not_to_contain_text(second)
-        await seen.page.get_by_role("button", name="Go on").click()
+        await seen.page.get_by_role("button", name="Resume").click()
         await seen.shows("#requests-body", second)
         await seen.page.locator("#request-filter").fill("TWO")
         await expect(seen.page.locator("#requests-body li")).to_have_count(1)
@@ -132,32 +131,50 @@ async def test_weights_are_those_of_the_config_whoever_is_there(start: Starter) 
             assert {tenant["weight"] for tenant in pool["tenants"]} == {1.0}
 
 
-async def test_who_opens_the_page_again_sees_everything_at_once(start: Starter) -> None:
+async def test_pages_share_a_document_and_who_asks_alone_gets_a_new_one(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with simulated() as sim, start(sim.url, tenants=tenants("t")) as live:
+
+        async def ended(path: str) -> int:
+            [pool] = (await live.get(path, admin=True)).json["pools"]
+            return int(pool["tenants"][0]["ended_requests"].get("completed", 0))
+
+        async def is_seen() -> bool:
+            return await ended("/state") == 1
+
+        monkeypatch.setattr("gateway.operator.views.SHARED_S", WAIT_S)
+        assert await ended("/state?shared") == 0
         await live.ask(CHAT, chat(max_tokens=3), key="t")
-        url = f"http://127.0.0.1:{live.gateway.admin_port}/events"
-        for _ in range(2):
-            async with live.http.get(url) as answer:
-                event = await answer.content.readuntil(b"\n\n")
-                pools = json.loads(event.split(b"data: ")[1])["pools"]
-                assert pools[0]["tenants"][0]["ended_requests"] == {"completed": 1}
-            await until(lambda: feed.TASK not in tasks())
+        await eventually(is_seen)
+        assert await ended("/state?shared") == 1
+        await live.ask(CHAT, chat(max_tokens=3), key="t")
+        assert await ended("/state?shared") == 1
+
+
+async def test_a_document_that_costs_much_is_shared_for_longer(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.operator.views.SHARED_S", 0.0)
+    async with simulated() as sim, start(sim.url, tenants=tenants("t")) as live:
+
+        async def is_shared() -> bool:
+            first = (await live.get("/state?shared", admin=True)).body
+            await live.ask(CHAT, chat(max_tokens=3), key="t")
+            return (await live.get("/state?shared", admin=True)).body == first
+
+        monkeypatch.setattr("gateway.operator.views.COST_MAX", 1e9)
+        assert not await is_shared()
+        monkeypatch.setattr("gateway.operator.views.COST_MAX", 1e-9)
+        assert await is_shared()
 
 
 async def test_a_click_on_a_name_says_what_is_known_of_it(start: Starter, tmp_path: Path) -> None:
     usage = str(tmp_path / "usage.db")
     async with full(start, EVIL, "idle", time_scale=30.0, usage=usage) as gate, window() as seen:
         assert (await gate.ask(EVIL, question())).status == 200
-        engine = gate.live.gateway.pools[0].backends
-        drained = await gate.live.http.post(
-            f"http://127.0.0.1:{gate.live.gateway.admin_port}/drain/{next(iter(engine))}"
-        )
-        assert drained.status == 200
         async with asyncio.timeout(WAIT_S):
             while not (await live_usage(gate.live)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await seen.open(gate.live)
-        await seen.shows("#history-body", f"{next(iter(engine))} drained")
         await seen.shows("#tenants-body tr.idle", re.compile(r"idle00idle"))
         await seen.page.locator("#tenants-body").get_by_role("link", name=EVIL).click()
         await seen.shows("#explained-head", EVIL)
@@ -168,7 +185,7 @@ async def test_a_click_on_a_name_says_what_is_known_of_it(start: Starter, tmp_pa
         await seen.page.keyboard.press("Escape")
         await expect(seen.page.locator("#explained")).to_be_hidden()
         await seen.page.locator("#engines-body a").click()
-        await seen.shows("#explained", "Whose requests run here")
+        await seen.shows("#explained", "Running requests by tenant")
         await seen.shows("#explained", "holder 3 requests")
         await seen.is_accessible()
         await seen.page.reload()
@@ -205,7 +222,7 @@ async def test_the_token_is_asked_for_and_stays_in_the_tab(start: Starter) -> No
         await seen.page.get_by_role("textbox", name="Token").fill("wrong")
         await seen.is_accessible()
         await seen.page.get_by_role("button", name="Open").click()
-        await seen.shows("#token-wrong", "That is not the token.")
+        await seen.shows("#token-wrong", "This is not the token.")
         await seen.page.get_by_role("textbox", name="Token").fill(TOKEN)
         await seen.page.get_by_role("button", name="Open").click()
         await seen.shows("#link", "live")
@@ -214,7 +231,7 @@ async def test_the_token_is_asked_for_and_stays_in_the_tab(start: Starter) -> No
         await seen.shows("#link", "live")
         assert TOKEN not in seen.page.url
         assert all("401" in fault for fault in seen.faults), seen.faults
-        for path in ("/events", "/page/", "/page/files.py", "/page/nothing"):
+        for path in ("/state", "/page/", "/page/files.py", "/page/nothing"):
             assert (await live.get(path, admin=True)).status == 401
 
 
@@ -253,31 +270,6 @@ async def test_several_pools_are_chosen_from(start: Starter) -> None:
             await seen.page.get_by_role("combobox").select_option("two")
             await seen.shows("#requests-body", "completed")
             await seen.is_accessible()
-
-
-def tasks() -> set[str]:
-    return {task.get_name() for task in asyncio.all_tasks()}
-
-
-async def test_nothing_runs_while_nobody_looks(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url) as live:
-        url = f"http://127.0.0.1:{live.gateway.admin_port}/events"
-        assert feed.TASK not in tasks()
-        async with live.http.get(url) as one, live.http.get(url) as other:
-            for answer in (one, other):
-                assert (await answer.content.readuntil(b"\n\n")).startswith(b"event: state\ndata: {")
-            assert feed.TASK in tasks()
-        await until(lambda: feed.TASK not in tasks())
-
-
-async def test_listeners_are_bounded(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "LISTENERS_MAX", 1)
-    async with simulated() as sim, start(sim.url) as live:
-        url = f"http://127.0.0.1:{live.gateway.admin_port}/events"
-        async with live.http.get(url) as one:
-            await one.content.readuntil(b"\n\n")
-            refused = await live.get("/events", admin=True)
-            assert (refused.status, refused.json) == (503, {"error": "1 pages are open already"})
 
 
 async def test_what_is_served_cannot_be_used_by_other_pages(start: Starter) -> None:

@@ -11,7 +11,8 @@ from itertools import product
 
 import pytest
 
-from gateway.proxy.ending import Ending
+from gateway.proxy.relay import Ending
+from tests.backends.corpus import ILL_FRAMED, TRUNCATED
 from tests.gateway.capture import (
     DONE,
     STREAM_END,
@@ -34,6 +35,8 @@ FAILED = ("failed", "backend_failed")
 COMPLETED = ("completed", "")
 RELAYED = {"response_buffer_bytes_max": 1024}
 """So that an answer in one piece goes out as it comes."""
+
+SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n\x81\x02hi"
 
 # --- answers in one piece ---
 
@@ -68,6 +71,18 @@ async def test_a_cut_answer_is_an_error_where_nothing_has_gone_out(start: Starte
             played = await on.play(path, whole(framing, data))
             assert played.end == (502, *FAILED), (path, cut)
             assert "the engine broke off" in played.got.error["message"], (path, cut)
+            assert 1000 <= int(played.got.headers["retry-after-ms"]) <= 1100, "the engine is in service"
+
+
+async def test_what_is_no_http_or_ends_too_early_is_a_502(start: Starter) -> None:
+    ill = {name: raw for name, raw in ILL_FRAMED.items() if not raw.startswith(b"HTTP/1.1 1")}
+    rows = {**dict.fromkeys([*ill.values(), SWITCH], False), **dict.fromkeys(TRUNCATED.values(), True)}
+    async with stage(start) as on:
+        for raw, closes in rows.items():
+            played = await on.play("/v1/chat/completions", Sent(raw, closes))
+            assert played.end == (502, *FAILED), raw[:99]
+            assert played.got.error["code"] == "backend_failed", raw[:99]
+            assert (await on.play("/v1/chat/completions", Sent(answer(WHOLE)))).end == (200, *COMPLETED), raw[:99]
 
 
 @pytest.mark.parametrize("framing", FRAMINGS)
@@ -140,11 +155,45 @@ async def test_a_stream_that_does_not_say_so_is_a_broken_one(start: Starter, fra
                 played = await on.play(path, STREAMS[framing](sent), stream=True)
                 assert played.end == (200, *FAILED), (path, cut)
                 assert not [ending for ending in ENDINGS if ending in played.got.body], (path, cut)
-                assert events(played.got.body)[-1]["error"]["message"], (path, cut)
+                last = events(played.got.body)[-1]
+                assert last["error"]["message"], (path, cut)
                 if path == "/v1/messages":
                     assert played.got.body.rpartition(b"event: ")[2].startswith(b"error\n"), cut
+                    assert last["type"] == "error", cut
+                else:
+                    assert last["error"]["code"] == "backend_failed", (path, cut)
                 assert played.tokens[0] > 0, (path, cut)
                 assert played.tokens[1] in (3, 4), (path, cut)
+
+
+BROKEN_CHUNKS = {
+    "chunk size": b"zz\r\n",
+    "chunk by bare LF": b"5\nhello\n",
+    "chunk longer than it says": b"2\r\nhello\r\n0\r\n\r\n",
+    "chunk extension without end": b"1;" + b"a" * 300_000,
+    "last chunk by bare LF": b"0\n\n",
+}
+
+
+async def test_a_stream_whose_framing_breaks_is_a_broken_one(start: Starter) -> None:
+    async with stage(start) as on:
+        for name, raw in BROKEN_CHUNKS.items():
+            sent = Sent(STREAM_HEAD + chunk(b"".join(TOKENS)), later=raw)
+            played = await on.play("/v1/chat/completions", sent, stream=True)
+            assert (played.end, played.tokens[1]) == ((200, *FAILED), 3), name
+            assert played.got.body.startswith(b"".join(TOKENS)), name
+            assert events(played.got.body)[3]["error"]["code"] == "backend_failed", name
+            assert len(events(played.got.body)) == 4, name
+
+
+@pytest.mark.parametrize("before", [b"", TOKENS[0] + TOKENS[1]], ids=["at once", "after two tokens"])
+async def test_an_error_in_a_stream_is_passed_on_and_is_about_the_request(start: Starter, before: bytes) -> None:
+    sent = before + b'data: {"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}\n\n' + DONE
+    async with stage(start) as on:
+        played = await on.play("/v1/chat/completions", stream(sent), stream=True)
+        assert played.got.body == sent
+        assert played.line["outcome"] == "failed"
+        assert played.tokens[1] == before.count(b"data: ")
 
 
 def of_choice(index: int, text: str, finish: str | None = None) -> bytes:

@@ -10,9 +10,9 @@ import pytest
 from gateway.storage.store_errors import StoreUnavailable
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Starter, chat, until
-from tests.gateway.test_admin_keys import TOKEN, admin, answers
-from tests.gateway.test_batches import OK, TENANTS, client, counts, is_over, jsonl, line, made, when
-from tests.gateway.test_usage import CHAT, counted, database_at, written
+from tests.kit.batching import OK, TENANTS, client, counts, is_over, jsonl, line, made, when
+from tests.kit.keys import TOKEN, admin, answers
+from tests.kit.usage import CHAT, counted, database_at, written
 from tests.postgres_server import PostgresServer, pooled
 
 

@@ -13,7 +13,7 @@ from gateway.request.body.form import read_form
 from gateway.request.body.payload import read_json
 from gateway.request.prefix_hashes import BLOCK_BYTES, BLOCKS_MAX, prefix_hashes
 from tests.gateway.live import Live, Starter, chat, simulated, until
-from tests.gateway.test_hostile_bodies import FORM, UPLOAD
+from tests.kit.forms import FORM, UPLOAD
 from tests.ports import free_port
 
 DOCUMENT = "".join(f"Sentence {number} of a long document. " for number in range(200))

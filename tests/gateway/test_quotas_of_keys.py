@@ -14,9 +14,9 @@ from gateway.config.sections.keys import hash_key
 from tests.commands import run, running
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Live, Starter, chat
-from tests.gateway.test_admin_keys import OK, TOKEN, admin, answers
-from tests.gateway.test_usage import CHAT
+from tests.kit.keys import OK, TOKEN, admin, answers
 from tests.kit.served import config_file
+from tests.kit.usage import CHAT
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 
@@ -148,23 +148,20 @@ async def test_workers_count_an_issued_key_together_also_over_kills_where_redis_
         assert served == 20, "what nobody has counted for it yet is not used in advance"
 
 
-@pytest.mark.parametrize(
-    ("quota", "said"),
-    [
-        ({"requests_per_day": 0}, "quota.requests_per_day: Input should be greater than or equal to 1"),
-        ({"per_model": {"a": {"words": 1}}}, "quota.per_model.a.words: Extra inputs are not permitted"),
-        (7, "quota: Input should be a valid dictionary"),
-        ({"tokens_per_minute": 9, "tokens_per_day": 5}, "quota.tokens_per_day: 5 is less than tokens_per_minute"),
-        ({"per_model": {"b": {"concurrent": 1}}}, "quota: no pool serves 'b'; there are: a. "),
-        ({"per_model": {"also": {"concurrent": 1}}}, "quota: no pool serves 'also'; there are: a. "),
-    ],
-)
-async def test_a_quota_of_a_new_key_is_checked_as_one_of_the_config(start: Starter, quota: Any, said: str) -> None:
+async def test_a_quota_of_a_new_key_is_checked_as_one_of_the_config(start: Starter) -> None:
     pools = [{"name": "pool", "models": ["a"], "backends": [{"url": "http://127.0.0.1:1"}]}]
     fields: dict[str, Any] = {"tenants": TENANTS, "aliases": {"also": "a"}, "pools": pools, "admin_token": TOKEN}
     async with start(usage=str(start.directory / "u.db"), **fields) as live:
-        got = await admin(live, "POST", "/keys", {"tenant": "bob", "quota": quota})
-        assert (got.status, said in got.json["error"]) == (400, True), got.json
+        for quota, said in [
+            ({"requests_per_day": 0}, "quota.requests_per_day: Input should be greater than or equal to 1"),
+            ({"per_model": {"a": {"words": 1}}}, "quota.per_model.a.words: Extra inputs are not permitted"),
+            (7, "quota: Input should be a valid dictionary"),
+            ({"tokens_per_minute": 9, "tokens_per_day": 5}, "quota.tokens_per_day: 5 is less than tokens_per_minute"),
+            ({"per_model": {"b": {"concurrent": 1}}}, "quota: no pool serves 'b'; there are: a. "),
+            ({"per_model": {"also": {"concurrent": 1}}}, "quota: no pool serves 'also'; there are: a. "),
+        ]:
+            got = await admin(live, "POST", "/keys", {"tenant": "bob", "quota": quota})
+            assert (got.status, said in got.json["error"]) == (400, True), got.json
 
 
 async def test_the_command_makes_and_lists_keys_with_quotas(tmp_path: Path) -> None:

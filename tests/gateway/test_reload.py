@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -17,12 +18,11 @@ from gateway.config.sections.keys import hash_key
 from gateway.process.gateway import Gateway
 from tests.certificates import Authority
 from tests.commands import run
-from tests.gateway.capture import Upstream
+from tests.gateway.capture import Upstream, token
 from tests.gateway.live import events, simulated, until
-from tests.gateway.test_command_line import token
-from tests.gateway.test_workers import working
 from tests.kit.reloading import ALICE, is_whole, pool, reloadable
 from tests.kit.served import Streams, config_file, serving
+from tests.kit.working import working
 
 # --- what goes on ---
 
@@ -86,7 +86,14 @@ async def test_a_file_that_is_wrong_changes_nothing_and_says_so(tmp_path: Path) 
         gate.path.write_text("pools: [")
         assert (await gate.post("/reload")).status == 409
         gate.path.unlink()
-        assert (await gate.post("/reload")).status == 409
+        got = await gate.post("/reload")
+        assert (got.status, "No such file" in got.json["why_not"][0]) == (409, True)
+        other = tmp_path / "other.yaml"
+        other.write_text(json.dumps({**gate.fields, "drain_s": 8}))
+        gate.path.symlink_to(other)  # as Kubernetes mounts it
+        assert (await gate.post("/reload")).json["outcome"] == "changed"
+        gate.path.unlink()
+        gate.fields["drain_s"] = 8
         assert is_whole(await gate.ask(stream=True))
         assert await gate.changed(policy="vtc") == ["policy.name: fairserve -> vtc"]
         metrics = await gate.live.metrics()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sqlite3
@@ -27,11 +26,9 @@ from tests.certificates import Authority
 from tests.commands import run
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Live, Starter, chat, simulated, until
-from tests.gateway.test_admin_keys import NAMED, TENANTS, TOKEN, admin, answers
-from tests.gateway.test_background import FAILURES
-from tests.gateway.test_usage import CHAT, OK, counted, database_at, written
-from tests.kit.reloading import reloadable
+from tests.kit.keys import NAMED, TENANTS, TOKEN, admin, answers
 from tests.kit.served import config_file
+from tests.kit.usage import CHAT, FAILURES, OK, counted, database_at, written
 from tests.waiting import eventually
 
 
@@ -267,26 +264,6 @@ def test_to_open_a_database_ends_no_lock_of_another_connection(tmp_path: Path, m
 # --- the file of what was learned ---
 
 
-async def test_a_state_file_that_is_removed_or_replaced_is_written_anew(
-    start: Starter, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = start.directory / "learned.json"
-    async with simulated(time_scale=0) as sim:
-        async with start(sim.url, state_file=str(file)) as live:
-            await until(file.exists)
-            other = start.directory / "other"
-            other.write_text("other")
-            for number, spoil in enumerate((file.unlink, lambda: other.replace(file)), 1):
-                spoil()
-                said = f"{file} was changed or removed by somebody else"
-                await until(lambda: caplog.text.count(said) == number)  # noqa: B023 (called here only)
-                assert json.loads(file.read_text())["version"] == 1
-                assert await failures(live, "state_file") == number
-                await until(lambda: not live.gateway.faults())
-            file.unlink()
-        assert json.loads(file.read_text())["version"] == 1, "the last state is there, too"
-
-
 async def test_a_state_file_that_cannot_be_written_is_said_where_an_operator_looks(start: Starter) -> None:
     folder, in_the_way, linked = (start.directory / name for name in ("folder", "file", "linked"))
     folder.mkdir()
@@ -352,24 +329,6 @@ def test_a_log_in_whose_place_there_is_no_file_goes_on_where_it_was(tmp_path: Pa
 
 
 # --- the config and the certificates ---
-
-
-async def test_a_config_file_that_is_replaced_is_read_and_one_that_is_gone_changes_nothing(tmp_path: Path) -> None:
-    async with simulated() as sim, reloadable(tmp_path, sim) as gate:
-        gate.path.unlink()
-        got = await gate.post("/reload")
-        assert (got.status, got.json["outcome"]) == (409, "refused")
-        assert "No such file" in got.json["why_not"][0]
-        assert (await gate.ask()).status == 200
-        other = tmp_path / "other.yaml"
-        other.write_text(json.dumps({**gate.fields, "drain_s": 7}))
-        os.replace(other, gate.path)
-        assert (await gate.post("/reload")).json["outcome"] == "changed"
-        gate.path.unlink()
-        other.write_text(json.dumps({**gate.fields, "drain_s": 8}))
-        gate.path.symlink_to(other)  # as Kubernetes mounts it
-        assert (await gate.post("/reload")).json["outcome"] == "changed"
-        assert gate.live.gateway.config.drain_s == 8
 
 
 async def test_certificates_that_cannot_be_read_are_said_until_they_can_be(start: Starter, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.gateway.live import Starter, simulated, until
 from tests.gateway.load import tenants
-from tests.gateway.test_replicas import ENGINE, Flood, answered
+from tests.kit.floods import ENGINE, Flood, answered
 from tests.redis_server import RedisServer
 
 WARM_ANSWERS = 80

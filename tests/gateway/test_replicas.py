@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,17 +13,13 @@ import pytest
 from redis import Redis
 
 from gateway.storage.redis.redis_store import pool_key
-from tests.gateway.live import SMALL, WAIT_S, Live, Starter, chat, simulated, until
+from tests.gateway.live import WAIT_S, Live, Starter, simulated, until
 from tests.gateway.load import tenants
-from tests.gateway.test_operator_views import seen
+from tests.kit.floods import ENGINE, Flood, answered
+from tests.kit.overload import seen
 from tests.redis_server import Proxy, RedisServer
 
-OUTPUT_TOKENS = 10
-ENGINE = replace(SMALL, base_s=5e-3)
-"""A request takes longer than the gateways need to hear of each other."""
 REPLICAS = pool_key("pool", "replicas")
-LEAST_ANSWERS = 40
-"""Enough that every gateway has dispatched and heard of the others meanwhile."""
 
 
 @asynccontextmanager
@@ -35,42 +30,6 @@ async def looking_into(redis: RedisServer) -> AsyncIterator[Redis]:
         yield client
     finally:
         client.close()
-
-
-class Flood:
-    """A tenant's clients at one gateway, each with one request at a time; what they were told that they used."""
-
-    def __init__(self, live: Live, tenant: str, clients: int) -> None:
-        self.answers = 0
-        self.service = 0
-        self.refused: list[int] = []
-        self.is_over = False
-        self._live = live
-        self.tenant = tenant
-        self._tasks = [asyncio.create_task(self._ask_again_and_again()) for _ in range(clients)]
-
-    async def _ask_again_and_again(self) -> None:
-        body = chat(self.tenant, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-        while not self.is_over:
-            got = await self._live.ask("/v1/chat/completions", body, key=f"key-of-{self.tenant}")
-            if got.status != 200:
-                self.refused.append(got.status)
-                return
-            usage = got.json["usage"]
-            self.answers += 1
-            self.service += usage["prompt_tokens"] + 2 * usage["completion_tokens"]
-
-    async def end(self) -> None:
-        """Those under way are answered; none was refused or failed."""
-        self.is_over = True
-        await asyncio.gather(*self._tasks)
-        assert self.refused == []
-
-
-async def answered(*floods: Flood, more: int = LEAST_ANSWERS) -> None:
-    """Let so many more be answered in all."""
-    first = sum(flood.answers for flood in floods)
-    await until(lambda: sum(flood.answers for flood in floods) >= first + more or any(one.refused for one in floods))
 
 
 def is_shared(*lives: Live) -> bool:

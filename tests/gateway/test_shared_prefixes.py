@@ -9,18 +9,13 @@ import pytest
 
 from gateway.storage.redis.redis_connection import PUBLISHED_BYTES_MAX
 from gateway.storage.redis.redis_store import pool_key
-from policies.placements.prefix_index import PrefixIndex
 from policies.replicas.messages import News
 from policies.replicas.prefixes import VERSION
-from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
+from tests.gateway.live import WAIT_S, Live, Starter, simulated, until
+from tests.kit.turns import ask, cached_in_turns, index_of, text
 from tests.redis_server import RedisServer
 
 CHANNEL = pool_key("pool", "news:0")
-
-
-def index_of(live: Live) -> PrefixIndex:
-    assert live.engine.policy.prefixes is not None
-    return live.engine.policy.prefixes
 
 
 async def listening(redis: RedisServer, gateways: int) -> None:
@@ -28,29 +23,6 @@ async def listening(redis: RedisServer, gateways: int) -> None:
     async with asyncio.timeout(WAIT_S), redis.client() as client:
         while (await client.execute_command("PUBSUB", "NUMSUB", CHANNEL))[1] != gateways:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-
-
-async def ask(live: Live, content: str) -> int:
-    """Of this prompt's tokens, how many had the engine cached?"""
-    got = await live.ask("/v1/chat/completions", chat(content, max_tokens=4, ignore_eos=True))
-    assert got.status == 200
-    return int(got.json["usage"]["prompt_tokens_details"]["cached_tokens"])
-
-
-def text(name: int, words: int) -> str:
-    return " ".join(f"{name}-{word}" for word in range(words))
-
-
-async def cached_in_turns(*lives: Live) -> int:
-    """Tokens that engines had cached, of conversations whose turns come to one gateway after the other."""
-    found = 0
-    for number in range(6):
-        conversation = text(number, 800)
-        for turn in range(4):
-            found += await ask(lives[(number + turn) % len(lives)], conversation)
-            await until(lambda: len({len(index_of(live)) for live in lives}) == 1)  # all have heard of it
-            conversation += text(100 * number + turn, 200)
-    return found
 
 
 async def ignored(live: Live) -> float:

@@ -26,7 +26,7 @@ from gateway.keys import issuers
 from gateway.keys.identity import Keyring
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Answer, Live, Starter, chat
-from tests.gateway.test_moving import Held
+from tests.kit.held import Held
 from tests.waiting import until
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
@@ -136,24 +136,21 @@ async def test_a_token_names_tenant_user_and_app(start: Starter) -> None:
         assert bob["user"] != line["user"]
 
 
-@pytest.mark.parametrize(
-    ("claims", "why"),
-    [
-        ({"aud": "another service"}, "Audience"),
-        ({"aud": None}, "aud"),
-        ({"exp": None}, "exp"),
-        ({"iss": "http://127.0.0.1:1"}, "issuer"),
-        ({"iss": None}, "issuer"),
-        ({"nbf": time.time() + 7200}, "not yet valid"),
-        ({"tenant": "biology"}, "names no tenant"),
-        ({"tenant": None}, "names no tenant"),
-        ({"tenant": {"name": "physics"}}, "names no tenant"),
-    ],
-)
-async def test_a_token_that_says_something_else_is_refused(start: Starter, claims: dict[str, Any], why: str) -> None:
+async def test_a_token_that_says_something_else_is_refused(start: Starter) -> None:
     async with serving(start) as (live, issuer, upstream):
         taken = len(upstream.requests)
-        assert why in refused(await live.ask(CHAT, chat(), key=issuer.token(**claims)))
+        for claims, why in [
+            ({"aud": "another service"}, "Audience"),
+            ({"aud": None}, "aud"),
+            ({"exp": None}, "exp"),
+            ({"iss": "http://127.0.0.1:1"}, "issuer"),
+            ({"iss": None}, "issuer"),
+            ({"nbf": time.time() + 7200}, "not yet valid"),
+            ({"tenant": "biology"}, "names no tenant"),
+            ({"tenant": None}, "names no tenant"),
+            ({"tenant": {"name": "physics"}}, "names no tenant"),
+        ]:
+            assert why in refused(await live.ask(CHAT, chat(), key=issuer.token(**claims))), claims
         assert len(upstream.requests) == taken
 
 
@@ -290,12 +287,10 @@ async def test_tokens_that_are_wrong_count_as_wrong_keys(start: Starter) -> None
         assert (await live.ask(CHAT, chat(), key=token)).status == 429, "no token is checked for who guesses"
 
 
-@pytest.mark.parametrize(
-    "exp", [int("9" * 400), int("9" * 4000), 1e308, float("inf"), float("nan")], ids=lambda exp: str(exp)[:6]
-)
-async def test_an_end_that_no_clock_has_is_refused_or_taken_and_no_fault(start: Starter, exp: float) -> None:
+async def test_an_end_that_no_clock_has_is_refused_or_taken_and_no_fault(start: Starter) -> None:
     async with serving(start) as (live, issuer, _):
-        assert (await live.ask(CHAT, chat(), key=issuer.token(exp=exp))).status in (200, 401)
+        for exp in [int("9" * 400), int("9" * 4000), 1e308, float("inf"), float("nan")]:
+            assert (await live.ask(CHAT, chat(), key=issuer.token(exp=exp))).status in (200, 401), exp
 
 
 async def test_a_token_has_one_spelling(start: Starter) -> None:

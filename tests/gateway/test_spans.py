@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from gateway.operator.snapshots.spans import (
     OTHERS,
-    STEP_S,
     TENANTS_DRAWN,
+    PoolSample,
     Running,
-    Taken,
     part_within,
     percentile,
     shares_due,
@@ -27,8 +26,8 @@ from tests.kit.tracing import end
 NOW = 100.0
 
 
-def taken(*ends: End, running: tuple[Running, ...] = (), **waiting: Waiting) -> Taken:
-    return Taken("p", NOW, sorted(ends, key=lambda each: -each.ended_s), running, waiting)
+def taken(*ends: End, running: tuple[Running, ...] = (), **waiting: Waiting) -> PoolSample:
+    return PoolSample("p", NOW, sorted(ends, key=lambda each: -each.ended_s), running, waiting)
 
 
 @given(st.floats(0, NOW), st.floats(0, 50), st.integers(1, 30))
@@ -39,13 +38,13 @@ def test_the_parts_of_all_spans_add_up_to_the_whole(begun_s: float, length_s: fl
     assert sum(parts) == pytest.approx(1)
 
 
-def received(one: Taken, since_s: float, until_s: float) -> dict[str, float]:
+def received(one: PoolSample, since_s: float, until_s: float) -> dict[str, float]:
     found = sums(one, since_s, until_s)
     total = sum(each.received for each in found.values())
     return {name: each.received / total for name, each in found.items() if each.received}
 
 
-def due(one: Taken, since_s: float, until_s: float) -> dict[str, float]:
+def due(one: PoolSample, since_s: float, until_s: float) -> dict[str, float]:
     return shares_due(sums(one, since_s, until_s))
 
 
@@ -94,9 +93,8 @@ def test_where_nothing_was_received_there_are_no_shares() -> None:
     assert (due(taken(), 90, 95), percentile([], 0.5)) == ({}, None)
 
 
-def over_time(one: Taken, covered_s: float = 20.0) -> dict[str, list[int]]:
-    found = waiting_over_time(one, covered_s, epoch_s=1000.0)
-    assert found["begins_at_s"] == 1000.0 + found["first_step"] * STEP_S
+def over_time(one: PoolSample, covered_s: float = 20.0) -> dict[str, list[int]]:
+    found = waiting_over_time(one, covered_s)
     return dict(found["waiting"])
 
 

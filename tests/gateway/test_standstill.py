@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -109,7 +108,7 @@ def test_a_long_prompt_is_none(batched_tokens: int) -> None:
     while engine.has_work:
         now += engine.step(now).duration_s
         steps += 1
-        page = render(profile, MODEL, engine.gauges(now), Counter()).decode()
+        page = render(profile, MODEL, engine.gauges(now)).decode()
         found = VllmAdapter().snapshot(page, now)
         assert found is not None
         standstill.read(found)

@@ -12,14 +12,12 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from aiohttp import web
-from click.testing import CliRunner
 
+from backends.control_client import ControlClient
 from backends.engines.vllm import VllmAdapter
 from backends.scraper import CHECK_INTERVAL_S, Scraper
 from backends.step_feed import SILENCE_S, StepFeed
 from backends.vllm_plugin import steps
-from gateway import __version__
-from gateway.commands.main import main
 from gateway.telemetry.background import Background
 from policies.capacity.gauges import Gauges
 from tests.gateway.live import SMALL, Live, Starter, chat, simulated, until
@@ -227,8 +225,9 @@ async def test_while_it_is_heard_the_page_is_read_rarely_and_all_is_fact() -> No
 
 @asynccontextmanager
 async def watched(url: str, http: aiohttp.ClientSession, heard: list[Gauges]) -> AsyncIterator[StepFeed]:
-    feed = StepFeed(url + steps.PATH, http, heard.append, lambda is_heard, why: None)
-    scraper = Scraper(VllmAdapter(), url, http, 0.05, heard.append, lambda why: None, feed=feed)
+    client = ControlClient(url, http)
+    feed = StepFeed(client, steps.PATH, heard.append, lambda is_heard, why: None)
+    scraper = Scraper(VllmAdapter(), client, 0.05, heard.append, lambda why: None, feed=feed)
     background = Background()
     background.repeat(feed.turn, "steps")
     background.repeat(scraper.turn, "metrics")
@@ -236,9 +235,3 @@ async def watched(url: str, http: aiohttp.ClientSession, heard: list[Gauges]) ->
         yield feed
     finally:
         await background.stop()
-
-
-def test_what_to_start_vllm_with_is_printed_for_this_version() -> None:
-    said = CliRunner().invoke(main, ["vllm-flags"]).output
-    assert f"pip install --no-deps fairgate=={__version__}\n" in said
-    assert "VLLM_PLUGINS=fairgate vllm serve MODEL --enable-prompt-tokens-details" in said

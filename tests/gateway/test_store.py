@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -15,10 +13,10 @@ from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.background import Background
 from tests.gateway.live import WAIT_S, until
+from tests.kit.stores import POOL, opened, scripted, url
 from tests.ports import free_port
 from tests.redis_server import Proxy, RedisServer
 
-POOL = Deployment("pool", "fairserve", ("http://a:1", "http://b:1"))
 KEY = pool_key("pool", "counter")
 ACL = "~fairgate:* &fairgate:* +info +eval +evalsha +@read +@write +time +publish +subscribe"
 """What the manual says that a user needs."""
@@ -38,16 +36,6 @@ ECHO = _Text("return ARGV[1]")
 COUNT = _Text("return redis.call('INCR', KEYS[1])")
 
 
-@asynccontextmanager
-async def opened(url: str, *pools: Deployment, **options: Any) -> AsyncIterator[RedisStore]:
-    store = RedisStore(url, pools or (POOL,), **options)
-    try:
-        await store.open()
-        yield store
-    finally:
-        await store.close()
-
-
 async def refused(url: str, pool: Deployment = POOL) -> str:
     """Why this Redis may not be used."""
     store = RedisStore(url, (pool,))
@@ -60,10 +48,6 @@ async def refused(url: str, pool: Deployment = POOL) -> str:
     finally:
         await store.close()
     return str(caught.value)
-
-
-def url(redis: RedisServer, user: str = "", scheme: str = "redis") -> str:
-    return f"{scheme}://{user}127.0.0.1:{redis.port}/0"
 
 
 # --- opening ---
@@ -142,23 +126,6 @@ async def test_an_old_redis_is_refused(version: str, message: str) -> None:
         assert message in await refused(where)
 
 
-@asynccontextmanager
-async def scripted(version: str) -> AsyncIterator[str]:
-    """A server that knows INFO, since none so old can be installed."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while b"INFO" not in await reader.readuntil(b"server\r\n"):
-            pass
-        body = b"# Server\r\nredis_version:%s\r\nredis_mode:standalone\r\n" % version.encode()
-        writer.write(b"$%d\r\n%s\r\n" % (len(body), body))
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
-
-
 async def test_nobody_there_passes() -> None:
     for where in (f"redis://127.0.0.1:{free_port()}/0", "unix:///nowhere/redis.sock"):
         store = RedisStore(where, (POOL,))
@@ -230,8 +197,8 @@ async def test_keys_of_another_layout_are_refused() -> None:
 
 
 def test_any_name_of_a_pool_has_one_tag_of_its_own() -> None:
-    assert pool_key("pool", "x") == "fairgate:3:{pool}:x"
-    assert pool_key("}a{b%7D", "x") == "fairgate:3:{%7Da%7Bb%257D}:x"
+    assert pool_key("pool", "x") == "fairgate:4:{pool}:x"
+    assert pool_key("}a{b%7D", "x") == "fairgate:4:{%7Da%7Bb%257D}:x"
 
 
 # --- commands ---

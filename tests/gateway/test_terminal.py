@@ -1,4 +1,4 @@
-"""On a terminal the banner stays in sight: what goes on is one line at the bottom, and no log scrolls by."""
+"""On a terminal the banner stays in sight: no log scrolls by."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ class Terminal:
 
     def __init__(self) -> None:
         self.said = ""
-
-    def lines(self) -> list[str]:
-        """As somebody sees them: a line that was cleared is gone."""
-        return [line.rpartition("\r\x1b[2K")[2].strip("\r") for line in self.said.split("\n")]
 
 
 @asynccontextmanager
@@ -67,16 +63,13 @@ async def _asked(terminal: Terminal, times: int) -> None:
 
 
 @pytest.mark.slow
-async def test_one_line_says_what_goes_on() -> None:
+async def test_the_banner_stays_in_sight() -> None:
     async with Upstream(replies(OK)) as upstream:
         async with _serving("--backend", upstream.url, "--port", "0", "--admin-port", "0") as terminal:
             await _asked(terminal, 30)
-            await until(lambda: "30 ended" in terminal.said)
-            lines = terminal.lines()
-    assert "  0 running, 0 waiting, 30 ended" in lines[-2:]
     assert "one line for each request: off" in terminal.said
     assert '"tenant"' not in terminal.said
-    assert len(lines) < 20
+    assert terminal.said.count("\n") < 20
 
 
 @pytest.mark.slow
@@ -86,4 +79,3 @@ async def test_lines_come_where_they_are_asked_for() -> None:
         async with _serving("--backend", upstream.url, "--port", "0", "--admin-port", "0", *asked) as terminal:
             await _asked(terminal, 2)
             await until(lambda: terminal.said.count('"tenant"') == 2)
-    assert " ended" not in terminal.said

@@ -28,7 +28,6 @@ from tests.commands import run, running
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
 from tests.gateway.live import MODEL, WAIT_S, Live, Starter, chat, long_chat, raw_exchange, simulated, until
 from tests.kit.served import config_file
-from tests.kit.slow_readers import ENDLESS, KERNEL_BYTES, Floods, stuck, whole
 
 CHAT = "/v1/chat/completions"
 OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
@@ -162,45 +161,6 @@ async def test_a_client_that_leaves_takes_nothing_with_it(
         await until(live.holds_nothing)
         [line] = await live.lines(1)
         assert (line["outcome"], line["reason"]) == ("abandoned", "client_disconnected")
-
-
-@pytest.mark.parametrize("framed", [True, False], ids=["stream", "whole"])
-async def test_a_slow_reader_stops_its_own_engine_and_loses_nothing(
-    start: Starter, authority: Authority, tls: dict[str, str], framed: bool
-) -> None:
-    engine = Floods(pieces=2000, framed=framed)
-    limits = {"response_buffer_bytes_max": 65536}
-    async with Upstream(engine) as upstream, start(upstream.url, tls=tls, limits=limits) as live:
-        async with Client.of(live, authority.client(), small_socket(live)) as client:
-            client.ask(json.dumps(chat(stream=framed)).encode(), b"Connection: close")
-            [sent] = await stuck(engine, 1)
-            assert sent < engine.pieces * 16_000
-            got = await client.reader.read()
-        assert whole(got, engine)
-        assert not framed or DONE in got
-        await until(live.holds_nothing)
-
-
-async def test_a_client_that_reads_nothing_is_cut(
-    start: Starter, authority: Authority, tls: dict[str, str], quick_sweep: None
-) -> None:
-    engine = Floods(pieces=ENDLESS, framed=True)
-    limits = {"response_buffer_bytes_max": 65536, "client_stall_s": 0.2}
-    async with Upstream(engine) as upstream, start(upstream.url, tls=tls, limits=limits) as live:
-        async with Client.of(live, authority.client(), small_socket(live)) as client:
-            client.ask(json.dumps(chat(stream=True)).encode())
-            [line] = await live.lines(1)
-            assert (line["outcome"], line["reason"]) == ("abandoned", "client_disconnected")
-            await until(lambda: engine.gone == 1)
-        await until(live.holds_nothing)
-
-
-def small_socket(live: Live) -> socket.socket:
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
-    sock.connect(("127.0.0.1", live.gateway.port))
-    sock.setblocking(False)
-    return sock
 
 
 async def test_an_answer_that_breaks_off_does_not_look_whole(

@@ -21,44 +21,17 @@ from pydantic import SecretStr
 
 from gateway.config.sections.keys import hash_key
 from gateway.config.sections.usage import UsageConfig
-from gateway.storage.store_errors import StoreRefused, StoreUnavailable
+from gateway.storage.store_errors import StoreRefused
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import OTHER_USERS, OTHERS, UsageTotals
-from gateway.usage.database import Database
 from gateway.usage.recorder import UsageRecorder
-from gateway.usage.usage_report import Question, read
 from gateway.usage.written import Batch, add, forget
 from tests.commands import running
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until
-from tests.gateway.test_command_line import config_file
+from tests.kit.served import config_file
+from tests.kit.usage import CHAT, OK, TENANTS, counted, database_at, requests_in, written
 from tests.postgres_server import PostgresServer
-from tests.waiting import eventually
-
-OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}')
-TENANTS: list[dict[str, Any]] = [
-    {"name": "alice", "keys": [{"hash": hash_key("k"), "apps": ["chat", "batch"]}]},
-    {"name": "bob", "keys": [hash_key("b")]},
-]
-CHAT = "/v1/chat/completions"
-MEASURES = ("requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens")
-EVERYTHING = ("day", "tenant", "app", "user", "model")
-
-
-def database_at(url: str, *, makes: bool = True) -> Database:
-    return Database(UsageConfig(url=SecretStr(url)), makes=makes)
-
-
-def counted(url: str, *by: str) -> dict[tuple[str, ...], tuple[float, ...]]:
-    """What is written down, by these; nothing if nobody has written anything."""
-    database = database_at(url, makes=False)
-    try:
-        report = read(database, Question("2d", None, by or EVERYTHING, datetime.now(UTC)), {})
-    except (StoreRefused, StoreUnavailable):
-        return {}
-    finally:
-        database.close()
-    return {row.by: (*(getattr(row, name) for name in MEASURES), round(row.queue_s, 6)) for row in report.rows}
 
 
 def logged(lines: Iterable[dict[str, Any]]) -> dict[tuple[str, ...], tuple[float, ...]]:
@@ -170,10 +143,6 @@ async def test_workers_count_into_one_file(tmp_path: Path) -> None:
     assert requests_in(url) == 20
 
 
-def requests_in(url: str) -> int:
-    return int(sum(sums[0] for sums in counted(url).values()))
-
-
 # --- once ---
 
 
@@ -234,17 +203,6 @@ async def test_a_server_that_is_gone_is_caught_up(start: Starter, caplog: pytest
             lines = await live.lines(asked)
         assert await asyncio.to_thread(counted, server.url) == logged(lines)
         assert caplog.text.count("usage is not written") == 1
-
-
-async def written(live: Live) -> None:
-    """Until nothing waits."""
-    usage = live.gateway.usage
-    assert usage is not None
-
-    async def nothing_waits() -> bool:
-        return usage.fault is None and not (await live.metrics())["fairgate_usage_waiting_sums",]
-
-    await eventually(nothing_waits)
 
 
 async def test_a_server_that_does_not_answer_is_waited_for_by_nobody(
@@ -339,9 +297,9 @@ async def test_tables_of_another_version_are_not_touched(tmp_path: Path) -> None
     url = str(tmp_path / "usage.db")
     database = database_at(url)
     with database.transaction() as step:
-        step.do("UPDATE fairgate_notes SET value = '2' WHERE name = 'layout'")
+        step.do("UPDATE fairgate_notes SET value = '1' WHERE name = 'layout'")
     database.close()
     recorder = UsageRecorder(UsageConfig(url=SecretStr(url)), None)
-    with pytest.raises(StoreRefused, match="tables of layout 2, and this version writes layout 1"):
+    with pytest.raises(StoreRefused, match="tables of layout 1, and this version writes layout 2"):
         await recorder.open()
     await recorder.close()

@@ -30,8 +30,8 @@ from policies.request import Limit, Refusal, ServiceTokens
 from tests.commands import running
 from tests.gateway.capture import Peer, Seen, Upstream, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, until
-from tests.gateway.test_command_line import config_file
-from tests.gateway.test_usage import CHAT, OK, TENANTS, counted, requests_in, written
+from tests.kit.served import config_file
+from tests.kit.usage import CHAT, OK, TENANTS, counted, requests_in, written
 from tests.postgres_server import PostgresServer
 
 
@@ -281,22 +281,6 @@ async def test_seconds_at_engines_are_a_limit_and_go_on_after_a_restart(start: S
             assert quotas is not None
             [limit] = quotas.standing("alice", time.monotonic())
             assert (limit.limit, limit.remaining) == (10, 0)
-
-
-async def test_a_database_of_before_gets_the_column(usage_url: str) -> None:
-    config = UsageConfig.model_validate({"url": usage_url})
-    now_s = int(time.time())
-    for life in range(3):
-        database = Database(config)
-        with database.transaction() as step:
-            if not life:
-                step.do("ALTER TABLE fairgate_usage DROP COLUMN engine_ms")
-                values = ", ".join(["%s"] * 12)
-                step.do(f"INSERT INTO fairgate_usage VALUES ({values})", (now_s, "alice", *3 * [""], *7 * [3]))
-        if life:
-            total = read(database, Question("1h", None, (), datetime.now(UTC)), {}).total
-            assert (total.requests, total.engine_s) == (3, 0.0)
-        database.close()
 
 
 async def test_keys_and_models_have_limits_beside_those_of_their_tenant(start: Starter, usage_url: str) -> None:

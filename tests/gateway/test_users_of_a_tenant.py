@@ -13,7 +13,7 @@ from gateway.keys.identity import Keyring
 from tests.commands import run
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Live, Starter, chat, until
-from tests.gateway.test_command_line import config_file
+from tests.kit.served import config_file
 from tests.redis_server import RedisServer
 
 CHAT = "/v1/chat/completions"

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import re
 import signal
 import stat
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from gateway.config import machine
@@ -22,54 +17,11 @@ from gateway.config.memory_bounds import MEMORY_MAX_LEAST
 from gateway.config.model import Config
 from gateway.operator.effective import effective
 from gateway.process.supervisor import share_of
-from tests.commands import Running, run, running
+from tests.commands import run
 from tests.gateway.capture import Upstream
-from tests.gateway.live import chat, events, until
-from tests.gateway.test_command_line import DONE, token
-from tests.kit.served import OK, Streams, config_file, is_refused
-from tests.waiting import WAIT_S
-
-WORKERS = 2
-
-
-class Workers:
-    """A running gateway of several processes."""
-
-    def __init__(self, command: Running, url: str, key: str) -> None:
-        self.command = command
-        self.url = url
-        self.key = key
-
-    def pids(self) -> list[int]:
-        """The process of each worker, the last that it said."""
-        found = re.findall(r"worker (\d) serves \(process (\d+)\)", self.command.said)
-        return [int(pid) for _, pid in sorted(dict(found).items())]
-
-    @property
-    def admin(self) -> str:
-        """The admin listener of all workers."""
-        found = re.search(r"admin on (http://\S+) for all of them", self.command.said)
-        assert found is not None
-        return found[1]
-
-    def hub(self) -> int:
-        """The process beside the workers."""
-        pid = self.command.process.pid
-        children = {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-        [hub] = children - set(self.pids())
-        return hub
-
-    @asynccontextmanager
-    async def ask(self, **fields: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        """On a connection of its own."""
-        headers = {"authorization": f"Bearer {self.key}"}
-        async with aiohttp.ClientSession() as http:
-            async with http.post(self.url + "/v1/chat/completions", json=chat(**fields), headers=headers) as response:
-                yield response
-
-    async def serves(self) -> bool:
-        async with self.ask() as response:
-            return await response.read() == OK.partition(b"\r\n\r\n")[2]
+from tests.gateway.live import until
+from tests.kit.served import Streams, config_file
+from tests.kit.working import WORKERS, working
 
 
 def meeting_of(pid: int) -> Path:
@@ -78,17 +30,6 @@ def meeting_of(pid: int) -> Path:
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     [path] = {line[7] for line in lines if line[6] in inodes and line[-1].endswith("/exchange")}
     return Path(path).parent
-
-
-@asynccontextmanager
-async def working(directory: Path, url: str, **fields: Any) -> AsyncIterator[Workers]:
-    config = config_file(directory, url, workers=WORKERS, **fields)
-    async with running("serve", "-c", config) as command:
-        found = await command.says(r"serving on (http://\S+) with 2 workers")
-        key = await command.says(r"alice +(fg-\S+)")
-        started = Workers(command, found[1], key[1])
-        await until(lambda: len(started.pids()) == WORKERS)
-        yield started
 
 
 async def test_connections_are_spread_and_every_worker_knows_the_keys(tmp_path: Path) -> None:
@@ -104,33 +45,6 @@ async def test_connections_are_spread_and_every_worker_knows_the_keys(tmp_path: 
         assert len(lines) == 40
         by_worker = {line["request_id"][:16] for line in lines}
         assert len(by_worker) == WORKERS
-
-
-async def test_sigterm_lets_streams_end_and_takes_no_more(tmp_path: Path) -> None:
-    engine = Streams()
-    async with Upstream(engine) as upstream, working(tmp_path, upstream.url) as gate:
-        async with gate.ask(stream=True) as response:
-            assert await response.content.readexactly(len(token("a"))) == token("a")
-            gate.command.signal(signal.SIGTERM)
-            await gate.command.says("draining")
-            await until(lambda: is_refused(gate.url))
-            engine.go_on.set()
-            assert await response.content.read() == token("b", "stop") + DONE
-        assert await gate.command.ended() == 0
-        assert "Traceback" not in gate.command.said
-
-
-async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    async with Upstream(Streams()) as upstream, working(tmp_path, upstream.url, drain_s=3600) as gate:
-        async with gate.ask(stream=True) as response:
-            await response.content.readexactly(len(token("a")))
-            gate.command.signal(signal.SIGTERM)
-            await gate.command.says("draining")
-            await until(lambda: is_refused(gate.url))
-            gate.command.signal(signal.SIGINT)
-            rest = await response.content.read()
-        assert events(rest)[-1]["error"]["code"] == "draining"
-        assert await gate.command.ended() == 0
 
 
 async def test_a_worker_that_dies_is_started_again_and_the_other_goes_on(tmp_path: Path) -> None:
@@ -155,23 +69,6 @@ async def test_workers_end_with_their_supervisor(tmp_path: Path) -> None:
         gate.command.process.kill()
         await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
         assert not directory.exists()
-
-
-async def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
-    async with Upstream(Streams()) as upstream, working(tmp_path, upstream.url) as gate:
-        port = gate.url.rpartition(":")[2]
-        listen = f"127.0.0.1:{port}"
-        code, _, said = await run("serve", "-c", config_file(tmp_path, upstream.url, workers=2, listen=listen))
-        assert (code, "another process listens there" in said) == (1, True)
-
-
-async def test_a_taken_admin_port_is_said_at_once(tmp_path: Path) -> None:
-    async with Upstream(Streams()) as upstream:
-        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-        async with server, asyncio.timeout(WAIT_S):
-            admin = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            code, _, said = await run("serve", "-c", config_file(tmp_path, upstream.url, workers=2, admin=admin))
-        assert (code, "another process listens there" in said) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -1,42 +1,44 @@
-"""The whole gateway keeps to HTTP: every case of the table, and what reached the engine."""
+"""The whole gateway keeps to HTTP: of every case of the table, the engine sees exactly the requests whose answers the
+client has got, in their order, and not a byte besides."""
 
 from __future__ import annotations
 
-import asyncio
+import re
 from pathlib import Path
 
-import pytest
-
 from gateway.config.sections.keys import hash_key
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import Starter
-from tests.http.conformance import ASKED, BODY
-from tests.http.http_raw import WAIT_S, status_of
+from tests.http.conformance import BODY, CASES, FOLLOWER, Outcome
+from tests.http.http_raw import exchange, statuses_of
 
-OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
-NO_BODY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
 TENANTS = [{"name": "t", "keys": [hash_key("known")]}]
-NEXT = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+SERVED = re.compile(rb"(?i)^x-served: ([0-9]+)\r$", re.M)
 
 
-@pytest.mark.parametrize("name", ASKED)
-async def test_a_case(name: str, tmp_path: Path) -> None:
-    case = ASKED[name]
-    upstream = Upstream(replies(NO_BODY if case.sent.startswith(b"HEAD") else OK))
-    async with upstream, Starter(tmp_path)(upstream.url, tenants=TENANTS) as live:
-        reader, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
-        writer.write(case.sent)
-        async with asyncio.timeout(WAIT_S):
-            head = await reader.readuntil(b"\r\n\r\n")
-        assert status_of(head) == case.status
-        assert (b"connection: close\r\n" in head) == case.closes
-        writer.write(NEXT)
-        async with asyncio.timeout(WAIT_S):
-            rest = await reader.read()
-        assert (b"HTTP/1.1 200 OK" in rest) == (not case.closes)  # the next request is answered, or never read
-        assert [seen.line for seen in upstream.requests] == ([case.reaches] if case.reaches is not None else [])
-        for seen in upstream.requests:
-            assert seen.unsalted == (BODY if case.reaches is not None and case.reaches.startswith(b"POST") else b"")
-            assert not {"upgrade", "http2-settings", "transfer-encoding", "expect"} & set(seen.headers)
-        writer.close()
-        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+class Engine:
+    """Numbers its answers, so that each can be found again at the client."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+
+    async def __call__(self, seen: Seen, peer: Peer) -> None:
+        self.answers += 1
+        whole = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}', b"X-Served: %d" % self.answers)
+        await peer.send(whole if not seen.line.startswith(b"HEAD ") else whole[: whole.index(b"\r\n\r\n") + 4])
+
+
+async def test_it_does_as_the_table_says_and_nothing_is_smuggled(tmp_path: Path) -> None:
+    engine = Engine()
+    async with Upstream(engine) as upstream, Starter(tmp_path)(upstream.url, tenants=TENANTS) as live:
+        for name, case in CASES.items():
+            served, before = engine.answers, len(upstream.requests)
+            answers = await exchange(live.gateway.port, case.sent + FOLLOWER)  # a good request right behind it
+            reached = upstream.requests[before:]
+            assert Outcome(tuple(statuses_of(answers)), tuple(seen.line for seen in reached)) == case.outcome, name
+            assert (b"connection: close\r\n" in answers.partition(b"\r\n\r\n")[0] + b"\r\n") == case.closes, name
+            assert [int(number) for number in SERVED.findall(answers)] == [*range(served + 1, engine.answers + 1)], name
+            for seen in reached:
+                assert seen.unsalted == (BODY if seen.line.startswith(b"POST") else b""), name
+                assert not {"upgrade", "http2-settings", "transfer-encoding", "expect"} & set(seen.headers), name
+        assert upstream.unread == []

@@ -54,9 +54,11 @@ async def full(start: Starter, *names: str, time_scale: float = 1.0, **config: A
     config = {"overload": EAGER, "throttle": ONE_START, "tenants": tenants("holder", *names), **config}
     async with simulated(SLOW, time_scale=time_scale) as sim, start(sim.url, **config) as live:
         holders = []
-        for user in ("1", "2", "3", "4"):  # three fill the cache, the fourth waits for it
-            body = chat(f"{user} " + "x " * 6000, stream=True, max_tokens=800, ignore_eos=True, user=user)
+        for user in ("1", "2", "3", "4"):  # three fill the cache: four such prompts are larger than it
+            body = chat(f"{user} " + "x " * 6400, stream=True, max_tokens=800, ignore_eos=True, user=user)
             holders.append(asyncio.ensure_future(live.ask(CHAT, body, key="holder")))
+        [ledger] = live.engine.backends.values()
+        await until(lambda: (ledger.sequences, live.engine.queued, len(ledger.starting)) == (3, 1, 0))
         await until(lambda: is_overloaded(live))
         try:
             yield Full(live, holders)
@@ -68,3 +70,9 @@ async def full(start: Starter, *names: str, time_scale: float = 1.0, **config: A
 
 def question(text: str = "Which files?") -> dict[str, Any]:
     return {"role": "user", "content": text}
+
+
+async def seen(live: Live, path: str) -> Any:
+    got = await live.get(path, admin=True)
+    assert got.status == 200, got.body
+    return got.json

@@ -36,7 +36,9 @@ def config_file(directory: Path, url: str, **fields: Any) -> str:
 @asynccontextmanager
 async def serving(directory: Path, url: str, **fields: Any) -> AsyncIterator[Served]:
     async with running("serve", "-c", config_file(directory, url, **fields)) as command:
-        found = await command.says(r"serving on (http://\S+), admin on (http://[^ ]+:\d+)")
+        found = await command.says(r"serving on (http://\S+)(?: with \d workers)?, admin on (http://[^ ]+:\d+)")
+        for worker in range(fields.get("workers", 1) if fields.get("workers", 1) > 1 else 0):
+            await command.says(f"worker {worker} serves")
         key = await command.says(r"alice +(fg-\S+)")
         async with aiohttp.ClientSession() as http:
             yield Served(command, http, found[1], found[2], key[1])

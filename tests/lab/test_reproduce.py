@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 from gateway.commands.main import main
 from lab.all_experiments import EXPERIMENTS
 from lab.experiment import Findings, Inputs, Verdict, holds, shown, within
+from lab.plots import Series, chart
 from lab.reproduce import write_docs
 from lab.reproduction import as_text, summary
 from lab.vtc import figures, paper_tables
 from lab.vtc.gateway_window import production
 from lab.vtc.runs import arena
-from simulation.plots import Series, chart
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 needs_arena = pytest.mark.skipif(

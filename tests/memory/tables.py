@@ -210,19 +210,10 @@ def blocks(most: int) -> Any:
 
 
 ONE_FILL: Final[dict[str, Fill]] = {
-    "tenants": tenants,
-    "lengths": lengths,
-    "decisions": decisions,
-    "interactions": interactions,
-    "ends": ends,
-    "quotas": quotas,
-    "sums": sums,
-    "users": users,
-    "texts": texts,
-    "paces": paces,
-    "responses": responses,
+    "tenants": tenants, "lengths": lengths, "decisions": decisions, "interactions": interactions, "ends": ends,
+    "quotas": quotas, "sums": sums, "users": users, "texts": texts, "paces": paces, "responses": responses,
     "rates": rates,
-}
+}  # fmt: skip
 """By the name of the table; `flows` differ by policy."""
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from itertools import count
+from types import FrameType
 from typing import Any
 
 from policies.admission.decisions import Decision, Dispatch
@@ -155,3 +158,23 @@ class NoRoom(Room):
 def dispatched(decisions: Sequence[Decision]) -> list[str]:
     """The requests that these decisions send to a backend."""
     return [decision.id for decision in decisions if isinstance(decision, Dispatch)]
+
+
+@contextmanager
+def lines_counted() -> Iterator[list[int]]:
+    """Lines of Python executed inside `policies`: work, without a clock."""
+    lines = [0]
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if "policies" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines[0] += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield lines
+    finally:
+        sys.settrace(before)

@@ -9,7 +9,7 @@ import pytest
 from policies.capacity.output_lengths import APPS_MAX
 from policies.contexts import SHARE_MAX, SHARE_MIN, KeptShare, Kind
 from policies.request import NO_CLAIM, Claim, Request, ServiceTokens
-from tests.policies.capacity.test_working_set import HOLD_S, K, Pool, call
+from tests.policies.agents import HOLD_S, K, Pool, call
 from tests.policies.making import dispatched, make_request
 
 

@@ -81,7 +81,7 @@ NAMES = """
     capacity.kv_forecast.NEVER
     limits.quotas.MINUTE_S limits.quotas.DAY_S orders.rpm.WINDOW_S
     orders.dlpm._CAME_BITS orders.dlpm._FRONT placements.prefix._BITS
-    orders.profiles.ANY_STAGE
+    orders.profiles.ANY_STAGE tree.node.PRESENT tree.node.WEIGHT
 """
 """Units, versions, and numbers that stand for something else."""
 

@@ -26,7 +26,7 @@ from gateway.request.interaction_claim import ClaimReader
 from tests.claims import claim_of
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, chat
-from tests.gateway.test_headers_and_fields import STEERING as STEERING_FIELDS
+from tests.kit.forms import STEERING as STEERING_FIELDS
 from tests.request.large_bodies import FLOW, KINDS, Kind, read
 
 

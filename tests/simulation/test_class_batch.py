@@ -82,9 +82,9 @@ def test_other_work_goes_at_once_and_the_engine_is_full(policy: str) -> None:
     times = first_tokens_s(beside)
     assert times[len(times) // 2] < 3 * step_s(32, 200)
     assert p95(times) < 10 * step_s(32, 200)
-    giving_back = engine.requests.giving_back
-    assert giving_back.given_back > 0
-    assert giving_back.wasted_tokens <= 0.05 * giving_back.received_tokens + giving_back.at_once_tokens
+    preemption = engine.requests.preemption
+    assert preemption.preempted > 0
+    assert preemption.wasted_tokens <= 0.05 * preemption.received_tokens + preemption.at_once_tokens
 
 
 def test_who_returns_does_not_wait_for_answers_of_minutes() -> None:
@@ -94,14 +94,14 @@ def test_who_returns_does_not_wait_for_answers_of_minutes() -> None:
     alone = first_tokens_s(run(back)[0])
     # What the KV cache has no room for waits for answers of its own tenant.
     assert times[24] < 3 * max(alone[24], step_s(32, 1200))
-    assert 5 <= engine.requests.giving_back.given_back <= 10
+    assert 5 <= engine.requests.preemption.preempted <= 10
 
 
 def test_what_clients_have_seen_is_not_taken_from_them() -> None:
     streamed = [Arrival(f"s-{n}", Flow(NIGHT, "app", ""), 0.0, 64, 1500, 1600, streamed=True) for n in range(32)]
     day = [Arrival("day-0", Flow("day", "app", ""), 3.0, 64, 10, 20)]
     _, engine = run([*streamed, *day])
-    assert engine.requests.giving_back.given_back == 0
+    assert engine.requests.preemption.preempted == 0
 
 
 def test_what_is_wasted_has_a_bound_and_everything_ends() -> None:
@@ -112,6 +112,6 @@ def test_what_is_wasted_has_a_bound_and_everything_ends() -> None:
         for n in range(40)
     ]
     _, engine = run(many, batch=32, until_s=40.0, output=2000)
-    giving_back = engine.requests.giving_back
-    share = 0.05 * giving_back.received_tokens + giving_back.at_once_tokens
-    assert 0 < giving_back.wasted_tokens <= share
+    preemption = engine.requests.preemption
+    share = 0.05 * preemption.received_tokens + preemption.at_once_tokens
+    assert 0 < preemption.wasted_tokens <= share

@@ -294,6 +294,7 @@ SIGNED = {
     *(f"charges[{i}][{place}]" for i in (0, 1) for place in (1, 2)),
     *(f"tallies[0][{place}]" for place in (3, 4, 5)),
     *(f"calls[0][{place}]" for place in (1, 2, 3)),
+    "usage[0][1]",
 }
 
 

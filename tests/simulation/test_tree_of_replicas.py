@@ -134,4 +134,4 @@ def test_batch_makes_room_for_what_waits_at_another_gateway(is_apart: bool) -> N
     waits = sorted([found.records[one.id].ttft_s for one in chat])
     assert waits[len(waits) // 2] < 2.0
     assert waits[int(0.95 * len(waits))] < 5.5
-    assert sum(engine.requests.giving_back.given_back for engine in engines) >= 5
+    assert sum(engine.requests.preemption.preempted for engine in engines) >= 5

@@ -6,7 +6,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tests.tidy.test_tidy import OURS, name_of, nodes_of
+from tests.tidy.sources import OURS, name_of, nodes_of
 
 
 def classes() -> Iterator[tuple[str, str]]:

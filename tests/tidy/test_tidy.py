@@ -1,59 +1,21 @@
-"""The code stays small enough to hold in the head: functions fit a screen, rooms have few files, doors are closed."""
+"""Doors are closed: nobody reaches for what is private to another module."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 from gateway.proxy.refusals import REASONS
 from policies.request import Refusal
-
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("policies", "gateway", "backends", "simulation", "lab")
-FILES = sorted(
-    path for package in (*PACKAGES, "tests", "bench", "tenantbench") for path in (ROOT / package).rglob("*.py")
-)
-OURS = [path for path in FILES if path.relative_to(ROOT).parts[0] in PACKAGES]
-FUNCTION_LINES_MAX, FOLDER_FILES_MAX = 60, 12
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-@cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    return list(ast.walk(tree_of(path)))
+from tests.tidy.sources import FILES, name_of, nodes_of
 
 
 def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
-
-
-def test_no_function_is_longer_than_a_screen() -> None:
-    long = {
-        f"{name_of(path)}:{one.name}": (one.end_lineno or 0) - one.lineno + 1
-        for path in OURS
-        for one in functions_of(path)
-        if (one.end_lineno or 0) - one.lineno + 1 > FUNCTION_LINES_MAX
-    }
-    assert long == {}
-
-
-def test_no_room_has_more_than_a_dozen_files() -> None:
-    rooms = Counter(path.parent for path in OURS if path.stem != "__init__")
-    assert {name_of(room): files for room, files in rooms.items() if files > FOLDER_FILES_MAX} == {}
 
 
 def test_nobody_reaches_for_what_is_private_to_another_module() -> None:
@@ -125,3 +87,16 @@ def names_in(path: Path) -> set[str]:
 
 def test_every_refusal_has_a_reason_for_its_client() -> None:
     assert set(REASONS) == set(Refusal)
+
+
+def test_no_test_imports_another() -> None:
+    """What several tests need stands in `tests/kit`, or in a module beside them that is no test."""
+    importing = [
+        f"{name_of(path)}:{node.lineno} {node.module}"
+        for path in FILES
+        for node in nodes_of(path)
+        if isinstance(node, ast.ImportFrom)
+        and ".test_" in (node.module or "")
+        and (node.module or "").startswith("tests.")
+    ]
+    assert importing == []

@@ -18,13 +18,8 @@ PACKAGES = ("policies", "backends", "gateway", "simulation")
 ROOT = Path(__file__).parents[2]
 COMMENTS = {".lua": r"^\s*--[^\n]*", ".js": r"^\s*//[^\n]*|/\*.*?\*/"}
 IS_NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+}  # fmt: skip
 
 
 def code_lines(source: str) -> int:

@@ -15,7 +15,7 @@ from gateway.request.apis import AUDIO
 from gateway.request.body.form import read_form
 from tests.direct import ROWS, Row
 from tests.gateway.live import Starter
-from tests.gateway.test_hostile_bodies import LEGAL
+from tests.kit.forms import LEGAL
 
 TINY = "tiny"
 STARLETTE = Path(__file__).with_name("starlette_forms.py")

@@ -18,7 +18,7 @@ import pytest
 from backends.simulated.calls import read_prompt
 from backends.simulated.engine_model import EngineModel, EngineRequest
 from backends.simulated.engine_profiles import profile
-from backends.simulated.simulated_server import SimulatedServer
+from tests.faulty_engine import FaultyEngine
 
 pytestmark = pytest.mark.vllm
 
@@ -173,7 +173,7 @@ async def completion(session: aiohttp.ClientSession, base: str, prompt: list[int
 
 async def test_prefix_hits_are_the_same_tokens(real_vllm: str) -> None:
     """Whole blocks only, and never the last token: for every length around the block boundaries."""
-    server = SimulatedServer(PROFILE, model_names=("tiny",), time_scale=0.0)
+    server = FaultyEngine(PROFILE, model_names=("tiny",), time_scale=0.0)
     base = f"http://127.0.0.1:{await server.start()}"
     whole = token_ids(0, 77, 200)
     try:
@@ -260,7 +260,7 @@ def kinds(stream: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize(("path", "body"), _STREAMS)
 async def test_streams_have_the_engines_shape(real_vllm: str, path: str, body: dict[str, Any]) -> None:
-    server = SimulatedServer(PROFILE, model_names=("tiny",), time_scale=0.0)
+    server = FaultyEngine(PROFILE, model_names=("tiny",), time_scale=0.0)
     base = f"http://127.0.0.1:{await server.start()}"
     try:
         simulated, real = kinds(await events(base, path, body)), kinds(await events(real_vllm, path, body))
@@ -288,7 +288,7 @@ async def test_streams_have_the_engines_shape(real_vllm: str, path: str, body: d
     ],
 )
 async def test_errors_are_the_engines(real_vllm: str, path: str, body: bytes) -> None:
-    server = SimulatedServer(PROFILE, model_names=("tiny",), time_scale=0.0)
+    server = FaultyEngine(PROFILE, model_names=("tiny",), time_scale=0.0)
     base = f"http://127.0.0.1:{await server.start()}"
     answers = []
     try:

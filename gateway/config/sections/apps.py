@@ -15,16 +15,15 @@ class InteractionRules(Section):
     """Rules that recognise the calls of one answer. None of the rules asks clients to change. fairserve only."""
 
     headers: bool = True
-    """Use clients' headers x-fairgate-interaction, -stage and -end, or fairgate_interaction and so on in `metadata`."""
+    """Use the headers x-fairgate-interaction, -stage and -end, or fairgate_interaction etc. in `metadata`."""
     trace: Annotated[str, AfterValidator(checked_trace)] | None = None
-    """Another name of an interaction: traceparent (every trace is one), or baggage:KEY (that member of `baggage`)."""
+    """Another source of an interaction's name: traceparent (the trace), or baggage:KEY (that member of `baggage`)."""
     content: bool = True
-    """Continue an interaction by a tool's result for an earlier answer, and by a Responses call that refers to an
-    earlier one. A new turn of the user begins the next interaction, unless it follows the model's last turn at an
-    agent's pace."""
+    """Continue an interaction by a tool result for an earlier answer, or a Responses call that refers to one. A new
+    turn of the user begins another interaction, unless the turn follows the last answer at an agent's pace."""
     sessions: bool = True
-    """Separate conversations that look alike by the session ids of common agents. A session is no interaction, but a
-    call in it that follows the last answer at an agent's pace continues one."""
+    """Use session ids of common agents: they separate conversations that look alike, and a call in a session that
+    follows the last answer at an agent's pace continues the interaction."""
     prefixes: bool = True
     """Continue an interaction by a raw completion whose prompt extends an earlier one."""
 
@@ -57,5 +56,5 @@ class AppConfig(Section):
     interactions: InteractionRules | None = None
     """Rules for its interactions, in place of the common rules."""
     normal_service: PerStage | None = None
-    """Normal cost of a call (alpha, beta and gamma times its input, system and output tokens), in place of the learned
-    cost: one number, or one for each stage; the last number holds for all later stages. fairserve only."""
+    """Normal cost of a call (alpha, beta, gamma times its input, system, output tokens), in place of the learned cost:
+    one number, or one for each stage, the last for all later stages. fairserve only."""

@@ -22,24 +22,24 @@ class BackendConfig(Section):
     """An engine that serves the models of its pool, or with `each_address` one for each address of its name."""
 
     url: Annotated[str, AfterValidator(checked_url)]
-    """http(s)://host:port without /v1, or sim:NAME for a simulated vLLM inside the gateway's own process. A path, as in
-    http://host/engine-a, precedes that of every request."""
+    """http(s)://host:port without /v1, or sim:NAME for a simulated vLLM inside the gateway. A path, as in
+    http://host/engine-a, is put before the path of every request."""
     each_address: bool = False
-    """Make an engine of every address behind the host's name, called NAME@ADDRESS, as with a headless service of
-    Kubernetes. The name is looked up continuously: see limits.upstream_addresses_s."""
+    """Make an engine, called NAME@ADDRESS, of every address behind the host name (a headless Service of Kubernetes).
+    See limits.upstream_addresses_s."""
     engine: EngineKind = "auto"
-    """Kind of engine. auto: detected at its start and whenever it comes back; openai: any compatible server, judged by
-    its answers only."""
+    """Kind of engine. auto: detected at the start and whenever the engine comes back; openai: any compatible server,
+    judged by its answers only."""
     api_key: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
-    """Bearer token for the backend. Write ${NAME} to take it from the environment."""
+    """Bearer token for the backend; ${NAME}: from the environment."""
     tls: BackendTlsConfig | None = None
     """TLS at an https url. Default: the system's trust, and no certificate of our own."""
     steps: bool = True
-    """Read the reports after each step of a vLLM with fairgate's plug-in. Without the plug-in its metrics are read."""
+    """Read each step's report from a vLLM with fairgate's plug-in; else read its metrics."""
     max_num_seqs: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Requests that the engine runs at once (vLLM's --max-num-seqs); learned when absent."""
+    """Requests that the engine runs at once (vLLM's --max-num-seqs). Default: learned."""
     name: str = Field(default="", validate_default=True)
-    """Name in metrics and logs; unique. Default: host:port of the url, and its path."""
+    """Name in metrics and logs; unique. Default: host:port and path of the url."""
     _address: str | None = PrivateAttr(default=None)
 
     @field_validator("each_address")

@@ -21,7 +21,7 @@ class Grouped(Section):
 
     name: Name
     group: Name | None = None
-    """The group around it. Default: none, so that it shares each pool with all others that are in none."""
+    """The group around it. Default: none; it shares each pool with all others outside groups."""
     quota: ModelQuotasConfig | None = None
     if TYPE_CHECKING:
         # Settings of `GroupSettings`, which `settings_from` adds to each subclass.

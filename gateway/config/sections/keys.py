@@ -81,24 +81,24 @@ class KeyConfig(Section):
     apps: Annotated[tuple[Name, ...], AfterValidator(unique), AfterValidator(not_empty)] = Field(
         default=("default",), strict=False, max_length=1000, json_schema_extra={"minItems": 1}
     )
-    """Apps the key may use; the first is the default of a request that names none."""
+    """Apps that the key may use; a request that names no app is for the first."""
     expires: Annotated[str, AfterValidator(_checked_expiry)] | None = None
-    """Last day of the key, by UTC, such as 2027-01-31; or the time of its end, with its zone, such as
-    2027-01-31T12:00:00Z. Default: it does not expire."""
+    """Last day of the key by UTC, such as 2027-01-31, or a time with its zone, such as 2027-01-31T12:00:00Z. Default:
+    never."""
     models: Annotated[tuple[Name, ...], AfterValidator(unique), AfterValidator(not_empty)] | None = Field(
         default=None, strict=False, max_length=1000
     )
-    """Models the key may use; others do not exist for it. Default: all."""
+    """Models that the key may use; others do not exist for it. Default: all."""
     weight: float | None = Field(default=None, gt=0, le=1000)
     """Weight of the tenant in requests with this key. Default: that of the tenant."""
     quota: ModelQuotasConfig | None = None
     """Limits of requests with this key, beside those of the tenant."""
     counted_as: Annotated[str, AfterValidator(checked_hash)] | None = None
-    """Hash of the key whose quota it shares; a rotation writes it."""
+    """Hash of the key whose quota it shares; written by a rotation."""
     label: Annotated[str, AfterValidator(_checked_label)] | None = None
-    """Use or holder of the key, in any words; names it in lists, the log, usage and metrics."""
+    """Use or holder of the key, in any words; shown in lists, logs, usage and metrics."""
     created: Annotated[str, AfterValidator(_checked_expiry)] | None = None
-    """Time of creation, written by `fairgate keys create`; shown in lists of keys only."""
+    """Time of creation, written by `fairgate keys create`."""
 
     @property
     def counts_as(self) -> str:
@@ -134,22 +134,22 @@ class IssuerConfig(Section):
     """An issuer of tokens (OpenID Connect). pip install 'fairgate[jwt]'."""
 
     issuer: Annotated[str, AfterValidator(_checked_issuer)]
-    """Value of `iss` in its tokens, letter for letter."""
+    """Exact value of `iss` in its tokens."""
     audience: Name
-    """Required value in `aud` of its tokens: a token for another service is refused."""
+    """Required value in `aud` of its tokens."""
     jwks_url: Annotated[str, AfterValidator(_checked_jwks_url)] | None = None
-    """URL of its keys (RFC 7517). Default: the one in its /.well-known/openid-configuration."""
+    """URL of its keys (RFC 7517). Default: from its /.well-known/openid-configuration."""
     algorithms: Annotated[tuple[Algorithm, ...], AfterValidator(unique), AfterValidator(not_empty)] = Field(
         default=("RS256", "ES256"), strict=False, json_schema_extra={"minItems": 1}
     )
     """Accepted signature algorithms."""
     tenant_claim: Name = "tenant"
-    """Claim with the tenant. Of several values the first that is a tenant counts."""
+    """Claim with the tenant: the first value that is a tenant counts."""
     group_claim: Name | None = None
-    """Claim with groups: only a tenant in one of them, directly or further up, counts. Default: any."""
+    """Claim with groups: only a tenant inside one of the groups counts. Default: any tenant."""
     user_claim: Name = "sub"
-    """Claim with the user, which precedes other names in the request. A token need not have it."""
+    """Claim with the user, if there is one; overrides other names in the request."""
     app_claim: Name | None = None
-    """Claim with the apps that the request may be for; the first is the default. Default: only the app `default`."""
+    """Claim with the apps that the request may name; the first is used if none is named. Default: only `default`."""
     leeway_s: float = Field(default=30, ge=0, le=600)
     """Tolerated difference between the clocks of issuer and gateway."""

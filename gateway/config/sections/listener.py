@@ -39,17 +39,17 @@ Origin = Annotated[str, AfterValidator(_checked_origin)]
 
 
 class RouteConfig(Section):
-    """A more path for clients."""
+    """An additional path for clients."""
 
     path: Annotated[str, AfterValidator(_checked_path)]
-    """Path as it is sent, such as /v1/images/generations; a * stands for one step: /v1/videos/*."""
+    """Path, such as /v1/images/generations; a * stands for one step: /v1/videos/*."""
     methods: Annotated[
         tuple[Literal["GET", "POST", "PUT", "PATCH", "DELETE"], ...], AfterValidator(unique), AfterValidator(not_empty)
     ] = Field(default=("POST",), strict=False, json_schema_extra={"minItems": 1})
     """Allowed methods. HEAD comes with GET."""
     treatment: Literal["generate", "compute", "pass"]
-    """generate: through the queue, answered token by token; compute: through the queue, answered in one pass; pass:
-    straight to an engine, for requests that take none of its time."""
+    """generate: queued, answered token by token; compute: queued, answered in one pass; pass: straight to an engine,
+    for requests that cost no engine time."""
 
     @field_validator("treatment")
     @classmethod

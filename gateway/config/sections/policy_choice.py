@@ -48,7 +48,7 @@ class _Named(Section):
 
     placement: PlacementName | None = Field(
         default=None,
-        description="Where a request goes.\n"
+        description="Engine of a request.\n"
         + "\n".join(f"{name}: {entry.summary}." for name, entry in PLACEMENTS.items())
         + "\nDefault: prefix; d2lpm: deficits.",
     )
@@ -78,10 +78,12 @@ def _field(name: str) -> Any:
     having = {policy: settings[name] for policy, settings in _OF_POLICY.items() if name in settings}
     first = next(iter(having.values()))
     defaults = {policy: one.default for policy, one in having.items()}
-    doc, extra = f"{first.doc} {', '.join(having)}.", {"default": first.default}
-    if len(set(defaults.values())) > 1:
-        own = ", ".join(f"{value:g} for {policy}" for policy, value in defaults.items())
-        doc, extra = f"{first.doc} Default: {own}.", {}
+    lacking = [policy for policy in _OF_POLICY if policy not in having]
+    whose = f"All but {', '.join(lacking)}" if len(lacking) < len(having) else ", ".join(having)
+    doc, extra = f"{first.doc} {whose}.", {"default": first.default}
+    if len(values := list(dict.fromkeys(defaults.values()))) > 1:
+        own = (f"{value:g} for {', '.join(one for one in having if defaults[one] == value)}" for value in values)
+        doc, extra = f"{first.doc} Default: {'; '.join(own)}.", {}
     kind, field = field_of(first, default=None, description=doc, json_schema_extra=extra)
     return (kind if extra else kind | None, field)
 

@@ -61,11 +61,10 @@ class StateConfig(Section):
     url: Annotated[SecretStr, AfterValidator(_checked_url)] = Field(
         default=SecretStr(MEMORY), json_schema_extra={"default": MEMORY}
     )
-    """memory: one process, nothing is shared. redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH: one Redis,
-    Valkey or Redis Cluster for all replicas. Write ${NAME} to take the password from the environment."""
+    """memory: nothing is shared. redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH: a Redis, Valkey or Redis
+    Cluster for all replicas; ${NAME}: from the environment."""
     limits_without_redis: Literal["share", "refuse"] = "share"
-    """While Redis is unreachable: each replica keeps to its share of every limit, or refuses every tenant that has a
-    limit."""
+    """Conduct of a replica without Redis: keep to its share of every limit, or refuse tenants that have a limit."""
 
     @property
     def redis_url(self) -> str | None:

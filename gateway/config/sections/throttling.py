@@ -42,9 +42,9 @@ class UserConfig(Section):
     """A user of a tenant, by the name that its requests give (`user`, `x-fairgate-user`) or its token."""
 
     name: Name
-    """The name; * for each user that has no entry of its own."""
+    """Name of the user; * for each user without an entry."""
     blocked: bool = False
-    """Nothing is generated for it."""
+    """Refuse the user's requests for generation."""
     quota: QuotaConfig | None = None
     """Its limits, beside those of its tenant."""
 

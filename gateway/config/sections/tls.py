@@ -32,11 +32,11 @@ class ListenerTlsConfig(_TlsConfig):
     """Certificate for clients, and the clients that are admitted. Changed files are read again at run time."""
 
     cert_file: str = Field(min_length=1)
-    """Certificate of the gateway, followed by those between it and its authority."""
+    """Certificate of the gateway, then the intermediate certificates."""
     key_file: str | None = Field(default=None, min_length=1)
     """Its key, without a password. Default: it is in cert_file."""
     client_ca_file: str | None = Field(default=None, min_length=1)
-    """Authorities whose certificates clients must show (mutual TLS), beside their API keys."""
+    """Authorities of client certificates, which clients must then show beside their API keys (mutual TLS)."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -52,13 +52,13 @@ class BackendTlsConfig(_TlsConfig):
     """Trust in an engine at an https url, and the gateway's own certificate. Files are PEM."""
 
     ca_file: str | None = Field(default=None, min_length=1)
-    """Authorities that may have signed the backend's certificate. Default: those of the system."""
+    """Trusted authorities. Default: the system's."""
     cert_file: str | None = Field(default=None, min_length=1)
-    """Certificate of the gateway, for a backend that asks for one (mutual TLS)."""
+    """Certificate of the gateway for the backend (mutual TLS)."""
     key_file: str | None = Field(default=None, min_length=1)
     """Its key, without a password. Default: it is in cert_file."""
     verify: bool = True
-    """false: any server at the url is trusted. For tests only: such a server can read all prompts, and the api_key."""
+    """false: trust any server at the url, which can then read all prompts and the api_key. For tests only."""
 
     def context(self) -> ssl.SSLContext:
         if self.key_file is not None and self.cert_file is None:

@@ -30,13 +30,11 @@ class TracingConfig(Section):
     """Spans of requests, sent by OpenTelemetry's OTLP over HTTP. pip install 'fairgate[opentelemetry]'."""
 
     endpoint: Annotated[str, AfterValidator(_checked_endpoint)] | None = None
-    """The url of a collector, such as http://collector:4318; /v1/traces is added where it has no path. Default: what
-    OTEL_EXPORTER_OTLP_ENDPOINT says, or else http://localhost:4318."""
+    """URL of a collector, such as http://collector:4318; /v1/traces is added to a url without a path. Default:
+    OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318."""
     sample_ratio: float = Field(default=0.01, ge=0, le=1)
-    """Part of the traces begun at this gateway that is recorded. Where a client's `traceparent` says whether its trace
-    is recorded, that counts."""
+    """Recorded part of the traces that begin here. A client's `traceparent` decides for its own trace."""
     headers: dict[
         Annotated[str, AfterValidator(_checked_header)], Annotated[SecretStr, AfterValidator(checked_api_key)]
     ] = Field(default_factory=dict)
-    """Sent to the collector. Write ${NAME} to take a value from the environment. Default: those of
-    OTEL_EXPORTER_OTLP_HEADERS."""
+    """Headers for the collector; ${NAME}: from the environment. Default: OTEL_EXPORTER_OTLP_HEADERS."""

@@ -49,14 +49,14 @@ class UsageConfig(Section):
     """Hourly usage of each tenant, app, user and model, in a database that also holds keys."""
 
     url: Annotated[SecretStr, AfterValidator(_checked_url)]
-    """The path of a file for SQLite, on a disk of this machine; or postgresql://USER:PASSWORD@HOST/DATABASE for several
-    gateways. Write ${NAME} to take the password from the environment."""
+    """Path of a SQLite file on a local disk, or postgresql://USER:PASSWORD@HOST/DATABASE for several gateways; ${NAME}:
+    from the environment."""
     users_max: int = Field(default=100, ge=0, le=100_000)
-    """Users of one tenant that each gateway counts separately in an hour; the rest are counted together as "other"."""
+    """Users of a tenant that a gateway counts separately in an hour; the rest are counted as "other"."""
     keep_days: int = Field(default=400, ge=2, le=36_500)
     """Days after which usage is deleted."""
     prices: dict[Name, PriceConfig] = Field(default_factory=dict)
-    """Prices by model. Other models have no known cost."""
+    """Prices by model. The cost of other models is unknown."""
 
     @property
     def is_server(self) -> bool:
@@ -68,14 +68,14 @@ class BatchesConfig(Section):
     """Batches, by /v1/files and /v1/batches. They need the database of `usage`, and are offered only with it."""
 
     lines_max: int = Field(default=50_000, ge=1, le=1_000_000)
-    """Lines of one file. Its bytes are bounded by limits.body_bytes_max."""
+    """Lines of one file, whose bytes limits.body_bytes_max bounds."""
     files_max: int = Field(default=1000, ge=1, le=1_000_000)
-    """Files that one tenant keeps, results included."""
+    """Files of one tenant, results included."""
     stored_bytes_max: int = Field(default=1 << 30, ge=1024, le=1 << 50)
-    """Total size of a tenant's files. Where results reach it, the rest of their batch fails."""
+    """Total size of a tenant's files. When results reach it, the rest of the batch fails."""
     batches_max: int = Field(default=1000, ge=1, le=1_000_000)
-    """Batches that one tenant keeps; beyond it, the oldest ended one is forgotten."""
+    """Batches of one tenant; beyond this the oldest ended one is deleted."""
     running_max: int = Field(default=64, ge=1, le=10_000)
-    """Requests of one batch that wait or run at once."""
+    """Requests of one batch that wait or run."""
     keep_days: int = Field(default=30, ge=2, le=36_500)
-    """Days after which files and batches are forgotten."""
+    """Days after which files and batches are deleted."""

@@ -37,7 +37,7 @@ export function details(known) {
   };
   const answered = async (ask, then) => {
     const asked = location.hash;
-    const failed = (error) => [element("p", {}, `The gateway did not answer: ${error.message || "it asks for the token"}.`)];
+    const failed = (error) => [element("p", {}, `The gateway did not answer: ${error.message || "the token is missing"}.`)];
     const found = await ask().catch(failed);
     if (location.hash === asked) then(found);
   };
@@ -64,10 +64,10 @@ const counts = (found) => (sum(found) ? Object.entries(found).map(([name, many])
 
 function tenant(name, { pool, ended }, day) {
   const one = pool?.tenants.find((each) => each.tenant === name);
-  if (!one) return [element("p", {}, "Nothing was asked for by it in this pool in the last 60 s, and it is not configured.")];
+  if (!one) return [element("p", {}, "No request of this tenant in this pool in the last 60 s, and the tenant is not configured.")];
   const waiting = pool.requests.filter((each) => each.tenant === name).slice(0, LAST_SHOWN);
   return [
-    element("p", { class: "reason" }, !one.is_active ? "Asked for nothing in the last 60 s."
+    element("p", { class: "reason" }, !one.is_active ? "No request in the last 60 s."
       : `Received ${percent(one.share_received)} of the pool's service, due ${percent(one.share_due)}.`),
     facts([
       ["Group", one.group], ["Weight", one.weight],
@@ -96,7 +96,7 @@ function engine(name, { pool, ended }) {
       ["Starting", `${count(one.starting_requests, "request")}, ${count(one.starting_prompt_tokens, "prompt token")}`],
       ["Engine", one.engine], ["Read by", one.read_by], ["Not by steps", one.not_by_steps_because],
     ]),
-    ...(running.length ? section("Whose requests run here", element("ul", { class: "bars" }, ...running.map(([each, requests]) =>
+    ...(running.length ? section("Running requests by tenant", element("ul", { class: "bars" }, ...running.map(([each, requests]) =>
       element("li", {}, named("tenant", each), " ", element("span", { class: "numbers" }, count(requests, "request")),
         bar([[requests / running[0][1], "c0"]]))))) : []),
     ...last(ended.filter((each) => each.backend === name)),
@@ -108,8 +108,8 @@ async function explained(id, { ended }) {
   const answer = await ask(`/explain/${encodeURIComponent(id)}`);
   const found = await answer.json();
   if (!answer.ok) {
-    return [element("p", {}, `${found.error}.`), element("p", {}, "A request that ended longer ago is in the access log: ",
-      element("code", {}, "fairgate explain ID -c FILE"), " reads it there.")];
+    return [element("p", {}, `${found.error}.`), element("p", {}, "Older requests are in the access log: ",
+      element("code", {}, "fairgate explain ID -c FILE"), " reads them.")];
   }
   const { tenant: whose, app, user } = found.flow;
   const { decision, pressure } = found;
@@ -124,27 +124,27 @@ async function explained(id, { ended }) {
   const others = found.others_of_this_id ?? [];
   return [
     element("p", { class: "reason" }, `${found.reason}.`),
-    element("p", {}, found.waited ? `It ${found.waited}.` : "It did not wait."),
+    element("p", {}, found.waited ? `The request ${found.waited}.` : "The request did not wait."),
     facts([
       ["Tenant", whose], ["App", app], ["User", user], ["Pool", `${found.pool}, policy ${found.policy}`],
       ["Stage", `${found.stage}${found.inside_an_interaction ? ", inside an interaction" : ""}`],
       ["Decided", found.decided_s_ago === null ? null : `${seconds(found.decided_s_ago)} ago`],
-      ["Wait told", found.expected_wait_s === null ? null : seconds(found.expected_wait_s)],
+      ["Expected wait", found.expected_wait_s === null ? null : seconds(found.expected_wait_s)],
       ["Engine", decision?.dispatched_to],
       ["Expected cached", decision?.tokens_cached_expected ? `${decision.tokens_cached_expected} tokens` : null],
-      ["Come back", decision?.retry_after_s ? `after ${seconds(decision.retry_after_s)}` : null],
+      ["Retry after", decision?.retry_after_s ? seconds(decision.retry_after_s) : null],
       ["KV pressure", pressure.overloaded ? `overloaded: ${pressure.reason}` : "not overloaded"],
-      ["How it ended", end ? `${end.state}: ${story(end)}` : null],
+      ["End", end ? `${end.state}: ${story(end)}` : null],
       ["Client's id", found.client_request_id],
     ]),
-    folded("Whose requests an engine had while it waited", ["tenant", "requests"], Object.entries(found.ahead)),
-    folded("Limits of its caller", ["limit", "at most", "left"],
+    folded("Requests that ran while this one waited", ["tenant", "requests"], Object.entries(found.ahead)),
+    folded("Limits of its tenant and key", ["limit", "at most", "left"],
       found.limits.map((one) => [spaced(one.name), one.limit, one.remaining])),
-    folded("What its place in the order depends on", ["number", "value"],
+    folded("Numbers that decide its place in the order", ["number", "value"],
       Object.entries(found.numbers).map(([name, value]) => [spaced(name), readable(value)])),
-    folded("KV expected at most", ["engine", "of its capacity"],
+    folded("Largest expected KV", ["engine", "of its capacity"],
       Object.entries(found.kv_expected).map(([name, ratio]) => [name, percent(ratio)])),
-    others.length ? element("p", {}, "Others of this id: ", ...others.flatMap((id) => [idOf({ request_id: id }), " "])) : null,
-    element("details", {}, element("summary", {}, "All of it, as JSON"), element("pre", { tabindex: "0" }, JSON.stringify(found, null, 2))),
+    others.length ? element("p", {}, "Other requests with this id: ", ...others.flatMap((id) => [idOf({ request_id: id }), " "])) : null,
+    element("details", {}, element("summary", {}, "Everything, as JSON"), element("pre", { tabindex: "0" }, JSON.stringify(found, null, 2))),
   ];
 }

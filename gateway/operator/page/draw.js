@@ -32,8 +32,8 @@ export function bar(parts, mark = null) {
   return made;
 }
 
-// series: [class, title, one number for each step], drawn one upon another; marks: [part of the width, title].
-export function stack(series, marks, label, said) {
+// series: [class, title, one number for each step], drawn one upon another.
+export function stack(series, label, said) {
   const steps = series[0]?.[2].length ?? 0;
   const heights = Array.from({ length: steps }, (_, i) => series.reduce((total, [, , found]) => total + found[i], 0));
   const most = Math.max(1, ...heights);
@@ -45,8 +45,7 @@ export function stack(series, marks, label, said) {
     found.forEach((number, i) => { below[i] += number; });
     return shape("path", { class: look, d: `M${line(below).join("L")}L${floor.join("L")}Z` }, title);
   });
-  return drawing(label, [...areas, ...marks.map(([ratio, title]) =>
-    shape("line", { x1: WIDTH * ratio, x2: WIDTH * ratio, y1: 0, y2: HEIGHT, class: "changed" }, title))], said(most));
+  return drawing(label, areas, said(most));
 }
 
 // One column for each number, and what it says when one points at it.

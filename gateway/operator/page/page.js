@@ -1,15 +1,15 @@
 // The page: hears the gateway, and shows who waits at the chosen pool, behind whom, and for what.
 
 import { details } from "./details.js";
-import { engines, lanes, overTime, remember, tenants } from "./panels.js";
+import { engines, lanes, overTime, tenants } from "./panels.js";
 import { list, story } from "./requests.js";
-import { follow, hasToken, keepToken } from "./stream.js";
+import { follow, onToken, showLink } from "./stream.js";
 import { readToday } from "./usage.js";
-import { clock, element, fill, named, percent, place, seconds, sum } from "./words.js";
+import { clock, element, fill, named, place, seconds, sum } from "./words.js";
 
 const REQUESTS_SHOWN = 10;
+const EVERY_MS = 1000;
 
-const history = new Map();
 let said = null;
 let chosen = null;
 let restartedS = 0;
@@ -21,10 +21,7 @@ const own = () => said?.pools.find((pool) => pool.pool === chosen);
 const showDetails = details(() => ({ pool: own(), ended: ended(said), countsUsage: said?.counts_usage }));
 
 function heard(content) {
-  if (said && said.id !== content.id) {
-    history.clear();
-    restartedS = content.at_s;
-  }
+  if (said && said.id !== content.id) restartedS = content.at_s;
   said = content;
   plan();
 }
@@ -42,18 +39,14 @@ function show() {
   choosePools(said.pools.map((pool) => pool.pool));
   const pool = own();
   if (!pool) return;
-  showLink();
   lanes(pool);
-  if (!history.has(chosen)) history.set(chosen, new Map());
-  remember(history.get(chosen), pool.history);
-  overTime(history.get(chosen), pool.history, said.marks.filter((mark) => !mark.pool || mark.pool === chosen));
+  overTime(pool.history);
   showTenants();
   engines(pool);
   requests();
   const queued = sum(said.pools.map((one) => one.queued_requests));
   document.title = queued ? `${queued} waiting, fairgate` : "fairgate";
-  place("cost").textContent = `Received, due, waits and refusals are of the last ${seconds(said.window_s)}. What this page shows`
-    + ` costs the gateway ${percent(said.cost_cores)} of a core.`;
+  place("window").textContent = `Received, due, waits and refusals are of the last ${seconds(said.window_s)}.`;
   document.body.dataset.shown = "yes";
   showDetails();
   if (said.counts_usage) readToday().then(showTenants);
@@ -71,7 +64,7 @@ function firstRequest() {
   const quoted = body.replaceAll("'", "'\\''");
   const line = `curl ${url} -H "Authorization: Bearer $KEY" -H "Content-Type: application/json" -d '${quoted}'`;
   return element("div", { class: "about" },
-    element("p", {}, "Nobody has asked for anything in the last 60 s. Send a request, with the key of a tenant:"),
+    element("p", {}, "No request came in the last 60 s. Send one with the key of a tenant:"),
     element("pre", { tabindex: "0" }, line));
 }
 
@@ -87,7 +80,7 @@ function requests() {
     .sort((a, b) => b.arrived_at_s - a.arrived_at_s);
   const of = (one) => [named("tenant", one.tenant), " ", named("explain", one.request_id, { class: "id" })];
   fill(place("requests-body"), ...(found.length ? list(found, of) :
-    [element("p", { class: "about" }, all.length ? "None of the last requests has this." : "No request has ended since the gateway began.")]));
+    [element("p", { class: "about" }, all.length ? "No match among the last requests." : "No request has ended since the gateway started.")]));
 }
 
 function choosePools(names) {
@@ -98,44 +91,29 @@ function choosePools(names) {
   place("pool-choice").hidden = names.length < 2;
 }
 
-function showLink(state = "live", text = null) {
-  const link = place("link");
-  if (state === "live" && said) {
-    const isRecent = said.at_s - restartedS < 60;
-    text = said.not_ready.includes("shutting down") ? "shutting down" : isRecent ? `restarted, seen again at ${clock(restartedS)}` : "live";
-    if (said.state?.startsWith("not shared")) text += `; state ${said.state}`;
-    if (said.workers > 1) text += `, ${said.workers} workers together`;
-  }
-  if (text !== null && link.textContent !== text) link.textContent = text;
-  link.dataset.state = state;
-  document.body.classList.toggle("stale", state === "away");
-}
-
 function linked(state, why) {
-  place("ask-token").hidden = state !== "token";
-  place("board").hidden = state === "token";
   awaySince = state === "away" ? awaySince ?? Date.now() / 1000 : null;
-  if (state === "token") {
-    place("token-wrong").hidden = !hasToken();
-    place("token").focus();
-  }
   const away = `the gateway has not answered since ${clock(awaySince)} (${why}); asking again`;
-  showLink(state, { token: "asks for its token", live: "live", away }[state]);
+  showLink(state, { token: "needs its token", live: state === "live" ? live() : "", away }[state]);
 }
 
-place("token-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  keepToken(place("token").value);
-  place("token").value = "";
-  follow(heard, linked);
-});
+function live() {
+  const isRecent = said.at_s - restartedS < 60;
+  let text = said.not_ready.includes("shutting down") ? "shutting down" : isRecent ? `restarted, seen again at ${clock(restartedS)}` : "live";
+  if (said.state?.startsWith("not shared")) text += `; state ${said.state}`;
+  if (said.workers > 1) text += `, ${said.workers} workers together`;
+  return text;
+}
+
+const go = () => follow("/state?shared", EVERY_MS, heard, linked);
+onToken(go);
 place("pool").addEventListener("change", (event) => {
   chosen = event.target.value;
   plan();
 });
 place("pause").addEventListener("click", (event) => {
   paused = paused ? null : said;
-  event.target.textContent = paused ? "Go on" : "Pause";
+  event.target.textContent = paused ? "Resume" : "Pause";
   event.target.setAttribute("aria-pressed", String(Boolean(paused)));
   plan();
 });
@@ -147,4 +125,4 @@ place("tenants-body").addEventListener("click", (event) => {
 for (const id of ["tenant-filter", "request-filter"]) place(id).addEventListener("input", plan);
 document.addEventListener("visibilitychange", plan);
 showDetails();
-follow(heard, linked);
+go();

@@ -2,10 +2,8 @@
 
 import { bar, stack } from "./draw.js";
 import { today, used } from "./usage.js";
-import { clock, count, element, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
+import { count, element, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
 
-const STEPS_MAX = 120;
-const STEPS_MIN = 13;
 const COLOURS = 7;
 const TENANTS_SHOWN = 15;
 const SHORT_OF_DUE = 0.8;
@@ -33,42 +31,25 @@ export function lanes(pool) {
   const lane = (name, said, ...more) => element("div", { class: "lane" }, element("b", {}, name), numbers(said), ...more);
   fill(place("lanes-body"),
     lane("Who waits", pool.queued_requests ? `${count(pool.queued_requests, "request")}, the oldest for ${seconds(oldest)}`
-      : "nobody: each request starts as it comes", drawn("queued_requests", pool.queued_requests)),
+      : "nobody: each request starts on arrival", drawn("queued_requests", pool.queued_requests)),
     lane("Behind whom", `${count(pool.dispatched_requests, "request")} at the engines, ${taken} of ${count(slots, "slot")} taken`,
       drawn("running_requests", pool.dispatched_requests)),
-    pool.waits_for ? lane("For what", `the next one waits ${pool.waits_for}`) : null,
+    pool.waits_for ? lane("For what", `the next request waits ${pool.waits_for}`) : null,
     element("ul", { class: "key" }, ...busy.slice(0, TENANTS_SHOWN).map((one) => element("li", { class: colour(one.tenant) },
       named("tenant", one.tenant), ` ${one.queued_requests} waiting, ${one.running_requests} running`))),
     ...pool.gateways.map((one) =>
       about(`At ${one.gateway}: ${one.queued_requests} waiting, ${one.dispatched_requests} running.`)));
 }
 
-// What waited, as long as the gateway remembers it or this page has heard it: a map from each step to counts by tenant.
-export function remember(steps, { first_step: first, waiting }) {
-  const length = Math.max(1, ...Object.values(waiting).map((found) => found.length));
-  for (let i = 0; i < length; i += 1) {
-    const found = Object.fromEntries(Object.entries(waiting).map(([name, counts]) => [name, counts[i]]));
-    if (i || !steps.has(first)) steps.set(first + i, found);
-  }
-  for (const step of [...steps.keys()].sort((a, b) => a - b).slice(0, -STEPS_MAX)) steps.delete(step);
-}
-
-export function overTime(steps, { first_step: first, step_s: stepS, begins_at_s: beginsS }, changes) {
-  const all = [...steps.keys()].sort((a, b) => a - b);
-  const begun = all.findIndex((step) => Object.values(steps.get(step)).some(Boolean));
-  if (begun < 0) return fill(place("history-body"));
-  const known = all.slice(Math.max(0, Math.min(begun - 1, all.length - STEPS_MIN)));
-  const names = new Set(known.flatMap((step) => Object.keys(steps.get(step))));
-  const series = [...names].map((name) =>
-    [colour(name), name || "all others", known.map((step) => steps.get(step)[name] ?? 0)]);
-  const fromS = beginsS + (known[0] - first) * stepS;
-  const spanS = (known.at(-1) - known[0]) * stepS || 1;
-  const marks = changes.filter((mark) => mark.at_s >= fromS);
+// What waited over time, by tenant: one number for each step up to now.
+export function overTime({ step_s: stepS, waiting }) {
+  const series = Object.entries(waiting).filter(([, counts]) => counts.some(Boolean)).map(([name, counts]) =>
+    [colour(name), name || "all others", counts]);
+  if (!series.length) return fill(place("history-body"));
+  const spanS = (series[0][2].length - 1) * stepS || 1;
   fill(place("history-body"),
-    stack(series, marks.map((mark) => [(mark.at_s - fromS) / spanS, mark.text]),
-      `Requests that waited, last ${seconds(spanS)}`, (most) => `${most} waiting`),
-    element("p", { class: "axis" }, element("span", {}, `${seconds(spanS)} ago`), element("span", {}, "now")),
-    marks.length ? about(`Changed: ${marks.map((mark) => `${clock(mark.at_s)} ${mark.text}`).join("; ")}`) : null);
+    stack(series, `Requests that waited, last ${seconds(spanS)}`, (most) => `${most} waiting`),
+    element("p", { class: "axis" }, element("span", {}, `${seconds(spanS)} ago`), element("span", {}, "now")));
 }
 
 const HEADS = [["tenant"], ["waiting"], ["oldest", "less"], ["waits", "less left"], ["running"], ["received"], ["due"], ["", "wide"],
@@ -93,7 +74,7 @@ export function tenants(pool, { filter, isWhole, countsUsage, hint }) {
     found.length > TENANTS_SHOWN ? element("button", { type: "button", id: "tenants-whole" },
       isWhole ? `Only the first ${TENANTS_SHOWN}` : `All ${found.length}`) : null,
     pool.tenants_left_out ? about(`The busiest ${pool.tenants.length} of ${pool.tenants.length + pool.tenants_left_out}.`) : null,
-    about("Bar: the part of the pool's service that was received; mark: what was due, by weight, by groups and by what others leave."),
+    about("Bar: received part of the pool's service. Mark: the part that was due by weight and groups, and what others leave."),
     ...pool.refusals.map((one) => element("p", { class: "refusal" },
       `${count(one.requests, "request")} refused (${spaced(one.reason)}): ${one.reason_is}. Most: `, named("tenant", one.most), ".")),
     today.fault ? about(`Usage cannot be read: ${today.fault}.`) : countsUsage ? null : about(
@@ -137,7 +118,7 @@ function groupRow(one, depth, most) {
 export function engines(pool) {
   fill(place("engines-body"), ...(pool.backends.length ? [
     element("ul", { class: "tiles" }, ...pool.backends.map(engine)),
-    about("Upper bar: slots, by tenant. Lower bar: the KV cache, with a mark where it is expected to end at most."),
+    about("Upper bar: slots by tenant. Lower bar: KV cache, with a mark at its largest expected use."),
   ] : [about("This pool has no engine. Name one under ", element("code", {}, "pools[].backends"), " in the configuration.")]));
 }
 

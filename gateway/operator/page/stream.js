@@ -1,16 +1,13 @@
-// What does the gateway say? Its events, over a connection that is made anew whenever it breaks.
+// What does the gateway say? Its document, asked for again and again; what the page says of the connection.
 //
-// EventSource cannot send the token, so the stream is read with fetch; the token is kept for this tab alone.
+// The token is kept for this tab alone.
+
+import { place } from "./words.js";
 
 const TOKEN = document.documentElement.dataset.token;
 const SILENCE_MS = 15000;
-const AGAIN_MS = [500, 1000, 2000, 5000];
 
 export class TokenAsked extends Error {}
-
-export function keepToken(token) {
-  sessionStorage.setItem(TOKEN, token);
-}
 
 export function hasToken() {
   return sessionStorage.getItem(TOKEN) !== null;
@@ -24,47 +21,41 @@ export async function ask(path, signal) {
   return answer;
 }
 
-// Calls heard(document) for each event, and state(name, why) when the connection changes. Ends only when the token is
-// asked for.
-export async function follow(heard, state) {
-  let failures = 0;
+// Calls heard(document) for each answer, and state(name, why) after it. Ends only when the token is asked for.
+export async function follow(path, everyMs, heard, state) {
   for (;;) {
-    let why = "the connection ended";
     try {
-      await read((document) => {
-        failures = 0;
-        heard(document);
-      }, () => state("live"));
+      const answer = await ask(path, AbortSignal.timeout(SILENCE_MS));
+      const content = await answer.json();
+      if (!answer.ok) throw new Error(content.error?.message ?? content.error ?? `status ${answer.status}`);
+      heard(content);
+      state("live");
     } catch (error) {
       if (error instanceof TokenAsked) return state("token");
-      why = error.name === "AbortError" ? "it has been silent" : error.message;
+      state("away", error.message);
     }
-    const pause = AGAIN_MS[Math.min(failures, AGAIN_MS.length - 1)];
-    failures += 1;
-    state("away", why);
-    await new Promise((done) => setTimeout(done, pause));
+    await new Promise((done) => setTimeout(done, everyMs));
   }
 }
 
-async function read(heard, opened) {
-  const stop = new AbortController();
-  let timer = setTimeout(() => stop.abort(), SILENCE_MS);
-  try {
-    const answer = await ask("/events", stop.signal);
-    if (!answer.ok) throw new Error((await answer.json()).error ?? `status ${answer.status}`);
-    opened();
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "";
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return;
-      clearTimeout(timer);
-      timer = setTimeout(() => stop.abort(), SILENCE_MS);
-      const events = (rest + value).split("\n\n");
-      rest = events.pop();
-      if (events.length) heard(JSON.parse(events.at(-1).split("\ndata: ")[1]));
-    }
-  } finally {
-    clearTimeout(timer);
-  }
+// Shows the board, or the question for the token, and says how the connection is.
+export function showLink(state, text) {
+  place("ask-token").hidden = state !== "token";
+  place("board").hidden = state === "token";
+  const link = place("link");
+  if (link.textContent !== text) link.textContent = text;
+  if (state === "token" && link.dataset.state !== "token") place("token").focus();
+  if (state === "token") place("token-wrong").hidden = !hasToken();
+  link.dataset.state = state;
+  document.body.classList.toggle("stale", state === "away");
+}
+
+// Keeps the token that is given, and goes on.
+export function onToken(goOn) {
+  place("token-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    sessionStorage.setItem(TOKEN, place("token").value);
+    place("token").value = "";
+    goOn();
+  });
 }

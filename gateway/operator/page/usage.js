@@ -26,7 +26,7 @@ export async function readToday() {
     today.of = new Map((await rows("since=today&by=tenant")).map((one) => [one.tenant, one]));
     today.fault = "";
   } catch (error) {
-    today.fault = error.message || "the token is asked for";
+    today.fault = error.message || "the token is missing";
   }
 }
 

@@ -1,4 +1,4 @@
-// How is it said? Numbers with their units, and elements made of plain text: nothing here is ever read as HTML.
+// Numbers with their units, and elements made of plain text: nothing here is ever read as HTML.
 
 export const place = (id) => document.getElementById(id);
 const isThere = (child) => child !== null && child !== undefined && child !== "";
@@ -44,8 +44,8 @@ export function clock(epochS) {
   return new Date(epochS * 1000).toLocaleTimeString("en-GB");
 }
 
-// A link to what is known of a request ("explain"), a tenant or an engine. Whole, so that nobody takes it for one that
-// skips to another part of the page.
+// A link to the details of a request ("explain"), a tenant or an engine. The URL is complete, so that no tool
+// takes the link for a jump inside the page.
 export function named(kind, name, fields = {}) {
   const href = `${location.origin}${location.pathname}#${kind}=${encodeURIComponent(name)}`;
   return element("a", { href, class: "name", title: name, ...fields }, name);
@@ -60,7 +60,7 @@ export function sum(counts) {
   return Object.values(counts).reduce((total, each) => total + each, 0);
 }
 
-// Names and values; what is not known is left out.
+// Names and values; unknown values are left out.
 export function facts(rows) {
   return element("dl", { class: "facts" }, ...rows.filter(([, value]) => isThere(value)).map(([name, value]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))));

@@ -11,15 +11,15 @@ from typing import Any, Final
 import msgspec
 
 from gateway.keys.identity import DEFAULT_APP, Principal
-from gateway.operator.snapshots.own_requests import EngineTimes, OwnRequest
-from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
+from gateway.operator.snapshots.snapshot import PoolSnapshot, RequestSnapshot
 from gateway.operator.snapshots.state_document import ended_request, reason_in_words
 from gateway.pool.pool import Pool
+from gateway.telemetry.ends import OwnMinute
 from policies.admission.engine import AdmissionEngine
 from policies.admission.explanation import OF_WAIT
 from policies.capacity.obstacle import Obstacle
 from policies.queue.expected_wait import interval_s
-from policies.request import Flow, Request, is_batch, of_batch
+from policies.request import Flow, Request, is_batch, of_batch, payer
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
 Numbers = dict[str, float | int | None]
@@ -30,13 +30,12 @@ OF_OTHERS: Final = frozenset({"tenant", "backend", "pool"})
 """Fields of a request that its tenant knows already or need not know."""
 
 
-class Recently(msgspec.Struct):
-    """Service that all tenants received lately, summed up once for all clients that ask."""
+class RecentService(msgspec.Struct):
+    """The state of all pools, and the service that all tenants received lately, once for all clients that ask."""
 
+    pools: list[PoolSnapshot] = []
     window_s: float = 0.0
     shares: Shares = {}
-    engines: dict[str, EngineTimes] = {}
-    """Times at the engines, by pool."""
 
 
 class OwnLimit(msgspec.Struct):
@@ -71,7 +70,7 @@ class OwnPool(msgspec.Struct):
     interactive: OwnClass
     batch: OwnClass
     requests: list[dict[str, Any]]
-    """The oldest queued and running requests."""
+    """Those of its queued requests that are among the oldest of the pool."""
     requests_left_out: int
 
 
@@ -91,14 +90,12 @@ class OwnStanding(msgspec.Struct):
 
 
 def own_standing(
-    principal: Principal, pools: Iterable[Pool], seen: GatewaySnapshot, recently: Recently,
+    principal: Principal, pools: Iterable[Pool], recently: RecentService, minutes: Iterable[OwnMinute],
     usage: dict[str, Numbers] | None, hours: list[dict[str, Any]] | None,
 ) -> OwnStanding:  # fmt: skip
-    """Return the document. `seen`: a snapshot of all processes, with the requests of this tenant."""
-    found = OwnStanding(
-        principal.tenant, [], [], round(recently.window_s, 1), [], usage, hours, _minutes(seen, recently)
-    )
-    seen_pools, limits = {pool.pool: pool for pool in seen.pools}, dict[str, OwnLimit]()
+    """Return the document. `minutes`: those of this tenant, the earliest first."""
+    found = OwnStanding(principal.tenant, [], [], round(recently.window_s, 1), [], usage, hours, _minutes(minutes))
+    seen_pools, limits = {pool.pool: pool for pool in recently.pools}, dict[str, OwnLimit]()
     for pool in pools:
         engine, now = pool.dispatcher.engine, pool.dispatcher.clock()
         found.place = _place(engine.requests.tree.terms, principal)
@@ -108,7 +105,7 @@ def own_standing(
                 for limit in engine.quotas.standing(principal.tenant, now, names):
                     limits[limit.name] = OwnLimit(*limit[:3], round(limit.reset_s, 1))
         if pool.name in seen_pools:
-            found.pools.append(_pool(seen_pools[pool.name], recently, engine, principal, seen.at_s))
+            found.pools.append(_pool(seen_pools[pool.name], recently, engine, principal, now))
     found.limits = [*limits.values()]
     return found
 
@@ -127,11 +124,14 @@ def _shown(name: str, settings: GroupSettings) -> dict[str, Any]:
     return {"name": name, **{term: value for term, value in asdict(settings).items() if value is not None}}
 
 
-def _pool(seen: PoolSnapshot, recently: Recently, engine: AdmissionEngine, principal: Principal, now: float) -> OwnPool:
+def _pool(
+    seen: PoolSnapshot, recently: RecentService, engine: AdmissionEngine, principal: Principal, now: float
+) -> OwnPool:
     running = Counter(each.tenant for each in seen.running)
     leaves = principal.tenant, of_batch(principal.tenant)
     own, batch = (_class(engine, leaf, principal.weight, seen, running[leaf], now) for leaf in leaves)
-    count = own.queued_requests + batch.queued_requests + running.total()
+    count = sum(one.queued_requests + one.running_requests for one in (own, batch))
+    requests = [_request(one) for one in seen.requests if payer(one["tenant"]) == principal.tenant]
     return OwnPool(
         seen.pool,
         OF_WAIT[Obstacle(seen.obstacle)] if seen.obstacle else "",
@@ -139,25 +139,20 @@ def _pool(seen: PoolSnapshot, recently: Recently, engine: AdmissionEngine, princ
         recently.shares.get(seen.pool, {}).get(principal.tenant) or NOTHING,
         own,
         batch,
-        [_request(one, now) for one in seen.own],
-        count - len(seen.own),
+        requests,
+        count - len(requests),
     )
 
 
-def _request(one: OwnRequest, now: float) -> dict[str, Any]:
-    shown = {name: getattr(one, name) for name in ("request_id", "app", "user", "state")}
-    age_s = now - one.arrived_s
-    return {**shown, "arrived_at_s": round(time.time() - age_s, 2), "age_s": round(age_s, 3)}
+def _request(one: RequestSnapshot) -> dict[str, Any]:
+    return {"request_id": one["request_id"], "app": one["app"], "user": one["user"], "wait_s": one["wait_s"]}
 
 
-def _minutes(seen: GatewaySnapshot, recently: Recently) -> list[dict[str, Any]]:
-    epoch_s, found = time.time() - seen.at_s, []
-    for one in reversed(seen.own_minutes):
+def _minutes(minutes: Iterable[OwnMinute]) -> list[dict[str, Any]]:
+    epoch_s, found = time.time() - time.monotonic(), []
+    for one in reversed([*minutes]):
         end = one.slowest
-        engines, ahead = recently.engines.get(end.pool), dict[str, int]()
-        if engines is not None:
-            ahead = engines.behind(end.tenant, end.dispatched_s - end.queue_s, end.dispatched_s)
-        shown = ended_request(end, epoch_s, ahead, end.tenant)
+        shown = ended_request(end, epoch_s)
         found.append({
             "at_s": one.at_s,
             "requests": one.requests,

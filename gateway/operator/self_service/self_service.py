@@ -1,39 +1,32 @@
 """What does a tenant see of itself? Answers /fairgate/me and its page, for all processes of the gateway together.
 
-The service that each tenant received and was due is summed up once for all clients that ask. If usage is counted, the
-sums of every minute are also stored: by one process of the gateway, and by one of the gateways that share a Redis.
+The service that each tenant received and was due is summed up once for all clients that ask.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, defaultdict
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
-from math import inf
-from secrets import token_hex
 from typing import Any, Final
 
 from gateway.operator.of_workers import Workers
-from gateway.operator.operated import Operated
+from gateway.operator.operated import OperatedGateway
 from gateway.operator.self_service.own_page import own_page
-from gateway.operator.self_service.own_standing import Numbers, OwnStanding, Recently, own_standing
-from gateway.operator.snapshots.own_requests import EngineTimes
+from gateway.operator.self_service.own_standing import Numbers, OwnStanding, RecentService, own_standing
 from gateway.operator.snapshots.snapshot import SnapshotSource
-from gateway.operator.snapshots.spans import Taken, shares_due, sums
+from gateway.operator.snapshots.spans import PoolSample, shares_due, sums
 from gateway.proxy.late_answers import LateAnswers
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.routes import Treatment
 from gateway.storage.hub.run_directory import WorkerSlot
 from gateway.storage.store_errors import StoreError
-from gateway.telemetry.background import Background
-from gateway.telemetry.recent_requests import ENDS_MAX, WINDOW_S
+from gateway.telemetry.recent_requests import ENDS_MAX
 from gateway.usage.counts import OTHERS
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from gateway.usage.usage_report import read_own
-from gateway.usage.written import add_shares
 
 RECENTLY_S: Final = 300.0
 AGAIN_S: Final = 5.0
@@ -43,23 +36,22 @@ AGAIN_S: Final = 5.0
 class SelfService:
     """The self-service of one process: `open`, then `close`."""
 
-    def __init__(self, gateway: Operated, pipeline: Pipeline, worker_slot: WorkerSlot | None) -> None:
+    def __init__(self, gateway: OperatedGateway, pipeline: Pipeline, worker_slot: WorkerSlot | None) -> None:
         self._gateway = gateway
         self._source: SnapshotSource = gateway.replicas or gateway
         self._slot = worker_slot
         self._late = LateAnswers(pipeline, self._answer)
         self._stack = AsyncExitStack()
         self._turn = asyncio.Lock()
-        self._recently = Recently()
+        self._recently = RecentService()
         self._summed_s = float("-inf")
         usage = gateway.config.usage
         self._database = DatabaseThread(usage) if usage is not None else None
-        self._writer = "shares" if gateway.replicas is not None else token_hex(8)
         pipeline.files = own_page()
         pipeline.late[Treatment.ME] = self._late.begin
 
-    async def open(self, background: Background) -> None:
-        """Start what self-service needs. `background`: the gateway's background tasks."""
+    async def open(self) -> None:
+        """Connect to the other workers, if any."""
         slot, gateway = self._slot, self._gateway
         if slot is not None and gateway.replicas is None:
             sockets = [slot.run_directory.worker(index) for index in range(slot.run_directory.workers)]
@@ -68,8 +60,6 @@ class SelfService:
                 gateway.config, sockets, port=gateway.port, has_reloaded=lambda: None, ends_max=ends_max
             )
             await workers.open(self._stack)
-        if self._database is not None and (slot is None or not slot.index):
-            background.repeat(self._write, "shares")
 
     async def close(self) -> None:
         await self._late.tasks.stop()
@@ -81,12 +71,12 @@ class SelfService:
         principal, gateway = context.principal, self._gateway
         # In turn, so that the operator, who asks these processes too, waits for one of these answers at most.
         async with self._turn:
-            seen = await self._source.snapshot(of=principal.tenant)
             if time.monotonic() - self._summed_s >= AGAIN_S:
-                self._recently = await self._sum_up(RECENTLY_S)
+                self._recently = await self._sum_up()
                 self._summed_s = time.monotonic()
         usage = await self._usage(principal.tenant) or (None, None)
-        return own_standing(principal, gateway.pools, seen, self._recently, *usage)
+        minutes = self._source.recent.minutes_of(principal.tenant)
+        return own_standing(principal, gateway.pools, self._recently, minutes, *usage)
 
     async def _usage(self, tenant: str) -> tuple[dict[str, Numbers], list[dict[str, Any]]] | None:
         usage = self._gateway.config.usage
@@ -96,34 +86,18 @@ class SelfService:
             return await self._database.do(read_own, tenant, usage.prices, datetime.now(UTC))
         return None
 
-    async def _sum_up(self, window_s: float) -> Recently:
-        """Return what all tenants received in about this time, and when requests were at the engines."""
-        snapshot = await self._source.snapshot(with_running=True)
-        now, (ends, covered_s) = snapshot.at_s, self._source.recent.within(time.monotonic(), inf)
-        taken = [Taken(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
-        window_s, known_s = min(window_s, covered_s), (now - covered_s, now)
-        return await asyncio.to_thread(lambda: Recently(
-            window_s,
-            {one.pool: _shares_of(one, window_s) for one in taken},
-            {one.pool: EngineTimes((e for e in ends if e.pool == one.pool), one.running, known_s) for one in taken},
-        ))  # fmt: skip
-
-    async def _write(self) -> None:
-        """Store the sums of the current minute when it is over."""
-        minute = time.time() // WINDOW_S + 1
-        await asyncio.sleep(minute * WINDOW_S - time.time())
-        recently = await self._sum_up(WINDOW_S)
-        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for name, one in (item for pool in recently.shares.values() for item in pool.items()):
-            # If more requests ended than are remembered, the latest ones stand for all.
-            found[name].update({each: number * WINDOW_S / recently.window_s for each, number in one.items() if number})
-        rows = {name: (one["service_received"], one["service_due"]) for name, one in found.items() if one}
-        if rows and self._database is not None:
-            await self._database.do(add_shares, self._writer, int(minute), int(time.time()), rows)
+    async def _sum_up(self) -> RecentService:
+        """Return what all tenants received lately."""
+        snapshot = await self._source.snapshot()
+        now, (ends, covered_s) = snapshot.at_s, self._source.recent.within(time.monotonic(), RECENTLY_S)
+        samples = [PoolSample(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
+        window_s = min(RECENTLY_S, covered_s)
+        shares = await asyncio.to_thread(lambda: {one.pool: _shares_of(one, window_s) for one in samples})
+        return RecentService(snapshot.pools, window_s, shares)
 
 
-def _shares_of(taken: Taken, window_s: float) -> dict[str, dict[str, float]]:
-    found = sums(taken, taken.now - window_s, taken.now)
+def _shares_of(sample: PoolSample, window_s: float) -> dict[str, dict[str, float]]:
+    found = sums(sample, sample.now - window_s, sample.now)
     due, total = shares_due(found), sum(one.received for one in found.values())
     return {
         name: {"service_received": round(one.received, 1), "service_due": round(due[name] * total, 1)}

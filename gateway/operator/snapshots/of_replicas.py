@@ -15,7 +15,7 @@ import msgspec
 from gateway.operator.snapshots.snapshot import (
     GatewayProcess,
     GatewaySnapshot,
-    Gathered,
+    SnapshotMerger,
     decoded,
     encoded,
     ended,
@@ -42,12 +42,10 @@ class _ReplicaMessage(msgspec.Struct):
 
     replica: str
     known: dict[str, int]
-    with_running: bool = False
     to: str = ""
     name: str = ""
     """Host and port of the replica that answers."""
     content: bytes = b""
-    of: str = ""
     epoch_s: float = 0.0
     """Seconds by which the common clock is ahead of the monotonic clock of the replica that answers."""
 
@@ -65,7 +63,7 @@ class Replicas:
         self._background = background
         self._gateway = gateway
         self._store = store
-        self._gathered = Gathered(ENDS_TOGETHER)
+        self._gathered = SnapshotMerger(ENDS_TOGETHER)
         self._names: list[str] = []
         """Names of the replicas that answered the last question."""
         self._silent: set[str] = set()
@@ -90,11 +88,11 @@ class Replicas:
             pass  # The store logs its faults.
         await asyncio.sleep(RETRY_S)
 
-    async def snapshot(self, *, with_running: bool = False, of: str = "") -> GatewaySnapshot:
+    async def snapshot(self) -> GatewaySnapshot:
         async with self._turn:
             known, recent = self._gathered.known, self._gateway.recent
             self._answers.clear()
-            question = _ReplicaMessage(self._store.replica, dict(known), with_running=with_running, of=of)
+            question = _ReplicaMessage(self._store.replica, dict(known))
             others = await self._publish(question) - 1
             try:
                 async with asyncio.timeout(ANSWER_S):
@@ -103,7 +101,7 @@ class Replicas:
                         await self._answered.wait()
             except TimeoutError:
                 pass
-            own = snapshot_of(self._gateway, with_running=with_running, of=of)
+            own = snapshot_of(self._gateway)
             answers = {
                 self._name: (own, recent.latest_after(known[self._name]), recent.count),
                 **self._answers,
@@ -143,7 +141,7 @@ class Replicas:
 
     async def _answer(self, asked: _ReplicaMessage) -> None:
         gateway, store = self._gateway, self._store
-        found, recent = snapshot_of(gateway, with_running=asked.with_running, of=asked.of), gateway.recent
+        found, recent = snapshot_of(gateway), gateway.recent
         content = encoded(found, recent.latest_after(asked.known.get(self._name, 0)), recent.count)
         message = _ReplicaMessage(
             store.replica, {}, to=asked.replica, name=self._name, content=content, epoch_s=store.epoch_s

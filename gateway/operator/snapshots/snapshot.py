@@ -7,19 +7,17 @@ changes a decision. All times are on the monotonic clock, which all processes of
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from math import inf, isfinite
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
 import msgspec
 
-from gateway.operator.snapshots.own_requests import OwnRequest, oldest, own_requests, own_waiting
 from gateway.operator.snapshots.spans import Running, running
 from gateway.telemetry.access_log import hidden
-from gateway.telemetry.ends import End, Mark, OwnMinute
+from gateway.telemetry.ends import End
 from gateway.telemetry.recent_requests import RecentRequests
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.bounds import Waiting
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 
 REQUESTS_MAX: Final = 100
 """Limit on the oldest queued requests of a pool."""
-SAME_S: Final = 10.0
 WAITING_LISTED: Final = 3
 NO_ANSWER: Final = "does not answer"
 
@@ -103,13 +100,11 @@ class PoolSnapshot(msgspec.Struct):
     """The oldest queued requests."""
     backends: list[EngineSnapshot]
     running: list[Running]
-    """Dispatched requests; empty unless asked for."""
+    """Dispatched requests."""
     expected_waits: dict[str, int]
     """Ended waits of over a second: how many were as long as expected, longer or shorter."""
     gateways: list[ReplicaSnapshot] = []
     """The queue at each process; empty if there is one process."""
-    own: list[OwnRequest] = []
-    """Oldest requests of the tenant that was asked for."""
     ceilings: dict[str, str] = {}
     """Sentence by tenant that waits at a ceiling or for a kept reserve: whose, and how much of it is used."""
 
@@ -122,11 +117,6 @@ class GatewaySnapshot(msgspec.Struct):
     state: str | None
     port: int
     pools: list[PoolSnapshot]
-    marks: list[Mark]
-    cost_s: float = 0.0
-    """CPU seconds that this snapshot took here."""
-    own_minutes: list[OwnMinute] = []
-    """Minutes of the tenant that was asked for, the earliest first."""
 
 
 class SnapshotSource(Protocol):
@@ -139,8 +129,7 @@ class SnapshotSource(Protocol):
     def recent(self) -> RecentRequests:
         """The latest ends, as of the last snapshot."""
 
-    async def snapshot(self, *, with_running: bool = False, of: str = "") -> GatewaySnapshot:
-        """Return a snapshot. `of`: the tenant whose requests are asked for; "" for none."""
+    async def snapshot(self) -> GatewaySnapshot: ...
 
 
 class GatewayProcess(SnapshotSource, Protocol):
@@ -159,17 +148,15 @@ class GatewayProcess(SnapshotSource, Protocol):
         """Return how state is shared with other replicas; None if the config does not ask for it."""
 
 
-def snapshot_of(gateway: GatewayProcess, *, with_running: bool, of: str = "") -> GatewaySnapshot:
-    """Return a snapshot of this process. `with_running`: with dispatched requests, O(dispatched). `of`: a tenant."""
-    begun_s, pools = time.thread_time(), gateway.pools
+def snapshot_of(gateway: GatewayProcess) -> GatewaySnapshot:
+    """Return a snapshot of this process. O(dispatched requests)."""
+    pools = gateway.pools
     now = pools[0].dispatcher.clock() if pools else 0.0
-    found = [_pool(pool, with_running=with_running, of=of) for pool in pools]
-    marks, cost_s = list(gateway.recent.marks), time.thread_time() - begun_s
-    minutes = gateway.recent.minutes_of(of) if of else []
-    return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, cost_s, minutes)
+    found = [_pool(pool) for pool in pools]
+    return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found)
 
 
-def _pool(pool: Pool, *, with_running: bool, of: str) -> PoolSnapshot:
+def _pool(pool: Pool) -> PoolSnapshot:
     dispatcher = pool.dispatcher
     engine, now = dispatcher.engine, dispatcher.clock()
     waiting, blocked = engine.requests.waiting, engine.blocked if engine.queued else None
@@ -183,12 +170,11 @@ def _pool(pool: Pool, *, with_running: bool, of: str) -> PoolSnapshot:
         dispatched_requests=engine.dispatched,
         obstacle=blocked.nearest() if blocked is not None else None,
         next_request_id=engine.blocked.request.id if engine.blocked is not None else None,
-        waiting=own_waiting(engine, of) if of else waiting.by_tenant(),
-        requests=[_waiting(request, now) for request in islice(waiting.requests.values(), 0 if of else REQUESTS_MAX)],
+        waiting=waiting.by_tenant(),
+        requests=[_waiting(request, now) for request in islice(waiting.requests.values(), REQUESTS_MAX)],
         backends=_backends(pool, blocked, now),
-        running=running(engine, of) if with_running or of else [],
+        running=running(engine),
         expected_waits=engine.requests.expected_waits.counts(),
-        own=own_requests(engine, of) if of else [],
         ceilings=_ceilings(engine),
     )
 
@@ -262,25 +248,20 @@ def _obstacles(blocked: Blocked | None) -> dict[str, Obstacle]:
 
 def together(workers: Sequence[tuple[str, GatewaySnapshot]]) -> GatewaySnapshot:
     """Merge the snapshots of one process or more, by their names."""
-    begun_s = time.thread_time()
     named: dict[str, list[tuple[str, PoolSnapshot]]] = {}
     for name, each in workers:
         for pool in each.pools:
             named.setdefault(pool.pool, []).append((name, pool))
-    first = workers[0][1]
     return GatewaySnapshot(
         max(each.at_s for _, each in workers),
         grouped_by_text([(name, each.not_ready) for name, each in workers]),
         state_of([(name, each.state) for name, each in workers]),
-        first.port,
+        workers[0][1].port,
         [_together(processes) for processes in named.values()],
-        _marks(mark for _, each in workers for mark in each.marks),
-        first.cost_s + time.thread_time() - begun_s,
-        _minutes(minute for _, each in workers for minute in each.own_minutes),
     )
 
 
-class Gathered:
+class SnapshotMerger:
     """Merger of the snapshots and ends that several processes send again and again."""
 
     def __init__(self, ends_max: int) -> None:
@@ -300,26 +281,6 @@ class Gathered:
         whole = together([(name, found) for name, found, _, _ in answers])
         whole.not_ready += [f"{name}: {NO_ANSWER}" for name in silent]
         return whole
-
-
-def _marks(found: Iterable[Mark]) -> list[Mark]:
-    """Merge equal changes that several workers took over within SAME_S."""
-    latest: dict[tuple[str, str], float] = {}
-    marks = []
-    for mark in sorted(found):
-        if mark.at_s - latest.get(mark[1:], -inf) > SAME_S:
-            marks.append(mark)
-        latest[mark[1:]] = mark.at_s
-    return marks
-
-
-def _minutes(found: Iterable[OwnMinute]) -> list[OwnMinute]:
-    by: dict[float, OwnMinute] = {}
-    for one in found:
-        known = by.setdefault(one.at_s, one)
-        if known is not one:
-            known.add(one)
-    return [by[at_s] for at_s in sorted(by)]
 
 
 def grouped_by_text(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
@@ -358,7 +319,6 @@ def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
         running=[one for pool in pools for one in pool.running],
         expected_waits={name: sum(pool.expected_waits[name] for pool in pools) for name in fullest.expected_waits},
         gateways=[_gateway(name, pool) for name, pool in processes],
-        own=oldest(one for pool in pools for one in pool.own),
         ceilings={tenant: words for pool in pools for tenant, words in pool.ceilings.items()},
         **sums,
     )
@@ -413,17 +373,12 @@ def _engines(pools: Sequence[PoolSnapshot], fullest: PoolSnapshot) -> list[Any]:
 def moved(one: GatewaySnapshot, by_s: float) -> GatewaySnapshot:
     """Convert the times for a process whose monotonic clock is `by_s` ahead."""
     one.at_s += by_s
-    one.marks = [mark._replace(at_s=mark.at_s + by_s) for mark in one.marks]
-    for minute in one.own_minutes:
-        minute.slowest = ended(minute.slowest, by_s)
     for pool in one.pools:
         pool.waiting = {name: each._replace(oldest_s=each.oldest_s + by_s) for name, each in pool.waiting.items()}
         pool.running = [
             each._replace(arrived_s=each.arrived_s + by_s, dispatched_s=each.dispatched_s + by_s)
             for each in pool.running
         ]
-        for own in pool.own:
-            own.arrived_s += by_s
     return one
 
 

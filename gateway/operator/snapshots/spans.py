@@ -37,20 +37,18 @@ class Running(NamedTuple):
     backend: str = ""
 
 
-def running(engine: AdmissionEngine, of: str = "") -> list[Running]:
-    """Return the dispatched requests of one tenant or of all. O(dispatched)."""
+def running(engine: AdmissionEngine) -> list[Running]:
+    """Return the dispatched requests. O(dispatched)."""
     found = []
     for lease in engine.requests.leases.values():
         request = lease.request
-        if of and payer(request.flow.tenant) != of:
-            continue
         service = service_of(request.progress.charged, request.prompt_tokens, lease.output_tokens)
         flow, arrived_s = request.flow, request.arrived_s
         found.append(Running(flow.tenant, request.weight, arrived_s, lease.dispatched_s, service, lease.backend))
     return found
 
 
-class Taken(NamedTuple):
+class PoolSample(NamedTuple):
     """The requests of one pool at one moment."""
 
     pool: str
@@ -61,7 +59,7 @@ class Taken(NamedTuple):
     waiting: Mapping[str, Waiting]
 
 
-class Usual:
+class UsualService:
     """Mean service of a request, by tenant. Estimates queued requests, whose service nobody knows yet."""
 
     def __init__(self) -> None:
@@ -99,14 +97,14 @@ class TenantSums:
         self.refused: Counter[str] = Counter()
 
 
-def sums(taken: Taken, since_s: float, until_s: float) -> dict[str, TenantSums]:
+def sums(sample: PoolSample, since_s: float, until_s: float) -> dict[str, TenantSums]:
     """Return the sums of each tenant of one pool between two times."""
     found: dict[str, TenantSums] = {}
-    usual = Usual()
-    for end in taken.ends:
+    usual = UsualService()
+    for end in sample.ends:
         if end.ended_s <= since_s:
             break
-        if end.pool != taken.pool:
+        if end.pool != sample.pool:
             continue
         usual.note(end.tenant, end.service)
         one = found.get(end.tenant) or _new(found, end.tenant, end.weight)
@@ -123,15 +121,15 @@ def sums(taken: Taken, since_s: float, until_s: float) -> dict[str, TenantSums]:
             one.waits_s.append(end.queue_s)
         if end.first_token_s is not None:
             one.first_tokens_s.append(end.first_token_s)
-    for each in taken.running:
+    for each in sample.running:
         name = payer(each.tenant)
         one = found.get(name) or _new(found, name, each.weight)
         one.weight = each.weight
         one.running_requests += 1
-        one.received += each.service * part_within(since_s, until_s, each.dispatched_s, taken.now)
+        one.received += each.service * part_within(since_s, until_s, each.dispatched_s, sample.now)
         if each.arrived_s < until_s < each.dispatched_s:
             one.waiting += each.service
-    for leaf, waiting in taken.waiting.items():
+    for leaf, waiting in sample.waiting.items():
         name = payer(leaf)
         one = found.get(name) or _new(found, name, waiting.weight)
         one.weight = waiting.weight
@@ -140,7 +138,7 @@ def sums(taken: Taken, since_s: float, until_s: float) -> dict[str, TenantSums]:
         if is_batch(leaf):
             continue  # Batch is due what others leave, so it is due what it received.
         # The queue is assumed to have grown evenly, so this part of it had come by then.
-        came = waiting.requests * part_within(-inf, until_s, waiting.oldest_s, taken.now)
+        came = waiting.requests * part_within(-inf, until_s, waiting.oldest_s, sample.now)
         one.waiting += usual.of(name, came)
     return found
 
@@ -184,13 +182,13 @@ def shares_due(found: Mapping[str, TenantSums]) -> dict[str, float]:
     return due({name: (one.received, one.weight, one.waiting) for name, one in found.items()})
 
 
-def waiting_over_time(taken: Taken, covered_s: float, epoch_s: float) -> dict[str, Any]:
+def waiting_over_time(sample: PoolSample, covered_s: float) -> dict[str, Any]:
     """Count the waiting requests of each tenant at each step of the time that the ends cover, up to now.
 
     `first_step` is the number of the first step: a step has one number whenever it is counted.
     """
-    last = int(taken.now / STEP_S)
-    first = min(last, ceil((taken.now - covered_s) / STEP_S))
+    last = int(sample.now / STEP_S)
+    first = min(last, ceil((sample.now - covered_s) / STEP_S))
     changes: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (last - first + 2))
 
     def waited(tenant: str, since_s: float, until_s: float) -> None:
@@ -201,23 +199,25 @@ def waiting_over_time(taken: Taken, covered_s: float, epoch_s: float) -> dict[st
             changes[tenant][begin - first] += 1
             changes[tenant][end - first] -= 1
 
-    for one in taken.ends:
-        if one.pool == taken.pool:
+    for one in sample.ends:
+        if one.pool == sample.pool:
             waited(one.tenant, one.dispatched_s - one.queue_s, one.dispatched_s)
-    for each in taken.running:
+    for each in sample.running:
         waited(payer(each.tenant), each.arrived_s, each.dispatched_s)
     counts = {name: [*accumulate(found[:-1])] for name, found in changes.items()}
-    for leaf, waiting in taken.waiting.items():
-        if not -inf < waiting.oldest_s < taken.now:
+    for leaf, waiting in sample.waiting.items():
+        if not -inf < waiting.oldest_s < sample.now:
             continue
         own = counts.setdefault(payer(leaf), [0] * (last - first + 1))
         for step in range(first, last + 1):  # The queue is assumed to have grown evenly.
-            own[step - first] += round(waiting.requests * part_within(-inf, step * STEP_S, waiting.oldest_s, taken.now))
+            own[step - first] += round(
+                waiting.requests * part_within(-inf, step * STEP_S, waiting.oldest_s, sample.now)
+            )
     most = sorted(counts, key=lambda name: -sum(counts[name]))
     drawn = {name: counts[name] for name in most[:TENANTS_DRAWN]}
     if others := [counts[name] for name in most[TENANTS_DRAWN:]]:
         drawn[OTHERS] = [sum(step) for step in zip(*others, strict=True)]
-    return {"first_step": first, "step_s": STEP_S, "begins_at_s": round(epoch_s + first * STEP_S, 1), "waiting": drawn}
+    return {"first_step": first, "step_s": STEP_S, "waiting": drawn}
 
 
 def part_within(since_s: float, until_s: float, begun_s: float, ended_s: float) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
-from gateway.operator.snapshots.spans import Taken, TenantSums, percentile, shares_due, sums, waiting_over_time
+from gateway.operator.snapshots.spans import PoolSample, TenantSums, percentile, shares_due, sums, waiting_over_time
 from gateway.telemetry.ends import End
 from gateway.telemetry.recent_requests import WINDOW_S, RecentRequests
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT, waited_in_words
@@ -33,13 +33,11 @@ def state(
 ) -> Callable[[], dict[str, Any]]:
     """Return a function that makes the document. Call it in a thread: it sums up a minute, which takes milliseconds.
 
-    Args:
-        snapshot: taken with the running requests.
-        config: names the groups, and the tenants that asked for nothing; without it neither are listed.
+    `config`: names the groups, and the tenants that asked for nothing; without it neither are listed.
     """
     now, epoch_s = time.monotonic(), time.time() - time.monotonic()
     ends, covered_s = recent.within(now, HISTORY_S)
-    pools = [(pool, Taken(pool.pool, snapshot.at_s, ends, pool.running, pool.waiting)) for pool in snapshot.pools]
+    pools = [(pool, PoolSample(pool.pool, snapshot.at_s, ends, pool.running, pool.waiting)) for pool in snapshot.pools]
     ended = [ended_request(end, epoch_s) for end in recent.latest(ENDS_LISTED)]
     window_s = min(WINDOW_S, covered_s)
     return lambda: {
@@ -47,29 +45,28 @@ def state(
         "window_s": round(window_s, 1),
         "not_ready": snapshot.not_ready,
         "state": snapshot.state,
-        "marks": [{**mark._asdict(), "at_s": round(epoch_s + mark.at_s, 1)} for mark in snapshot.marks],
-        "pools": [_pool(pool, taken, window_s, covered_s, epoch_s, config) for pool, taken in pools],
+        "pools": [_pool(pool, sample, window_s, covered_s, config) for pool, sample in pools],
         "ended": ended,
     }
 
 
 def _pool(
-    pool: PoolSnapshot, taken: Taken, window_s: float, covered_s: float, epoch_s: float, config: Config | None
+    pool: PoolSnapshot, sample: PoolSample, window_s: float, covered_s: float, config: Config | None
 ) -> dict[str, Any]:
-    asked = sums(taken, taken.now - window_s, taken.now)
+    asked = sums(sample, sample.now - window_s, sample.now)
     shares, total = shares_due(asked), sum(one.received for one in asked.values())
     configured = {one.name: one for one in config.tenants} if config is not None else {}
     busiest = sorted(asked.items(), key=lambda item: (-item[1].queued_requests, -item[1].received, item[0]))
     listed = busiest + [(name, TenantSums(one.weight)) for name, one in configured.items() if name not in asked]
     running: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for each in taken.running:
+    for each in sample.running:
         running[each.backend][each.tenant] += 1
     tenants = []
     for name, one in listed[:TENANTS_MAX]:
         own = configured.get(name)
         # Where groups divide the pool, the weight of a request says what its tenant's part is just now.
         weight = own.weight if own is not None else None if config is not None and config.groups else one.weight
-        found = _tenant(one, total, shares.get(name, 0.0), taken.now)
+        found = _tenant(one, total, shares.get(name, 0.0), sample.now)
         known = {"tenant": name, "group": own and own.group, "weight": weight, "is_active": name in asked}
         known["ceiling"] = pool.ceilings.get(name, "")
         tenants.append({**known, **found})
@@ -100,7 +97,7 @@ def _pool(
             }
             for one in pool.backends
         ],
-        "history": waiting_over_time(taken, covered_s, epoch_s),
+        "history": waiting_over_time(sample, covered_s),
     }
 
 
@@ -167,8 +164,8 @@ def reason_in_words(reason: str) -> str:
     return OF_REFUSAL[Refusal(reason)] if reason in OF_REFUSAL else reason.replace("_", " ")
 
 
-def ended_request(end: End, epoch_s: float, ahead: Mapping[str, int] | None = None, own: str = "") -> dict[str, Any]:
-    """Describe one ended request. `ahead` and `own`: as in `waited_in_words`."""
+def ended_request(end: End, epoch_s: float) -> dict[str, Any]:
+    """Describe one ended request."""
     return {
         "request_id": end.request_id,
         "pool": end.pool,
@@ -181,7 +178,7 @@ def ended_request(end: End, epoch_s: float, ahead: Mapping[str, int] | None = No
         "backend": end.backend,
         "arrived_at_s": round(epoch_s + end.dispatched_s - end.queue_s, 2),
         "wait_s": round(end.queue_s, 4),
-        "waited": waited_in_words(end.waited_s, ahead or {}, own),
+        "waited": waited_in_words(end.waited_s, {}, ""),
         "first_token_s": None if end.first_token_s is None else round(end.first_token_s, 4),
         "total_s": round(end.ended_s - end.dispatched_s + end.queue_s, 4),
         "prompt_tokens": end.prompt_tokens,

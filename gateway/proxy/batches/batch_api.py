@@ -65,7 +65,7 @@ class BatchApi:
                 order, than, first = ("ASC", ">", "file-") if asked.get("order") == "asc" else ("DESC", "<", "file-z")
                 which = f"purpose LIKE %s AND id {than} %s ORDER BY id {order} LIMIT %s"
                 values = (asked.get("purpose", "%"), asked.get("after", first), limit + 1)
-                found = await self._do(tenant, tables.files, tenant, _now_s(), which, values)
+                found = await self._do(tenant, tables.files, tenant, now_s(), which, values)
                 return listed([file.shown(keep_days) for file in found], limit)
             case [_, "files", file, "content"]:
                 await self._send(context, await self._file(tenant, file))
@@ -85,7 +85,7 @@ class BatchApi:
                 page = "id < %s ORDER BY id DESC LIMIT %s", (asked.get("after", "batch_z"), limit + 1)
                 return listed(await self._do(tenant, tables.batches, tenant, *page), limit)
             case ["POST", _, batch, _]:
-                await self._do(tenant, tables.cancel, tenant, batch, _now_s())
+                await self._do(tenant, tables.cancel, tenant, batch, now_s())
                 self._changed()
             case [_, _, batch]:
                 pass
@@ -94,7 +94,7 @@ class BatchApi:
         raise ApiError(Reason.NOT_FOUND, f"you have no batch '{batch[:100]}'", param="batch_id")
 
     async def _file(self, tenant: str, file: str, param: str = "file_id") -> StoredFile:
-        for found in await self._do(tenant, tables.files, tenant, _now_s(), "id = %s", (storable(file),)):
+        for found in await self._do(tenant, tables.files, tenant, now_s(), "id = %s", (storable(file),)):
             return found
         raise ApiError(Reason.NOT_FOUND, f"you have no file '{file[:100]}'", param=param)
 
@@ -118,9 +118,9 @@ class BatchApi:
         if content.count(b"\n") >= limits.lines_max + content.endswith(b"\n"):
             raise _wrong(f"the file has more than {limits.lines_max} lines", "file")
         name = storable(file.file_name)[:255] or "file"
-        now_s, expiry = _now_s(), _expiry({name: body[part.begin : part.end] for name, part in parts.items()})
+        begun_s, expiry = now_s(), _expiry({name: body[part.begin : part.end] for name, part in parts.items()})
         stored = StoredFile(
-            new_id("file-"), "batch", name, len(content), now_s, now_s + expiry.seconds if expiry else 0
+            new_id("file-"), "batch", name, len(content), begun_s, begun_s + expiry.seconds if expiry else 0
         )
         try:
             await self._store(context.tenant, stored, BytesIO(content))
@@ -169,7 +169,7 @@ class BatchApi:
         context.principal.app(app.decode("utf-8", "replace") if app else None)
         if (await self._file(context.tenant, asked.input_file_id, "input_file_id")).purpose != "batch":
             raise _wrong("the purpose of the file should be 'batch'", "input_file_id")
-        made, caller = new_batch(asked, _now_s()), write_caller(context.principal, fields)
+        made, caller = new_batch(asked, now_s()), write_caller(context.principal, fields)
         if not await self._do(context.tenant, tables.add_batch, context.tenant, made, caller, self._limits.batches_max):
             message = f"{self._limits.batches_max} of your batches are not over, and no more may be; come back later"
             raise ApiError(Reason.TOO_MANY_AT_ONCE, message, retry_after_s=60.0)
@@ -198,7 +198,8 @@ def _expiry(form: dict[str, bytes]) -> Expiry | None:
         raise _wrong(f"expires_after: {error}", "expires_after") from None
 
 
-def _now_s() -> int:
+def now_s() -> int:
+    """Return the time in whole seconds."""
     return int(time.time())
 
 

@@ -21,7 +21,7 @@ from gateway.config.model import Config
 from gateway.config.sections.usage import UsageConfig
 from gateway.keys.issued import Follower
 from gateway.proxy.batches import batch_tables as tables
-from gateway.proxy.batches.batch_api import BatchApi
+from gateway.proxy.batches.batch_api import BatchApi, now_s
 from gateway.proxy.batches.batch_objects import (
     Checks,
     Result,
@@ -92,8 +92,7 @@ class BatchLane:
         self._woken.clear()
         if self._follower is not None and not self._follower.has_read:
             return
-        now_s = int(time.time())
-        owned = await self.database.do(tables.claim, self.owner, now_s)
+        owned = await self.database.do(tables.claim, self.owner, now_s())
         for batch in self._drivers.keys() - owned.keys():
             self._drivers[batch][1].cancel()  # the batch has ended, or another gateway drives it
         for batch, (tenant, status) in owned.items():
@@ -110,7 +109,7 @@ class BatchLane:
         await asyncio.sleep(TURN_S)
         if time.monotonic() - self._forgot_s < FORGET_S:
             return
-        while old := await self.database.do(tables.forget, int(time.time()), self.limits.keep_days):
+        while old := await self.database.do(tables.forget, now_s(), self.limits.keep_days):
             for tenant, file in old:
                 while await self.database.do_for(tenant, tables.delete_some, file):
                     pass
@@ -183,7 +182,7 @@ class BatchDriver:
         self._done_with(self._lines_bytes)
         if self._entry["request_counts"]["total"]:
             await self._leave_rest(status)
-        await self._do(tables.end, self._driven, _now_s(), status)
+        await self._do(tables.end, self._driven, now_s(), status)
 
     def cut(self) -> None:
         """End the batch, since its tenant cancels it."""
@@ -234,7 +233,7 @@ class BatchDriver:
         if not checks.total:
             checks.fault(None, "empty_file", "the file has no requests", None)
         self._entry["request_counts"]["total"] = 0 if checks.faults else checks.total
-        return await self._do(tables.begin, self._driven, _now_s(), checks, lane.limits)
+        return await self._do(tables.begin, self._driven, now_s(), checks, lane.limits)
 
     async def _rows(self) -> AsyncIterator[tuple[int, bytes]]:
         """Yield the lines without a result."""
@@ -296,7 +295,7 @@ class BatchDriver:
                 self._unwritten = []
                 lane = self._lane
                 bytes_max = lane.limits.stored_bytes_max
-                noted = await self._do(tables.write, self._driven, _now_s(), group, lane.counts, bytes_max)
+                noted = await self._do(tables.write, self._driven, now_s(), group, lane.counts, bytes_max)
                 lane.items.update(["failed" if one.is_error else "completed" for one in noted])
                 self._is_full |= any(one.record is not None and not one.instead for one in noted)
 
@@ -308,7 +307,3 @@ class BatchDriver:
             rest = [Result(n, not_asked(f"{self._batch}-{n}", one, f"batch_{status}"), True) for n, one in ids]
             await self._write(*rest)
             self._done_with(sum([len(text) for _, text in page]))
-
-
-def _now_s() -> int:
-    return int(time.time())

@@ -6,13 +6,16 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
+
+from prometheus_client.metrics_core import Metric
 
 from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.wire import Frames
 from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreUnavailable
+from gateway.telemetry.metric_families import single
 from policies.replicas.schedule import DEADLINE_S
 
 logger = logging.getLogger("fairgate")
@@ -81,6 +84,9 @@ class HubStore:
             await self._ended.wait()
         finally:
             hub.listeners[pool].remove(received)
+
+    def collect(self) -> Iterator[Metric]:
+        yield single("fairgate_state_shared", self.fault is None)
 
     async def close(self) -> None:
         self._is_closed = True

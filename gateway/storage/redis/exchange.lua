@@ -27,7 +27,7 @@ local NUMBER_MAX, SECONDS_MAX = 1e18, 1e12
 -- The parts of a report in order, with a letter for each value, as in `SHAPES` of policies/replicas/messages.py.
 local SHAPES = {
   { 'standings', '--nnn--' }, { 'holdings', '-cccccccc' }, { 'charges', '-nn--' },
-  { 'tallies', '-csbbn-' }, { 'calls', '-nnns-' }, { 'usage', '-cc' }, { 'lefts', '--nn' },
+  { 'tallies', '-csbbn-' }, { 'calls', '-nnns-' }, { 'usage', '-nc' }, { 'lefts', '--nn' },
 }
 
 local function is_sound(kind, value)

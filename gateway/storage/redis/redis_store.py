@@ -8,17 +8,19 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from prometheus_client.metrics_core import Metric
 from redis.exceptions import ResponseError
 
 from gateway.storage.redis.redis_connection import Argument, RedisConnection
 from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
+from gateway.telemetry.metric_families import family, single
 from policies.replicas.schedule import DEADLINE_S
 
 logger = logging.getLogger("fairgate")
@@ -89,15 +91,11 @@ class RedisStore:
             (connection.fault for connection in list(self._connections.values()) if connection.fault), None
         )
 
-    @property
-    def answered(self) -> int:
-        """Number of answered commands."""
-        return sum(connection.answered for connection in list(self._connections.values()))
-
-    @property
-    def failed(self) -> int:
-        """Number of failed commands."""
-        return sum(connection.failed for connection in list(self._connections.values()))
+    def collect(self) -> Iterator[Metric]:
+        yield single("fairgate_state_shared", self.fault is None)
+        connections = list(self._connections.values())
+        commands = {outcome: sum(getattr(one, outcome) for one in connections) for outcome in ("answered", "failed")}
+        yield family("fairgate_redis_commands_total", [([outcome], count) for outcome, count in commands.items()])
 
     async def open(self) -> None:
         """Check that this Redis may be used, and join it. Raise StoreRefused or StoreUnavailable."""

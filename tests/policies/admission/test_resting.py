@@ -92,7 +92,7 @@ def test_what_waits_for_another_engine_holds_up_nobody_at_the_one_that_is_closed
     for now in range(1, 12):
         for id in [id for id, lease in engine.requests.leases.items() if lease.backend == closed]:
             started += dispatched(engine.finished(id, ServiceTokens(10, 5), float(now)))
-    assert len(started) == (8 if policy == "d2lpm" else 11), "all that wait, or all that wait for this engine"
+    assert len(started) == 11, "all that wait"
     assert mine in engine.requests.waiting.requests
 
 

@@ -16,9 +16,9 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
-from policies.queue.giving_back import GivingBack
 from policies.request import Refusal, ServiceTokens
 from policies.tree.pool_tree import PoolTree
+from policies.tree.preemption import Preemption
 from tests.policies.making import dispatched, make_request
 
 
@@ -90,7 +90,7 @@ def test_a_wake_asks_only_the_engines_whose_time_has_come() -> None:
     engines["soon"].observe(Gauges(0.2, running=1, waiting=9), 0.3)
     engines["late"].observe(Gauges(0.3, running=1, waiting=9), 0.3)
     tree = PoolTree()
-    room = PoolRoom(engines, WorkingSet(tree), tree, GivingBack())
+    room = PoolRoom(engines, WorkingSet(tree), tree, Preemption())
     tree.arrived(request, 1.0)
     room.changed()
     room.at(0.3)
@@ -126,7 +126,7 @@ def test_a_wake_keeps_what_the_engines_have_answered() -> None:
 def test_a_wake_looks_only_at_engines_where_something_has_happened_or_is_due() -> None:
     engine, engines = AdmissionEngine(named_policy("vtc")), Asked()
     engine.backends = engine.requests.backends = engines
-    engine.room = PoolRoom(engines, engine.working_set, engine.requests.tree, GivingBack())
+    engine.room = PoolRoom(engines, engine.working_set, engine.requests.tree, Preemption())
     for number in range(50):
         engine.add_backend(str(number), max_num_seqs=2)
         engine.backend_changed(str(number), Gauges(0.0, kv_capacity_tokens=100_000), 0.0)
@@ -172,13 +172,13 @@ def test_an_unstreamed_answer_makes_room_for_the_next_prompt_when_it_should_have
 
 def test_an_engine_without_slots_for_many_sequences_may_have_one_for_a_single_one() -> None:
     engines = Asked()
-    ledger = engines["one"] = BackendLedger("one", CapacitySettings(), max_num_seqs=8)
-    for sequences in (16, 16, 16, 16, 1):
+    ledger = engines["one"] = BackendLedger("one", CapacitySettings(), max_num_seqs=16)
+    for sequences in (16, 16, 16, 1, 1, 1):
         lease = Lease(make_request("b", prompt=1, sequences=sequences), "one", 0.0)
         ledger.add(lease)
         ledger.started(lease, 0.0)
     tree = PoolTree()
-    room = PoolRoom(engines, WorkingSet(tree), tree, GivingBack())
+    room = PoolRoom(engines, WorkingSet(tree), tree, Preemption())
     many, single = make_request("a", sequences=16), make_request("a")
     for request in (many, single):
         tree.arrived(request, 1.0)

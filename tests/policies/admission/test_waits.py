@@ -14,8 +14,8 @@ from policies.capacity.gauges import CapacitySettings
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.policy_entries import POLICIES
 from policies.request import Refusal, Refused, Request, ServiceTokens, State
-from tests.policies.admission.test_questions import BACKENDS, STEPS, Play, Step, engine_of
 from tests.policies.making import make_request, policy_with
+from tests.policies.plays import BACKENDS, STEPS, Play, Step, engine_of
 
 
 class Watched:

@@ -9,7 +9,7 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.slots import Slots
 from policies.tree.pool_tree import PoolTree
-from tests.policies.capacity.test_ledger import obstacle, start
+from tests.policies.ledgers import obstacle, start
 from tests.policies.making import make_request
 
 SETTINGS = CapacitySettings()

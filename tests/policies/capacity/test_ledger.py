@@ -12,27 +12,10 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.pace import PREFILL_TOKENS_MAX, PREFILL_TOKENS_MIN
 from policies.capacity.slots import FIRST_SLOTS, Slots
-from policies.request import Request
+from tests.policies.ledgers import obstacle, start
 from tests.policies.making import make_request
 
 SETTINGS = CapacitySettings()
-
-
-def start(ledger: BackendLedger, request: Request, now: float = 0.0, *, started: bool = True) -> Lease:
-    lease = Lease(request, ledger.name, now)
-    ledger.add(lease)
-    if started:
-        ledger.started(lease, now)
-    return lease
-
-
-def obstacle(ledger: BackendLedger, request: Request | None = None, now: float = 0.0) -> Obstacle | None:
-    """Asked within an event: what holds a request back is learned."""
-    asked = request or make_request()
-    found = ledger.obstacle(asked, now)
-    if found is not None:
-        ledger.held_back(asked, found)
-    return found
 
 
 def admitted(ledger: BackendLedger) -> int:
@@ -86,11 +69,21 @@ def test_what_an_engine_usually_runs_is_an_average_over_seconds() -> None:
     assert ledger.usual.sequences == pytest.approx(2, abs=0.001), "no time has passed on a clock that was set back"
 
 
-def test_no_request_waits_inside_an_engine_whose_slots_are_known() -> None:
+def test_no_request_waits_inside_an_engine_unless_it_may_have_more_slots_than_were_learned() -> None:
     assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20)) == 20
     learned = BackendLedger("b", SETTINGS)
     learned.slots.refused(6)
-    assert admitted(learned) == 6
+    assert learned.slots.most() == 6 + SETTINGS.waiting_target
+    learned.slots.seen_running(8)
+    assert learned.slots.most() == 8 + SETTINGS.waiting_target
+
+
+@pytest.mark.parametrize(("free", "starts"), [(0, False), (1, False), (2, True)])
+def test_of_a_request_with_four_sequences_two_may_wait_inside(free: int, starts: bool) -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=16)
+    for _ in range(16 - free):
+        start(ledger, make_request(prompt=1))
+    assert (obstacle(ledger, make_request(prompt=1, sequences=4)) is None) == starts
 
 
 def test_the_configured_concurrency_is_never_exceeded() -> None:

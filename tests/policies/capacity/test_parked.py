@@ -6,7 +6,7 @@ from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Interaction, ServiceTokens
 from policies.tree.pool_tree import PoolTree
-from tests.policies.capacity.test_working_set import HOLD_S, K, Pool, call, full
+from tests.policies.agents import HOLD_S, K, Pool, call, full
 from tests.policies.making import make_request
 
 

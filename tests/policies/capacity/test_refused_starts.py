@@ -9,7 +9,7 @@ import pytest
 from policies.admission.decisions import Reject
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, Request
-from tests.policies.capacity.test_working_set import HOLD_S, Pool, call, full
+from tests.policies.agents import HOLD_S, Pool, call, full
 from tests.policies.making import make_request
 
 TURN_S = (0.98 * 10.0 + 10.0 + HOLD_S) / (0.98 + 2)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import sqrt
+from math import inf, sqrt
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -17,95 +15,11 @@ from policies.capacity.obstacle import Obstacle
 from policies.capacity.working_set import WorkingSet
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
-from policies.request import Claim, Refusal, Request, ServiceTokens
+from policies.request import Claim, Refusal, Request, ServiceTokens, of_batch
 from policies.tree.node import CONTEXTS, Usage
 from policies.tree.pool_tree import PoolTree
-from policies.tree.terms import ROOT
+from tests.policies.agents import HOLD_S, K, Pool, call, full
 from tests.policies.making import dispatched, make_request
-
-K = 10_000
-HOLD_S = 5.0
-SIZES = [4**power for power in range(8)]
-
-
-def call(
-    tenant: str,
-    interaction: str,
-    prompt: int,
-    *,
-    user: str = "",
-    ends: bool = False,
-    serial: int = 0,
-    arrived_s: float = 0.0,
-) -> Request:
-    """A call of an interaction that its client names."""
-    claim = Claim(interaction, ends=ends, explicit=True)
-    id = f"{interaction}.{serial}"
-    return make_request(tenant, user=user, id=id, prompt=prompt, claim=claim, arrived_s=arrived_s)
-
-
-def teach(engine: AdmissionEngine, tenants: Sequence[str] = "abc") -> None:
-    """The rate of prefill is known, and so are apps whose calls always return."""
-    for _ in range(50):
-        engine.backends["one"].prefill_rate.observed(K, HOLD_S)
-        for tenant in tenants:
-            for tokens in SIZES:
-                kind = engine.working_set.kinds.of(make_request(tenant, prompt=tokens))
-                kind.return_rate.learn(1.0)
-
-
-class Pool:
-    """An engine of `K` tokens of KV with slots for everything, of which the rate of prefill is known."""
-
-    def __init__(self, *, policy: str = "fairserve", limits: QueueLimits | None = None, **settings: Any) -> None:
-        self.engine = AdmissionEngine(named_policy(policy, **settings), limits=limits)
-        self.engine.add_backend("one", max_num_seqs=64)
-        self.set = self.engine.working_set
-        self.now = 0.0
-        teach(self.engine)
-        self.scraped()
-
-    def scraped(self) -> list[str]:
-        gauges = Gauges(self.now, running=0, waiting=0, kv_capacity_tokens=K, kv_usage=0.1)
-        return dispatched(self.engine.backend_changed("one", gauges, self.now))
-
-    def asks(self, request: Request) -> list[str]:
-        decisions = self.engine.arrived(request, self.now)
-        started = dispatched(decisions)
-        for id in started:
-            started += dispatched(self.engine.progressed(id, 1, self.now))
-        return started
-
-    def answers(self, request: Request, *, output: int = 10) -> list[str]:
-        started = dispatched(self.engine.finished(request.id, ServiceTokens(request.prompt_tokens, output), self.now))
-        for id in started:
-            started += dispatched(self.engine.progressed(id, 1, self.now))
-        return started
-
-    def answers_alone(self, prompt: int) -> None:
-        """A call of an interaction that ends with it."""
-        one = call("a", f"alone-{self.now}", prompt, ends=True)
-        self.now += 1.0
-        assert self.asks(one) == [one.id]
-        assert self.answers(one) == []
-
-    def after(self, seconds: float) -> list[str]:
-        self.now += seconds
-        return dispatched(self.engine.woke(self.now))
-
-
-def full(pool: Pool, *, tenant: str = "a") -> Request:
-    """Three interactions of one tenant that take nine tenths of the cache: two are in a tool, and this call of the
-    first one is under way.
-    """
-    for number in (0, 2, 1):
-        one = call(tenant, f"{tenant}{number}", 3000)
-        assert pool.asks(one) == [one.id]
-        pool.answers(one, output=0)
-        pool.now += 0.001
-    under_way = call(tenant, f"{tenant}0", 3000, serial=1)
-    assert pool.asks(under_way) == [under_way.id]
-    return under_way
 
 
 def test_k_and_r_are_those_of_the_engine() -> None:
@@ -433,8 +347,7 @@ def test_gateways_that_do_not_hear_of_each_other_have_an_equal_part_of_the_cache
 
 
 def counts_elsewhere(pool: Pool, **tokens: int) -> None:
-    rows = [Usage(tenant, CONTEXTS, held) for tenant, held in {ROOT: sum(tokens.values()), **tokens}.items()]
-    pool.engine.requests.tree.set_elsewhere(rows)
+    pool.engine.requests.tree.set_elsewhere([Usage(tenant, CONTEXTS, held) for tenant, held in tokens.items()])
 
 
 def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:
@@ -473,3 +386,21 @@ def test_an_interaction_whose_first_call_received_nothing_counts_no_more() -> No
     assert pool.set.tokens == 3000
     pool.engine.cancelled(first.id, pool.now, ServiceTokens(0, 0))
     assert pool.set.tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("interactive", "batch", "others", "own"),
+    [(8000, 300, 1700, 1700), (8000, 4000, 1500, -2000), (9900, 100, K / 101, 400), (0, 0, inf, inf)],
+)
+def test_only_the_part_of_batch_counts_for_others_and_all_of_it_for_batch(
+    interactive: int, batch: int, others: float, own: float
+) -> None:
+    tree = PoolTree()
+    found = WorkingSet(tree)
+    found.capacity_tokens, found.batch_share = K, 0.05
+    for tenant, weight in (("a", 1.0), ("d", 99.0)):
+        tree.arrived(make_request(tenant), weight)
+    tree.hold("a", interactive)
+    tree.hold(of_batch("b"), batch)
+    assert found.available(make_request("c")) == pytest.approx(others)
+    assert found.available(make_request(of_batch("d"))) == own

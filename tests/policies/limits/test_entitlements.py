@@ -280,7 +280,7 @@ def test_a_share_counts_the_kv_cache_too() -> None:
     pool.observe(10_000)
     for _ in range(8):
         pool.send("a", prompt=2000, output_max=10)
-        for id in pool.running:
+        for id in [*pool.running]:
             pool.carry(pool.engine.progressed(id, 1, pool.now))
     assert running_of(pool, "a") == 2
     assert pool.engine.requests.tree.ceiling_in_words(next(iter(pool.requests.values()))) == (
@@ -294,7 +294,7 @@ def test_only_what_runs_below_a_full_node_makes_room_there_whatever_the_node_is_
     pool.send("b", prompt=100, output_max=10)
     for _ in range(8):
         pool.send("a", prompt=2000, output_max=10)
-        for id in pool.running:
+        for id in [*pool.running]:
             pool.carry(pool.engine.progressed(id, 1, pool.now))
     waiting = next(iter(pool.requests.values()))
     assert waiting.flow.tenant == "a", "it waits for KV tokens below its ceiling, with sequences left"

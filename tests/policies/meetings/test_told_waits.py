@@ -54,7 +54,7 @@ def test_at_the_ceiling_of_a_group_batch_is_told_that_other_work_goes_first() ->
 
 
 def test_with_a_queue_for_each_engine_waits_are_those_of_one_queue() -> None:
-    world = World("vtc", {f"e{number}": (4, 120_000) for number in range(4)}, placement="deficits")
+    world = World("vtc", {f"e{number}": (6, 120_000) for number in range(4)}, placement="deficits")
     for number in range(8):
         world.closed(f"t{number}", 10, 300, 100)
     world.run(70)

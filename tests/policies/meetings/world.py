@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-from policies.admission.decisions import Decision, Dispatch, Failure, GiveBack
+from policies.admission.decisions import Decision, Dispatch, Failure, Preempt
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
@@ -35,7 +35,7 @@ class Asked:
         self.engine = ""
         self.retry_s = 0.0
         self.tries = 0
-        self.given_back = 0
+        self.preempted = 0
 
     @property
     def tenant(self) -> str:
@@ -165,12 +165,12 @@ class World:
                 asked.went_s, asked.tries, asked.engine = self.now, asked.tries + 1, decision.backend
                 prefill_s = self.engine.backends[decision.backend].prefill_tokens / 10_000
                 self.at(self.now + 0.02 + prefill_s, self._first, asked, asked.tries)
-            elif isinstance(decision, GiveBack):
+            elif isinstance(decision, Preempt):
                 if asked.first_s is None or not asked.request.streamed:
-                    asked.given_back += 1
+                    asked.preempted += 1
                     asked.tries += 1
                     asked.first_s = asked.went_s = None
-                    todo += self.engine.failed(decision.id, Failure.GIVEN_BACK, self.now)
+                    todo += self.engine.failed(decision.id, Failure.PREEMPTED, self.now)
             else:
                 asked.outcome, asked.retry_s = decision.reason.value, decision.retry_after_s
                 if asked.then is not None:

@@ -10,10 +10,7 @@ import pickle
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +21,7 @@ from policies.capacity.obstacle import Blocked
 from policies.orders.order import Selection
 from policies.orders.policy_entries import POLICIES
 from policies.request import Flow, ServiceTokens
-from tests.policies.making import NoRoom, Room, make_request
+from tests.policies.making import NoRoom, Room, lines_counted, make_request
 from tests.policies.orders.claims import CLAIMS, Action, Trace, actions, every_policy, fair_policy, make, pop
 from tests.waiting import WAIT_S
 
@@ -282,26 +279,6 @@ def test_p7_flows_that_gave_up_waiting_are_forgotten_too(name: str, shape: str) 
 
 
 # --- P8 ---
-
-
-@contextmanager
-def lines_counted() -> Iterator[list[int]]:
-    """Lines of Python executed inside `policies`: work, without a clock."""
-    lines = [0]
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        if "policies" not in frame.f_code.co_filename:
-            return None
-        if event == "line":
-            lines[0] += 1
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield lines
-    finally:
-        sys.settrace(before)
 
 
 class CountedFloat(float):

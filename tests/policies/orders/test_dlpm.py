@@ -23,8 +23,7 @@ from policies.placements.prefix import ByPrefix
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Request, ServiceTokens
 from tests.policies.caching import BLOCK, CachingServers, Questions, document
-from tests.policies.making import Load, NoRoom, Room, make_request
-from tests.policies.orders.test_contract import lines_counted
+from tests.policies.making import Load, NoRoom, Room, lines_counted, make_request
 
 _serial = count()
 

@@ -329,14 +329,10 @@ def without_lift(params: VtcParams) -> Order:
 
 
 MUTANTS: dict[str, Callable[[VtcParams], Order]] = {
-    "no lift": without_lift,
-    "no charge at dispatch": NoChargeAtDispatch,
-    "forgets debt": ForgetsDebt,
-    "charges twice": ChargesTwice,
-    "ignores weights": IgnoresWeights,
-    "never refunds": NeverRefunds,
+    "no lift": without_lift, "no charge at dispatch": NoChargeAtDispatch, "forgets debt": ForgetsDebt,
+    "charges twice": ChargesTwice, "ignores weights": IgnoresWeights, "never refunds": NeverRefunds,
     "unfair inside a tenant": NewestFirst,
-}
+}  # fmt: skip
 
 
 @pytest.mark.interpreted_only("extends a policy")

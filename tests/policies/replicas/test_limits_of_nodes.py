@@ -46,7 +46,7 @@ def test_what_a_tenant_and_its_group_run_elsewhere_is_counted_once() -> None:
     assert (two.running("a"), two.running(" g")) == (2, 2)
     runs(two, "b")
     assert two.running(" g") == 3
-    assert Usage(" g", SEQUENCES, 1) in two.report(REPORTED_MAX), "what is reported is what runs here"
+    assert Usage("b", SEQUENCES, 1) in two.report(REPORTED_MAX), "what is reported is what runs here"
     assert two.full_for(make_request("b")) is None
     runs(two, "b")
     assert two.full_for(make_request("b")) is not None

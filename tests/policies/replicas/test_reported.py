@@ -54,9 +54,7 @@ def test_counts_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
     ],
 )
 def test_what_is_no_answer_to_what_was_told_is_known(view: dict[str, object], why: str) -> None:
-    report = ReplicaReport(
-        [], [Holding("b", 1, 10, 10, 4, 0)], [Charge("t", 0.0, 5.0, False)], [], [], [], [], 0.0
-    )
+    report = ReplicaReport([], [Holding("b", 1, 10, 10, 4, 0)], [Charge("t", 0.0, 5.0, False)], [], [], [], [], 0.0)
     answer: ReplicaView = ReferenceStore().exchange("one", 1, report, 0)
     assert is_answer(answer, report)
     assert not is_answer(answer._replace(**view), report), why  # type: ignore[arg-type]
@@ -135,3 +133,21 @@ def test_what_another_gateway_had_reserved_is_free_once_it_is_taken_back() -> No
     one.tells(11.1)
     asks(other, 12.0)
     assert other.quotas.minute.of("t", 10)[2] == 3 * 7
+
+
+def test_a_gateway_that_refuses_hears_of_reservations_that_are_taken_back() -> None:
+    exchange = ReferenceStore()
+    one, other = Gateway("one", exchange), Gateway("other", exchange)
+    for gateway in (one, one, other):
+        gateway.quotas.admitted(make_request("t", prompt=100), 10.0)
+        gateway.tells(10.0)
+    rest = 1000 - other.quotas.minute.sums("t")[2]
+    assert rest < 700, "some of it is reserved"
+    other.quotas.admitted(make_request("t", prompt=rest), 10.0)
+    other.tells(10.0)
+    one.tells(10.1)
+    assert other.quotas.refusal(make_request("t", prompt=700 - rest), 10.1) is not None
+    assert other.shared.is_sure(make_request("t", prompt=700 - rest), 10.1), "it is refused at once"
+    other.tells(10.2)
+    assert other.quotas.refusal(make_request("t", prompt=700 - rest), 10.2) is None
+    assert other.quotas.refusal(make_request("t", prompt=701 - rest), 10.2) is not None

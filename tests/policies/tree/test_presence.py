@@ -134,5 +134,3 @@ def test_nothing_is_kept_of_who_has_no_request_and_no_context(seed: int, terms: 
     assert tree.remembered() == 0
     assert not any(tree.pool.used)
     assert tree.pool.contexts.present == tree.pool.others.present == tree.pool.batch.present == 0
-
-

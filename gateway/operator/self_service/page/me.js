@@ -2,11 +2,11 @@
 
 import { bar } from "./draw.js";
 import { list, story } from "./requests.js";
-import { TokenAsked, ask, hasToken, keepToken } from "./stream.js";
+import { follow, hasToken, onToken, showLink } from "./stream.js";
 import { byHour, used } from "./usage.js";
 import { clock, count, element, fill, percent, place, seconds, short, spaced } from "./words.js";
 
-const AGAIN_MS = 5000;
+const EVERY_MS = 5000;
 const MINUTES_SHOWN = 10;
 const SHARES = ["guaranteed_share", "max_share", "lending_limit", "borrowing_limit"];
 const numbers = (text) => element("span", { class: "numbers" }, text);
@@ -14,18 +14,17 @@ const row = (name, said, drawn = null) => element("li", {}, element("b", {}, nam
 const about = (...text) => element("p", { class: "about" }, ...text);
 
 let me = null;
-let timer = 0;
 
 function show() {
-  place("received-head").textContent = `What ${me.tenant} gets, and what it is due`;
+  place("received-head").textContent = `${me.tenant}: received and due`;
   fill(place("now-body"), ...me.pools.flatMap(now));
-  const long = Object.entries(me.usage ?? {}).map(([name, one]) => received(`Last ${name}`, one, `; ${used(one)}`));
+  const long = Object.entries(me.usage ?? {}).map(([name, one]) => row(`Last ${name}`, used(one)));
   fill(place("received-body"),
     element("ul", { class: "bars" },
       ...me.pools.map((pool) => received(`${of(pool)}Last ${seconds(me.recently_s)}`, pool.recently)), ...long),
-    about("Due is your part by weight and groups, and what others leave, but no more than you asked for. Your place: ",
+    about("Due: your part by weight and groups, and what others leave, at most what you asked for. Your place: ",
       me.place.map(terms).join(" › "), "."),
-    ...(me.hours ? byHour(me.hours) : [about("What you used by the hour is not counted here.")]));
+    ...(me.hours ? byHour(me.hours) : [about("This gateway does not count usage by the hour.")]));
   const limits = me.limits.map((one) => row(spaced(one.name), `${short(one.remaining)} of ${short(one.limit)} left`
     + (one.reset_s ? `, again in ${seconds(one.reset_s)}` : ""), bar([[one.remaining / one.limit, "c0"]])));
   fill(place("limits-body"), limits.length ? element("ul", { class: "bars" }, ...limits) : about("No limit is set for you."));
@@ -43,28 +42,27 @@ function now(pool) {
   const { interactive, batch } = pool;
   const waiting = interactive.queued_requests + batch.queued_requests;
   const running = interactive.running_requests + batch.running_requests;
-  const told = interactive.expected_wait_s === null ? "how long one that comes now waits cannot be said yet"
-    : interactive.expected_wait_s ? `one that comes now waits ${interactive.expected_wait_range_s.map(seconds).join(" to ")}` : "one that comes now starts at once";
+  const told = interactive.expected_wait_s === null ? "the wait of a new request is not known yet"
+    : interactive.expected_wait_s ? `a new request waits ${interactive.expected_wait_range_s.map(seconds).join(" to ")}` : "a new request starts at once";
   const oldest = Math.max(interactive.oldest_wait_s, batch.oldest_wait_s);
   const waits = waiting ? `${count(waiting, "request")} of yours wait${waiting === 1 ? "s" : ""}, the oldest for ${seconds(oldest)}`
-    : "Nothing of yours waits";
+    : "None of your requests waits";
   const open = pool.requests.map((one) => element("li", {}, element("span", { class: "id" }, one.request_id),
-    ` ${one.app}, ${one.state === "dispatched" ? "runs, came" : "waits, came"} ${seconds(one.age_s)} ago`));
+    ` ${one.app}, waits for ${seconds(one.wait_s)}`));
   return [
     element("p", { class: "sentence", "data-state": waiting ? "limited" : "open" },
       `${of(pool)}${waits}; ${running} run${running === 1 ? "s" : ""}; ${told}.`),
-    pool.ceiling ? about(`Yours wait because ${pool.ceiling}.`)
+    pool.ceiling ? about(`Your requests wait because ${pool.ceiling}.`)
       : waiting && pool.waits_for ? about(`The next request of all teams waits ${pool.waits_for}; the others wait for their turn.`) : null,
-    about(`Your part of the engines now: ${percent(interactive.share ?? 0)}, if all who ask want more.`,
-      batch.queued_requests + batch.running_requests ? ` Of work that can wait, ${batch.queued_requests} wait and ${batch.running_requests} run.` : ""),
+    about(`Your part of the engines now: ${percent(interactive.share ?? 0)}, if all active tenants want more.`,
+      batch.queued_requests + batch.running_requests ? ` Of class batch, ${batch.queued_requests} wait and ${batch.running_requests} run.` : ""),
     open.length ? element("details", {}, element("summary", {}, count(open.length + pool.requests_left_out, "request")),
       element("ul", {}, ...open), pool.requests_left_out ? about(`And ${count(pool.requests_left_out, "more", "more")}.`) : null) : null,
   ].filter(Boolean);
 }
 
-function received(name, { service_received: got, service_due: due }, more = "") {
-  const ratio = due ? got / due : 1;
-  return row(name, `${due ? `${percent(ratio)} of what was due` : "nothing was due"}${more}`, due ? bar([[ratio, "c0"]]) : null);
+function received(name, { service_received: got, service_due: due }) {
+  return due ? row(name, `${percent(got / due)} of what was due`, bar([[got / due, "c0"]])) : row(name, "nothing was due");
 }
 
 // One row for each minute: how long its requests waited, and why the slowest of them did.
@@ -77,44 +75,23 @@ function requests() {
   const found = rows.filter((one) => text(one).includes(filter));
   const of = (one) => [one.app, " ", element("span", { class: "id" }, one.request_id)];
   fill(place("requests-body"), ...(found.length ? list(found.slice(0, MINUTES_SHOWN), of, told) :
-    [about(rows.length ? "No minute has this." : "No request of yours has ended since the gateway began.")]),
+    [about(rows.length ? "No minute matches." : "None of your requests has ended since the gateway started.")]),
   found.length > MINUTES_SHOWN ? about(`And ${found.length - MINUTES_SHOWN} earlier minutes: ask for one above, such as 10:12.`) : null);
 }
 
-function linked(state, text) {
-  place("ask-token").hidden = state !== "token";
-  place("board").hidden = state === "token";
-  place("link").dataset.state = state;
-  place("link").textContent = text;
-  document.body.classList.toggle("stale", state === "away");
-  if (state === "token") place("token").focus();
+function heard(content) {
+  me = content;
+  show();
+  document.body.dataset.shown = "yes";
 }
 
-async function look() {
-  clearTimeout(timer);
-  try {
-    const answer = await ask("../me");
-    if (!answer.ok) throw new Error((await answer.json()).error?.message ?? `status ${answer.status}`);
-    me = await answer.json();
-    show();
-    document.body.dataset.shown = "yes";
-    linked("live", "live");
-  } catch (error) {
-    if (error instanceof TokenAsked) {
-      place("token-wrong").hidden = !hasToken();
-      return linked("token", "asks for your key");
-    }
-    linked("away", `no answer at ${clock(Date.now() / 1000)} (${error.message}); asking again`);
-  }
-  timer = setTimeout(look, AGAIN_MS);
+function linked(state, why) {
+  const away = `no answer at ${clock(Date.now() / 1000)} (${why}); asking again`;
+  showLink(state, { token: "needs your key", live: "live", away }[state]);
 }
 
-place("token-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  keepToken(place("token").value);
-  place("token").value = "";
-  look();
-});
+const go = () => follow("../me", EVERY_MS, heard, linked);
+onToken(go);
 place("request-filter").addEventListener("input", () => me && requests());
-if (hasToken()) look();
-else linked("token", "asks for your key");
+if (hasToken()) go();
+else linked("token");

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from simulation.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Series, chart
+from lab.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Series, chart
 
 
 def drawn(svg: str) -> list[list[tuple[float, float]]]:

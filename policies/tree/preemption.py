@@ -1,8 +1,14 @@
-"""Which running batch request is preempted, so that interactive work need not wait?
+"""Which work is preempted, so that another tenant's need not wait? That of the tenant node most over its part.
+
+`over_part` ranks the tenant nodes for both kinds of preemption. Each kind frees what the other one cannot: an idle
+context holds neither a slot nor KV that an engine would not evict by itself, and of batch work only its part of K
+counts for others (`capacity.working_set`). So an excess of contexts parks idle interactions, and a request without room
+at an engine or a full node preempts running batch requests, which are the business of `Preemption`.
 
 Batch work takes what is free. When interactive work finds no room, a batch request is stopped at its engine and returns
-to the head of its flow. Its client has seen nothing of the answer, so only the engine's computation is lost. The
-request that has received least is preempted: that wastes little, and lets the others end.
+to the head of its flow. Its client has seen nothing of the answer, so only the engine's computation is lost. Of the
+tenant node that is most over its part, the request that has received least is preempted: that wastes little, and lets
+the others end.
 
 A request with a reservation at an engine causes preemptions only there. A request that waits for a full node of the
 tree causes preemptions only below that node.
@@ -20,15 +26,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from policies.request import Request, ServiceTokens
+from policies.request import Request, ServiceTokens, is_batch
 
 
-class GivingBack:
+def over_part(leaf: str, used: float, weight: float, *, is_batch_over: bool) -> tuple[bool, float]:
+    """Return the rank of a tenant node by how far it is over its part. The work of the least rank is preempted first.
+
+    Batch work goes first while it has more than its part in all (`is_batch_over`), then the most usage per weight.
+    """
+    return not (is_batch_over and is_batch(leaf)), -used / weight
+
+
+class Preemption:
     """The running batch requests of a pool, and the tokens wasted by preemption."""
 
     def __init__(self) -> None:
         self.wasted_tokens = 0
-        self.given_back = 0
+        self.preempted = 0
         """Number of preemptions."""
         self._running: dict[str, tuple[Request, str, int]] = {}
         """Running batch requests by id, with the engine and the expected tokens."""
@@ -63,16 +77,16 @@ class GivingBack:
         self.at_once_tokens = max(self.at_once_tokens, self._running_tokens)
         self._none.clear()
 
-    def ended(self, request: Request, service: ServiceTokens, *, is_given_back: bool) -> None:
-        """Record the end of a run. `is_given_back`: the request was preempted, so its tokens are wasted."""
+    def ended(self, request: Request, service: ServiceTokens, *, is_preempted: bool) -> None:
+        """Record the end of a run. `is_preempted`: the request was preempted, so its tokens are wasted."""
         tokens = service.prompt + service.output
         _, engine, expected_tokens = self._running.pop(request.id)
         self._running_tokens -= expected_tokens
         self._none.clear()
         self._asked.discard(request.id)
         times, before = self._wasted.pop(request.id, (0, 0))
-        if is_given_back:
-            self.given_back += 1
+        if is_preempted:
+            self.preempted += 1
             self._left[engine] = self._sequences_at(engine)
             self.wasted_tokens += tokens
             self._wasted[request.id] = times + 1, before + tokens
@@ -123,11 +137,14 @@ class GivingBack:
             return None
         # A request that runs on although it was to be preempted has sent something to its client.
         running = {id: one for id, one in self._running.items() if id not in self._asked}
-        of_it = sum([request.sequences for request, _, _ in running.values()])
+        used: dict[str, int] = {}
+        for request, _, _ in running.values():
+            used[request.flow.tenant] = used.get(request.flow.tenant, 0) + request.sequences
+        of_it = sum(used.values())
         tokens = {id: service.prompt + service.output for id, service in ((id, received(id)) for id in running)}
         left = share * self.received_tokens + self.at_once_tokens - self.wasted_tokens
         found = [
-            (tokens[id], self._wasted.get(id, (0, 0))[0], id)
+            request
             for id, (request, engine, _) in running.items()
             if engine in engines
             and (is_below is None or is_below(request))
@@ -138,7 +155,13 @@ class GivingBack:
         if not found:
             self._none.add(place)
             return None
-        id = min(found)[2]
+
+        def rank(request: Request) -> tuple[tuple[bool, float], int, int, str]:
+            tenant, id = request.flow.tenant, request.id
+            over = over_part(tenant, used[tenant], request.weight, is_batch_over=True)
+            return over, tokens[id], self._wasted.get(id, (0, 0))[0], id
+
+        id = min(found, key=rank).id
         self._asked.add(id)
         return id
 

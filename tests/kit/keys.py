@@ -1,0 +1,46 @@
+"""Keys that are made while a gateway runs: by whom, and when it takes them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pydantic import SecretStr
+
+from gateway.config.sections.keys import hash_key, new_key
+from gateway.config.sections.usage import UsageConfig
+from gateway.usage.thread import CLOSE_S, DatabaseThread
+from tests.gateway.capture import answer
+from tests.gateway.live import WAIT_S, Answer, Live, chat
+
+OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
+TOKEN = "an-operator's-token"
+MOMENT = r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+NAMED = new_key()
+TENANTS = [{"name": "alice", "weight": 2.0, "keys": [hash_key(NAMED)]}, {"name": "bob"}]
+
+
+async def admin(live: Live, method: str, path: str, body: Any = None, *, token: str = TOKEN) -> Answer:
+    url = f"http://127.0.0.1:{live.gateway.admin_port}{path}"
+    data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+    async with live.http.request(method, url, data=data, headers={"authorization": f"Bearer {token}"}) as response:
+        return await Answer.of(response)
+
+
+async def answers(live: Live, key: str, status: int, **headers: str) -> None:
+    """Until it does. Not too often: wrong keys close an address."""
+    async with asyncio.timeout(WAIT_S):
+        while (await live.ask("/v1/chat/completions", chat(), key=key, **headers)).status != status:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def database_at(url: str) -> AsyncIterator[DatabaseThread]:
+    database = DatabaseThread(UsageConfig(url=SecretStr(url)))
+    try:
+        yield database
+    finally:
+        await database.close(CLOSE_S)

@@ -1,0 +1,25 @@
+"""The hub's exchange, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.process.supervisor import unix_listener
+from gateway.storage.hub.exchange_server import ExchangeServer
+from gateway.storage.hub.run_directory import RunDirectory
+
+WORKERS = 2
+
+
+@asynccontextmanager
+async def run_directory() -> AsyncIterator[tuple[RunDirectory, ExchangeServer]]:
+    """The hub's exchange, in this process."""
+    found = RunDirectory.made(WORKERS)
+    server = ExchangeServer(found)
+    await server.listen(unix_listener(found.exchange))
+    try:
+        yield found, server
+    finally:
+        server.close()
+        found.end()
