@@ -1,9 +1,9 @@
 """A node of the tree: the pool, a group or a tenant. What part of the pool is it entitled to, and what can it use now?
 
 **Parts.** The pool is divided from the root down among the children that have requests: a child gets its part by
-weight, but at least its floor (`ClassLine.share`). Class batch is a second line at each node, with parts of its own. A third
-line divides the KV cache among the contexts of interactive work: in it a tenant without requests stays present while a
-context of it counts, as between two calls of an agent.
+weight, but at least its floor (`ClassLine.share`). Class batch is a second line at each node, with parts of its own. A
+third line divides the KV cache among the contexts of interactive work: in it a tenant without requests stays present
+while a context of it counts, as between two calls of an agent.
 
 **Usage.** A node counts the usage of its subtree, at all gateways, by resource: running sequences and their KV tokens,
 for both lines together, and the contexts of open interactions (`capacity.working_set`), for each line. Ceilings and

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from policies.request import of_batch
-from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, PRESENT, SEQUENCES, WEIGHT, Usage
+from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, PRESENT, SEQUENCES, TOKENS, WEIGHT, Usage
 from policies.tree.pool_tree import PoolTree
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 from tests.policies.capacity.test_working_set import HOLD_S, Pool, call
@@ -62,8 +62,7 @@ def test_whoever_is_present_at_another_gateway_has_a_part_there_and_here() -> No
     tree, asked = PoolTree(), make_request("a")
     tree.arrived(asked, 1.0)
     rows = [
-        Usage(ROOT, SEQUENCES, 6), Usage(ROOT, CONTEXTS, 500), Usage("c", CONTEXTS, 500), Usage("b", PRESENT, 2),
-        Usage("b", WEIGHT, 6.0),
+        Usage("b", SEQUENCES, 6), Usage("c", CONTEXTS, 500), Usage("b", PRESENT, 2), Usage("b", WEIGHT, 6.0),
     ]  # fmt: skip
     tree.set_elsewhere(rows)
     assert tree.share("a", 1.0) == 0.25, "two gateways say that `b` has a weight of 3"
@@ -82,10 +81,9 @@ def test_a_gateway_reports_who_is_present_and_what_runs_without_any_groups() -> 
     tree.dispatched(running, 70)
     tree.hold("a", 90)
     rows = {(row.node, row.resource): row.amount for row in tree.report(256)}
-    assert rows[ROOT, SEQUENCES] == 3
-    assert rows["a", CONTEXTS] == rows[ROOT, CONTEXTS] == 90
+    assert (rows["a", SEQUENCES], rows["a", TOKENS], rows["a", CONTEXTS]) == (3, 70, 90)
     assert (rows["a", PRESENT], rows["a", WEIGHT]) == (rows[of_batch("b"), PRESENT], rows[of_batch("b"), WEIGHT])
-    assert (ROOT, BATCH_CONTEXTS) not in rows
+    assert not any(resource == BATCH_CONTEXTS for _, resource in rows)
 
 
 @pytest.mark.parametrize("terms", [Tree(), GROUPS])
