@@ -15,7 +15,6 @@ from backends.simulated.calls import CallRefusedError
 from backends.simulated.engine_profiles import EngineProfile
 from backends.simulated.shapes import ABORT, SimulatedAnswer
 from backends.simulated.simulated_server import BUSY, SimulatedServer, hang_up
-from tests.kit.answer_formats import EmbeddingsAnswer, MessagesAnswer, ResponsesAnswer, tokenized
 
 STILL_S = 0.05
 
@@ -51,22 +50,11 @@ class Faults:
 
 
 class FaultyEngine(SimulatedServer):
-    """Serves as `SimulatedServer` does, at more endpoints, but for its faults, which may be changed while it serves."""
-
-    formats = (*SimulatedServer.formats, ResponsesAnswer, MessagesAnswer, EmbeddingsAnswer)
+    """Serves as `SimulatedServer` does, but for its faults, which may be changed while it serves."""
 
     def __init__(self, profile: EngineProfile, *, faults: Faults | None = None, **options: Any) -> None:
         super().__init__(profile, **options)
         self.faults = faults or Faults()
-
-    def routes(self) -> list[web.RouteDef]:
-        async def version(request: web.Request) -> web.Response:
-            return web.json_response({"version": "0.32.0"})
-
-        async def tokenize(request: web.Request) -> web.Response:
-            return await tokenized(request, self.profile)
-
-        return [*super().routes(), web.post("/tokenize", tokenize), web.get("/version", version)]
 
     async def at(self, moment: str, request: web.Request | None = None, answer: SimulatedAnswer | None = None) -> None:
         faults = self.faults

@@ -93,8 +93,12 @@ class Outlet:
         return unsent
 
     def write_eof(self) -> None:
+        """End the sending side after everything is sent."""
         self.flush()
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:
+            pass  # the peer has reset the connection, which asyncio's own loop raises here
 
     def close(self) -> None:
         """Close after everything is sent."""

@@ -16,6 +16,14 @@ VALUE_MAX: Final = 1e15
 """Gauges beyond this bound are ignored."""
 Metrics = Mapping[str, tuple[str, ...]]
 """Names of metrics by field of `Gauges`."""
+SLOTS_LEARNED: Final = (
+    "does not report how many requests it runs at once, so that is learned unless max_num_seqs says it"
+)
+CACHE_SHARED: Final = (
+    "lets tenants share its prompt cache, so the time to a first token can tell what another has asked"
+)
+KV_SIZE_UNKNOWN: Final = "reports how full its KV cache is, and not how large"
+"""Gaps of several kinds of engine."""
 UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError)
 """Errors raised by reading an answer of an unexpected form."""
 
@@ -47,6 +55,8 @@ class Adapter:
     """Path of facts that no gauge reports."""
     health_path: ClassVar[str] = "/v1/models"
     """Path that answers 200 when the engine is well."""
+    role_is_start: ClassVar[bool] = True
+    """Does an event with the role alone come with the first token? Otherwise the engine may not have begun."""
     takes_cache_salt: ClassVar[bool] = False
     """Does the engine keep the cached blocks of requests with different `cache_salt` apart?"""
     gaps: ClassVar[tuple[str, ...]] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from backends.engines.adapter import Adapter, Metrics
+from backends.engines.adapter import CACHE_SHARED, KV_SIZE_UNKNOWN, SLOTS_LEARNED, Adapter, Metrics
 from backends.promtext import Sample
 
 
@@ -25,29 +25,45 @@ class LmDeployAdapter(Adapter):
     }
     kv_usage = ("lmdeploy_gpu_cache_usage_perc",)
     health_path = "/health"
-    gaps = (
-        "tells no size of its KV cache and no slots, so they are learned",
-        "has no cache_salt, so tenants share its prefix cache",
-    )
+    gaps = (SLOTS_LEARNED, KV_SIZE_UNKNOWN, CACHE_SHARED)
 
 
 class MaxAdapter(Adapter):
-    """The adapter for Modular's MAX, which refuses load with 429 at a bound."""
+    """The adapter for Modular's MAX, which refuses load with 429 at a configured bound.
+
+    MAX names no owner of its models, so its metrics alone tell what it is. Its counters of tokens change at the end of
+    an answer only, and so say nothing of its steps.
+    """
 
     name = "max"
     title = "MAX"
     metric_prefixes = ("maxserve_",)
-    owners = ("modular",)
     metrics_paths = ("/metrics",)
     sums: ClassVar[Metrics] = {
         "running": ("maxserve_num_requests_running",),
         "waiting": ("maxserve_num_requests_queued", "maxserve_num_requests_awaiting_admission"),
+        "kv_capacity_tokens": ("maxserve_cache_num_total_blocks",),
+        "preemptions_total": ("maxserve_cache_preemption_count_total",),
     }
+    kv_used_tokens = ("maxserve_cache_num_used_blocks",)
     gaps = (
-        "tells its load on another port (8001) only",
-        "tells no slots and no KV cache, so they are learned",
-        "has no cache_salt, so tenants share its prefix cache",
-    )
+        "reports its load on another port (8001) only, so that port must be joined under /metrics",
+        SLOTS_LEARNED, KV_SIZE_UNKNOWN, CACHE_SHARED,
+    )  # fmt: skip
+
+    def gauges(self, page: Mapping[str, list[Sample]]) -> dict[str, Any]:
+        """Return the gauges on a page. Running requests include the waiting ones, which a page has only after a step.
+
+        The size of the KV cache is in blocks of unknown size.
+        """
+        found = super().gauges(page)
+        found.pop("kv_capacity_tokens", None)
+        if found.get("running") and "maxserve_num_requests_queued" not in page:
+            found.pop("waiting", None)
+            del found["running"]
+        elif "running" in found:
+            found["running"] = max(0, found["running"] - found.get("waiting", 0))
+        return found
 
 
 class TensorRtLlmAdapter(Adapter):
@@ -67,7 +83,7 @@ class TensorRtLlmAdapter(Adapter):
     kv_usage = ("trtllm_kv_cache_utilization",)
     health_path = "/health"
     takes_cache_salt = True
-    gaps = ("tells its load only with return_perf_metrics", "tells no slots, so they are learned")
+    gaps = ("reports its load only if return_perf_metrics is set there", SLOTS_LEARNED)
 
     def gauges(self, page: Mapping[str, list[Sample]]) -> dict[str, Any]:
         """Return the gauges on a page. The engine reports its KV capacity in blocks."""
@@ -83,4 +99,8 @@ class OpenAiAdapter(Adapter):
 
     name = "openai"
     title = "a server of the OpenAI API"
-    gaps = ("tells nothing of its load, so its slots are learned by trial unless max_num_seqs says them",)
+    role_is_start = False
+    gaps = (
+        "reports nothing of its load, so how many requests it runs is learned by trial unless max_num_seqs says it",
+        "gets no cache_salt, so if it has a prompt cache, tenants share it",
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
-from backends.engines.adapter import Adapter, Metrics, count
+from backends.engines.adapter import CACHE_SHARED, Adapter, Metrics, count
 from policies.capacity.gauges import Gauges
 
 
@@ -30,9 +30,9 @@ class LlamaCppAdapter(Adapter):
     facts_path = "/props"
     health_path = "/health"
     gaps = (
-        "counts the output of an answer only at its end",
-        "ignores cache_salt, so tenants share its prompt cache",
-        "never refuses load",
+        "reports the output tokens of an answer only at its end",
+        "never refuses a request, however many wait there",
+        CACHE_SHARED,
     )
 
     def snapshot(self, text: str, taken_s: float) -> Gauges | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from backends.engines.adapter import Adapter, count
+from backends.engines.adapter import CACHE_SHARED, Adapter, count
 
 
 class OllamaAdapter(Adapter):
@@ -18,8 +18,8 @@ class OllamaAdapter(Adapter):
     owners = ("library",)
     facts_path = "/api/ps"
     gaps = (
-        "tells nothing of its load, so one request at a time is sent unless max_num_seqs says OLLAMA_NUM_PARALLEL",
-        "has no cache_salt, so tenants share its prompt cache",
+        "reports nothing of its load, so it gets one request at a time unless max_num_seqs says OLLAMA_NUM_PARALLEL",
+        CACHE_SHARED,
     )
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ class SglangAdapter(Adapter):
     kv_used_tokens = ("sglang_num_used_tokens",)
     health_path = "/health"
     takes_cache_salt = True
-    gaps = ("tells what it had cached only with --enable-cache-report",)
+    gaps = ("reports the cached tokens of a prompt only with --enable-cache-report; else usage counts none as cached",)
 
     def snapshot(self, text: str, taken_s: float) -> Gauges | None:
         """Read `/v1/loads` or `/metrics`, summed over the ranks of data parallelism."""

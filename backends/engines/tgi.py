@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
-from backends.engines.adapter import Adapter, Metrics, count
+from backends.engines.adapter import CACHE_SHARED, SLOTS_LEARNED, Adapter, Metrics, count
 
 
 class TgiAdapter(Adapter):
@@ -27,9 +27,9 @@ class TgiAdapter(Adapter):
     facts_path = "/info"
     health_path = "/health"
     gaps = (
-        "tells no slots, so they are learned",
-        "holds max_tokens of each request for its whole life",
-        "has no cache_salt, so tenants share its prefix cache",
+        SLOTS_LEARNED,
+        "reserves max_tokens of each request until the request ends, so a smaller max_tokens lets more requests run",
+        CACHE_SHARED,
     )
 
     def read_facts(self, text: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from backends.answers.answer_usage import is_drained
-from backends.engines.adapter import VALUE_MAX, Adapter, Metrics, count
+from backends.engines.adapter import SLOTS_LEARNED, VALUE_MAX, Adapter, Metrics, count
 from backends.promtext import Sample
 from backends.vllm_plugin.steps import PATH as STEPS_PATH
 
@@ -39,6 +39,7 @@ class VllmAdapter(Adapter):
     steps_path = STEPS_PATH
     takes_cache_salt = True
     health_path = "/health"
+    gaps = ("without fairgate's plug-in " + SLOTS_LEARNED,)
 
     def gauges(self, page: Mapping[str, list[Sample]]) -> dict[str, Any]:
         found = super().gauges(page)
@@ -94,9 +95,7 @@ def _capacity(configs: list[Sample]) -> tuple[int | None, int | None]:
         total = sum(size or 0 for size in sizes)
     elif blocks is not None and block_size is not None:
         total = blocks * block_size
-    if total is not None:
-        total = max(total - len(engines) * (block_size or 0), 0)
-    return total, block_size
+    return None if total is None else max(total - len(engines) * (block_size or 0), 0), block_size
 
 
 def _int(label: str | None) -> int | None:

@@ -1,6 +1,6 @@
 """The bytes of vLLM 0.32's answers to chats and completions: for a token, an end, a whole answer.
 
-Formats of other endpoints, which only tests ask for, are in `tests/kit/answer_formats.py`.
+Those of other endpoints are in `answer_formats`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -186,6 +186,3 @@ class ChatAnswer(CompletionAnswer):
 
     def _content(self, choice: int) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": self.text(choice), "refusal": None}}
-
-
-FORMATS: Final[tuple[type[SimulatedAnswer], ...]] = (ChatAnswer, CompletionAnswer)

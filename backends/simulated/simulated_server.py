@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import itertools
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 from aiohttp import web
 
+from backends.simulated.answer_formats import FORMATS, tokenized
 from backends.simulated.calls import CallRefusedError, SimulatedCall, read_call
 from backends.simulated.engine_model import EngineGauges, EngineModel, EngineRequest, Step
 from backends.simulated.engine_profiles import EngineProfile, profile
 from backends.simulated.exposition import render
-from backends.simulated.shapes import FORMATS, SimulatedAnswer
+from backends.simulated.shapes import SimulatedAnswer
 from backends.vllm_plugin import steps
 
 _BODY_BYTES_MAX = 32 * 2**20
@@ -35,7 +36,6 @@ class SimulatedServer:
             streams 200 with the 503 inside.
     """
 
-    formats: ClassVar = FORMATS
     profile: EngineProfile
     model_names: tuple[str, ...] = field(default=("simulated",), kw_only=True)
     adapters: tuple[str, ...] = field(default=(), kw_only=True)
@@ -77,13 +77,18 @@ class SimulatedServer:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            *(web.post(kind.endpoint.path, self._generate(kind)) for kind in self.formats),
+            *(web.post(kind.endpoint.path, self._generate(kind)) for kind in FORMATS),
+            web.post("/tokenize", self._tokenize),
             web.get("/v1/models", self._models),
             web.get("/health", _health),
+            web.get("/version", _version),
             web.get("/metrics", self._metrics),
             web.get("/metrics/", self._metrics),
             web.get(steps.PATH, self._stream_steps),
         ]
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        return await tokenized(request, self.profile)
 
     async def serve(self) -> NoReturn:
         """Serve until cancelled, or raise what ended the engine's loop."""
@@ -272,6 +277,10 @@ def _steps_of(profile: EngineProfile) -> steps.Steps:
         total_blocks=blocks, free_blocks=blocks, kv_tokens=blocks * profile.block_size,
     )  # fmt: skip
     return feed
+
+
+async def _version(request: web.Request) -> web.Response:
+    return web.json_response({"version": "0.32.0"})
 
 
 async def _health(request: web.Request) -> web.Response:

@@ -165,7 +165,7 @@ class Config(Section):
     )
     """Store that replicas share: memory (none), or the url of a Redis."""
     state_file: str | None = Field(default=None, min_length=1)
-    """File that keeps the learned state of apps over restarts."""
+    """File that keeps what is learned of apps and starts over restarts."""
     usage: Annotated[UsageConfig, bare_text_is("url", str | UsageConfig)] | None = None
     """Database of usage and keys: the path of a SQLite file, or postgresql://..."""
     batches: BatchesConfig = BatchesConfig()

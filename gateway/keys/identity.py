@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from hashlib import sha256
 from math import inf
 from typing import Any, Final, Protocol
@@ -270,8 +271,7 @@ class Keyring:
         if self.tokens is not None and key is not None and key.startswith(JSON_OBJECT) and not is_revoked:
             return self._of_token(self.tokens, key, digest, address)
         if self._open_access and not is_revoked:
-            name = open_name(digest) if key is not None else "anonymous"
-            return Principal(name, 1.0, (DEFAULT_APP,), digest=digest)
+            return _stranger(digest)
         if key is None:
             raise ApiError(
                 Reason.INVALID_API_KEY, "no API key: send it as 'Authorization: Bearer KEY' (or 'x-api-key')"
@@ -312,6 +312,12 @@ class Keyring:
         if len(self._used_from) > USES_REMEMBERED_MIN + 2 * (len(self._principals) + len(self._issued)):
             self._used_from.clear()  # most entries are of keys that are gone
         self._used_from[digest] = address
+
+
+@lru_cache(maxsize=TOKENS_MAX)
+def _stranger(digest: bytes) -> Principal:
+    """Return the tenant that a key names where access is open; `digest` is empty without a key."""
+    return Principal(open_name(digest) if digest else "anonymous", 1.0, (DEFAULT_APP,), digest=digest)
 
 
 def expired(principal: Principal, unix_s: float) -> ApiError | None:

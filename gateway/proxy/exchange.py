@@ -163,7 +163,7 @@ class Exchange(Relay):
             if context.first_token_s is None:
                 context.first_token_s = time.monotonic() - context.arrived_s
             self._pool.dispatcher.progressed(self.request.id, tokens)
-        elif meter.started and context.first_token_s is None:
+        elif meter.started and context.first_token_s is None and self.backend.adapter.role_is_start:
             context.first_token_s = time.monotonic() - context.arrived_s
             self._pool.dispatcher.progressed(self.request.id, 0)
         if forward:

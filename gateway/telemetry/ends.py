@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
 
-class End(NamedTuple):
+class End(msgspec.Struct, array_like=True, gc=False):  # made for each request: a named tuple takes four times as long
     """An ended request. Times on the monotonic clock."""
 
     pool: str

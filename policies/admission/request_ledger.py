@@ -10,8 +10,7 @@ Each event is a method, which changes the state (`admission.lifecycle`) and upda
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from math import inf
-from statistics import fmean
+from math import fsum, inf
 from typing import Final
 
 from policies.admission import lifecycle
@@ -28,6 +27,7 @@ from policies.capacity.working_set import WorkingSet
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.orders.order import Order
+from policies.queue.backlog import Backlog
 from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.engine_start import EngineStart
 from policies.queue.expected_wait import Expected, ExpectedWaits, Gate, GateState
@@ -78,9 +78,11 @@ class RequestLedger:
         """Return the refusal by a limit of the order, or of a start that would wait too long for the working set."""
         if (refused := self.policy.order.refusal(request, now, pressure)) is not None:
             return refused
-        most_s, place = self.waiting.limits.wait_s(request), self._place(request)
-        if request.progress.inside or most_s == request.wait_s_max or not place.is_behind_a_start:
+        backlog, most_s = self.order_of(request).backlog, self.waiting.limits.wait_s(request)
+        if backlog is None or not backlog.has_starts(request.flow.tenant):
             return None  # the first start of a tenant may always wait
+        if request.progress.inside or most_s == request.wait_s_max or not self._place(request).gate.starts_of:
+            return None
         wait_s = self.waiting.places.left_s(request, now)
         if wait_s is None:
             wait_s = self.expected(request, now, comes=True).late_s
@@ -95,22 +97,26 @@ class RequestLedger:
     def _place(self, request: Request, *, waits: bool = True) -> GateState:
         """Return the gate where a request waits or would wait; with `waits` False, the gate that it has just passed."""
         order, queues = self.order_of(request), max(1, len(self.policy.queues()))
-        gate, running = Gate(request.can_wait), len(self.leases)
-        answer_s = fmean([ledger.pace.lifetime_s for ledger in self.backends.values()] or [0.0])
-        place = GateState(gate, order.backlog, len(order), queues, running, answer_s)
-        if order.backlog is None:
-            return place
-        node = self.tree.full_for(request)
+        node = self.tree.full_for(request) if order.backlog is not None else None
         if node is not None:
-            return place._replace(gate=Gate(request.can_wait, node.name), running=self.tree.running(node.name))
-        starts = place._replace(
-            gate=Gate(request.can_wait, starts_of=request.flow.tenant), running=1, answer_s=self.working_set.hold_s
-        )
+            gate, running = Gate(request.can_wait, node.name), self.tree.running(node.name)
+        elif order.backlog is not None and self._is_at_the_set(request, order.backlog, waits=waits):
+            gate = Gate(request.can_wait, starts_of=request.flow.tenant)
+            return GateState(gate, order.backlog, len(order), queues, 1, self.working_set.hold_s)
+        else:
+            gate, running = Gate(request.can_wait), len(self.leases)
+        answer_s = fsum([ledger.pace.lifetime_s for ledger in self.backends.values()]) / max(1, len(self.backends))
+        return GateState(gate, order.backlog, len(order), queues, running, answer_s)
+
+    def _is_at_the_set(self, request: Request, backlog: Backlog, *, waits: bool) -> bool:
+        """Return whether a request waits for the working set, or with `waits` False has just been let in there."""
         if waits:
-            return place if self.working_set.has_room(request) else starts
-        told = request.progress.wait.expected if request.progress.wait is not None else None
-        has_waited = told is not None and told.gate == starts.gate
-        return starts if request.progress.context is None and (has_waited or starts.is_behind_a_start) else place
+            return not self.working_set.has_room(request)
+        if request.progress.context is not None:
+            return False
+        tenant, wait = request.flow.tenant, request.progress.wait
+        has_waited = wait is not None and wait.expected is not None and wait.expected.gate.starts_of == tenant
+        return has_waited or backlog.has_starts(tenant)
 
     def numbers(self, request: Request | None, now: float) -> dict[str, float]:
         """Return the numbers beside those of the order that decide about a waiting request (or none: None), by name."""
@@ -376,8 +382,10 @@ class RequestLedger:
             if lease.charged_tokens == lease.output_tokens or self.leases.get(request.id) is not lease:
                 continue
             lease.charged_tokens = lease.output_tokens
-            received = ServiceTokens(request.prompt_tokens, lease.output_tokens)
-            self.policy.charge(request, received, now, final=False)
+            progress = request.progress
+            if lease.output_tokens >= progress.output_tokens_expected or not progress.order.charges_ahead:
+                received = ServiceTokens(request.prompt_tokens, lease.output_tokens)
+                self.policy.charge(request, received, now, final=False)
             held = lease.held_tokens
             self.backends[lease.backend].kv.regrown(lease, now)
             if lease.held_tokens != held:

@@ -11,7 +11,6 @@ event at one engine asks that engine only, and a wake asks only the engines whos
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
@@ -138,7 +137,7 @@ class PoolRoom:
         self._opens = DueTimes()
         """Times at which an obstacle may disappear without an event."""
         self._changes = 0
-        self._changed: OrderedDict[str, int] = OrderedDict()
+        self._changed: dict[str, int] = {}
         """Number of the last change of each engine that changed since the last reset, the latest last."""
         self._full: dict[str, Obstacle] = {}
         """Engines without a slot for any request, which need not be asked until they change."""
@@ -164,9 +163,11 @@ class PoolRoom:
             self._full.clear()
             self._open = dict(self._backends)
             return
+        if engine in self._changed:
+            del self._changed[engine]
         self._changed[engine] = self._changes
-        self._changed.move_to_end(engine)
-        if self._full.pop(engine, None) is not None:
+        if engine in self._full:
+            del self._full[engine]
             self._open[engine] = self._backends[engine]
 
     def measure(self) -> None:

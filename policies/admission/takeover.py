@@ -101,7 +101,8 @@ def remove_backend(engine: AdmissionEngine, name: str, now: float) -> Sequence[D
 def snapshot(engine: AdmissionEngine) -> dict[str, object]:
     """Return the learned statistics as plain data that JSON can represent."""
     learned = {name: part.snapshot() for name, part in engine.policy.order.learned.items()}
-    return {"version": VERSION, "interactions": engine.interactions.paces.snapshot(), "policy": learned}
+    paces, start = engine.interactions.paces.snapshot(), engine.requests.engine_start.snapshot()
+    return {"version": VERSION, "interactions": paces, "policy": learned, "start": start}
 
 
 def read(engine: AdmissionEngine, learned: object) -> Read:
@@ -109,8 +110,10 @@ def read(engine: AdmissionEngine, learned: object) -> Read:
     version, interactions, policy = fields(learned, "version", "interactions", "policy")
     if version != VERSION:
         raise ValueError(f"version {version!r:.20}; this is version {VERSION}")
-    own, paces = engine.policy.order.learned, engine.interactions.paces
-    found = zip(own.values(), fields(policy, *own), strict=True) if policy else ()
+    own, paces, start = engine.policy.order.learned, engine.interactions.paces, engine.requests.engine_start
+    found = list(zip(own.values(), fields(policy, *own), strict=True)) if policy else []
+    if isinstance(learned, dict) and "start" in learned:  # snapshots of earlier versions have none
+        found.append((start, learned["start"]))
     return [(paces, paces.read(interactions)), *[(part, part.read(content)) for part, content in found]]
 
 

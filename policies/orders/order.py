@@ -82,6 +82,8 @@ class Order(ABC):
         """Starts of interactions wait for the working set, and calls inside interactions pass them."""
         self.has_prefill_parts = False
         """A tenant that is ahead begins no more prefill than its part while others' answers run (`PrefillParts`)."""
+        self.charges_ahead = False
+        """The expected output is charged at dispatch, so streamed output changes no counter until it is exceeded."""
         self.passes = False
         """A request that an engine has cached may go before the head (`Room.nearest`)."""
         self.backlog: Backlog | None = None

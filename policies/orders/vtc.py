@@ -86,7 +86,7 @@ class CounterOrder(Order):
         self.backlog = backlog
         self._cost = cost
         self.units = (cost, cost)
-        self._predict_output = predict_output
+        self.charges_ahead = predict_output
 
     def beside(self, engine: str) -> Order:
         of_this_kind: Any = type(self)
@@ -163,7 +163,7 @@ class CounterOrder(Order):
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         expected = request.progress.output_tokens_expected
-        if self._predict_output and not final and service.output < expected:
+        if self.charges_ahead and not final and service.output < expected:
             service = ServiceTokens(service.prompt, round(expected), service.cached)
         self._backlog.charge(request, self._cost(service))
         if final:

@@ -149,6 +149,10 @@ class Backlog:
                 tenant.going_first += flow.wake(start)
                 self._woke(flow)
 
+    def has_starts(self, tenant: str) -> bool:
+        """Return whether starts of this tenant sleep."""
+        return bool(self.starts) and self._by_tenant.get(tenant) in self.starts
+
     def first_start(self) -> Request | None:
         """Return the first sleeping start of the least served tenant, interactive if possible.
 

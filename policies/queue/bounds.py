@@ -97,7 +97,9 @@ class BoundedQueue:
     def __init__(self, limits: QueueLimits) -> None:
         self.requests: dict[str, Request] = {}
         self.limits = limits
-        self._tenants: dict[str, _TenantQueue] = {}
+        self._new: dict[str, Request] = {}
+        """Requests that are not filed by tenant and deadline yet. Most requests are dispatched before that."""
+        self._filed: dict[str, _TenantQueue] = {}
         self._deadlines: list[tuple[float, str]] = []
         self.bytes = 0
         self.places = Places()
@@ -108,6 +110,15 @@ class BoundedQueue:
 
     def get(self, request_id: str) -> Request | None:
         return self.requests.get(request_id)
+
+    @property
+    def _tenants(self) -> dict[str, _TenantQueue]:
+        """File the new requests, and return the waiting requests by tenant."""
+        if self._new:
+            new, self._new = self._new, {}
+            for request in new.values():
+                self._file(request)
+        return self._filed
 
     def place_of(self, request: Request) -> int:
         """Return the place of a request among its tenant's by arrival, from 1. O(requests of the tenant)."""
@@ -147,27 +158,31 @@ class BoundedQueue:
 
     def add(self, request: Request, *, front: bool = False) -> None:
         """Queue the request. `front`: it returns from an engine, and counts as the oldest of its tenant."""
-        self.requests[request.id] = request
-        tenant = self._tenants.get(request.flow.tenant)
-        if tenant is None:
-            tenant = self._tenants[request.flow.tenant] = _TenantQueue()
-        queue = tenant.inside if request.progress.inside else tenant.starts
-        queue[request.id] = request
+        self.requests[request.id] = self._new[request.id] = request
+        self.bytes += request.body_bytes
         if front:
-            queue.move_to_end(request.id, last=False)
+            own = self._tenants[request.flow.tenant]
+            (own.inside if request.progress.inside else own.starts).move_to_end(request.id, last=False)
+
+    def _file(self, request: Request) -> None:
+        tenant = self._filed.get(request.flow.tenant)
+        if tenant is None:
+            tenant = self._filed[request.flow.tenant] = _TenantQueue()
+        (tenant.inside if request.progress.inside else tenant.starts)[request.id] = request
         tenant.bytes += request.body_bytes
         tenant.weight = request.weight
-        self.bytes += request.body_bytes
         heappush(self._deadlines, (request.progress.deadline_s, request.id))
 
     def remove(self, request: Request) -> None:
         del self.requests[request.id]
-        tenant = self._tenants[request.flow.tenant]
+        self.bytes -= request.body_bytes
+        if self._new.pop(request.id, None) is not None:
+            return
+        tenant = self._filed[request.flow.tenant]
         del (tenant.inside if request.progress.inside else tenant.starts)[request.id]
         tenant.bytes -= request.body_bytes
         if not tenant.starts and not tenant.inside:
-            del self._tenants[request.flow.tenant]
-        self.bytes -= request.body_bytes
+            del self._filed[request.flow.tenant]
         if len(self._deadlines) > 2 * len(self.requests) + 64:  # most entries are stale
             self._deadlines = [(each.progress.deadline_s, each.id) for each in self.requests.values()]
             heapify(self._deadlines)
@@ -183,7 +198,7 @@ class BoundedQueue:
 
     def earliest_deadline_s(self) -> float:
         """Return the time at which the first waiting request expires; inf if none waits."""
-        while self._deadlines:
+        while self._tenants and self._deadlines:
             deadline_s, request_id = self._deadlines[0]
             request = self.requests.get(request_id)
             if request is not None and request.progress.deadline_s == deadline_s:

@@ -6,7 +6,10 @@ ends when an engine comes into service.
 
 from __future__ import annotations
 
+from typing import Any
+
 from policies.averages import QUICK
+from policies.plain_data import rows
 
 
 class EngineStart:
@@ -57,3 +60,19 @@ class EngineStart:
         self._usual_s += part * (took_s - self._usual_s)
         self._starts += 1
         return True
+
+    # --- snapshots ---
+
+    def snapshot(self) -> list[list[object]]:
+        """Return one row of [usual seconds, their deviation, starts]."""
+        return [[self._usual_s, self._deviation_s, self._starts]]
+
+    def read(self, learned: object) -> list[list[Any]]:
+        """Parse a snapshot for `adopt`. Raise ValueError if the snapshot is not valid."""
+        return rows(learned, (float, float, int))
+
+    def adopt(self, theirs: list[list[Any]]) -> None:
+        """Replace the usual time if the snapshot has more starts."""
+        for usual_s, deviation_s, starts in theirs:
+            if starts > self._starts:
+                self._usual_s, self._deviation_s, self._starts = float(usual_s), float(deviation_s), starts

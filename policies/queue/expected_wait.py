@@ -100,18 +100,13 @@ class GateState(NamedTuple):
     answer_s: float
     """Guess of the seconds of an answer; at the working set, the seconds for which a context counts."""
 
-    @property
-    def is_behind_a_start(self) -> bool:
-        """Return whether a start of the gate's tenant waits for the working set."""
-        return self.backlog is not None and len(_starts(self.backlog, self.gate.starts_of)) > 0
-
     def is_empty(self, tenant: str) -> bool:
         """Return whether nothing waits at the gate. `tenant`: that of a request that passed the gate."""
         gate, backlog = self.gate, self.backlog
         if backlog is None:
             return self.queued == 0
         if gate.starts_of:
-            return not self.is_behind_a_start
+            return not backlog.has_starts(gate.starts_of)
         own = backlog.tenant(tenant)
         if gate.node:
             return gate.node not in backlog.full and (own is None or own.queued == 0)

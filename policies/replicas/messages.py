@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from policies.capacity.gauges import Grant
 from policies.limits.sliding_counts import NOTHING, Measures
 from policies.request import BATCH, is_batch
-from policies.tree.node import Usage
+from policies.tree.node import NodeUsage
 
 NUMBER_MAX: Final = 1e18
 """Largest number in a report: more than any gateway counts, and sums of it fit into 64 bits."""
@@ -194,7 +194,7 @@ class ReplicaReport(NamedTuple):
     charges: list[Charge]
     tallies: list[CountDelta]
     calls: list[CallDelta]
-    usage: list[Usage]
+    usage: list[NodeUsage]
     """Usage of the nodes of the pool's tree. Without a pool: requests queued and dispatched, of members with a limit on
     concurrent ones."""
     lefts: list[Left]
@@ -217,7 +217,7 @@ class ReplicaView(NamedTuple):
     counted: list[Counted]
     opened: list[Opened | None]
     """Interactions asked for; None if not open."""
-    usage: list[Usage]
+    usage: list[NodeUsage]
     """Sums over all other gateways."""
     left: Left | None
     """The tenant that left last at any gateway, as far as the store knows."""

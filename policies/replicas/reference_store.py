@@ -36,7 +36,7 @@ from policies.replicas.messages import (
     line_of,
 )
 from policies.replicas.schedule import ALONE_S, WAITS_S
-from policies.tree.node import Usage
+from policies.tree.node import NodeUsage
 
 MEMBER_MS: Final = 3000 * ALONE_S
 """Silence after which a gateway has no part of any engine."""
@@ -376,9 +376,9 @@ def _part(free: int, wanted_before: int, wanted_elsewhere: bool, needed: int, wa
     return max(0, rounded_down(free / live))
 
 
-def _sum_usage(others: list[_Other]) -> list[Usage]:
+def _sum_usage(others: list[_Other]) -> list[NodeUsage]:
     sums: dict[tuple[str, int], float] = {}
     for other in others:
         for node, resource, amount in other.record.usage:
             sums[node, resource] = sums.get((node, resource), 0.0) + amount
-    return [Usage(node, resource, amount) for (node, resource), amount in sums.items()]
+    return [NodeUsage(node, resource, amount) for (node, resource), amount in sums.items()]

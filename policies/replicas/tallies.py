@@ -17,7 +17,7 @@ from policies.limits.quotas import WINDOWS, Quotas, wanted
 from policies.limits.sliding_counts import LOST, NOTHING, PLACES, TAKES_BACK, Measures, SlidingCounts
 from policies.replicas.messages import CountDelta, Counted
 from policies.request import Request
-from policies.tree.node import SEQUENCES, Usage
+from policies.tree.node import SEQUENCES, NodeUsage
 
 RESERVED: Final = 4
 """Divisor of reservations: a gateway reserves 1 / (RESERVED * gateways) of what is left of an active member's limit."""
@@ -130,17 +130,17 @@ class SharedQuotas:
             found += counts.report(most, partial(self._reserve, window))
         return found
 
-    def usage(self) -> list[Usage]:
+    def usage(self) -> list[NodeUsage]:
         """Return the requests under way here, of members with a limit on concurrent requests."""
         quotas = self.quotas
-        rows = [Usage(member, SEQUENCES, requests) for member, requests in quotas.under_way.items()]
+        rows = [NodeUsage(member, SEQUENCES, requests) for member, requests in quotas.under_way.items()]
         return [row for row in rows if any([rule.window < 0 for rule in quotas.rules(row.node)])]
 
     def receive(
         self,
         counted: Sequence[Counted],
         gateways: int,
-        usage: Sequence[Usage],
+        usage: Sequence[NodeUsage],
         *,
         is_forgotten: bool = False,
     ) -> None:

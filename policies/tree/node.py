@@ -37,7 +37,7 @@ LEAST_PART: Final = 0.01
 """Fraction of a node for its children without a floor. Floors that add up to the whole node would starve them."""
 
 
-class Usage(NamedTuple):
+class NodeUsage(NamedTuple):
     """One number that a gateway reports of a node to other gateways. The numbers of several gateways are added."""
 
     node: str

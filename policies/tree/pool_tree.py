@@ -40,7 +40,7 @@ from policies.tree.node import (
     WEIGHT,
     ClassLine,
     Node,
-    Usage,
+    NodeUsage,
 )  # fmt: skip
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
@@ -55,7 +55,7 @@ class PoolTree:
         self._capacity = (inf, inf)
         self.sharers = 1
         """Gateways that each keep to an equal part of every limit: more than 1 while their usage is unknown."""
-        self._rows: Sequence[Usage] = ()
+        self._rows: Sequence[NodeUsage] = ()
         """Sums of the rows that the other gateways report."""
         self._begin(terms if terms is not None else Tree())
 
@@ -188,7 +188,7 @@ class PoolTree:
         return 0 if node is None else int(node.used[SEQUENCES])
 
     def remembered(self) -> int:
-        """Return the number of tenants in memory."""
+        """Return the number of tenants with requests, contexts or limits."""
         return len(self._tenants)
 
     @property
@@ -206,23 +206,23 @@ class PoolTree:
         lines = [(leaf, node) for name, node in self._tenants.items() for leaf in (name, f"{name}{BATCH}")]
         return {leaf: int(tokens) for leaf, node in lines if (tokens := node.here(_contexts_of(leaf)))}
 
-    def report(self, rows_max: int) -> list[Usage]:
+    def report(self, rows_max: int) -> list[NodeUsage]:
         """Return the rows for other gateways: usage, and presence.
 
         Of each, the `rows_max` tenants with most have rows of their own. The usage of others is added to their groups.
         """
-        rows: list[Usage] = []
+        rows: list[NodeUsage] = []
         for resource in RESOURCES:
             amounts: dict[str, float] = {}
             tenants = [(-amount, node.name, node) for node in self._tenants.values() if (amount := node.here(resource))]
             for place, (less, _, node) in enumerate(sorted(tenants)):
                 name = (node if place < rows_max else node.parent or node).name
                 amounts[name] = amounts.get(name, 0.0) - less
-            rows += [Usage(name, resource, amount) for name, amount in amounts.items()]
+            rows += [NodeUsage(name, resource, amount) for name, amount in amounts.items()]
         lines = [(leaf, self._line(leaf)) for name in self._tenants for leaf in (name, f"{name}{BATCH}")]
         present = [(leaf, line) for leaf, line in lines if line.present > (leaf in self._elsewhere)][:rows_max]
-        weights = [Usage(leaf, WEIGHT, line.weight) for leaf, line in present if line.weight != 1.0]
-        return [*rows, *[Usage(leaf, PRESENT, 1) for leaf, _ in present], *weights]
+        weights = [NodeUsage(leaf, WEIGHT, line.weight) for leaf, line in present if line.weight != 1.0]
+        return [*rows, *[NodeUsage(leaf, PRESENT, 1) for leaf, _ in present], *weights]
 
     # --- events ---
 
@@ -275,7 +275,7 @@ class PoolTree:
         self._use(node, _contexts_of(leaf), tokens)
         self._forget(node)
 
-    def set_elsewhere(self, rows: Sequence[Usage], sharers: int = 1) -> None:
+    def set_elsewhere(self, rows: Sequence[NodeUsage], sharers: int = 1) -> None:
         """Replace the sums of the rows that other gateways report (`report`)."""
         self._rows = rows
         before, self._used_elsewhere = self._used_elsewhere, {}

@@ -22,7 +22,7 @@ METRICS = [
 ]
 OWNERS = {
     "vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "tensorrt_llm": "tensorrt-llm", "library": "ollama",
-    "lmdeploy": "lmdeploy", "modular": "max", "openai": "openai", "": "openai", "system": "openai",
+    "lmdeploy": "lmdeploy", "local": "openai", "openai": "openai", "": "openai", "system": "openai",
 }  # fmt: skip
 
 
@@ -66,7 +66,7 @@ SNAPSHOTS = {
     "tensorrt-llm-1.2-metrics.txt": Gauges(1.0, 3, 1, 0.62, 32_000, 32),
     "lmdeploy-0.18-metrics.txt": Gauges(1.0, 6, 1, 0.375, prompt_tokens_total=1000, output_tokens_total=2000),
     "lmdeploy-0.9-metrics.txt": Gauges(1.0, 5, 10, prompt_tokens_total=900, output_tokens_total=1000),
-    "max-26.7-metrics.txt": Gauges(1.0, 4, 5),
+    "max-26.7-metrics.txt": Gauges(1.0, 8, 2, 16 / 256),
 }  # fmt: skip
 
 
@@ -93,6 +93,17 @@ def test_json_that_is_no_page_is_an_error_or_nothing(kind: str, text: str) -> No
         assert found is None or not found.running
 
 
+def test_max_tells_what_runs_apart_from_what_waits_only_after_a_step() -> None:
+    text = page("max-26.7-metrics.txt")
+    lines = [line for line in text.splitlines() if "num_requests_queued" not in line and "cache_num" not in line]
+    for queued, running in (("", None), ("\nmaxserve_num_requests_queued 9.0\n", 1)):
+        found = KINDS["max"]().snapshot("\n".join(lines) + queued, 1.0)
+        assert found is not None
+        assert (found.running, found.waiting) == (running, 9 if queued else None)
+    idle = KINDS["max"]().snapshot("maxserve_num_requests_running 0.0\n", 1.0)
+    assert idle == Gauges(1.0, 0)
+
+
 def test_facts_that_no_gauge_tells() -> None:
     llama, tgi, ollama = LlamaCppAdapter(), TgiAdapter(), OllamaAdapter()
     llama.read_facts(page("llama.cpp-2026-10-props.json"))
@@ -106,12 +117,12 @@ def test_facts_that_no_gauge_tells() -> None:
 def test_a_description_says_what_was_found_and_what_is_missing() -> None:
     llama = LlamaCppAdapter()
     llama.read_facts(page("llama.cpp-2026-10-props.json"))
-    assert llama.description().startswith("llama.cpp: 2 slots of 8,192 tokens; counts the output")
+    assert llama.description().startswith("llama.cpp: 2 slots of 8,192 tokens; reports the output")
     assert "tenants share its prompt cache" in llama.description()
-    for name, kind in KINDS.items():
+    for kind in KINDS.values():
         assert kind().description().startswith(kind.title)
-        assert kind.gaps or name == "vllm"
-        assert kind.takes_cache_salt or name == "openai" or any("tenants share" in gap for gap in kind.gaps)
+        assert kind.gaps
+        assert kind.takes_cache_salt or any("tenants share" in gap for gap in kind.gaps)
 
 
 @pytest.mark.parametrize(

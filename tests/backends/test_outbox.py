@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import struct
 from collections.abc import AsyncIterator
 
 import pytest
@@ -132,3 +133,15 @@ async def test_a_write_that_fails_ends_its_own_connection_only(
     assert "a write failed" in caplog.text
     assert broken.transport.is_closing()
     assert other.there() == b"2"
+
+
+async def test_the_end_of_a_connection_that_the_peer_has_reset_is_no_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=near)
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        far.close()
+        Outlet(Outbox(), transport).write_eof()
+        transport.abort()
+        await turn()

@@ -251,7 +251,7 @@ async def _hear_news(data: bytes) -> None:
 
 def read_seen(data: bytes) -> None:
     """Whatever another process says of how it stands, it can be shown beside this one, or is ignored."""
-    own = GatewaySnapshot(0.0, [], None, 1, [], [])
+    own = GatewaySnapshot(0.0, [], None, 1, [])
     try:
         found, _, _ = decoded(data)
     except ValueError:

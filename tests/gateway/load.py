@@ -49,7 +49,7 @@ class Load:
 
     async def service(self, answers: int) -> dict[str, int]:
         """Tokens of each tenant while so many answers were given, both always wanting more."""
-        await until(lambda: self.answers >= 50)
+        await until(lambda: self.answers >= 50 or self._failed())
         before, first = dict(self.tokens), self.answers
         await until(lambda: self.answers >= first + answers or self._failed())
         after = dict(self.tokens)

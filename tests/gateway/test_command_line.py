@@ -223,7 +223,8 @@ async def test_sigterm_lets_a_stream_end_and_takes_no_more(tmp_path: Path, worke
             with pytest.raises(aiohttp.ClientConnectionError):
                 await gate.ask()
             async with gate.http.get(gate.admin + "/ready") as ready:
-                assert (ready.status, (await ready.json())["why_not"]) == (503, ["shutting down"])
+                assert ready.status == 503
+                assert "shutting down" in str((await ready.json())["why_not"])  # a worker without requests has ended
             engine.go_on.set()
             assert await response.content.read() == token("b", "stop") + DONE
         assert await gate.command.ended() == 0

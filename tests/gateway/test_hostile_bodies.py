@@ -188,6 +188,7 @@ async def test_each_api_reads_its_own_limits(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
         for path, fields, wrong in LIMITS:
             body = {"model": MODEL, "messages": [], "input": "x", "prompt": "x", **fields}
+            upstream.requests.clear()
             got = await live.ask(path, body)
             if wrong is None:
                 assert got.status == 200, path

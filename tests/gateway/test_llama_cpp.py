@@ -202,7 +202,7 @@ async def test_check_says_what_an_engine_is_and_cannot_tell(model: Path, tmp_pat
         file.write_text(f"pools: [{{name: a, backends: [{{url: '{server.url}', name: laptop}}]}}]\nopen_access: true\n")
         code, out, _ = await run("check", str(file), "--probe")
         assert code == 0
-        assert f"pool a: laptop: llama.cpp: {SLOTS} slots of {CONTEXT:,} tokens; counts the output" in out
+        assert f"pool a: laptop: llama.cpp: {SLOTS} slots of {CONTEXT:,} tokens; reports the output" in out
         assert "; serves simulated" in out
     code, out, _ = await run("check", str(file), "--probe")
     assert code == 1

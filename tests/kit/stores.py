@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Any
 
 from gateway.storage.redis.redis_store import RedisStore
@@ -33,13 +33,12 @@ async def scripted(version: str) -> AsyncIterator[str]:
     """A server that knows INFO, since none so old can be installed."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while b"INFO" not in await reader.readuntil(b"server\r\n"):
-            pass
-        body = b"# Server\r\nredis_version:%s\r\nredis_mode:standalone\r\n" % version.encode()
-        writer.write(b"$%d\r\n%s\r\n" % (len(body), body))
-        await reader.read()
-        writer.close()
+        with suppress(asyncio.IncompleteReadError, ConnectionError), closing(writer):
+            while b"INFO" not in await reader.readuntil(b"server\r\n"):
+                pass
+            body = b"# Server\r\nredis_version:%s\r\nredis_mode:standalone\r\n" % version.encode()
+            writer.write(b"$%d\r\n%s\r\n" % (len(body), body))
+            await reader.read()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
+    with closing(await asyncio.start_server(serve, "127.0.0.1", 0)) as server:
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"

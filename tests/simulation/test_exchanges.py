@@ -29,7 +29,7 @@ from policies.replicas.messages import (
     Unsound,
 )
 from policies.replicas.reference_store import ReferenceStore
-from policies.tree.node import SEQUENCES, Usage
+from policies.tree.node import SEQUENCES, NodeUsage
 from tests.redis_server import redis_client
 from tests.simulation.replicas import as_plain
 
@@ -284,7 +284,7 @@ SOUND = ReplicaReport(
     [Charge("a", 1.0, -0.5, True), Charge("a\x1fx", 1.0, 1.0, False)],
     [CountDelta("users:a", 7, 180, (1, 1, -1, 2), (1, 1, 1, 1), 5)],
     [CallDelta("i", 1, -1, -1.0, 60.0, False)],
-    [Usage("a", SEQUENCES, 1)],
+    [NodeUsage("a", SEQUENCES, 1)],
     [Left("", "a", 1.0, 1.0)],
     1.0,
 )

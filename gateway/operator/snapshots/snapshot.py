@@ -14,6 +14,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.operator.snapshots.spans import Running, running
 from gateway.telemetry.access_log import hidden
@@ -384,7 +385,7 @@ def moved(one: GatewaySnapshot, by_s: float) -> GatewaySnapshot:
 
 def ended(end: End, by_s: float) -> End:
     """Convert the times of an end for a process whose monotonic clock is `by_s` ahead."""
-    return end._replace(dispatched_s=end.dispatched_s + by_s, ended_s=end.ended_s + by_s)
+    return replace(end, dispatched_s=end.dispatched_s + by_s, ended_s=end.ended_s + by_s)
 
 
 _encode = msgspec.msgpack.Encoder().encode

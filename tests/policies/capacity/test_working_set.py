@@ -16,7 +16,7 @@ from policies.capacity.working_set import WorkingSet
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Refusal, Request, ServiceTokens, of_batch
-from policies.tree.node import CONTEXTS, Usage
+from policies.tree.node import CONTEXTS, NodeUsage
 from policies.tree.pool_tree import PoolTree
 from tests.policies.agents import HOLD_S, K, Pool, call, full
 from tests.policies.making import dispatched, make_request
@@ -347,7 +347,7 @@ def test_gateways_that_do_not_hear_of_each_other_have_an_equal_part_of_the_cache
 
 
 def counts_elsewhere(pool: Pool, **tokens: int) -> None:
-    pool.engine.requests.tree.set_elsewhere([Usage(tenant, CONTEXTS, held) for tenant, held in tokens.items()])
+    pool.engine.requests.tree.set_elsewhere([NodeUsage(tenant, CONTEXTS, held) for tenant, held in tokens.items()])
 
 
 def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:

@@ -183,3 +183,20 @@ def test_of_a_tenant_that_gives_way_who_came_back_in_time_gives_way_last() -> No
         enter(room, request)
     requests[2].progress.came_back = Refusal.QUEUE_FULL
     assert room.giving_way(make_request("b"), 0.0) == [requests[1]]
+
+
+@pytest.mark.parametrize("is_read_between", [False, True])
+def test_what_has_left_is_in_no_list_whether_or_not_the_lists_were_read_meanwhile(is_read_between: bool) -> None:
+    room = BoundedQueue(LIMITS)
+    gone, stays, back = (make_request("a", body_bytes=number) for number in (1, 2, 3))
+    for request in (gone, stays):
+        enter(room, request)
+    if is_read_between:
+        assert room.of_tenant("a") == [gone, stays]
+    room.remove(gone)
+    room.add(back, front=True)
+    assert room.of_tenant("a") == [back, stays]
+    assert (room.bytes, room.by_tenant()["a"].requests) == (5, 2)
+    room.remove(stays)
+    room.remove(back)
+    assert (room.of_tenant("a"), room.by_tenant(), room.earliest_deadline_s()) == ([], {}, float("inf"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import inf
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from policies.admission.decisions import Decision, Dispatch, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.admission.takeover import stranded
+from policies.admission.takeover import adopt, read, snapshot, stranded
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.queue.engine_start import EngineStart
@@ -156,6 +157,52 @@ def test_starts_that_deviate_are_told_with_their_deviation() -> None:
     assert 4.0 < start.left_s(1024.0) < 9.0
     start.s_max = 0.0
     assert start.left_s(1000.0) == 0.0, "a reload has taken the bound away"
+
+
+def kept(engine: AdmissionEngine, **changes: object) -> object:
+    """Return what is kept of an engine, as it is read from a file."""
+    return json.loads(json.dumps({**snapshot(engine), **changes}))
+
+
+def test_the_usual_time_of_a_start_is_kept_over_a_restart() -> None:
+    before, after = engine_of(), engine_of()
+    starts(before, 0.0, 20.0)
+    starts(before, 100.0, 30.0)
+    adopt(read(after, kept(before)))
+    for engine in (before, after):
+        engine.requests.engine_start.wanted(1000.0)
+    for now in (1000.0, 1024.0, 1100.0):
+        assert after.requests.engine_start.left_s(now) == before.requests.engine_start.left_s(now)
+    assert after.requests.engine_start.usual_s == 25.0
+
+
+def test_of_two_usual_times_of_a_start_the_one_with_more_starts_counts() -> None:
+    once, twice, never = engine_of(), engine_of(), engine_of()
+    starts(once, 0.0, 20.0)
+    for number in range(2):
+        starts(twice, number * 100.0, 50.0)
+    adopt(read(twice, kept(once)))
+    adopt(read(once, kept(twice)))
+    assert twice.requests.engine_start.usual_s == once.requests.engine_start.usual_s == 50.0
+    adopt(read(once, kept(never)))
+    assert once.requests.engine_start.usual_s == 50.0
+    adopt(read(never, kept(never)))
+    assert never.requests.engine_start.usual_s == START_S_MAX
+
+
+@pytest.mark.parametrize("start", [None, {}, [1], [[1.0, 2.0]], [[-1.0, 0.0, 1]], [["x", 0.0, 1]], [[1.0, 0.0, 1.5]]])
+def test_a_usual_time_that_cannot_be_is_refused(start: object) -> None:
+    engine = engine_of()
+    with pytest.raises(ValueError, match=r"expected|could have been learned"):
+        read(engine, kept(engine, start=start))
+
+
+def test_what_an_earlier_version_kept_is_read() -> None:
+    engine = engine_of()
+    earlier = kept(engine)
+    assert isinstance(earlier, dict)
+    del earlier["start"]
+    assert len(read(engine, earlier)) == len(read(engine, kept(engine))) - 1
 
 
 class Cycles:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.replicas.messages import REPORTED_MAX
-from policies.tree.node import SEQUENCES, Usage
+from policies.tree.node import SEQUENCES, NodeUsage
 from policies.tree.pool_tree import PoolTree
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 from tests.policies.making import make_request
@@ -46,7 +46,7 @@ def test_what_a_tenant_and_its_group_run_elsewhere_is_counted_once() -> None:
     assert (two.running("a"), two.running(" g")) == (2, 2)
     runs(two, "b")
     assert two.running(" g") == 3
-    assert Usage("b", SEQUENCES, 1) in two.report(REPORTED_MAX), "what is reported is what runs here"
+    assert NodeUsage("b", SEQUENCES, 1) in two.report(REPORTED_MAX), "what is reported is what runs here"
     assert two.full_for(make_request("b")) is None
     runs(two, "b")
     assert two.full_for(make_request("b")) is not None

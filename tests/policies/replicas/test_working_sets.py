@@ -16,7 +16,7 @@ from policies.replicas.messages import REPORTED_MAX
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.reference_store import ReferenceStore
 from policies.request import Claim, Request, ServiceTokens
-from policies.tree.node import CONTEXTS, Usage
+from policies.tree.node import CONTEXTS, NodeUsage
 from policies.tree.terms import ROOT
 from tests.policies.agents import HOLD_S, K, teach
 from tests.policies.making import dispatched, make_request
@@ -193,7 +193,7 @@ def test_a_report_names_so_many_tenants_and_sums_the_others() -> None:
         pool.syncs(0)
     usage = pool.replicas[0].report(pool.now).usage
     assert len(usage) == REPORTED_MAX + 1
-    assert Usage(ROOT, CONTEXTS, 10 * 11) in usage
+    assert NodeUsage(ROOT, CONTEXTS, 10 * 11) in usage
     pool.syncs(0, 1)
     assert pool.engines[1].working_set.tokens_in_all == pool.tokens()
 

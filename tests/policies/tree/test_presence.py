@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from policies.request import of_batch
-from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, PRESENT, SEQUENCES, TOKENS, WEIGHT, Usage
+from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, PRESENT, SEQUENCES, TOKENS, WEIGHT, NodeUsage
 from policies.tree.pool_tree import PoolTree
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 from tests.policies.capacity.test_working_set import HOLD_S, Pool, call
@@ -62,7 +62,7 @@ def test_whoever_is_present_at_another_gateway_has_a_part_there_and_here() -> No
     tree, asked = PoolTree(), make_request("a")
     tree.arrived(asked, 1.0)
     rows = [
-        Usage("b", SEQUENCES, 6), Usage("c", CONTEXTS, 500), Usage("b", PRESENT, 2), Usage("b", WEIGHT, 6.0),
+        NodeUsage("b", SEQUENCES, 6), NodeUsage("c", CONTEXTS, 500), NodeUsage("b", PRESENT, 2), NodeUsage("b", WEIGHT, 6.0),
     ]  # fmt: skip
     tree.set_elsewhere(rows)
     assert tree.share("a", 1.0) == 0.25, "two gateways say that `b` has a weight of 3"

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from policies.request import of_batch
-from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, PRESENT, SEQUENCES, WEIGHT, Usage
+from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, PRESENT, SEQUENCES, WEIGHT, NodeUsage
 from policies.tree.pool_tree import PoolTree
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 from tests.policies.making import make_request
@@ -32,14 +32,14 @@ def test_contexts_count_without_groups_too_and_nothing_is_left_of_a_tenant_when_
         tree.hold(leaf, -tokens)
     assert counted(tree) == (0, 0)
     assert tree.report(256) == []
-    assert not tree._tenants, "a tenant that is gone takes no memory"
+    assert tree.remembered() == 0, "a tenant that is gone takes no memory"
 
 
 @pytest.mark.parametrize("terms", [Tree(), GROUP], ids=["to none", "to a group"])
 def test_contexts_stay_when_a_reload_moves_their_tenants(terms: Tree) -> None:
     tree = PoolTree(Tree() if terms is GROUP else GROUP)
     tree.hold("a", 100)
-    tree.set_elsewhere([Usage(ROOT, CONTEXTS, 10), Usage("a", CONTEXTS, 40)])
+    tree.set_elsewhere([NodeUsage(ROOT, CONTEXTS, 10), NodeUsage("a", CONTEXTS, 40)])
     tree.regroup(terms, [], [])
     assert (counted(tree), tree.contexts("a"), tree.contexts_here()) == ((150, 0), 140, {"a": 100})
     tree.set_elsewhere([])
@@ -49,7 +49,7 @@ def test_contexts_stay_when_a_reload_moves_their_tenants(terms: Tree) -> None:
 
 def test_a_tenant_that_only_has_contexts_elsewhere_any_more_keeps_its_node() -> None:
     tree = PoolTree(GROUP)
-    rows = [Usage("a", PRESENT, 1), Usage("a", WEIGHT, 2.0), Usage("a", CONTEXTS, 7)]
+    rows = [NodeUsage("a", PRESENT, 1), NodeUsage("a", WEIGHT, 2.0), NodeUsage("a", CONTEXTS, 7)]
     tree.set_elsewhere(rows[:2])
     tree.set_elsewhere(rows)
     tree.set_elsewhere(rows[2:])
@@ -60,7 +60,7 @@ def test_a_tenant_that_only_has_contexts_elsewhere_any_more_keeps_its_node() -> 
 def test_a_tenant_that_is_present_at_several_gateways_is_present_once_with_its_weight() -> None:
     tree = PoolTree(Tree({"g": Placing(ROOT, GroupSettings())}, {}))
     tree.arrived(make_request("b"), 1.0)
-    tree.set_elsewhere([Usage("a", PRESENT, 3), Usage("a", WEIGHT, 9.0)])
+    tree.set_elsewhere([NodeUsage("a", PRESENT, 3), NodeUsage("a", WEIGHT, 9.0)])
     assert tree.share("a", 1.0) == pytest.approx(0.75)
     tree.set_elsewhere([])
     assert tree.share("b", 1.0) == 1.0
@@ -120,8 +120,8 @@ def test_what_others_report_counts_once_at_each_node_and_goes_again(seed: int) -
         assert (tree.pool.used, tree.report(256)) == ([0.0] * 4, [])
 
 
-def summed(reports: list[list[Usage]]) -> Sequence[Usage]:
+def summed(reports: list[list[NodeUsage]]) -> Sequence[NodeUsage]:
     sums: dict[tuple[str, int], float] = {}
     for node, resource, amount in (row for report in reports for row in report):
         sums[node, resource] = sums.get((node, resource), 0.0) + amount
-    return [Usage(node, resource, amount) for (node, resource), amount in sums.items()]
+    return [NodeUsage(node, resource, amount) for (node, resource), amount in sums.items()]

@@ -1,9 +1,9 @@
-"""The bytes of vLLM 0.32's answers to the endpoints that only tests ask a simulated engine for."""
+"""The bytes of vLLM 0.32's answers: Responses, Anthropic Messages and embeddings. `shapes` has chat and completions."""
 
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -18,7 +18,7 @@ from backends.simulated.calls import (
     texts,
 )
 from backends.simulated.engine_profiles import EngineProfile
-from backends.simulated.shapes import ABORT, SimulatedAnswer
+from backends.simulated.shapes import ABORT, ChatAnswer, CompletionAnswer, SimulatedAnswer
 
 _dumps = msgspec.json.encode
 
@@ -196,8 +196,13 @@ class EmbeddingsAnswer(SimulatedAnswer):
         }
 
 
+FORMATS: Final[tuple[type[SimulatedAnswer], ...]] = (
+    ChatAnswer, CompletionAnswer, ResponsesAnswer, MessagesAnswer, EmbeddingsAnswer,
+)  # fmt: skip
+
+
 async def tokenized(request: web.Request, profile: EngineProfile) -> web.Response:
-    """The answer at /tokenize."""
+    """Return the answer at /tokenize."""
     try:
         body = await request.json()
         text = str(body["prompt"]).encode() if "prompt" in body else render_chat(body.get("messages"))

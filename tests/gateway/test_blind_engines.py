@@ -1,0 +1,45 @@
+"""An engine that says nothing of its load, and answers one request after the other, is sent few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from policies.capacity.slots import FIRST_SLOTS
+from tests.gateway.capture import STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, chunk, token
+from tests.gateway.live import MODEL, Starter, chat
+
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant"}}],"model":"%b"}\n\n' % MODEL.encode()
+
+
+class OneByOne(Upstream):
+    """As `transformers serve`: each stream gets its role at once and its tokens in its turn, and no `[DONE]`."""
+
+    def __init__(self) -> None:
+        super().__init__(self._answer)
+        self._turn = asyncio.Lock()
+        self.inside = self.most_inside = 0
+
+    async def _answer(self, seen: Seen, peer: Peer) -> None:
+        self.inside += 1
+        self.most_inside = max(self.most_inside, self.inside)
+        await peer.send(STREAM_HEAD + chunk(ROLE))
+        async with self._turn:
+            await peer.send(chunk(token("a")))
+            await asyncio.sleep(0)
+            self.inside -= 1
+            await peer.send(chunk(token("b", "length")) + STREAM_END)
+
+
+async def test_the_role_alone_is_no_sign_that_the_engine_has_begun(start: Starter) -> None:
+    async with OneByOne() as engine:
+        pool = {"name": "pool", "backends": [{"url": engine.url, "engine": "openai"}]}
+        async with start(pools=[pool]) as live:
+
+            async def ask_often() -> None:
+                for _ in range(10):
+                    assert (await live.ask("/v1/chat/completions", chat(stream=True))).status == 200
+
+            await asyncio.gather(*[ask_often() for _ in range(40)])
+            target = live.gateway.pools[0].config.capacity.waiting_target
+            assert engine.most_inside <= FIRST_SLOTS + 2 * target
+            assert live.holds_nothing()
