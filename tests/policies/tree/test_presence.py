@@ -62,8 +62,11 @@ def test_whoever_is_present_at_another_gateway_has_a_part_there_and_here() -> No
     tree, asked = PoolTree(), make_request("a")
     tree.arrived(asked, 1.0)
     rows = [
-        NodeUsage("b", SEQUENCES, 6), NodeUsage("c", CONTEXTS, 500), NodeUsage("b", PRESENT, 2), NodeUsage("b", WEIGHT, 6.0),
-    ]  # fmt: skip
+        NodeUsage("b", SEQUENCES, 6),
+        NodeUsage("c", CONTEXTS, 500),
+        NodeUsage("b", PRESENT, 2),
+        NodeUsage("b", WEIGHT, 6.0),
+    ]
     tree.set_elsewhere(rows)
     assert tree.share("a", 1.0) == 0.25, "two gateways say that `b` has a weight of 3"
     assert tree.part(asked) == 0.2, "of what can be held `c` has a part as well"
