@@ -34,7 +34,7 @@ def parts_of(config: Config) -> dict[str, PoolPart]:
     found = dict.fromkeys([GROUP + group.name for group in config.groups], 0.0)
     around = config.around
     for tenant in config.tenants:
-        found[tenant.name] = tenant.weight / whole if tree.is_flat else tree.share(tenant.name)
+        found[tenant.name] = tenant.weight / whole if tree.is_flat else tree.share(tenant.name, tenant.weight)
         for group in around[tenant.name]:
             found[GROUP + group] += found[tenant.name]
     sections: dict[str, Grouped] = {GROUP + group.name: group for group in config.groups}

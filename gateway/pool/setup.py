@@ -42,7 +42,7 @@ def setup_of(
         interactions=shared.interactions,
         quotas=shared.quotas,
         tree=shared.tree,
-        remembered=Remembered(*[gateway.bounds.of(table) for table in ("decisions", "lengths", "tenants")]),
+        remembered=Remembered(*[gateway.bounds.of(table) for table in ("decisions", "lengths")]),
     )
 
 

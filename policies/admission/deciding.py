@@ -16,7 +16,6 @@ from policies.admission.lifecycle import IllegalEvent, UnknownRequest
 from policies.admission.policy import Policy
 from policies.admission.request_ledger import NO_SERVICE, RequestLedger
 from policies.admission.room import Elsewhere, PoolRoom
-from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.ledger import LOOK_AGAIN_S
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -42,8 +41,6 @@ class Remembered(NamedTuple):
     decisions_max: int = RECENT_MAX
     lengths_max: int = APPS_MAX
     """Apps whose answer lengths are remembered."""
-    tenants_max: int = 10_000
-    """Tenants without requests that still count as active."""
 
 
 REMEMBERED: Final = Remembered()
@@ -70,12 +67,11 @@ class Deciding:
         self.capacity = capacity or CapacitySettings()
         self.interactions = interactions if interactions is not None else Interactions()
         lengths = lengths if lengths is not None else OutputLengths(populations_max=remembered.lengths_max)
-        tenants = FairShares(tenants_max=remembered.tenants_max)
         shares = PoolTree(tree)
-        self.requests = RequestLedger(policy, self.limits, lengths, self.interactions, quotas, tenants, shares)
+        self.requests = RequestLedger(policy, self.limits, lengths, self.interactions, quotas, shares)
         self.backends = self.requests.backends
         self.working_set = self.requests.working_set
-        self.room = PoolRoom(self.backends, tenants, self.working_set, shares, self.requests.preemption)
+        self.room = PoolRoom(self.backends, self.working_set, shares, self.requests.preemption)
         self.room.follow(policy)
         self.elsewhere: Elsewhere | None = None
         """The other gateways; None if this gateway is the only one."""
@@ -357,5 +353,4 @@ def _recount(requests: RequestLedger) -> None:
     """Count the present and running requests of each tenant anew."""
     waiting = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
     leases = [(lease.request, lease.held_tokens) for lease in requests.leases.values()]
-    requests.tenants.recount(waiting, [lease.request for lease in requests.leases.values()])
     requests.tree.regroup(requests.tree.terms, waiting, leases)

@@ -4,7 +4,7 @@ Each event is a method, which changes the state (`admission.lifecycle`) and upda
 
     while it waits   the bounded queue, the clocks of waits, and the order (unless it rests or is not queued yet)
     while it runs    its lease, its engine's ledger, and for batch work the candidates for preemption
-    in both states   fair shares, the tree, the working set, its interaction, and the counts of its limits
+    in both states   the tree, the working set, its interaction, and the counts of its limits
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from policies.admission.lifecycle import Event, IllegalEvent, UnknownRequest
 from policies.admission.policy import Policy
 from policies.admission.room import DueTimes
 from policies.admission.waits import Waits
-from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -49,16 +48,14 @@ class RequestLedger:
         lengths: OutputPredictor,
         interactions: Interactions,
         quotas: Quotas | None,
-        tenants: FairShares,
         tree: PoolTree,
     ) -> None:
         self.waiting = BoundedQueue(limits)
         self.waits = Waits()
         self.leases: dict[str, Lease] = {}
         self.backends: dict[str, BackendLedger] = {}
-        self.tenants = tenants
         self.tree = tree
-        self.working_set = WorkingSet(tenants, tree)
+        self.working_set = WorkingSet(tree)
         self.engine_start = EngineStart()
         self.expected_waits = ExpectedWaits()
         self.policy = policy
@@ -165,7 +162,6 @@ class RequestLedger:
         if is_new:
             self._wait(request)
             self._count(request, now)
-        self.tenants.seen(request, now)
         self.interactions.admitted(request, now)  # before the push: the order reads the stage
         self.working_set.queued(request, now)
         self.policy.push(request, now)
@@ -209,7 +205,6 @@ class RequestLedger:
         self._apply(lifecycle.TAKEN_IN, request)
         self._enter(request)
         self._wait(request)
-        self.tenants.seen(request, now)
         self.working_set.queued(request, now)
         self.policy.push(request, now)
         self._count(request, now)
@@ -229,7 +224,6 @@ class RequestLedger:
             self.preemption.dispatched(request, backend)
         self.touched[backend] = None
         self.backends[backend].add(lease)
-        self.tenants.dispatched(request)
         self.tree.dispatched(request, lease.held_tokens)
         if wait is not None or self.waiting.requests:
             self._went(request, now)
@@ -253,9 +247,9 @@ class RequestLedger:
         if is_preempted:  # while it waits, it takes no room in the working set from others
             self.working_set.left(request, NO_SERVICE, now)
         # The tenant's weight may have changed while the request ran.
-        request.weight = self.tree.weight(request.flow.tenant, self.tenants.weight(request))
+        leaf = request.flow.tenant
+        request.weight = self.tree.weight(leaf, self.tree.configured_weight(leaf, request.weight))
         self._wait(request, front=True)
-        self.tenants.seen(request, now)
         self.policy.push(request, now, front=True)
 
     def set_aside(self, blocked: Blocked, now: float, *, stays: bool) -> list[tuple[Request, Refused | None]]:
@@ -411,8 +405,8 @@ class RequestLedger:
 
     def _enter(self, request: Request) -> None:
         """Count the request as present in the tree, and set its weight to its tenant's entitlement."""
+        self.tree.arrived(request, request.weight)
         if not self.tree.is_flat:
-            self.tree.arrived(request, request.weight)
             request.weight = self.tree.weight(request.flow.tenant, request.weight)
 
     def _wait(self, request: Request, *, front: bool = False) -> None:
@@ -438,7 +432,6 @@ class RequestLedger:
         else:
             self.policy.remove(request, now)
         self.preemption.forget(request)
-        self.tenants.withdrawn(request)
         self.tree.left(request)
         self.working_set.left(request, NO_SERVICE, now)
 
@@ -448,7 +441,6 @@ class RequestLedger:
         if request.can_wait:
             self.preemption.ended(request, charged, is_preempted=is_preempted)
         self.backends[lease.backend].remove(lease, now)
-        self.tenants.ended(request)
         self.tree.ended(request, lease.held_tokens)
         self.policy.charge(request, charged, now, final=True)
         del self.leases[request.id]  # last, because an event that fails before this finds its request by the lease

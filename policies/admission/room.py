@@ -18,7 +18,6 @@ from typing import Final, Protocol
 
 from policies.admission.decisions import Decision
 from policies.admission.policy import Policy
-from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.working_set import WorkingSet
@@ -120,7 +119,6 @@ class PoolRoom:
     def __init__(
         self,
         backends: Mapping[str, BackendLedger],
-        tenants: FairShares,
         working_set: WorkingSet,
         tree: PoolTree,
         preemption: Preemption,
@@ -132,7 +130,6 @@ class PoolRoom:
         self.prefixes: PrefixIndex | None = None
         """Prompts that the engines are expected to have cached; None if the policy does not read them."""
         self._backends: Final = backends
-        self._tenants: Final = tenants
         self._working_set: Final = working_set
         self.prefill_parts: Final = PrefillParts(backends)
         self._answers: dict[str, Answers] = {}
@@ -196,9 +193,8 @@ class PoolRoom:
         self.prefill_parts.window_tokens = backlog.tenants.window if backlog is not None and has_parts else inf
 
     def at(self, now: float) -> None:
-        """Set the time: expire tenants and contexts, and note a change at the engines whose time has come."""
+        """Set the time: expire contexts, and note a change at the engines whose time has come."""
         self._now = now
-        self._tenants.expire(now)
         self._working_set.expire(now)
         for engine in self._opens.pop(now):
             self.changed(engine)
@@ -352,7 +348,7 @@ class PoolRoom:
 
     def _standing(self, request: Request) -> Standing:
         # Batch work fills the gaps, and its room can be preempted: interactive starts need not be spread beside it.
-        is_paced = self._tenants.is_flooding(request) and (request.can_wait or not len(self._preemption))
+        is_paced = self._tree.is_flooding(request) and (request.can_wait or not len(self._preemption))
         backlog = self._backlog
         is_spent = (
             request.can_wait

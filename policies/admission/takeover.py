@@ -83,7 +83,6 @@ def reweigh(engine: AdmissionEngine, weights: Mapping[str, float]) -> None:
     """Replace the weights of tenants, for waiting requests too. Running requests are charged by their old weights."""
     weights = {**weights, **{of_batch(tenant): weight for tenant, weight in weights.items()}}
     engine.requests.waiting.reweigh(weights)
-    engine.requests.tenants.reweigh(weights)
     engine.requests.tree.reweigh(weights)
     for order in engine.policy.queues().values():
         if order.backlog is not None:

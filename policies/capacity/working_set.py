@@ -42,7 +42,6 @@ from math import inf
 from statistics import fmean
 from typing import Final
 
-from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
 from policies.capacity.pace import SEEN_MIN, USUAL_S
@@ -90,7 +89,7 @@ class Context:
 class WorkingSet:
     """The contexts of the interactions that are under way in one pool. Their tokens are usage of the pool's tree."""
 
-    def __init__(self, shares: FairShares, tree: PoolTree) -> None:
+    def __init__(self, tree: PoolTree) -> None:
         self.capacity_tokens = 0
         """K: the KV tokens that the pool keeps, or this gateway's part of them; 0 if not known."""
         self.hold_s = 0.0
@@ -98,7 +97,6 @@ class WorkingSet:
         self.first_start: Callable[[], Request | None] | None = None
         """Function for the oldest start that waits for the set, of the tenant that has received least; None if the
         order lets no start wait."""
-        self._shares: Final = shares
         self._tree: Final = tree
         self.kinds: Final = Kinds(APPS_MAX)
         """Learned sizes of contexts, by kind of interaction."""
@@ -169,7 +167,7 @@ class WorkingSet:
 
     def _part(self, request: Request) -> float:
         """Return the tokens of K that the request's tenant has by weight."""
-        return self.capacity_tokens * self._shares.part(request)
+        return self.capacity_tokens * self._tree.part(request)
 
     def _is_followed(self, request: Request) -> bool:
         """Return whether another call is likely to follow, so that the context is held beyond the run.
@@ -368,7 +366,7 @@ class WorkingSet:
             self._parked[context] = None
 
     def _over_part(self, is_batch_over: bool, leaf: str) -> tuple[bool, float]:
-        return over_part(leaf, self._tree.contexts(leaf), self._shares.weight_of(leaf), is_batch_over=is_batch_over)
+        return over_part(leaf, self._tree.contexts_per_part(leaf), 1.0, is_batch_over=is_batch_over)
 
 
 def _anybody(tenant: str) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from policies.capacity.fair_shares import Activity
 from policies.capacity.gauges import Grant
 from policies.limits.sliding_counts import NOTHING, Measures
 from policies.request import BATCH, is_batch
@@ -27,7 +26,6 @@ BUCKETS_MAX: Final = 64
 """Buckets of one count that the store keeps, and that one reply has at most."""
 SHAPES: Final = (
     ("standings", "--nnn--"),
-    ("presence", "nc"),
     ("holdings", "-cccccccc"),
     ("charges", "-nn--"),
     ("tallies", "-csbbn-"),
@@ -192,7 +190,6 @@ class ReplicaReport(NamedTuple):
 
     standings: list[Standing]
     """Next requests of the tenants that go next, in order."""
-    presence: Activity
     holdings: list[Holding]
     charges: list[Charge]
     tallies: list[CountDelta]
@@ -215,8 +212,6 @@ class ReplicaView(NamedTuple):
     """The request that goes first among those that want room at other gateways."""
     standings: list[Standing]
     """Next requests at each of the other gateways."""
-    presence: Activity
-    """Sums over all other gateways."""
     grants: list[Grant]
     totals: list[float]
     counted: list[Counted]
@@ -260,7 +255,7 @@ def _unsound_place(number: int, report: ReplicaReport) -> str | None:
     if not _is_sound("c", number):
         return "number"
     parts: tuple[Sequence[tuple[object, ...]], ...] = (
-        report.standings, [report.presence], report.holdings, report.charges, report.tallies, report.calls,
+        report.standings, report.holdings, report.charges, report.tallies, report.calls,
         report.usage, report.lefts,
     )  # fmt: skip
     for (name, kinds), rows in zip(SHAPES, parts, strict=True):

@@ -76,7 +76,6 @@ class PoolReplica:
             standings = [] if head is None else [_of_first_come(head, now)]
         return ReplicaReport(
             standings,
-            engine.requests.tenants.activity(),
             self._grants.holdings(head, engine.queued, now),
             charges,
             [tally for counts in self._counts for tally in counts.report(REPORTED_MAX)],
@@ -93,7 +92,6 @@ class PoolReplica:
         since_s = asked_s - self._answered_s
         self._answered_s = asked_s
         self._next_elsewhere = view.next_elsewhere
-        engine.requests.tenants.set_elsewhere(view.presence)
         if self._counters is not None:
             self._counters.receive(view.totals, view.left, since_s, is_forgotten=view.is_forgotten)
             self._counters.wait_elsewhere(view.standings)

@@ -18,7 +18,6 @@ from math import floor as rounded_down
 from operator import add
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from policies.capacity.fair_shares import Activity
 from policies.capacity.gauges import Grant
 from policies.limits.sliding_counts import NOTHING, Measures
 from policies.replicas.messages import (
@@ -74,7 +73,6 @@ class _Record:
         self.standings = report.standings
         self.counters: tuple[float, float] | None = None
         """Sums of the counters of the first standing's tenant and flow, as of the report; None if not reported."""
-        self.presence = report.presence
         self.usage = report.usage
         self.holdings: dict[str, _Held] = {}
 
@@ -150,7 +148,6 @@ class ReferenceStore:
             len(others) + 1,
             next_elsewhere,
             [one for other in seen for one in other.standings],
-            _together([other.record.presence for other in seen]),
             [grant for _, grant in mine],
             totals,
             sums,
@@ -377,10 +374,6 @@ def _part(free: int, wanted_before: int, wanted_elsewhere: bool, needed: int, wa
     if wanted_elsewhere:
         return 0
     return max(0, rounded_down(free / live))
-
-
-def _together(each: list[Activity]) -> Activity:
-    return Activity(sum(one.weights for one in each), sum(one.running for one in each))
 
 
 def _sum_usage(others: list[_Other]) -> list[NodeUsage]:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.admission.room import Asker
-from policies.capacity.fair_shares import Activity
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.replicas.messages import REPORTED_MAX, CallDelta, ReplicaReport, ReplicaView
@@ -111,7 +110,7 @@ class TenantReplica:
         usage = quotas.usage() if quotas is not None else []
         if self._interactions is not None:
             calls += self._interactions.report(REPORTED_MAX, now)
-        return ReplicaReport([], Activity(), [], [], tallies, calls, usage, [], 0.0)
+        return ReplicaReport([], [], [], tallies, calls, usage, [], 0.0)
 
     def receive(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
         """Apply the reply. `decisions_of` returns the decisions for each admission engine."""

@@ -1,7 +1,9 @@
 """A node of the tree: the pool, a group or a tenant. What part of the pool is it entitled to, and what can it use now?
 
 **Parts.** The pool is divided from the root down among the children that have requests: a child gets its part by
-weight, but at least its floor (`ClassLine.share`). Class batch is a second line at each node, with parts of its own.
+weight, but at least its floor (`ClassLine.share`). Class batch is a second line at each node, with parts of its own. A
+third line divides the KV cache among the contexts of interactive work: in it a tenant without requests stays present
+while a context of it counts, as between two calls of an agent.
 
 **Usage.** A node counts the usage of its subtree, at all gateways, by resource: running sequences and their KV tokens,
 for both lines together, and the contexts of open interactions (`capacity.working_set`), for each line. Ceilings and
@@ -45,9 +47,9 @@ class NodeUsage(NamedTuple):
 
 
 class ClassLine:
-    """The work of one class at a node, with the part of the pool that it is entitled to."""
+    """The work of one class at a node, or its contexts, with the part of the pool that it is entitled to."""
 
-    __slots__ = ("floor", "floored", "parent", "present", "weight", "weights")
+    __slots__ = ("floor", "floored", "parent", "present", "queued", "weight", "weights")
 
     def __init__(self, parent: ClassLine | None, weight: float, floor: float) -> None:
         self.parent = parent
@@ -55,6 +57,8 @@ class ClassLine:
         self.floor = floor
         self.present = 0
         """Number of present children. Of a tenant: requests queued or running, plus 1 if other gateways have some."""
+        self.queued = 0
+        """Of a tenant: sequences of its requests that are queued here."""
         self.weights = 0.0
         """Sum of the weights of the present children."""
         self.floored: dict[ClassLine, None] = {}
@@ -112,11 +116,11 @@ def _floor_per_weight(line: ClassLine) -> float:
 
 
 class Node:
-    """The pool, a group or a tenant, with its two lines and its usage by resource."""
+    """The pool, a group or a tenant, with its lines and its usage by resource."""
 
     __slots__ = (
-        "batch", "elsewhere", "filled", "is_by_borrowing", "kept", "kept_share", "most", "name", "others", "parent",
-        "reserved", "running_max", "share_max", "used",
+        "batch", "contexts", "elsewhere", "filled", "is_by_borrowing", "kept", "kept_share", "most", "name", "others",
+        "parent", "reserved", "running_max", "share_max", "used",
     )  # fmt: skip
 
     def __init__(self, name: str, parent: Node | None, terms: GroupSettings, floor: float) -> None:
@@ -126,6 +130,8 @@ class Node:
         """Interactive work."""
         self.batch: ClassLine = ClassLine(None if parent is None else parent.batch, terms.weight, 0.0)
         """Batch work."""
+        self.contexts: ClassLine = ClassLine(None if parent is None else parent.contexts, terms.weight, floor)
+        """Contexts of interactive work. A tenant is present here while it has interactive requests or contexts."""
         self.running_max = inf if terms.max_running is None else float(terms.max_running)
         self.share_max = terms.share_max
         self.is_by_borrowing = terms.max_share != terms.share_max
@@ -157,6 +163,28 @@ class Node:
         does, what = _IN_WORDS[resource]
         term = "borrowing_limit" if self.is_by_borrowing else "max_share"
         return f"{who} may {does} {most / capacity:.0%} of the {what} ({term}) and {does}s {used / capacity:.0%}"
+
+    def line(self, *, is_batch: bool) -> ClassLine:
+        return self.batch if is_batch else self.others
+
+    def add(self, *, is_batch: bool) -> None:
+        """Count one more request of a tenant as present, or its requests at other gateways."""
+        line = self.batch if is_batch else self.others
+        line.add()
+        if line.present == 1 and not is_batch:
+            self.contexts.add()
+
+    def remove(self, *, is_batch: bool) -> None:
+        line = self.batch if is_batch else self.others
+        line.remove()
+        if not line.present and not is_batch:
+            self.contexts.remove()
+
+    def reweigh(self, weight: float, *, is_batch: bool) -> None:
+        """Replace the weight of a tenant: of its batch work, or of its interactive work and contexts."""
+        for line in (self.batch,) if is_batch else (self.others, self.contexts):
+            if line.weight != weight:
+                line.reweigh(weight)
 
     @property
     def is_limited(self) -> bool:

@@ -2,7 +2,7 @@
 
 Groups form a tree, and tenant nodes are its leaves: one for a tenant's interactive work, and one for its batch work. A
 tenant node is present while a request of it waits or runs. Unused parts go to the siblings, at every level
-(`tree.node`).
+(`tree.node`). Of the contexts a tenant keeps its part while one of them counts.
 
 The part of a tenant node is expressed as a weight: its part times the weights of the present children of the root. A
 tenant without groups and floors has its configured weight. The order charges service per weight, so every order that
@@ -62,7 +62,7 @@ class PoolTree:
     def _begin(self, terms: Tree) -> None:
         self.terms = terms
         self.is_flat = not terms.groups and not terms.tenants
-        """True without groups and terms: each tenant has its configured weight, and only contexts are counted."""
+        """True without groups and terms: each tenant has its configured weight."""
         self._root = Node(ROOT, None, GroupSettings(), 1.0)
         self._groups: dict[str, Node] = {ROOT: self._root}
         self._elsewhere: set[str] = set()
@@ -92,6 +92,22 @@ class PoolTree:
         root = self._root.batch if is_batch(leaf) else self._root.others
         return line.share() * (root.weights or 1.0)
 
+    def part(self, request: Request) -> float:
+        """Return the part of the pool's contexts that the request's tenant is entitled to, as if it had some."""
+        line = self._node(payer(request.flow.tenant)).contexts
+        if not line.present:
+            line.weight = request.weight
+        return line.share()
+
+    def contexts_per_part(self, leaf: str) -> float:
+        """Return the tokens of the contexts of a tenant node, divided by the part that its tenant is entitled to."""
+        return self.contexts(leaf) / self._node(payer(leaf)).contexts.share()
+
+    def is_flooding(self, request: Request) -> bool:
+        """Return whether more of the tenant node is queued than its part of the sequences that run."""
+        line = self._line(request.flow.tenant)
+        return line.queued > line.share() * self._root.used[SEQUENCES] + ROUNDING
+
     def configured_weight(self, leaf: str, weight: float) -> float:
         """Return the configured weight of a tenant node; `weight` if the node is not present."""
         line = self._line(leaf)
@@ -102,9 +118,15 @@ class PoolTree:
         line = self._line(leaf)
         return {"part_percent": round(100 * line.share(), 2)} | ({"weight": line.weight} if line.present else {})
 
-    def share(self, leaf: str) -> float:
-        """Return the part of the pool that this tenant node is entitled to while it has requests."""
-        return self._line(leaf).share()
+    def share(self, leaf: str, weight: float) -> float:
+        """Return the part of the pool that this tenant node is entitled to while it has requests.
+
+        `weight`: the configured one of its tenant.
+        """
+        line = self._line(leaf)
+        if not line.present:
+            line.weight = weight
+        return line.share()
 
     def full_for(self, request: Request) -> Node | None:
         """Return the full node that keeps this request from starting, or None.
@@ -217,38 +239,40 @@ class PoolTree:
             self._root.kept[resource] = self._capacity[resource]
 
     def arrived(self, request: Request, weight: float) -> None:
-        """Count a request as present. `weight`: the configured one of its key or tenant."""
-        if not self.is_flat:
-            line = self._line(request.flow.tenant, is_kept=True)
-            if not line.present:
-                line.weight = weight
-            line.add()
+        """Count a queued request as present. `weight`: the configured one of its key or tenant."""
+        node = self._remember(payer(request.flow.tenant))
+        node.reweigh(weight, is_batch=request.can_wait)
+        node.add(is_batch=request.can_wait)
+        node.line(is_batch=request.can_wait).queued += request.sequences
 
     def left(self, request: Request) -> None:
-        """Remove a request that waited or ran."""
-        if not self.is_flat:
-            self._remove(request.flow.tenant)
+        """Remove a queued request, or one that ran and has ended."""
+        node = self._tenants[payer(request.flow.tenant)]
+        node.line(is_batch=request.can_wait).queued -= request.sequences
+        self._remove(node, is_batch=request.can_wait)
 
     def dispatched(self, request: Request, held_tokens: int) -> None:
         """Add the sequences and KV tokens of a dispatched request."""
-        self.grew(request, held_tokens, request.sequences)
+        self._run(request, request.sequences, held_tokens)
 
     def ended(self, request: Request, held_tokens: int) -> None:
-        """Subtract the sequences and KV tokens of a request that ran."""
-        self.grew(request, -held_tokens, -request.sequences)
+        """Subtract the sequences and KV tokens of a request that ran, and count it as queued until it has left."""
+        self._run(request, -request.sequences, -held_tokens)
 
-    def grew(self, request: Request, tokens: int, sequences: int = 0) -> None:
-        """Add to the usage of a running request."""
-        if self._limited:
-            node = self._tenants[payer(request.flow.tenant)]
-            node.use(TOKENS, tokens)
-            if sequences:
-                node.use(SEQUENCES, sequences)
+    def _run(self, request: Request, sequences: int, tokens: int) -> None:
+        node = self._tenants[payer(request.flow.tenant)]
+        node.line(is_batch=request.can_wait).queued -= sequences
+        node.use(SEQUENCES, sequences)
+        node.use(TOKENS, tokens)
+
+    def grew(self, request: Request, tokens: int) -> None:
+        """Add to the KV tokens of a running request."""
+        self._tenants[payer(request.flow.tenant)].use(TOKENS, tokens)
 
     def hold(self, leaf: str, tokens: int) -> None:
         """Add to the contexts of a tenant node at this gateway (subtract if negative)."""
         node = self._remember(payer(leaf))
-        node.use(_contexts_of(leaf), tokens)
+        self._use(node, _contexts_of(leaf), tokens)
         self._forget(node)
 
     def set_elsewhere(self, rows: Sequence[NodeUsage], sharers: int = 1) -> None:
@@ -262,11 +286,10 @@ class PoolTree:
                 used[at] = used.get(at, 0.0) + amount
         for at in before | used:
             if more := used.get(at, 0.0) - before.get(at, 0.0):
-                at[0].use(at[1], more, is_elsewhere=True)
+                self._use(at[0], at[1], more, is_elsewhere=True)
         for node, _ in before:
             self._forget(node)
-        if not self.is_flat:
-            self._set_present({row.node: row.amount for row in rows if row.resource == PRESENT})
+        self._set_present({row.node: row.amount for row in rows if row.resource == PRESENT})
         if sharers != self.sharers:
             self.sharers = sharers
             self._size()
@@ -275,20 +298,21 @@ class PoolTree:
         """Replace the tenant nodes that are present at other gateways, and at how many."""
         weights = {row.node: row.amount for row in self._rows if row.resource == WEIGHT}
         for leaf in gateways.keys() - self._elsewhere:
-            line = self._line(leaf, is_kept=True)
-            if not line.present:
-                line.weight = weights[leaf] / gateways[leaf] if leaf in weights else 1.0
-            line.add()
+            node, is_of_batch = self._remember(payer(leaf)), is_batch(leaf)
+            if not node.line(is_batch=is_of_batch).present:
+                weight = weights[leaf] / gateways[leaf] if leaf in weights else 1.0
+                node.reweigh(weight, is_batch=is_of_batch)
+            node.add(is_batch=is_of_batch)
         before, self._elsewhere = self._elsewhere, set(gateways)
         for leaf in before - gateways.keys():
-            self._remove(leaf)
+            self._remove(self._tenants[payer(leaf)], is_batch=is_batch(leaf))
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """Replace the weights of these tenant nodes. Nodes that are not remembered are skipped."""
         for leaf, weight in weights.items():
             node = self._tenants.get(payer(leaf))
             if node is not None:
-                (node.batch if is_batch(leaf) else node.others).reweigh(weight)
+                node.reweigh(weight, is_batch=is_batch(leaf))
 
     def regroup(self, terms: Tree, waiting: Iterable[Request], running: Iterable[tuple[Request, int]]) -> None:
         """Replace the terms, and count all waiting and running requests anew. `running`: with the KV tokens held.
@@ -331,15 +355,23 @@ class PoolTree:
         """Return the node that a row names. Usage of groups that are unknown here counts for the pool."""
         return self._groups.get(name[1:], self._root) if name[:1] in ("", " ") else self._remember(name)
 
-    def _line(self, leaf: str, *, is_kept: bool = False) -> ClassLine:
-        """Return the line of a tenant node. `is_kept`: remember its tenant, if it is new."""
-        node = self._remember(payer(leaf)) if is_kept else self._node(payer(leaf))
-        return node.batch if is_batch(leaf) else node.others
+    def _line(self, leaf: str) -> ClassLine:
+        """Return the line of a tenant node."""
+        return self._node(payer(leaf)).line(is_batch=is_batch(leaf))
 
-    def _remove(self, leaf: str) -> None:
-        node = self._tenants[payer(leaf)]
-        (node.batch if is_batch(leaf) else node.others).remove()
+    def _remove(self, node: Node, *, is_batch: bool) -> None:
+        node.remove(is_batch=is_batch)
         self._forget(node)
+
+    def _use(self, node: Node, resource: int, amount: float, *, is_elsewhere: bool = False) -> None:
+        """Add to the usage of a node. A tenant with contexts is present among those that share them."""
+        had_some = node.used[resource] > 0.0
+        node.use(resource, amount, is_elsewhere=is_elsewhere)
+        if resource == CONTEXTS and node is not self._root and had_some != (node.used[resource] > 0.0):
+            if had_some:
+                node.contexts.remove()
+            else:
+                node.contexts.add()
 
     def _forget(self, node: Node) -> None:
         """Forget a tenant without requests, contexts and limits."""

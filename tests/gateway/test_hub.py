@@ -25,14 +25,13 @@ from gateway.telemetry.metric_families import FAMILIES
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
 from gateway.usage.written import Batch, add
-from policies.capacity.fair_shares import Activity
 from policies.replicas.messages import CallDelta, ReplicaReport
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.gateway.load import tenants
 from tests.kit.run_directory import WORKERS, run_directory
 from tests.kit.turns import ask, cached_in_turns, index_of, text
 
-REPORT = ReplicaReport([], Activity(), [], [], [], [], [], [], 0.0)
+REPORT = ReplicaReport([], [], [], [], [], [], [], 0.0)
 encode = msgspec.msgpack.encode
 
 

@@ -21,7 +21,6 @@ from gateway.usage.counts import UsageCounts
 from policies.admission.decisions import Dispatch, Recent
 from policies.admission.named import named_policy
 from policies.app_paces import AppPaces
-from policies.capacity.fair_shares import FairShares
 from policies.capacity.output_lengths import OutputLengths
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.leaky_counts import LeakyCounts
@@ -31,6 +30,7 @@ from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.placements.prefix_index import PrefixIndex
 from policies.queue.expected_wait import Expected, Gate
 from policies.request import NO_CLAIM, Claim, CorrelationKeys, Flow, Pressure, Request, ServiceTokens, Wait
+from policies.tree.pool_tree import PoolTree
 from tests.records import record_of
 
 WIDE = "\U0001f600"
@@ -91,11 +91,10 @@ def flows(policy: str, *, tenants: bool) -> Fill:
 
 
 def tenants(most: int) -> Any:
-    made = FairShares(tenants_max=most)
-    for number in range(BEYOND * most):
-        asked = request(number, tenants=True)
-        made.seen(asked, 0.0)
-        made.withdrawn(asked)
+    """Each has a context. Requests and open interactions bound how many there are."""
+    made = PoolTree()
+    for number in range(most):
+        made.hold(name("t", number), 1000)
     return made
 
 

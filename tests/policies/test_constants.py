@@ -9,7 +9,6 @@ import pytest
 
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.kv_forecast import still_to_come
@@ -200,8 +199,8 @@ def test_of_a_flood_as_many_start_at_once_as_fill_half_of_what_is_missing() -> N
 
 def working_set(*sizes: int) -> WorkingSet:
     """One tenant's idle interactions of these sizes in a cache of 1,000 tokens."""
-    shares = FairShares()
-    found = WorkingSet(shares, PoolTree())
+    tree = PoolTree()
+    found = WorkingSet(tree)
     found.measure([cache(1000)], -1.0)
     for number, tokens in enumerate(sizes):
         request = make_request(prompt=tokens, claim=Claim(f"i{number}"))
@@ -209,7 +208,7 @@ def working_set(*sizes: int) -> WorkingSet:
         engine = AdmissionEngine(named_policy("vtc"))
         engine.interactions.arrived(request, 0.0)
         engine.interactions.admitted(request, 0.0)
-        shares.seen(request, 0.0)
+        tree.arrived(request, 1.0)
         found.queued(request, 0.0)
         found.dispatched(request, 0.0)
         assert request.progress.interaction is not None
@@ -233,7 +232,7 @@ def test_a_set_that_outgrows_the_cache_by_a_tenth_is_parked(first: int, counted:
 
 
 def test_the_cache_is_measured_each_half_second() -> None:
-    found = WorkingSet(FairShares(), PoolTree())
+    found = WorkingSet(PoolTree())
     for now, tokens, known in ((0.0, 1000, 1000), (0.49, 2000, 1000), (0.51, 2000, 2000)):
         found.measure([cache(tokens)], now)
         assert found.capacity_tokens == known

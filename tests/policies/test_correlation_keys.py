@@ -9,7 +9,6 @@ from typing import Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.capacity.fair_shares import Activity
 from policies.correlation_table import HOLDERS_MAX, KEYS_MAX, CorrelationTable
 from policies.interactions import Interactions, InteractionSettings
 from policies.replicas.messages import ReplicaReport
@@ -276,7 +275,7 @@ class Pair:
     def _exchange(self, at: int, asking: list[Request], now: float) -> None:
         asked = [call for request in asking for call in self.shared[at].ask(request)]
         calls = asked + self.shared[at].report(100, now)
-        report = ReplicaReport([], Activity(), [], [], [], calls, [], [], 0.0)
+        report = ReplicaReport([], [], [], [], calls, [], [], 0.0)
         view = self.exchange.exchange(str(at), next(self.number), report, round(now * 1000) + BEGAN_MS)
         for request in asking:
             self.shared[at].take_up(request, view.opened[: len(asked)], now)

@@ -103,7 +103,7 @@ class BothStore(TwinStore):
 
 def as_plain(heard: ReplicaView) -> list[object]:
     """For comparison: tables of Lua have no order of their own."""
-    return [*heard[:8], sorted(heard.usage), *heard[9:]]
+    return [*heard[:7], sorted(heard.usage), *heard[8:]]
 
 
 def backends(engines: int) -> list[str]:

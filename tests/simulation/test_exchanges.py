@@ -17,7 +17,6 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from gateway.storage.redis.redis_store import Script, pool_key
-from policies.capacity.fair_shares import Activity
 from policies.replicas.messages import (
     CallDelta,
     Charge,
@@ -95,7 +94,7 @@ class Replica:
                 waiting, int(waiting > 0), KV_EACH * (waiting > 0),
             )  # fmt: skip
             self.pending = ReplicaReport(
-                [self.standing()] if waiting else [], Activity(), [held], charges, [], [], [], self.lefts(waiting), 0.0
+                [self.standing()] if waiting else [], [held], charges, [], [], [], self.lefts(waiting), 0.0
             )
         return self.pending
 
@@ -281,7 +280,6 @@ async def test_the_twin_lifts_whom_the_script_lifts() -> None:
 
 SOUND = ReplicaReport(
     [Standing("a", "a\x1fx", 1.0, 1.0, -1.0, True)],
-    Activity(1.0, 1),
     [Holding(BACKEND, 1, 1, 1, 1, 1, 1, 1, 1)],
     [Charge("a", 1.0, -0.5, True), Charge("a\x1fx", 1.0, 1.0, False)],
     [CountDelta("users:a", 7, 180, (1, 1, -1, 2), (1, 1, 1, 1), 5)],
@@ -292,7 +290,7 @@ SOUND = ReplicaReport(
 )
 """Has a number of every kind."""
 SIGNED = {
-    *(*(f"standings[0][{place}]" for place in (2, 3, 4)), "presence[0][0]", "lefts[0][2]", "lefts[0][3]"),
+    *(*(f"standings[0][{place}]" for place in (2, 3, 4)), "lefts[0][2]", "lefts[0][3]"),
     *(f"charges[{i}][{place}]" for i in (0, 1) for place in (1, 2)),
     *(f"tallies[0][{place}]" for place in (3, 4, 5)),
     *(f"calls[0][{place}]" for place in (1, 2, 3)),
@@ -306,7 +304,7 @@ def spoiled(number: float) -> Iterator[tuple[str, ReplicaReport]]:
         if name == "quantum":
             yield name, SOUND._replace(quantum=number)
             continue
-        for i, row in enumerate([rows] if name == "presence" else rows):
+        for i, row in enumerate(rows):
             for place, value in enumerate(row):
                 if isinstance(value, (str, bool)):
                     continue
@@ -314,7 +312,7 @@ def spoiled(number: float) -> Iterator[tuple[str, ReplicaReport]]:
                 for put in [number] if not is_four else ((number, 1, 1, 1), (1, 1, 1, number)):
                     values = (*row[:place], put, *row[place + 1 :])
                     other = type(row)(*values)
-                    part = other if name == "presence" else [*rows[:i], other, *rows[i + 1 :]]
+                    part = [*rows[:i], other, *rows[i + 1 :]]
                     yield f"{name}[{i}][{place}]", SOUND._replace(**{name: part})
 
 
@@ -379,7 +377,7 @@ async def test_both_stores_keep_the_same_buckets_and_answer_for_the_same() -> No
                     bucket - chance.choice([-2, 0, 0, 3, 61, 80]),
                     chance.random() < 0.1,
                 )
-                report = ReplicaReport([], Activity(), [], [], [tally], [], [], [], 0.0)
+                report = ReplicaReport([], [], [], [tally], [], [], [], 0.0)
                 me = f"{life} {chance.randrange(2)}"
                 theirs = as_plain(
                     _decode(run(keys=_KEYS, args=[me, number, msgspec.msgpack.encode(report), life * 10**7]))

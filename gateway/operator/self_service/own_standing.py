@@ -175,8 +175,7 @@ def _class(engine: AdmissionEngine, leaf: str, weight: float, seen: PoolSnapshot
         wait_s = round(expected.wait_s, 1) if expected.is_learned else None
     share = None
     if not is_batch(leaf):
-        tree = requests.tree
-        share = round(requests.tenants.part_of(leaf, weight) if tree.is_flat else tree.share(leaf), 4)
+        share = round(requests.tree.share(leaf, weight), 4)
     waiting = seen.waiting.get(leaf)
     queued, oldest_s = (waiting.requests, now - waiting.oldest_s) if waiting is not None else (0, 0.0)
     range_s = None if wait_s is None else interval_s(wait_s)

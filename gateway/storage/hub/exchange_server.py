@@ -20,7 +20,6 @@ import msgspec
 from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.wire import Frames
 from gateway.storage.store import ALL_POOLS
-from policies.capacity.fair_shares import Activity
 from policies.replicas.messages import CountDelta, ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
 
@@ -80,7 +79,7 @@ class ExchangeServer:
 
     def count(self, tallies: list[CountDelta]) -> None:
         """Add counts from before this gateway's start."""
-        report = ReplicaReport([], Activity(), [], [], tallies, [], [], [], 0.0)
+        report = ReplicaReport([], [], [], tallies, [], [], [], 0.0)
         exchange = self.about(ALL_POOLS)
         exchange.exchange(EARLIER, 1, report, self.now_ms())
         exchange.leave(EARLIER)

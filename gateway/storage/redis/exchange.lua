@@ -26,7 +26,7 @@ local report = cmsgpack.unpack(ARGV[3])
 local NUMBER_MAX, SECONDS_MAX = 1e18, 1e12
 -- The parts of a report in order, with a letter for each value, as in `SHAPES` of policies/replicas/messages.py.
 local SHAPES = {
-  { 'standings', '--nnn--' }, { 'presence', 'nc' }, { 'holdings', '-cccccccc' }, { 'charges', '-nn--' },
+  { 'standings', '--nnn--' }, { 'holdings', '-cccccccc' }, { 'charges', '-nn--' },
   { 'tallies', '-csbbn-' }, { 'calls', '-nnns-' }, { 'usage', '-nc' }, { 'lefts', '--nn' },
 }
 
@@ -48,7 +48,7 @@ local function unsound_place()
   end
   for at, shape in ipairs(SHAPES) do
     local name, kinds = unpack(shape)
-    local rows = name == 'presence' and { report[at] } or report[at]
+    local rows = report[at]
     for i = 1, type(rows) == 'table' and #rows or 0 do
       for place = 1, #kinds do
         if not is_sound(string.sub(kinds, place, place), rows[i][place]) then
@@ -57,7 +57,7 @@ local function unsound_place()
       end
     end
   end
-  return not is_sound('c', report[9]) and 'quantum' or nil
+  return not is_sound('c', report[8]) and 'quantum' or nil
 end
 
 local unsound = unsound_place()
@@ -65,7 +65,7 @@ if unsound then
   return redis.error_reply('UNSOUND ' .. unsound .. ' of what this gateway reported is no number that can be counted here')
 end
 
-local standings, presence, holdings, charges, tallies, calls, usage, lefts, quantum = unpack(report)
+local standings, holdings, charges, tallies, calls, usage, lefts, quantum = unpack(report)
 local standing = standings[1]
 local now_ms
 if ARGV[4] == '' then
@@ -424,11 +424,8 @@ if left then
   left[3] = number_in(KEYS[2] .. 'c:' .. left[2]) or left[3]
 end
 
-local all, elsewhere = { 0, 0 }, {}
+local elsewhere = {}
 for _, other in ipairs(others) do
-  for i = 1, #all do
-    all[i] = all[i] + other.presence[i]
-  end
   for _, row in ipairs(other.usage or {}) do
     local node, resource, amount = unpack(row)
     local key = resource .. ' ' .. node
@@ -441,12 +438,12 @@ for _, row in pairs(elsewhere) do
 end
 local record = {
   number = math.max(number, before and before.number or 0), seen_ms = now_ms, standings = standings,
-  counters = counters, presence = presence, usage = usage, holdings = mine,
+  counters = counters, usage = usage, holdings = mine,
 }
 redis.call('HSET', KEYS[1], me, cmsgpack.pack(record))
 redis.call('PEXPIRE', KEYS[1], NUMBERS_MS)
 
 return cmsgpack.pack({
-  live, next_elsewhere or cjson.null, waiting_elsewhere, all, grants, totals, sums, opened, usage_elsewhere,
+  live, next_elsewhere or cjson.null, waiting_elsewhere, grants, totals, sums, opened, usage_elsewhere,
   left or cjson.null, before == nil and number > 1,
 })

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -261,18 +261,18 @@ class Admission(RuleBasedStateMachine):
 
     @invariant()
     def shares_are_the_sums_of_their_leases(self) -> None:
-        shares = self.engine.requests.tenants
-        activity = shares.activity()
+        tree = self.engine.requests.tree
         leases = list(self.engine.requests.leases.values())
         requests = [*self.queued.values(), *(lease.request for lease in leases)]
-        assert activity.running == len(leases)
+        running = sum(lease.request.sequences for lease in leases)
+        assert tree.pool.used[:2] == [running, sum(lease.held_tokens for lease in leases)]
         busy = {request.flow.tenant for request in requests}
-        actives = [set(active) for active in combinations(WEIGHTS, len(shares)) if busy <= set(active)]
-        assert activity.weights in [sum(WEIGHTS[tenant] for tenant in active) for active in actives]
+        weights = sum(WEIGHTS[tenant] for tenant in busy)
+        assert (tree.pool.others.present, tree.pool.others.weights) == (len(busy), pytest.approx(weights))
         for request in requests:
             tenant, weight = request.flow.tenant, request.weight
-            queued = sum(other.flow.tenant == tenant for other in self.queued.values())
-            assert shares.is_flooding(request) == (queued * activity.weights > len(leases) * weight)
+            queued = sum(other.sequences for other in self.queued.values() if other.flow.tenant == tenant)
+            assert tree.is_flooding(request) == (queued * weights > running * weight + 1e-9)
 
     @invariant()
     def counters_are_service_and_lifts(self) -> None:

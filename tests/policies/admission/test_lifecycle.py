@@ -16,6 +16,7 @@ from policies.capacity.obstacle import Obstacle
 from policies.limits.quotas import Quota, Quotas
 from policies.orders.order import Selection
 from policies.request import Claim, Refusal, Request, ServiceTokens, State
+from policies.tree.node import SEQUENCES
 from tests.policies.making import make_request, policy_with
 
 SERVICE = ServiceTokens(12, 7)
@@ -24,9 +25,9 @@ KNOWN_TO = {
     State.NEW: set(),
     State.UNDECIDED: {"queue"},
     State.ASKED: {"queue", "limits"},
-    State.QUEUED: {"queue", "limits", "interaction", "order"},
+    State.QUEUED: {"queue", "limits", "interaction", "order", "tree"},
     State.MOVED: {"interaction"},
-    State.DISPATCHED: {"limits", "interaction", "leases", "ledger", "running"},
+    State.DISPATCHED: {"limits", "interaction", "leases", "ledger", "running", "tree"},
     State.ENDED: set(),
 }
 """The tables that know a request in each state."""
@@ -67,7 +68,7 @@ def engine_with_ledger() -> AdmissionEngine:
 
 def known_to(requests: RequestLedger, request: Request) -> set[str]:
     """The tables that know this request, the only one that there is."""
-    interaction, quotas, activity = request.progress.interaction, requests.quotas, requests.tenants.activity()
+    interaction, quotas, pool = request.progress.interaction, requests.quotas, requests.tree.pool
     assert quotas is not None
     counts = {
         "queue": len(requests.waiting),
@@ -76,7 +77,8 @@ def known_to(requests: RequestLedger, request: Request) -> set[str]:
         "order": len(requests.policy),
         "leases": len(requests.leases),
         "ledger": len(requests.backends["one"].leases),
-        "running": activity.running,
+        "tree": pool.others.present,
+        "running": int(pool.used[SEQUENCES]),
     }
     assert set(counts.values()) <= {0, 1}
     return {name for name, count in counts.items() if count}

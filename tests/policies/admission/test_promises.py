@@ -223,7 +223,7 @@ class World:
         for pool in self.pools:
             pool.requests.working_set.expire(self.now + 1e6)
             assert pool.dispatched == pool.queued == pool.requests.working_set.tokens_in_all == 0
-            assert pool.requests.tenants.activity().running == 0
+            assert not any(pool.requests.tree.pool.used)
             assert not any(ledger.leases or ledger.kv.held_tokens for ledger in pool.backends.values())
 
 

@@ -10,7 +10,6 @@ from policies.admission.decisions import Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.room import PoolRoom
-from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
@@ -81,7 +80,7 @@ class Asked(dict[str, BackendLedger]):
 
 def test_a_wake_asks_only_the_engines_whose_time_has_come() -> None:
     """One is full, and of the others each has a page that is believed for a second and shows a queue."""
-    engines, tenants, request = Asked(), FairShares(), make_request("a")
+    engines, request = Asked(), make_request("a")
     for name in ("full", "soon", "late"):
         ledger = engines[name] = BackendLedger(name, CapacitySettings(), max_num_seqs=2)
         for _ in range(2 if name == "full" else 1):
@@ -90,8 +89,9 @@ def test_a_wake_asks_only_the_engines_whose_time_has_come() -> None:
             ledger.started(lease, 0.0)
     engines["soon"].observe(Gauges(0.2, running=1, waiting=9), 0.3)
     engines["late"].observe(Gauges(0.3, running=1, waiting=9), 0.3)
-    room = PoolRoom(engines, tenants, WorkingSet(tenants, PoolTree()), PoolTree(), Preemption())
-    tenants.seen(request, 0.0)
+    tree = PoolTree()
+    room = PoolRoom(engines, WorkingSet(tree), tree, Preemption())
+    tree.arrived(request, 1.0)
     room.changed()
     room.at(0.3)
     blocked = room.with_room(request)
@@ -126,7 +126,7 @@ def test_a_wake_keeps_what_the_engines_have_answered() -> None:
 def test_a_wake_looks_only_at_engines_where_something_has_happened_or_is_due() -> None:
     engine, engines = AdmissionEngine(named_policy("vtc")), Asked()
     engine.backends = engine.requests.backends = engines
-    engine.room = PoolRoom(engines, engine.requests.tenants, engine.working_set, PoolTree(), Preemption())
+    engine.room = PoolRoom(engines, engine.working_set, engine.requests.tree, Preemption())
     for number in range(50):
         engine.add_backend(str(number), max_num_seqs=2)
         engine.backend_changed(str(number), Gauges(0.0, kv_capacity_tokens=100_000), 0.0)
@@ -171,16 +171,17 @@ def test_an_unstreamed_answer_makes_room_for_the_next_prompt_when_it_should_have
 
 
 def test_an_engine_without_slots_for_many_sequences_may_have_one_for_a_single_one() -> None:
-    engines, tenants = Asked(), FairShares()
+    engines = Asked()
     ledger = engines["one"] = BackendLedger("one", CapacitySettings(), max_num_seqs=16)
     for sequences in (16, 16, 16, 1, 1, 1):
         lease = Lease(make_request("b", prompt=1, sequences=sequences), "one", 0.0)
         ledger.add(lease)
         ledger.started(lease, 0.0)
-    room = PoolRoom(engines, tenants, WorkingSet(tenants, PoolTree()), PoolTree(), Preemption())
+    tree = PoolTree()
+    room = PoolRoom(engines, WorkingSet(tree), tree, Preemption())
     many, single = make_request("a", sequences=16), make_request("a")
     for request in (many, single):
-        tenants.seen(request, 0.0)
+        tree.arrived(request, 1.0)
     room.changed()
     assert isinstance(room.with_room(many), Blocked)
     assert not isinstance(room.with_room(single), Blocked)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import inf
 
-from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.slots import Slots
+from policies.tree.pool_tree import PoolTree
 from tests.policies.ledgers import obstacle, start
 from tests.policies.making import make_request
 
@@ -76,17 +76,17 @@ def test_what_is_under_way_beyond_the_slots_falls_with_the_engines_queue_and_wit
 
 
 def test_a_flood_is_more_than_a_tenant_s_part_by_weight() -> None:
-    shares = FairShares()
+    tree = PoolTree()
     heavy, light = make_request("heavy", weight=4.0), make_request("light", weight=1.0)
     for request in [heavy] * 17 + [light] * 13:
-        shares.seen(request, 0.0)
+        tree.arrived(request, request.weight)
     for request in [heavy] * 10 + [light] * 10:
-        shares.dispatched(request)
-    assert not shares.is_flooding(heavy), "7 of 20 where 16 are its part"
-    assert not shares.is_flooding(light), "3 of 20 where 4 are its part"
-    for _ in range(2):
-        shares.seen(light, 0.0)
-    assert shares.is_flooding(light)
+        tree.dispatched(request, 10)
+    assert not tree.is_flooding(heavy), "7 of 20 where 16 are its part"
+    assert not tree.is_flooding(light), "3 of 20 where 4 are its part"
+    for is_more in (False, True):
+        tree.arrived(light, 1.0)
+        assert tree.is_flooding(light) is is_more, "4 are its part"
 
 
 def test_a_streamed_answer_makes_room_for_a_prompt_with_its_first_token_and_by_no_time() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from policies.capacity.fair_shares import FairShares
 from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Interaction, ServiceTokens
@@ -60,12 +59,12 @@ def test_nothing_is_parked_where_a_call_inside_is_refused_as_soon_as_a_start() -
 
 
 def test_what_is_parked_is_of_the_tenant_that_holds_most_for_its_weight() -> None:
-    shares, requests = FairShares(), []
-    found = WorkingSet(shares, PoolTree())
+    tree, requests = PoolTree(), []
+    found = WorkingSet(tree)
     found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
     for tenant, weight, prompt in (("a", 4.0, 6000), ("b", 1.0, 3000), ("b", 1.0, 100), ("c", 1.0, 2000)):
         request = make_request(tenant, weight=weight, prompt=prompt, claim=Claim(f"{tenant}{prompt}", explicit=True))
-        shares.seen(request, 0.0)
+        tree.arrived(request, weight)
         found.kinds.of(request).return_rate.learn(1.0)
         interaction = request.progress.interaction = Interaction(tenant, ("", "", request.claim.id), 0.0)
         interaction.tokens = 1

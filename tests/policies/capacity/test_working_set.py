@@ -10,7 +10,6 @@ import pytest
 from policies.admission.decisions import Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.capacity.fair_shares import Activity, FairShares
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.working_set import WorkingSet
@@ -307,13 +306,13 @@ def test_a_rate_is_of_prompts_that_found_the_engine_free_and_of_which_the_cache_
 
 
 def test_weights_are_parts_of_the_cache() -> None:
-    shares = FairShares()
-    found = WorkingSet(shares, PoolTree())
+    tree = PoolTree()
+    found = WorkingSet(tree)
     found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
     heavy, light = make_request("a", weight=4.0, prompt=9000), make_request("b", prompt=1000)
     found.kinds.of(heavy).return_rate.learn(1.0)
     for request in (heavy, light):
-        shares.seen(request, 0.0)
+        tree.arrived(request, request.weight)
         found.queued(request, 0.0)
     found.dispatched(heavy, 0.0)
     assert found.has_room(light)
@@ -353,7 +352,6 @@ def counts_elsewhere(pool: Pool, **tokens: int) -> None:
 
 def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:
     pool = Pool()
-    pool.engine.requests.tenants.set_elsewhere(Activity(weights=1.0))
     counts_elsewhere(pool, a=3000, b=5000)
     assert pool.set.tokens_in_all == 8000
     assert pool.set.tenants() == {}, "not here"
@@ -397,11 +395,11 @@ def test_an_interaction_whose_first_call_received_nothing_counts_no_more() -> No
 def test_only_the_part_of_batch_counts_for_others_and_all_of_it_for_batch(
     interactive: int, batch: int, others: float, own: float
 ) -> None:
-    shares, tree = FairShares(), PoolTree()
-    found = WorkingSet(shares, tree)
+    tree = PoolTree()
+    found = WorkingSet(tree)
     found.capacity_tokens, found.batch_share = K, 0.05
     for tenant, weight in (("a", 1.0), ("d", 99.0)):
-        shares.seen(make_request(tenant, weight=weight), 0.0)
+        tree.arrived(make_request(tenant), weight)
     tree.hold("a", interactive)
     tree.hold(of_batch("b"), batch)
     assert found.available(make_request("c")) == pytest.approx(others)

@@ -41,9 +41,9 @@ def test_parts_are_those_of_the_definition_whoever_is_present(seed: int) -> None
         present = {name for name, requests in running.items() if requests}
         expected = parts(tree, present)
         for one in present:
-            assert entitlements.share(one) == pytest.approx(expected[one])
+            assert entitlements.share(one, 1.0) == pytest.approx(expected[one])
         if present:
-            assert sum(map(entitlements.share, present)) == pytest.approx(1.0)
+            assert sum([entitlements.share(one, 1.0) for one in present]) == pytest.approx(1.0)
 
 
 def test_without_groups_a_weight_is_the_configured_one() -> None:
@@ -60,9 +60,9 @@ def test_work_that_can_wait_is_divided_by_the_same_groups_and_leaves_others_what
     entitlements = PoolTree(tree)
     for name in ("a", "b", of_batch("a"), of_batch("b")):
         entitlements.arrived(make_request(name), 1.0)
-    assert entitlements.share("a") == pytest.approx(0.9)
-    assert entitlements.share(of_batch("a")) == pytest.approx(0.75)
-    assert entitlements.share(of_batch("b")) == pytest.approx(0.25)
+    assert entitlements.share("a", 1.0) == pytest.approx(0.9)
+    assert entitlements.share(of_batch("a"), 1.0) == pytest.approx(0.75)
+    assert entitlements.share(of_batch("b"), 1.0) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from policies.admission.engine import AdmissionEngine
-from policies.capacity.fair_shares import Activity
 from policies.limits.quotas import DAY_S, MONTH_S, Quota, Quotas, Used
 from policies.replicas.messages import ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
@@ -192,7 +191,7 @@ def test_replicas_keep_the_month_of_a_group_together(seed: int) -> None:
                     shared.quotas.ended(request, ServiceTokens(request.prompt_tokens, 0), now)
                 else:
                     asked.append(request)
-            report = ReplicaReport([], Activity(), [], [], shared.report(10), [], [], [], 0.0)
+            report = ReplicaReport([], [], [], shared.report(10), [], [], [], 0.0)
             shared.receive(store.exchange(str(name), number, report, int(now * 1000)).counted, 2, [])
             for request in reversed(asked):
                 if shared.quotas.overrun(request, now) is not None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from policies.admission.decisions import Dispatch, Failure
 from policies.admission.engine import AdmissionEngine
-from policies.capacity.fair_shares import Activity
 from policies.limits.quotas import DAY_S, MINUTE_S, Quota, Quotas
 from policies.limits.sliding_counts import PARTS
 from policies.replicas.messages import ReplicaReport
@@ -196,7 +195,7 @@ def test_replicas_count_seconds_at_engines_together() -> None:
                 shared.quotas.admitted(request, now)
             else:
                 request = None
-            report = ReplicaReport([], Activity(), [], [], shared.report(10), [], [], [], 0.0)
+            report = ReplicaReport([], [], [], shared.report(10), [], [], [], 0.0)
             shared.receive(store.exchange(str(name), number, report, int(now * 1000)).counted, 2, [])
             if request is not None:
                 ran_s += 7.0

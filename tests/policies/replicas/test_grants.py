@@ -6,7 +6,6 @@ import pytest
 
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.capacity.fair_shares import Activity
 from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
@@ -82,6 +81,6 @@ def test_a_request_that_waited_elsewhere_long_ago_delays_none() -> None:
     replica, request = PoolReplica(pool), make_request()
     replica.report(0.0)
     earlier = Standing("", "", 0.0, 0.0, 10.0, inside=False)
-    view = ReplicaView(2, earlier, [], Activity(), [Grant(8, 0)], [], [], [], [], None, is_forgotten=False)
+    view = ReplicaView(2, earlier, [], [Grant(8, 0)], [], [], [], [], None, is_forgotten=False)
     replica.receive(view, 0.0, 0.0)
     assert [replica.has_turn(request, now) for now in (0.0, 0.29, 0.31)] == [True, True, False]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from policies.capacity.fair_shares import Activity
 from policies.limits.quotas import Quota, Quotas
 from policies.replicas.messages import ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
@@ -23,7 +22,7 @@ def told(gateways: int) -> list[SharedQuotas]:
         for name, shared in enumerate(found):
             for _ in range(requests):
                 shared.quotas.admitted(make_request(), 0.0)
-            report = ReplicaReport([], Activity(), [], [], shared.report(10), [], [], [], 0.0)
+            report = ReplicaReport([], [], [], shared.report(10), [], [], [], 0.0)
             shared.receive(store.exchange(str(name), number, report, 0).counted, gateways, [])
     return found
 

@@ -6,7 +6,6 @@ from math import inf, nan
 
 import pytest
 
-from policies.capacity.fair_shares import Activity
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.sliding_counts import SlidingCounts, rolling
 from policies.queue.backlog import Backlog
@@ -51,14 +50,11 @@ def test_counts_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
         ({"totals": []}, "less than was told"),
         ({"totals": [1.0, 2.0]}, "more than was told"),
         ({"grants": []}, "no grant"),
-        ({"presence": Activity(weights=nan)}, "not a number within"),
         ({"opened": [None]}, "an interaction that was not told"),
     ],
 )
 def test_what_is_no_answer_to_what_was_told_is_known(view: dict[str, object], why: str) -> None:
-    report = ReplicaReport(
-        [], Activity(), [Holding("b", 1, 10, 10, 4, 0)], [Charge("t", 0.0, 5.0, False)], [], [], [], [], 0.0
-    )
+    report = ReplicaReport([], [Holding("b", 1, 10, 10, 4, 0)], [Charge("t", 0.0, 5.0, False)], [], [], [], [], 0.0)
     answer: ReplicaView = ReferenceStore().exchange("one", 1, report, 0)
     assert is_answer(answer, report)
     assert not is_answer(answer._replace(**view), report), why  # type: ignore[arg-type]
@@ -74,7 +70,7 @@ class Gateway:
 
     def tells(self, now: float) -> None:
         self._number += 1
-        report = ReplicaReport([], Activity(), [], [], self.shared.report(100), [], [], [], 0.0)
+        report = ReplicaReport([], [], [], self.shared.report(100), [], [], [], 0.0)
         view = self._exchange.exchange(self._name, self._number, report, int(1000 * now))
         self.shared.receive(view.counted, 2, [])
 

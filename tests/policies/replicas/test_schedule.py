@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from policies.admission.decisions import Decision
-from policies.capacity.fair_shares import Activity
 from policies.replicas.messages import ReplicaReport, ReplicaView
 from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.schedule import Schedule
@@ -26,7 +25,7 @@ class Speaker:
         return True
 
     def report(self, now: float) -> ReplicaReport:
-        return ReplicaReport([], Activity(), [], [], [], [], [], [], 0.0)
+        return ReplicaReport([], [], [], [], [], [], [], 0.0)
 
     def receive(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
         self.as_of_s.append(asked_s)

@@ -135,10 +135,10 @@ def test_a_tenant_has_what_it_has_at_all_gateways() -> None:
     pool = Gateways(2)
     for name in ("one", "two"):
         pool.opens(0, "b", name, 4000)
-    pool.opens(0, "a", "three", 1500)
+    pool.opens(0, "a", "three", 2500)
     pool.syncs()
-    assert pool.asks(1, "a", "four", 3000) == [], "4,500 are more than the third that it has, being at both"
-    assert pool.asks(1, "c", "five", 2000) == ["five.4"], "of a quarter"
+    assert pool.asks(1, "a", "four", 3000) == [], "5,500 are more than the half that it has, though it is at both"
+    assert pool.asks(1, "c", "five", 2000) == ["five.4"], "of a third"
 
 
 @pytest.mark.parametrize("lead", [0.9 * WINDOW, 1.1 * WINDOW])

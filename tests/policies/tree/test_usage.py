@@ -61,9 +61,9 @@ def test_a_tenant_that_is_present_at_several_gateways_is_present_once_with_its_w
     tree = PoolTree(Tree({"g": Placing(ROOT, GroupSettings())}, {}))
     tree.arrived(make_request("b"), 1.0)
     tree.set_elsewhere([NodeUsage("a", PRESENT, 3), NodeUsage("a", WEIGHT, 9.0)])
-    assert tree.share("a") == pytest.approx(0.75)
+    assert tree.share("a", 1.0) == pytest.approx(0.75)
     tree.set_elsewhere([])
-    assert tree.share("b") == 1.0
+    assert tree.share("b", 1.0) == 1.0
 
 
 @pytest.mark.parametrize("seed", range(20))

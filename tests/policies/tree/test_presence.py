@@ -1,0 +1,137 @@
+"""Who is present in the tree of a pool, for how long, and what part has each?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from policies.request import of_batch
+from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, PRESENT, SEQUENCES, TOKENS, WEIGHT, NodeUsage
+from policies.tree.pool_tree import PoolTree
+from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
+from tests.policies.capacity.test_working_set import HOLD_S, Pool, call
+from tests.policies.making import make_request
+
+GROUPS = Tree(
+    {"g": Placing(ROOT, GroupSettings()), "h": Placing(ROOT, GroupSettings(guaranteed_share=0.6))},
+    {"a": Placing("g", GroupSettings()), "b": Placing("g", GroupSettings()), "c": Placing("h", GroupSettings())},
+)
+
+
+def test_a_tenant_whose_agents_rest_in_their_tools_keeps_its_part_of_the_cache() -> None:
+    pool = Pool()
+    for name, tokens in (("a", 3000), ("a", 2000), ("b", 4000)):
+        one = call(name, f"{name}{tokens}", tokens)
+        assert pool.asks(one) == [one.id]
+        pool.answers(one, output=0)
+    next_of_a = call("a", "next", 2000, arrived_s=pool.now)
+    assert pool.asks(next_of_a) == [], "the half of `b` is not for `a`, though `b` has no request"
+    assert pool.engine.requests.tree.part(next_of_a) == 0.5
+    assert pool.after(HOLD_S + 0.01) == [next_of_a.id]
+    assert pool.engine.requests.tree.part(next_of_a) == 1.0, "no context of `b` counts any more"
+
+
+def test_contexts_take_no_part_of_the_service() -> None:
+    tree = PoolTree(GROUPS)
+    tree.arrived(make_request("b"), 1.0)
+    tree.arrived(make_request("c"), 1.0)
+    tree.hold("a", 1000)
+    assert tree.share("b", 1.0) == pytest.approx(0.4), "all of what its group has"
+    assert tree.part(make_request("b")) == pytest.approx(0.2), "half of what its group has of the cache"
+    assert tree.part(make_request("c")) == pytest.approx(0.6)
+    tree.hold("a", -1000)
+    assert tree.part(make_request("b")) == pytest.approx(0.4)
+
+
+def test_a_new_tenant_has_the_part_of_its_weight() -> None:
+    tree = PoolTree()
+    tree.arrived(make_request("a"), 1.0)
+    assert tree.part(make_request("new", weight=3.0)) == 0.75
+    assert tree.share("new", 4.0) == 0.8
+    tree.arrived(make_request("new"), 2.0)
+    assert tree.share("a", 1.0) == pytest.approx(1 / 3)
+    tree.reweigh({"new": 9.0})
+    assert tree.part(make_request("new")) == tree.share("new", 1.0) == 0.9
+    tree.arrived(make_request("new"), 1.0)
+    assert tree.share("new", 1.0) == 0.5, "the weight of the last request that came"
+
+
+def test_whoever_is_present_at_another_gateway_has_a_part_there_and_here() -> None:
+    tree, asked = PoolTree(), make_request("a")
+    tree.arrived(asked, 1.0)
+    rows = [
+        NodeUsage("b", SEQUENCES, 6),
+        NodeUsage("c", CONTEXTS, 500),
+        NodeUsage("b", PRESENT, 2),
+        NodeUsage("b", WEIGHT, 6.0),
+    ]
+    tree.set_elsewhere(rows)
+    assert tree.share("a", 1.0) == 0.25, "two gateways say that `b` has a weight of 3"
+    assert tree.part(asked) == 0.2, "of what can be held `c` has a part as well"
+    assert not tree.is_flooding(asked), "1 of 6, where 1.5 are its part"
+    tree.arrived(make_request("a"), 1.0)
+    assert tree.is_flooding(asked)
+    tree.set_elsewhere([])
+    assert tree.share("a", 1.0) == tree.part(asked) == 1.0
+
+
+def test_a_gateway_reports_who_is_present_and_what_runs_without_any_groups() -> None:
+    tree, running = PoolTree(), make_request("a", sequences=3)
+    for request in (running, make_request(of_batch("b"))):
+        tree.arrived(request, 2.0)
+    tree.dispatched(running, 70)
+    tree.hold("a", 90)
+    rows = {(row.node, row.resource): row.amount for row in tree.report(256)}
+    assert (rows["a", SEQUENCES], rows["a", TOKENS], rows["a", CONTEXTS]) == (3, 70, 90)
+    assert (rows["a", PRESENT], rows["a", WEIGHT]) == (rows[of_batch("b"), PRESENT], rows[of_batch("b"), WEIGHT])
+    assert not any(resource == BATCH_CONTEXTS for _, resource in rows)
+
+
+@pytest.mark.parametrize("terms", [Tree(), GROUPS])
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_kept_of_who_has_no_request_and_no_context(seed: int, terms: Tree) -> None:
+    """Random requests and contexts of many tenants. Those with one or the other are remembered, and nobody else."""
+    rng, tree = Random(seed), PoolTree(terms)
+    queued, running, contexts = list[str](), list[str](), Counter[str]()
+    for _ in range(400):
+        leaf = rng.choice([*"abcdef", of_batch("a"), of_batch("f")])
+        what = rng.randrange(6)
+        if what == 0:
+            tree.arrived(make_request(leaf), 1.0)
+            queued.append(leaf)
+        elif what == 1 and queued:
+            leaf = queued.pop(rng.randrange(len(queued)))
+            tree.dispatched(make_request(leaf), 10)
+            running.append(leaf)
+        elif what == 2 and running:
+            leaf = running.pop(rng.randrange(len(running)))
+            tree.ended(make_request(leaf), 10)
+            tree.left(make_request(leaf))
+        elif what == 3 and queued:
+            tree.left(make_request(queued.pop(rng.randrange(len(queued)))))
+        elif what == 4:
+            tree.hold(leaf, 5)
+            contexts[leaf] += 5
+        elif contexts[leaf]:
+            tree.hold(leaf, -5)
+            contexts[leaf] -= 5
+        busy = {*queued, *running}
+        assert tree.pool.used[SEQUENCES] == len(running)
+        assert {leaf for leaf in {*busy, *contexts} if tree.numbers(leaf).get("weight")} == busy
+        assert tree.contexts_here() == +contexts
+        if not terms.groups:
+            holders = {leaf for leaf in {*busy, *(+contexts)} if leaf[-1:] != ")"}
+            assert tree.pool.contexts.present == len(holders)
+            assert tree.pool.contexts.weights == pytest.approx(len(holders))
+    for leaf in queued:
+        tree.left(make_request(leaf))
+    for leaf in running:
+        tree.ended(make_request(leaf), 10)
+        tree.left(make_request(leaf))
+    for leaf, tokens in (+contexts).items():
+        tree.hold(leaf, -tokens)
+    assert tree.remembered() == 0
+    assert not any(tree.pool.used)
+    assert tree.pool.contexts.present == tree.pool.others.present == tree.pool.batch.present == 0
