@@ -364,10 +364,13 @@ class PoolTree:
         self._forget(node)
 
     def _use(self, node: Node, resource: int, amount: float, *, is_elsewhere: bool = False) -> None:
-        """Add to the usage of a node. A tenant with contexts is present among those that share them."""
+        """Add to the usage of a node. A tenant with contexts is present among those that share them.
+
+        A group is present by its tenants alone: contexts that other gateways report of the group itself add none.
+        """
         had_some = node.used[resource] > 0.0
         node.use(resource, amount, is_elsewhere=is_elsewhere)
-        if resource == CONTEXTS and node is not self._root and had_some != (node.used[resource] > 0.0):
+        if resource == CONTEXTS and node.name in self._tenants and had_some != (node.used[resource] > 0.0):
             if had_some:
                 node.contexts.remove()
             else:

@@ -57,6 +57,28 @@ def test_a_tenant_that_only_has_contexts_elsewhere_any_more_keeps_its_node() -> 
     assert (tree.contexts("a"), counted(tree)) == (8, (8, 0))
 
 
+@pytest.mark.parametrize("group_first", [True, False], ids=["before those of a tenant", "after those of a tenant"])
+def test_contexts_that_are_reported_of_a_group_leave_its_presence_to_its_tenants(group_first: bool) -> None:
+    """Whichever of them come and go first: the group has a part as long as a tenant of it has contexts."""
+    tree = PoolTree(Tree({"g": Placing(ROOT, GroupSettings())}, {"a": Placing("g", GroupSettings())}))
+    of_group, asked = [NodeUsage(" g", CONTEXTS, 10)], make_request("b")
+    tree.arrived(asked, 1.0)
+    if group_first:
+        tree.set_elsewhere(of_group)
+        tree.hold("a", 100)
+        tree.set_elsewhere([])
+        assert tree.part(asked) == 0.5
+        tree.hold("a", -100)
+    else:
+        tree.hold("a", 100)
+        tree.set_elsewhere(of_group)
+        tree.hold("a", -100)
+        tree.set_elsewhere([])
+    assert tree.part(asked) == 1.0, "nothing of the group is left"
+    tree.hold("a", 100)
+    assert tree.part(asked) == 0.5
+
+
 def test_a_tenant_that_is_present_at_several_gateways_is_present_once_with_its_weight() -> None:
     tree = PoolTree(Tree({"g": Placing(ROOT, GroupSettings())}, {}))
     tree.arrived(make_request("b"), 1.0)
