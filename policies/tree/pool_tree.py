@@ -317,15 +317,17 @@ class PoolTree:
     def regroup(self, terms: Tree, waiting: Iterable[Request], running: Iterable[tuple[Request, int]]) -> None:
         """Replace the terms, and count all waiting and running requests anew. `running`: with the KV tokens held.
 
-        The weights of waiting requests follow the new terms.
+        The weights of waiting requests follow the new terms. A tenant between two calls keeps its configured weight.
         """
         present = [(each, self.configured_weight(each.flow.tenant, each.weight)) for each in waiting]
         held = [(each, self.configured_weight(each.flow.tenant, each.weight), tokens) for each, tokens in running]
         contexts = self.contexts_here()
+        weights = {name: node.contexts.weight for name, node in self._tenants.items() if node.contexts.present}
         self._begin(terms)
         self.set_elsewhere(self._rows, self.sharers)
         for leaf, tokens in contexts.items():
             self.hold(leaf, tokens)
+        self.reweigh(weights)
         for request, weight, tokens in held:
             self.arrived(request, weight)
             self.dispatched(request, tokens)

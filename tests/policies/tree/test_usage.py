@@ -47,6 +47,16 @@ def test_contexts_stay_when_a_reload_moves_their_tenants(terms: Tree) -> None:
     assert (counted(tree), tree.contexts("a")) == ((0, 0), 0)
 
 
+def test_a_tenant_whose_agents_rest_in_their_tools_keeps_its_weight_at_a_reload() -> None:
+    tree, call, other = PoolTree(GROUP), make_request("a", weight=4.0), make_request("b")
+    tree.arrived(call, 4.0)
+    tree.hold("a", 100)
+    tree.left(call)
+    tree.arrived(other, 1.0)
+    tree.regroup(Tree(), [other], [])
+    assert tree.part(other) == 0.2
+
+
 def test_a_tenant_that_only_has_contexts_elsewhere_any_more_keeps_its_node() -> None:
     tree = PoolTree(GROUP)
     rows = [NodeUsage("a", PRESENT, 1), NodeUsage("a", WEIGHT, 2.0), NodeUsage("a", CONTEXTS, 7)]
