@@ -145,6 +145,16 @@ def test_a_tenant_among_many_is_summed_with_the_others(tmp_path: Path, monkeypat
     assert sum(each.service for each in result.tenants) == 60 * 2 * 100 + 2 * (16 * 10 + 104 * 5)
 
 
+def test_more_tenants_that_wait_than_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulation.replay.TENANTS_COMPARED", 2)
+    monkeypatch.setattr("simulation.replay.TENANTS_LISTED", 2)
+    rows = [f"{number / 100},t{number % 6},400,40" for number in range(300)]
+    result = replay_under("vtc", Trace(write(tmp_path, "t_s,client,input_tokens,output_tokens", *rows)), TINY)
+    assert result.queued > 100
+    assert result.gap_max > 0.0
+    assert result.jain is not None
+
+
 def test_an_unknown_policy_is_answered_with_those_that_there_are() -> None:
     assert policy_names(" vtc,fcfs , vtc") == ["vtc", "fcfs"]
     with pytest.raises(UnknownPolicyError, match=r"no policy is named 'best'; there are: .*fcfs.*vtc"):
