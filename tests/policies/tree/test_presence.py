@@ -11,7 +11,7 @@ from policies.request import of_batch
 from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, PRESENT, SEQUENCES, TOKENS, WEIGHT, NodeUsage
 from policies.tree.pool_tree import PoolTree
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
-from tests.policies.capacity.test_working_set import HOLD_S, Pool, call
+from tests.policies.agents import HOLD_S, Pool, call
 from tests.policies.making import make_request
 
 GROUPS = Tree(
