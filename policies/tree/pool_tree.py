@@ -112,6 +112,13 @@ class PoolTree:
         line = self._line(request.flow.tenant)
         return line.queued > line.share() * self._root.used[SEQUENCES] + ROUNDING
 
+    def is_below(self, request: Request) -> bool:
+        """Return whether the tenant runs fewer sequences than its part of those that run; False for batch work."""
+        node = self._node(payer(request.flow.tenant))
+        return (
+            not request.can_wait and node.used[SEQUENCES] + ROUNDING < node.others.share() * self._root.used[SEQUENCES]
+        )
+
     def configured_weight(self, leaf: str, weight: float) -> float:
         """Return the configured weight of a tenant node; `weight` if the node is not present."""
         line = self._line(leaf)

@@ -213,14 +213,15 @@ def test_waking_at_the_named_times_is_as_good_as_waking_all_the_time() -> None:
 PATIENT = QueueLimits(queue_wait_s_max=1000.0)
 
 
-def test_the_next_of_a_light_tenant_has_the_first_slot_that_is_free() -> None:
+def test_the_next_of_a_light_tenant_waits_inside_the_engine_and_has_the_first_slot_that_is_free() -> None:
     engine = AdmissionEngine(named_policy("vtc"), limits=PATIENT)
     engine.add_backend("one", max_num_seqs=2)
     for number in range(12):
         engine.arrived(make_request("flood", id=f"flood-{number}"), 0.0)
     assert engine.dispatched == 2, "no flood waits inside the engine"
-    engine.arrived(make_request("b", id="light"), 5.0)
-    assert dispatched(engine.finished("flood-0", ServiceTokens(10, 1), 5.0)) == ["light"]
+    assert dispatched(engine.arrived(make_request("b", id="light"), 5.0)) == ["light"]
+    assert dispatched(engine.finished("flood-0", ServiceTokens(10, 1), 5.0)) == [], "the slot is that of the light one"
+    assert dispatched(engine.finished("flood-1", ServiceTokens(10, 1), 6.0)) == ["flood-2"]
 
 
 def refusing(*ids: str, slots: int | None = 8, streamed: bool = True) -> AdmissionEngine:
