@@ -223,7 +223,7 @@ class Progress:
     Attributes:
         deadline_s: time at which the request expires if it still waits.
         answer_keys: keys that the answer issues for later calls of the interaction. The gateway reads them from it.
-        attempts: dispatches that ended in a failed connection.
+        attempts: dispatches that ended in a failed connection (`Failure.UNREACHED`).
         refusals: dispatches that an engine refused although it took a request that was sent later.
         closed: by engine, the time until which the request may not go there; None if it may go everywhere.
         rests: whether the request waits outside the order, because each engine in service is closed to it.

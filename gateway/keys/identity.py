@@ -43,7 +43,7 @@ TOKENS_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A tenant as one of its keys presents it."""
+    """Authenticated caller: tenant, weight, permitted apps and models; from a key, a signed token or open access."""
 
     tenant: str
     weight: float

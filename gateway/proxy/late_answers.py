@@ -20,7 +20,10 @@ NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 
 
 class LateAnswers:
-    """The handler of requests of one treatment. A tenant may have a bounded number of them under way."""
+    """Handler that answers one kind of request in a background task.
+
+    Its running requests count against the tenant's limit of requests that bypass admission (`Pipeline.unqueued`).
+    """
 
     def __init__(self, pipeline: Pipeline, answer: Callable[[RequestContext], Awaitable[Any]]) -> None:
         """Create the handler. `answer` returns a value for JSON, or None if it has sent the answer itself. It raises

@@ -7,7 +7,7 @@ from policies.limits.leaky_counts import LeakyCounts
 
 
 class Unqueued:
-    """The running requests and the arrival rate of each tenant. A request beyond a limit raises an `ApiError`."""
+    """Per-tenant limiter of concurrency and rate for requests that bypass admission."""
 
     def __init__(self, at_once_max: int, per_s: float, tenants_max: int) -> None:
         self._tenants_max = tenants_max

@@ -55,7 +55,7 @@ class Engines(Protocol):
 
 
 class QueueRoom:
-    """The engines of a pool as the order of one queue sees them (`orders.order.Room`)."""
+    """Engines as the order of one queue sees them: checks obstacles, then applies the placement (`Room`)."""
 
     def __init__(
         self,

@@ -210,7 +210,7 @@ class RequestLedger:
         self._count(request, now)
 
     def dispatched(self, request: Request, backend: str, now: float) -> None:
-        """Record a dispatch to this engine, and charge the prompt."""
+        """Record a dispatch to this engine. Charge the prompt, and the output that the order charges ahead."""
         self._apply(lifecycle.DISPATCHED, request)
         self.waiting.remove(request)
         if not self.tree.is_flat:
@@ -436,7 +436,10 @@ class RequestLedger:
         self.working_set.left(request, NO_SERVICE, now)
 
     def _end_lease(self, request: Request, charged: ServiceTokens, now: float, *, is_preempted: bool = False) -> float:
-        """End the run of a request in every table. Return its seconds."""
+        """End a request's run at its engine, in the tree and in the order. Return the seconds since its dispatch.
+
+        The callers update the working set, the interactions and `waits`.
+        """
         lease = self.leases[request.id]
         if request.can_wait:
             self.preemption.ended(request, charged, is_preempted=is_preempted)

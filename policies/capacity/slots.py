@@ -1,8 +1,13 @@
 """How many sequences may be dispatched to an engine at once?
 
 The number of sequences that an engine runs side by side is configured, or reported by the engine. Most pages of metrics
-lack it. Then it is learned from how many sequences were seen to run, and from where the running gauge levels off while
-others wait. For an engine without gauges it is learned from whether answers get slower.
+lack it. Then it is learned:
+
+    from                                raised by         lowered by
+    gauges                              `seen_running`    `levels_off`
+    streams                             `seen_running`    `refused`
+    whole answers without gauges        `came_whole`      `came_whole`, if answers get slower
+    a refusal for lack of room          `refused`         `refused`
 """
 
 from __future__ import annotations
@@ -99,13 +104,15 @@ class Slots:
             self.count = sequences
 
     def levels_off(self, running: int) -> None:
-        """Lower the number of slots to what the engine runs, which stays level while others wait for a slot."""
+        """Lower the slots to the running gauge, which has plateaued although requests wait."""
         if not self._is_known:
             self.count = min(self.count, running)
             self._is_learned = True
 
     def seen(self, running: int, waiting: int, now: float, *, period_s: float, is_sustained: bool) -> None:
-        """Adapt the number of sequences on their way to what the engine runs and queues.
+        """Adjust the in-flight allowance (dispatches beyond the slots).
+
+        The allowance falls if the engine queues, and rises if slots stay empty.
 
         Suppose slots stay empty on average, over a request's life (`period_s`), although requests wait for a slot all
         that time. Then sequences are missing because they are still on their way, and half as many more may be under

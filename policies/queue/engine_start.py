@@ -13,7 +13,10 @@ from policies.plain_data import rows
 
 
 class EngineStart:
-    """The starts of the engines of one pool."""
+    """Estimator of a pool's cold-start time.
+
+    A cold start lasts from the first request that finds no engine in service until an engine is in service.
+    """
 
     def __init__(self) -> None:
         self.s_max = 0.0

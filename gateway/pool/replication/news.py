@@ -27,7 +27,7 @@ RETRY_S: Final = 1.0
 
 
 class NewsChannel:
-    """A gateway's messages to the others of a pool (`report`), and theirs to it (`listen`)."""
+    """Publishes the prompts that this gateway has sent (`report`), and applies those that others publish (`listen`)."""
 
     def __init__(self, store: Store, pool: str, dispatcher: Dispatcher) -> None:
         self.pool = pool
