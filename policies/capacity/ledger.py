@@ -221,7 +221,7 @@ class BackendLedger:
             allowance = self.allowance
             others = None if allowance is None else allowance.sequences_elsewhere
             if others is None or self.sequences + others + request.sequences > self.slots.most():
-                self.slots.is_short()
+                self.slots.note_shortage()
         elif obstacle is Obstacle.PREFILL:
             self.prefill.held_back()
 

@@ -94,7 +94,7 @@ class Slots:
         """Return the number of slots; None if it is neither configured nor reported nor learned."""
         return self.count if self._is_known or self._is_learned else None
 
-    def is_short(self) -> None:
+    def note_shortage(self) -> None:
         """Note that a request waits because no slot is free."""
         self._was_short = True
 

@@ -95,7 +95,7 @@ def has_room(slots: Slots, sequences: int) -> bool:
     """May so many be dispatched in all? Asked within an event: what holds a request back is learned."""
     if sequences <= slots.most():
         return True
-    slots.is_short()
+    slots.note_shortage()
     return False
 
 
