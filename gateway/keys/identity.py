@@ -105,9 +105,9 @@ class Tokens(Protocol):
         """Return whether tokens of this issuer are accepted."""
 
     def principal(
-        self, token: bytes, tenants: Mapping[str, TenantConfig], stands_in: Callable[[str, Container[str]], bool]
+        self, token: bytes, tenants: Mapping[str, TenantConfig], is_in_groups: Callable[[str, Container[str]], bool]
     ) -> Principal:
-        """Return the principal that a token names. `stands_in`: is a tenant in one of these groups? Raise ApiError."""
+        """Return the principal that a token names. `is_in_groups`: is a tenant in one of these groups? Raise ApiError."""
 
 
 @dataclass(frozen=True, slots=True)
