@@ -42,9 +42,9 @@ from gateway.proxy.batches.batch_lane import BatchLane
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
+from gateway.request.bypass_limiter import BypassLimiter
 from gateway.request.cors import Cors
 from gateway.request.routes import Routes
-from gateway.request.unqueued import Unqueued
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.background import Background
@@ -124,7 +124,7 @@ class Gateway:
         self.replicas: Replicas | None = None
         self._learned: LearnedFile | None = None
         self._certificates = Certificates(config.tls.context, config.tls.files) if config.tls is not None else None
-        self._unqueued = Unqueued(config.limits.unqueued_max, config.limits.unqueued_per_s, callers_max)
+        self._bypass_limiter = BypassLimiter(config.limits.unqueued_max, config.limits.unqueued_per_s, callers_max)
         self._pipeline: Pipeline | None = None
         self._server: HttpServer | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -220,7 +220,7 @@ class Gateway:
             self._keyring, self.pools, self._settled,
             routes=Routes.of(config.routes),
             cors=Cors(config.cors_origins),
-            unqueued=self._unqueued,
+            bypass_limiter=self._bypass_limiter,
             aliases=config.aliases,
             json_bytes_max=config.json_bytes_max,
             responses=self.responses,
@@ -288,7 +288,7 @@ class Gateway:
         self._keyring.take_over(keys, open_access=config.open_access)
         self._pools.commit(config, self.shared, prepared, weights)
         logger.setLevel(config.log_level.upper())
-        self._unqueued.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
+        self._bypass_limiter.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
         if self._pipeline is not None:
             self._pipeline.take_over(
                 self.pools, routes=Routes.of(config.routes), cors=Cors(config.cors_origins), aliases=config.aliases,

@@ -34,9 +34,9 @@ from gateway.proxy.request_context import RequestContext
 from gateway.request.apis import OTHER
 from gateway.request.body.payload import JsonPayload, Payload
 from gateway.request.body.read import read_body
+from gateway.request.bypass_limiter import BypassLimiter
 from gateway.request.cors import Cors
 from gateway.request.routes import MODELS, Routes, Treatment
-from gateway.request.unqueued import Unqueued
 from gateway.request.upstream_head import upstream_head
 from gateway.telemetry.record import NO_SERVICE, Outcome, RequestRecord
 from gateway.telemetry.trace import Sampler
@@ -68,7 +68,7 @@ class Pipeline:
         *,
         routes: Routes,
         cors: Cors,
-        unqueued: Unqueued,
+        bypass_limiter: BypassLimiter,
         aliases: Mapping[str, str],
         json_bytes_max: int,
         responses: StoredResponses,
@@ -77,7 +77,7 @@ class Pipeline:
         """Create a pipeline to these pools. `sampler` chooses the requests that are traced; None traces none."""
         self.keyring = keyring
         self._settled = settled
-        self.unqueued = unqueued
+        self.bypass_limiter = bypass_limiter
         self._sampler = sampler
         self.responses = responses
         self.draining = False
@@ -136,7 +136,7 @@ class Pipeline:
             head.digest = principal.digest
             request.comes_from(principal)
             if route.treatment is not Treatment.ADMIT:
-                self.unqueued.come(principal.tenant, time.monotonic())
+                self.bypass_limiter.count_arrival(principal.tenant, time.monotonic())
         except ApiError as found:
             error = found
             if found.code is Reason.METHOD_NOT_ALLOWED and request.header(b"sec-websocket-key") is not None:
@@ -370,7 +370,7 @@ class Pipeline:
             keeper, stored = self._keeper(context, id)
             context.model = stored.model
             engines = iter([keeper.backends[stored.engine]])
-            return PassThrough(context, payload, engines, self.unqueued, self._settled)
+            return PassThrough(context, payload, engines, self.bypass_limiter, self._settled)
         pools = self._pools
         if payload is not None:
             context.model = payload.model
@@ -379,7 +379,7 @@ class Pipeline:
         if not any([pool.is_healthy() for pool in pools]):
             again_s = min([pool.again_s() for pool in pools])
             raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=again_s)
-        return PassThrough(context, payload, engines_of(pools), self.unqueued, self._settled)
+        return PassThrough(context, payload, engines_of(pools), self.bypass_limiter, self._settled)
 
     def _models(self, principal: Principal, asked: str) -> bytes:
         """Return the models that a key may ask for, or the one model `asked`, as JSON."""
