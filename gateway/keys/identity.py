@@ -107,7 +107,10 @@ class Tokens(Protocol):
     def principal(
         self, token: bytes, tenants: Mapping[str, TenantConfig], is_in_groups: Callable[[str, Container[str]], bool]
     ) -> Principal:
-        """Return the principal that a token names. `is_in_groups`: is a tenant in one of these groups? Raise ApiError."""
+        """Return the principal that a token names. Raise ApiError.
+
+        `is_in_groups`: returns whether a tenant is in one of these groups.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from policies.request import ServiceTokens
 class PassThrough(Relay):
     """A relayed request and its answer. `settled` is called once, at the end."""
 
-    __slots__ = ("_ending", "_engines", "_error", "_payload", "_settled", "_unqueued")
+    __slots__ = ("_bypass_limiter", "_ending", "_engines", "_error", "_payload", "_settled")
 
     def __init__(
         self,
