@@ -156,7 +156,7 @@ def _of_pool(pool: Pool) -> dict[str, float]:
     """Return the value of each metric of a pool."""
     engine, config = pool.dispatcher.engine, pool.config
     requests = engine.requests
-    start = {"fairgate_start_seconds": requests.engine_start.usual_s} if config.start_s_max else {}
+    start = {"fairgate_start_seconds": requests.cold_start.usual_s} if config.start_s_max else {}
     return {
         "fairgate_given_back_total": requests.preemption.preempted,
         "fairgate_given_back_tokens_total": requests.preemption.wasted_tokens,

@@ -93,7 +93,7 @@ class AdmissionEngine(Deciding):
             now = self._arrived_s = self._time(now)
             self.interactions.arrived(request, now)
             pressure = self._observe(now) if self._waiting.requests or self.overload.active else CALM
-            if not self.is_served and not self.requests.engine_start.wanted(now):
+            if not self.is_served and not self.requests.cold_start.begin(now):
                 lost = Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max)
                 return self._let_in(request, lost, now, pressure)
             if self.elsewhere is not None and self.elsewhere.must_ask(request, now, is_calm=pressure is CALM):
