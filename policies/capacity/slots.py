@@ -3,11 +3,11 @@
 The number of sequences that an engine runs side by side is configured, or reported by the engine. Most pages of metrics
 lack it. Then it is learned:
 
-    from                                raised by         lowered by
-    gauges                              `seen_running`    `levels_off`
-    streams                             `seen_running`    `refused`
-    whole answers without gauges        `came_whole`      `came_whole`, if answers get slower
-    a refusal for lack of room          `refused`         `refused`
+    from                            raised by                 lowered by
+    gauges                          `raise_to`                `lower_to`
+    streams                         `raise_to`                `refused`
+    whole answers without gauges    `learn_without_gauges`    `learn_without_gauges`, if answers get slower
+    a refusal for lack of room      `refused`                 `refused`
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Slots:
         self._waiting_target = waiting_target
         self._most = most
 
-    def reported(self, max_num_seqs: int | None) -> None:
+    def set_reported(self, max_num_seqs: int | None) -> None:
         """Note the slots that the engine reports; None if its report is not believed any more."""
         if max_num_seqs == self._reported:
             return
@@ -98,18 +98,18 @@ class Slots:
         """Note that a request waits because no slot is free."""
         self._was_short = True
 
-    def seen_running(self, sequences: int) -> None:
+    def raise_to(self, sequences: int) -> None:
         """Raise the number of slots to the sequences that were seen to run at once."""
         if sequences > self.count and not self._is_known:
             self.count = sequences
 
-    def levels_off(self, running: int) -> None:
+    def lower_to(self, running: int) -> None:
         """Lower the slots to the running gauge, which has plateaued although requests wait."""
         if not self._is_known:
             self.count = min(self.count, running)
             self._is_learned = True
 
-    def seen(self, running: int, waiting: int, now: float, *, period_s: float, is_sustained: bool) -> None:
+    def adjust_in_flight(self, running: int, waiting: int, now: float, *, period_s: float, is_sustained: bool) -> None:
         """Adjust the in-flight allowance (dispatches beyond the slots).
 
         The allowance falls if the engine queues, and rises if slots stay empty.
@@ -154,7 +154,7 @@ class Slots:
             self.count = max(1, running)
             self._is_learned = True
 
-    def came_whole(self, seconds_per_token: float, sequences: int) -> None:
+    def learn_without_gauges(self, seconds_per_token: float, sequences: int) -> None:
         """Learn from a complete answer of an engine without gauges, with this many sequences dispatched.
 
         The count falls by one per answer, to `FIRST_SLOTS` at least, while the average is more than twice the best

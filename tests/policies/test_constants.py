@@ -112,7 +112,7 @@ def test_a_new_engine_is_taken_to_have_four_slots_and_one_request_takes_a_quarte
 def test_a_prefill_window_is_that_of_one_step() -> None:
     window = PrefillWindow()
     assert window.tokens == 2048  # what vLLM computes in one step by default
-    window.reported(10**9)
+    window.set_reported(10**9)
     assert window.tokens == 262_144
 
 
