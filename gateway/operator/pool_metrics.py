@@ -73,7 +73,7 @@ class PoolGauges:
             rows["fairgate_replica_alone"].append(([each.about], each.is_alone))
             for outcome, count in (("answered", each.answered), ("lost", each.lost)):
                 rows["fairgate_replica_exchanges_total"].append(([each.about, outcome], count))
-        for channel in gateway.news:
+        for channel in gateway.broadcasts:
             for outcome in ("sent", "received", "ignored"):
                 rows["fairgate_replica_news_total"].append(([channel.pool, outcome], getattr(channel, outcome)))
         self._rows = rows

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from gateway.config.sections.tracing import TracingConfig
     from gateway.config.sections.usage import UsageConfig
     from gateway.operator.snapshots.of_replicas import Replicas
-    from gateway.pool.replication.news import NewsChannel
+    from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
     from gateway.pool.replication.ticker import Exchanges
     from gateway.storage.hub.run_directory import WorkerSlot
     from gateway.storage.store import Store
@@ -120,7 +120,7 @@ class Gateway:
         self._self_service: SelfService | None = None
         self.store: Store | None = None
         self.exchanges: list[Exchanges] = []
-        self.news: list[NewsChannel] = []
+        self.broadcasts: list[PrefixBroadcast] = []
         self.replicas: Replicas | None = None
         self._learned: LearnedFile | None = None
         self._certificates = Certificates(config.tls.context, config.tls.files) if config.tls is not None else None
@@ -430,7 +430,7 @@ class Gateway:
         if store is None:
             return
         from gateway.pool.replication.learned import LearnedSync
-        from gateway.pool.replication.news import NewsChannel
+        from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
         from gateway.pool.replication.ticker import Exchanges
 
         shared, dispatchers = self.shared, [pool.dispatcher for pool in self.pools]
@@ -443,8 +443,8 @@ class Gateway:
                 )
             )
         lessons = [LearnedSync(store, pool.name, pool.dispatcher.engine) for pool in self.pools]
-        self.news = [
-            NewsChannel(store, pool.name, pool.dispatcher)
+        self.broadcasts = [
+            PrefixBroadcast(store, pool.name, pool.dispatcher)
             for pool in self.pools
             if pool.dispatcher.engine.policy.reads_prefixes
         ]
@@ -460,9 +460,9 @@ class Gateway:
             self._background.repeat(exchanges.turn, "exchange", exchanges.about)
         for lesson in lessons:
             self._background.repeat(lesson.turn, "lessons", lesson.pool)
-        for news in self.news:
-            self._background.repeat(news.report, "news sent", news.pool)
-            self._background.repeat(news.listen, "news received", news.pool)
+        for broadcast in self.broadcasts:
+            self._background.repeat(broadcast.report, "news sent", broadcast.pool)
+            self._background.repeat(broadcast.listen, "news received", broadcast.pool)
 
     def _is_busy(self) -> bool:
         return any(len(pool.dispatcher) for pool in self._pools.with_leaving())

@@ -16,7 +16,7 @@ from gateway.storage.redis.redis_store import Script, pool_key
 from lab.several_gateways import Stall, simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.replicas.messages import News, ReplicaReport, ReplicaView
+from policies.replicas.messages import PrefixReport, ReplicaReport, ReplicaView
 from policies.replicas.reference_store import ReferenceStore
 from policies.request import Flow
 from simulation.run import LOST, Arrival, Record, Run
@@ -68,7 +68,7 @@ class TwinStore:
         self.granted[gateway] = heard.grants[0].sequences
         return None if self._rng.random() < self._lost else heard
 
-    def carries(self, news: News, now: float) -> bool:
+    def carries(self, news: PrefixReport, now: float) -> bool:
         return not self._gone(now) and self._rng.random() >= self._lost
 
     def ask(self, gateway: str, number: int, told: ReplicaReport, now_ms: int) -> ReplicaView:

@@ -14,7 +14,7 @@ from backends.simulated.engine_model import EngineModel
 from lab.several_gateways import simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.replicas.messages import News
+from policies.replicas.messages import PrefixReport
 from policies.request import Flow
 from simulation.run import Arrival, Record, Run
 from tests.simulation.replicas import ENGINE as SLOW
@@ -88,7 +88,7 @@ class Sessions:
 class Deaf(TwinStore):
     """Nobody hears what others sent."""
 
-    def carries(self, news: News, now: float) -> bool:
+    def carries(self, news: PrefixReport, now: float) -> bool:
         return False
 
 
