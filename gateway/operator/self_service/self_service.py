@@ -17,7 +17,7 @@ from gateway.operator.self_service.own_page import own_page
 from gateway.operator.self_service.own_standing import Numbers, OwnStanding, RecentService, own_standing
 from gateway.operator.snapshots.snapshot import SnapshotSource
 from gateway.operator.snapshots.spans import PoolSample, shares_due, sums
-from gateway.proxy.late_answers import LateAnswers
+from gateway.proxy.background_handler import BackgroundHandler
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.routes import Treatment
@@ -40,7 +40,7 @@ class SelfService:
         self._gateway = gateway
         self._source: SnapshotSource = gateway.replicas or gateway
         self._slot = worker_slot
-        self._late = LateAnswers(pipeline, self._answer)
+        self._late = BackgroundHandler(pipeline, self._answer)
         self._stack = AsyncExitStack()
         self._turn = asyncio.Lock()
         self._recently = RecentService()

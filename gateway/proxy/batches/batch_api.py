@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.config.model import Config
 from gateway.http.errors import ApiError, Reason
+from gateway.proxy.background_handler import BackgroundHandler
 from gateway.proxy.batches import batch_tables as tables
 from gateway.proxy.batches.batch_objects import (
     UNREADABLE,
@@ -25,7 +26,6 @@ from gateway.proxy.batches.batch_objects import (
     new_id,
     write_caller,
 )
-from gateway.proxy.late_answers import LateAnswers
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.form import read_parts
@@ -50,7 +50,7 @@ class BatchApi:
         self._limits = config.batches
         self._line_bytes_max = config.bounds.line_bytes
         self._changed = changed
-        late = LateAnswers(pipeline, self._answer)
+        late = BackgroundHandler(pipeline, self._answer)
         self.tasks = late.tasks
         pipeline.late[Treatment.BATCHES] = late.begin
 

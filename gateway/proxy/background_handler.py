@@ -19,7 +19,7 @@ from gateway.telemetry.record import Outcome
 NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 
 
-class LateAnswers:
+class BackgroundHandler:
     """Handler that answers one kind of request in a background task.
 
     Its running requests count against the tenant's limit of requests that bypass admission (`Pipeline.bypass_limiter`).
