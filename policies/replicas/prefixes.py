@@ -1,8 +1,8 @@
 """What do gateways report to each other of the prompts that they sent? No I/O.
 
-`gateway.pool.replication.prefix_broadcast` carries the reports. Each gateway keeps its own index of the prompts that engines have
-cached, and its own deficits of tenants at engines. Both follow from the prompts sent. So each gateway reports the
-prompts that it sent, and applies the reports of the others as if it had sent their prompts itself. The store publishes
+`gateway.pool.replication.prefix_broadcast` carries the reports. Each gateway keeps its own index of the prompts that
+engines have cached, and its own deficits of tenants at engines. Both follow from the prompts sent. So each gateway
+reports the prompts that it sent, and applies others' reports as if it had sent their prompts itself. The store publishes
 each report once and does not keep it, so a report may get lost. Both tables are estimates: a gateway that missed a
 report takes the prompts in it for new ones.
 

@@ -20,7 +20,7 @@ from gateway.operator.snapshots.spans import PoolSample, shares_due, sums
 from gateway.proxy.background_handler import BackgroundHandler
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
-from gateway.request.routes import Treatment
+from gateway.request.routes import RouteKind
 from gateway.storage.hub.run_directory import WorkerSlot
 from gateway.storage.store_errors import StoreError
 from gateway.telemetry.recent_requests import ENDS_MAX
@@ -48,7 +48,7 @@ class SelfService:
         usage = gateway.config.usage
         self._database = DatabaseThread(usage) if usage is not None else None
         pipeline.files = own_page()
-        pipeline.late[Treatment.ME] = self._late.begin
+        pipeline.late[RouteKind.ME] = self._late.begin
 
     async def open(self) -> None:
         """Connect to the other workers, if any."""

@@ -29,7 +29,7 @@ from gateway.proxy.batches.batch_objects import (
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.form import read_parts
-from gateway.request.routes import Treatment
+from gateway.request.routes import RouteKind
 from gateway.storage.store_errors import StoreUnavailable
 from gateway.usage.thread import DatabaseThread
 from gateway.usage.written import storable
@@ -52,7 +52,7 @@ class BatchApi:
         self._changed = changed
         late = BackgroundHandler(pipeline, self._answer)
         self.tasks = late.tasks
-        pipeline.late[Treatment.BATCHES] = late.begin
+        pipeline.late[RouteKind.BATCHES] = late.begin
 
     async def _answer(self, context: RequestContext) -> dict[str, Any] | None:
         """Return the answer as a value for JSON, or None if it was sent in pieces."""
