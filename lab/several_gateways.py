@@ -17,7 +17,7 @@ from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.prefixes import SharedPrefixes
 from policies.replicas.schedule import DEADLINE_S, INTERVAL_S, Schedule
 from simulation.driver import SimulatedGateway
-from simulation.run import LOST, Arrival, Record, Run
+from simulation.run import LOST, Arrival, Record, SimulationResult
 
 
 class StoreLink(Protocol):
@@ -54,7 +54,7 @@ def simulate_together(
     stalls: Sequence[Stall] = (),
     until_s: float = inf,
     **settings: Any,
-) -> Run:
+) -> SimulationResult:
     """Run the traffic as `lab.lab_driver.simulate` does, which names the other settings.
 
     Args:

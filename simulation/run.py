@@ -88,7 +88,7 @@ class EngineEvent(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class SimulationResult:
     """Result of a simulation: records by request, decisions in order, and replayable engine calls."""
 
     records: dict[str, Record] = field(default_factory=dict)
