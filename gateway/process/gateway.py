@@ -317,7 +317,7 @@ class Gateway:
             raise
 
     def _learn(self, quotas: Mapping[str, ModelQuotasConfig]) -> None:
-        self.shared.issue(quotas)
+        self.shared.set_issued_quotas(quotas)
         self._turn_away_revoked()
 
     def _turn_away_revoked(self) -> None:
