@@ -203,7 +203,7 @@ class Policy:
             self.prefixes.forget(request.prefix, progress.engine, expected_blocks)
         elif final and reported is not None:
             found = blocks_of_tokens(reported, request.prefix, service.prompt)
-            self.prefixes.reported(progress.engine, expected_blocks, found)
+            self.prefixes.learn_cache_size(progress.engine, expected_blocks, found)
 
     def observe(self, engine: str, gauges: Gauges) -> None:
         """Follow the gauges of a scraped engine. A restarted engine has nothing cached."""

@@ -323,11 +323,11 @@ def test_a_miss_shrinks_a_cache_by_a_sixteenth_down_to_one_long_prompt() -> None
     index = PrefixIndex()
     for first in range(0, 16_000, 100):
         index.insert(tuple(range(first, first + 100)), "b")
-    index.reported("b", 100, 50)
-    index.reported("b", 100, 10)
+    index.learn_cache_size("b", 100, 50)
+    index.learn_cache_size("b", 100, 10)
     assert len(index) == 14_063  # 16,000 less a sixteenth, twice
     for _ in range(200):
-        index.reported("b", 100, 10)
+        index.learn_cache_size("b", 100, 10)
     assert len(index) == 256
 
 
