@@ -2,8 +2,8 @@
 
 `gateway.pool.replication.prefix_broadcast` carries the reports. Each gateway keeps its own index of the prompts that
 engines have cached, and its own deficits of tenants at engines. Both follow from the prompts sent. So each gateway
-reports the prompts that it sent, and applies others' reports as if it had sent their prompts itself. The store publishes
-each report once and does not keep it, so a report may get lost. Both tables are estimates: a gateway that missed a
+reports the prompts that it sent, and applies others' reports as if it had sent their prompts itself. The store sends
+each report once, and does not keep it, so a report may get lost. Both tables are estimates: a gateway that missed a
 report takes the prompts in it for new ones.
 
 A prompt is reported as its whole chain of blocks. The end alone would be shorter. But a gateway that had missed the
