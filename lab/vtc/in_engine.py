@@ -133,7 +133,7 @@ class _Loop:
     def may_begin(self, request: Request) -> bool:
         return True
 
-    def is_below(self, request: Request) -> bool:
+    def may_wake(self, request: Request) -> bool:
         return True
 
     def place(self, request: Request, *, but: str | None = None) -> str | Blocked:

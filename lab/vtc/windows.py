@@ -99,7 +99,7 @@ class _EngineRoom:
     def may_begin(self, request: Request) -> bool:
         return True
 
-    def is_below(self, request: Request) -> bool:
+    def may_wake(self, request: Request) -> bool:
         return True
 
     def place(self, request: Request, *, but: str | None = None) -> str | Blocked:

@@ -100,7 +100,7 @@ class QueueRoom:
     def may_begin(self, request: Request) -> bool:
         return self.engines is None or self.engines.may_begin(request)
 
-    def is_below(self, request: Request) -> bool:
+    def may_wake(self, request: Request) -> bool:
         engines = self.engines
         return engines is None or (engines.at_ceiling(request) is None and engines.has_part(request, self._only))
 
