@@ -205,8 +205,8 @@ class AdmissionEngine(Deciding):
             if again_s := inf if failure is Failure.DROPPED else again_s:
                 progress.closed = {**(progress.closed or {}), lease.backend: now + again_s}
             self._waits.returned(request, lease.dispatched_s, now)
-            progress.attempts += failure is Failure.UNREACHED
-            if max(progress.attempts, progress.refusals) >= self.limits.attempts_max and self.is_served:
+            progress.unreached += failure is Failure.UNREACHED
+            if max(progress.unreached, progress.proven_refusals) >= self.limits.attempts_max and self.is_served:
                 self._waits.ended(request, now)
                 self.requests.broken(request, NO_SERVICE, now)
                 lost = Refusal.BACKEND_FAILED if inf in (progress.closed or {}).values() else Refusal.NO_BACKEND

@@ -46,7 +46,7 @@ def test_an_engine_that_takes_what_it_was_sent_later_is_not_full() -> None:
     assert obstacle(ledger, now=0.1) == "closed"
     ledger.started(later, 0.11)
     assert obstacle(ledger, now=0.11) is None
-    assert refused.request.progress.refusals == 1
+    assert refused.request.progress.proven_refusals == 1
 
 
 def test_what_was_reserved_for_unknown_lengths_is_free_when_they_have_ended() -> None:
