@@ -196,9 +196,10 @@ class _Tally:
     def summed_up(self, trace: Trace) -> ReplayResult:
         """Return the results after the end of all requests."""
         result, window_s = self._result, min(WINDOW_S_MAX, trace.span_s / WINDOWS)
-        result.gap = self._timeline.gaps({tenant: self._weights[tenant] for tenant in self._compared})
+        weights = {tenant: self._weights[tenant] for tenant in self._compared}
+        result.gap = self._timeline.gaps(weights)
         result.gap_max = max((value for _, value in result.gap), default=0.0)
-        result.jain = self._timeline.jain(self._weights, window_s)
+        result.jain = self._timeline.jain(weights, window_s)
         rates = {tenant: self._timeline.rates(tenant, window_s) for tenant in [*self._compared, OTHERS]}
         service = {tenant: rates[tenant] for tenant in self._listed}
         if len(trace.demand) > len(self._listed):

@@ -71,7 +71,7 @@ class Timeline:
         course = []
         for tick, waiting in enumerate(self._waiting_throughout()):
             before, common = common, {}
-            for one, other in combinations(sorted(waiting), 2):
+            for one, other in combinations(sorted(waiting & weights.keys()), 2):
                 at = [_at(totals[one], edge) / weights[one] - _at(totals[other], edge) / weights[other]
                       for edge in (tick, tick + 1)]  # fmt: skip
                 low, high = before.get((one, other), (at[0], at[0]))
@@ -89,7 +89,7 @@ class Timeline:
         waiting = list(self._waiting_throughout())
         found = []
         for begin in range(0, len(waiting) - ticks + 1, ticks):
-            tenants = set.intersection(*waiting[begin : begin + ticks])
+            tenants = set.intersection(*waiting[begin : begin + ticks]) & weights.keys()
             if len(tenants) > 1:
                 amounts = [sum(self._service[tenant][begin : begin + ticks]) / weights[tenant] for tenant in tenants]
                 found.append(jain(amounts))

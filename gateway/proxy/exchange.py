@@ -185,6 +185,9 @@ class Exchange(Relay):
     def failed(self, error: UpstreamError) -> None:
         backend, call = self.backend, self._call
         assert call is not None
+        if self._meter is not None and self._meter.ended:
+            self._complete_stream(self._meter)  # the answer is complete, only its transport is not
+            return
         self._pool.answered(backend, self.context.tenant, error, self.context.dispatched_s)
         timed_out = isinstance(error, ReadTimedOut)
         if error.before_first_byte and not timed_out and self._may_try_again(backend, call.sends):

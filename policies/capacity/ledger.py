@@ -114,7 +114,8 @@ class BackendLedger:
         # An engine without gauges does not show its queue. If its concurrency is configured, nothing else is known of
         # what it takes at once, and the prefill window does not apply.
         has_window = self._gauges is not None or self._settings.max_concurrency is None
-        if has_window and self.starting and self.prefill_tokens + request.prompt_tokens - cached_tokens > prefill_limit:
+        begun = self.prefill_tokens if has_window else 0
+        if begun and begun + request.prompt_tokens - cached_tokens > prefill_limit:
             return Obstacle.PREFILL
         if self.kv.capacity_tokens is None:
             return None
@@ -234,7 +235,10 @@ class BackendLedger:
         self.starting[request.id] = lease
         self.starting_tokens += request.prompt_tokens
         lease.is_first = not self.prefill_tokens
-        lease.prefill_tokens = request.prompt_tokens - request.progress.cached_tokens
+        # Without gauges nothing shows the start of an answer in one piece, so such a prompt would fill the window until
+        # its answer ends.
+        if request.streamed or self._gauges is not None:
+            lease.prefill_tokens = request.prompt_tokens - request.progress.cached_tokens
         self.prefill_tokens += lease.prefill_tokens
         self.sequences += request.sequences
         lease.slots = self.slots.taken_by(request.sequences)

@@ -123,6 +123,15 @@ EVENTS: dict[str, list[bytes]] = {
 ENDINGS = (DONE, b"response.completed", b"message_stop")
 
 
+async def test_a_stream_that_said_so_has_ended_though_its_transport_breaks(start: Starter) -> None:
+    async with stage(start) as on:
+        for path in STREAMED:
+            sent = b"".join(EVENTS[path])
+            played = await on.play(path, Sent(STREAM_HEAD + chunk(sent), closes=True), stream=True)
+            assert (played.end, played.tokens) == ((200, *COMPLETED), (11, 3)), path
+            assert b"error" not in played.got.body
+
+
 @pytest.mark.parametrize("framing", STREAMS)
 async def test_a_stream_that_says_so_has_ended(start: Starter, framing: str) -> None:
     async with stage(start) as on:

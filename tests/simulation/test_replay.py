@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -143,6 +144,17 @@ def test_a_tenant_among_many_is_summed_with_the_others(tmp_path: Path, monkeypat
     assert [each.name for each in result.tenants] == [*(f"t{number}" for number in range(8)), OTHERS]
     assert result.tenants[-1].requests == 104
     assert sum(each.service for each in result.tenants) == 60 * 2 * 100 + 2 * (16 * 10 + 104 * 5)
+
+
+def test_more_tenants_that_wait_than_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulation.replay.TENANTS_COMPARED", 2)
+    monkeypatch.setattr("simulation.replay.TENANTS_LISTED", 2)
+    rows = [f"{number / 100},t{number % 6},400,40" for number in range(300)]
+    slow = replace(TINY, max_num_seqs=2)
+    result = replay_under("vtc", Trace(write(tmp_path, "t_s,client,input_tokens,output_tokens", *rows)), slow)
+    assert result.queued > 100
+    assert result.gap_max > 0.0
+    assert result.jain is not None
 
 
 def test_an_unknown_policy_is_answered_with_those_that_there_are() -> None:

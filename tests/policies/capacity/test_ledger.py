@@ -166,6 +166,14 @@ def test_the_prefill_window_holds_one_however_long_and_then_its_size() -> None:
     assert obstacle(ledger, make_request(prompt=11)) == "prefill"
 
 
+def test_whole_answers_of_an_engine_without_gauges_fill_no_prefill_window() -> None:
+    ledger = BackendLedger("b", CapacitySettings())
+    for n in range(ledger.slots.most()):
+        assert obstacle(ledger, make_request("a", prompt=3_000, id=f"w{n}", streamed=False)) is None
+        start(ledger, make_request("a", prompt=3_000, id=f"w{n}", streamed=False), started=False)
+    assert obstacle(ledger) is Obstacle.SLOTS
+
+
 def test_the_prefill_window_adapts_between_its_bounds() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
     start(ledger, make_request(prompt=10), started=False)
