@@ -124,5 +124,5 @@ def _of_tenant(tenant: str, user: str | None, query: UsageQuery, files: Sequence
     )
     if not logged.lines:
         whose = tenant if user is None else f"{user} of {tenant}"
-        raise NotAnswered(f"no request of {whose} came {query.words()}", 404)
+        raise NotAnswered(f"no request of {whose} came {query.describe()}", 404)
     return "\n".join(logged.summary()) if len(logged.lines) > 1 else logged.sentence(), logged.numbers()
