@@ -52,6 +52,7 @@ from policies.orders.vtc import CounterOrder
 from policies.placements.prefix_index import Prefix, PrefixIndex, tokens_of_blocks
 from policies.placements.siblings import Siblings
 from policies.queue.backlog import TRIED, Backlog
+from policies.queue.tenants_and_flows import TenantMember
 from policies.request import Flow, Request
 from policies.settings import setting
 
@@ -127,6 +128,10 @@ class _MatchedBacklog(Backlog):
                 else:
                     tenant.turn = member.turn
         return None
+
+    def _next_of(self, tenant: TenantMember) -> Request | None:
+        flow = tenant.flows.least()
+        return self._best(self._heaps[flow.flow]).request if flow is not None else None
 
     def others(self, head: Request) -> Iterator[Request]:
         """Yield the requests to try if the head does not fit: the heads of some flows in this round and the next."""

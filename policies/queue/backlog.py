@@ -113,8 +113,13 @@ class Backlog:
         for line in self.lines():
             tenant = line.least()
             if tenant is not None:
-                return tenant.next()
+                return self._next_of(tenant)
         return None
+
+    def _next_of(self, tenant: TenantMember) -> Request | None:
+        """Return the next request of a tenant, asleep or not; None if only sleeping starts wait."""
+        flow = tenant.flows.least()
+        return flow.next() if flow is not None else None
 
     def lines(self) -> tuple[Counters[TenantMember], Counters[TenantMember]]:
         """Return the counters of both classes, the class that goes first first."""
@@ -193,7 +198,7 @@ class Backlog:
         """Wake one tenant under each name that has room again: the least served of the class that goes first."""
         for tenants in [*self.full.values()]:
             tenant = self._first_of(tenants)
-            request = tenant.next()
+            request = self._next_of(tenant)
             if request is None or not has_room(request):
                 continue
             # A tenant at its ceiling banks no credit, except for the request that replaces the one that ended.
@@ -209,14 +214,14 @@ class Backlog:
         """Iterate over the full nodes: the next request of the least served interactive tenant there, and the node."""
         for node, tenants in self.full.items():
             least = min([one for one in tenants if one.line is self.tenants], key=_counter, default=None)
-            request = least.next() if least is not None else None
+            request = self._next_of(least) if least is not None else None
             if request is not None:
                 yield request, node
 
     def asleep(self) -> Request | None:
         """Return the first sleeping start, or else the next request of a sleeping tenant; None if nothing sleeps."""
         firsts = [self._first_of(tenants) for tenants in self.full.values()]
-        return self.first_start() or (min(firsts, key=_counter).next() if firsts else None)
+        return self.first_start() or (self._next_of(min(firsts, key=_counter)) if firsts else None)
 
     def _first_of(self, tenants: Iterable[TenantMember]) -> TenantMember:
         first = self.lines()[0]

@@ -110,11 +110,6 @@ class TenantMember(Member):
         self.full = ""
         """Key in `Backlog.full` under which this tenant sleeps; "" if it does not."""
 
-    def next(self) -> Request | None:
-        """Return the next request; None if only sleeping starts wait."""
-        flow = self.flows.least()
-        return flow.next() if flow is not None else None
-
 
 def sleeps_as(start: Request) -> Any:
     """Return the sort key of a start among the sleeping starts of its tenant."""

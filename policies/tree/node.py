@@ -208,22 +208,17 @@ class Node:
 
     def use(self, resource: int, amount: float, *, is_elsewhere: bool = False) -> None:
         """Add to the usage of this node and its ancestors (subtract if negative). O(depth)."""
-        node, more = self, amount
-        while True:
+        node: Node | None = self
+        more = amount
+        while node is not None:
             node.used[resource] += amount
             if is_elsewhere:
                 node.elsewhere[resource] += amount
-            parent = node.parent
-            more = node.fill(resource, more)
-            if parent is None:
-                return
-            node = parent
-
-    def fill(self, resource: int, more: float) -> float:
-        """Add to `filled`. Return the change of `reserved`, which the parent must fill."""
-        self.filled[resource] += more
-        before, self.reserved[resource] = self.reserved[resource], max(self.kept[resource], self.filled[resource])
-        return self.reserved[resource] - before
+            filled = node.filled[resource] = node.filled[resource] + more
+            before = node.reserved[resource]
+            reserved = node.reserved[resource] = max(node.kept[resource], filled)
+            more = reserved - before
+            node = node.parent
 
     def size(self, resource: int, capacity: float, sharers: int) -> None:
         """Set ceiling and kept part for this capacity of the pool (inf if unknown). Each of `sharers` gateways gets an
@@ -233,6 +228,4 @@ class Node:
             self.running_max if resource == SEQUENCES else inf, self.share_max * capacity
         ) / sharers  # fmt: skip
         self.kept[resource] = self.kept_share * capacity / sharers if capacity < inf else 0.0
-        more, node = self.fill(resource, 0.0), self.parent
-        while more and node is not None:
-            more, node = node.fill(resource, more), node.parent
+        self.use(resource, 0.0)  # what is reserved may have changed

@@ -44,6 +44,8 @@ from policies.tree.node import (
 )  # fmt: skip
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
+IDLE_MAX: Final = 1_000
+"""Tenants in memory that have nothing at the pool. To make a node anew takes as long as all else that the tree does."""
 ROUNDING: Final = 1e-6
 """Tolerance of comparisons, since parts of a pool are not whole numbers."""
 
@@ -74,7 +76,9 @@ class PoolTree:
             self._groups[name] = Node(f" {name}", self._groups[place.group], place.settings, floors[name])
         own = [self._new(name) for name in terms.tenants]
         self._tenants: dict[str, Node] = {node.name: node for node in own if node.is_limited}
-        """Tenants with requests, contexts or limits."""
+        """Tenants with requests, contexts or limits, and the idle ones."""
+        self._idle: dict[str, None] = {}
+        """Tenants without requests, contexts and limits, the longest idle first: most come back."""
         self._limited = {node.name: node for node in (*self._groups.values(), *own) if node.is_limited}
         """Nodes with limits, groups before tenants, and outer groups before inner ones. The name of a group begins with
         a space, which no tenant's name does."""
@@ -189,7 +193,7 @@ class PoolTree:
 
     def remembered(self) -> int:
         """Return the number of tenants with requests, contexts or limits."""
-        return len(self._tenants)
+        return len(self._tenants) - len(self._idle)
 
     @property
     def pool(self) -> Node:
@@ -240,10 +244,12 @@ class PoolTree:
 
     def arrived(self, request: Request, weight: float) -> None:
         """Count a queued request as present. `weight`: the configured one of its key or tenant."""
-        node = self._remember(payer(request.flow.tenant))
-        node.reweigh(weight, is_batch=request.can_wait)
-        node.add(is_batch=request.can_wait)
-        node.line(is_batch=request.can_wait).queued += request.sequences
+        node, is_batch = self._remember(payer(request.flow.tenant)), request.can_wait
+        line = node.line(is_batch=is_batch)
+        if line.weight != weight or node.contexts.weight != weight:
+            node.reweigh(weight, is_batch=is_batch)
+        node.add(is_batch=is_batch)
+        line.queued += request.sequences
 
     def left(self, request: Request) -> None:
         """Remove a queued request, or one that ran and has ended."""
@@ -263,11 +269,13 @@ class PoolTree:
         node = self._tenants[payer(request.flow.tenant)]
         node.line(is_batch=request.can_wait).queued -= sequences
         node.use(SEQUENCES, sequences)
-        node.use(TOKENS, tokens)
+        if self._limited:
+            node.use(TOKENS, tokens)
 
     def grew(self, request: Request, tokens: int) -> None:
         """Add to the KV tokens of a running request."""
-        self._tenants[payer(request.flow.tenant)].use(TOKENS, tokens)
+        if self._limited:
+            self._tenants[payer(request.flow.tenant)].use(TOKENS, tokens)
 
     def hold(self, leaf: str, tokens: int) -> None:
         """Add to the contexts of a tenant node at this gateway (subtract if negative)."""
@@ -317,15 +325,17 @@ class PoolTree:
     def regroup(self, terms: Tree, waiting: Iterable[Request], running: Iterable[tuple[Request, int]]) -> None:
         """Replace the terms, and count all waiting and running requests anew. `running`: with the KV tokens held.
 
-        The weights of waiting requests follow the new terms.
+        The weights of waiting requests follow the new terms. A tenant between two calls keeps its configured weight.
         """
         present = [(each, self.configured_weight(each.flow.tenant, each.weight)) for each in waiting]
         held = [(each, self.configured_weight(each.flow.tenant, each.weight), tokens) for each, tokens in running]
         contexts = self.contexts_here()
+        weights = {name: node.contexts.weight for name, node in self._tenants.items() if node.contexts.present}
         self._begin(terms)
         self.set_elsewhere(self._rows, self.sharers)
         for leaf, tokens in contexts.items():
             self.hold(leaf, tokens)
+        self.reweigh(weights)
         for request, weight, tokens in held:
             self.arrived(request, weight)
             self.dispatched(request, tokens)
@@ -348,7 +358,11 @@ class PoolTree:
 
     def _remember(self, tenant: str) -> Node:
         """Get or create the tenant's node, and keep it in the tree."""
-        node = self._tenants[tenant] = self._node(tenant)
+        node = self._tenants.get(tenant)
+        if node is None:
+            node = self._tenants[tenant] = self._new(tenant)
+        elif self._idle:
+            self._idle.pop(tenant, None)
         return node
 
     def _named(self, name: str) -> Node:
@@ -364,19 +378,26 @@ class PoolTree:
         self._forget(node)
 
     def _use(self, node: Node, resource: int, amount: float, *, is_elsewhere: bool = False) -> None:
-        """Add to the usage of a node. A tenant with contexts is present among those that share them."""
+        """Add to the usage of a node. A tenant with contexts is present among those that share them.
+
+        A group is present by its tenants alone: contexts that other gateways report of the group itself add none.
+        """
         had_some = node.used[resource] > 0.0
         node.use(resource, amount, is_elsewhere=is_elsewhere)
-        if resource == CONTEXTS and node is not self._root and had_some != (node.used[resource] > 0.0):
+        if resource == CONTEXTS and node.name in self._tenants and had_some != (node.used[resource] > 0.0):
             if had_some:
                 node.contexts.remove()
             else:
                 node.contexts.add()
 
     def _forget(self, node: Node) -> None:
-        """Forget a tenant without requests, contexts and limits."""
-        if not (node.others.present or node.batch.present or any(node.used) or node.name in self._limited):
-            self._tenants.pop(node.name, None)
+        """Mark a tenant without requests, contexts and limits as idle. Drop the tenant that has been idle longest."""
+        if node.others.present or node.batch.present or any(node.used) or node.name in self._limited:
+            return
+        self._idle[node.name] = None
+        if len(self._idle) > IDLE_MAX:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest], self._tenants[oldest]
 
 
 def _contexts_of(leaf: str) -> int:

@@ -58,6 +58,7 @@ BOUNDS = """
     replicas.messages.SECONDS_MAX replicas.prefixes.BLOCKS_MAX
     replicas.reference_store.NUMBERS_MS replicas.reference_store.COUNTERS_MS replicas.reference_store.SWEEP_MS
     correlation_table.KEYS_MAX correlation_table.HOLDERS_MAX
+    tree.pool_tree.IDLE_MAX
 """
 """How much is remembered, sent or looked at: more of it costs more."""
 

@@ -6,8 +6,11 @@ from itertools import pairwise
 
 import pytest
 
-from policies.request import Claim, of_batch
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.request import Claim, ServiceTokens, of_batch
 from policies.tree.terms import ROOT
+from tests.policies.making import make_request
 from tests.policies.meetings.world import World, quantile, tree
 
 TERMS = ({}, {"max_running": 8}, {"max_share": 0.5})
@@ -137,3 +140,17 @@ def test_batch_beside_a_flood_has_its_part_in_time() -> None:
     world.run(60)
     assert quantile(world.waits("b", batch=True), 0.5) < 10.0
     assert of_batch("b") in {one.tenant for one in world.asked.values()}
+
+
+@pytest.mark.parametrize("policy", ["dlpm", "d2lpm"])
+def test_the_request_that_goes_next_by_its_prefix_is_the_one_that_wakes_its_tenant(policy: str) -> None:
+    engine = AdmissionEngine(named_policy(policy), tree=tree({}, {"a": (ROOT, {"max_running": 2})}))
+    engine.add_backend("e", max_num_seqs=8)
+    document = tuple(range(1, 9))
+    first, second = make_request("a", prefix=document, prompt=128), make_request("a")
+    older = make_request("a", sequences=2)
+    same = make_request("a", prefix=document, prompt=128)
+    went = [decision.id for one in (first, second, older, same) for decision in engine.arrived(one, 0.0)]
+    assert went == [first.id, second.id]
+    decisions = engine.finished(second.id, ServiceTokens(10, 1), 1.0, None)
+    assert [one.id for one in decisions] == [same.id], "it has room, though the older one has none"

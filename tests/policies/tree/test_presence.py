@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from policies.request import of_batch
-from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, PRESENT, SEQUENCES, TOKENS, WEIGHT, NodeUsage
-from policies.tree.pool_tree import PoolTree
+from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, PRESENT, SEQUENCES, WEIGHT, NodeUsage
+from policies.tree.pool_tree import IDLE_MAX, PoolTree
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
-from tests.policies.capacity.test_working_set import HOLD_S, Pool, call
+from tests.policies.agents import HOLD_S, Pool, call
 from tests.policies.making import make_request
 
 GROUPS = Tree(
@@ -84,9 +84,24 @@ def test_a_gateway_reports_who_is_present_and_what_runs_without_any_groups() -> 
     tree.dispatched(running, 70)
     tree.hold("a", 90)
     rows = {(row.node, row.resource): row.amount for row in tree.report(256)}
-    assert (rows["a", SEQUENCES], rows["a", TOKENS], rows["a", CONTEXTS]) == (3, 70, 90)
+    assert (rows["a", SEQUENCES], rows["a", CONTEXTS]) == (3, 90)
     assert (rows["a", PRESENT], rows["a", WEIGHT]) == (rows[of_batch("b"), PRESENT], rows[of_batch("b"), WEIGHT])
     assert not any(resource == BATCH_CONTEXTS for _, resource in rows)
+
+
+@pytest.mark.parametrize("terms", [Tree(), GROUPS])
+def test_idle_tenants_are_kept_up_to_a_bound_and_begin_anew(terms: Tree) -> None:
+    tree = PoolTree(terms)
+    for n in range(3 * IDLE_MAX):
+        request = make_request(f"t{n}")
+        tree.arrived(request, 3.0)
+        tree.left(request)
+    assert len(tree._tenants) == IDLE_MAX
+    back, other = make_request(f"t{3 * IDLE_MAX - 1}"), make_request("other")
+    tree.arrived(back, 1.0)
+    tree.arrived(other, 1.0)
+    assert tree.share(back.flow.tenant, 1.0) == tree.share("other", 1.0)
+    assert len(tree._tenants) == IDLE_MAX + 1
 
 
 @pytest.mark.parametrize("terms", [Tree(), GROUPS])

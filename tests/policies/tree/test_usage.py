@@ -47,6 +47,16 @@ def test_contexts_stay_when_a_reload_moves_their_tenants(terms: Tree) -> None:
     assert (counted(tree), tree.contexts("a")) == ((0, 0), 0)
 
 
+def test_a_tenant_whose_agents_rest_in_their_tools_keeps_its_weight_at_a_reload() -> None:
+    tree, call, other = PoolTree(GROUP), make_request("a", weight=4.0), make_request("b")
+    tree.arrived(call, 4.0)
+    tree.hold("a", 100)
+    tree.left(call)
+    tree.arrived(other, 1.0)
+    tree.regroup(Tree(), [other], [])
+    assert tree.part(other) == 0.2
+
+
 def test_a_tenant_that_only_has_contexts_elsewhere_any_more_keeps_its_node() -> None:
     tree = PoolTree(GROUP)
     rows = [NodeUsage("a", PRESENT, 1), NodeUsage("a", WEIGHT, 2.0), NodeUsage("a", CONTEXTS, 7)]
@@ -55,6 +65,28 @@ def test_a_tenant_that_only_has_contexts_elsewhere_any_more_keeps_its_node() -> 
     tree.set_elsewhere(rows[2:])
     tree.hold("a", 1)
     assert (tree.contexts("a"), counted(tree)) == (8, (8, 0))
+
+
+@pytest.mark.parametrize("group_first", [True, False], ids=["before those of a tenant", "after those of a tenant"])
+def test_contexts_that_are_reported_of_a_group_leave_its_presence_to_its_tenants(group_first: bool) -> None:
+    """Whichever of them come and go first: the group has a part as long as a tenant of it has contexts."""
+    tree = PoolTree(Tree({"g": Placing(ROOT, GroupSettings())}, {"a": Placing("g", GroupSettings())}))
+    of_group, asked = [NodeUsage(" g", CONTEXTS, 10)], make_request("b")
+    tree.arrived(asked, 1.0)
+    if group_first:
+        tree.set_elsewhere(of_group)
+        tree.hold("a", 100)
+        tree.set_elsewhere([])
+        assert tree.part(asked) == 0.5
+        tree.hold("a", -100)
+    else:
+        tree.hold("a", 100)
+        tree.set_elsewhere(of_group)
+        tree.hold("a", -100)
+        tree.set_elsewhere([])
+    assert tree.part(asked) == 1.0, "nothing of the group is left"
+    tree.hold("a", 100)
+    assert tree.part(asked) == 0.5
 
 
 def test_a_tenant_that_is_present_at_several_gateways_is_present_once_with_its_weight() -> None:
