@@ -243,6 +243,7 @@ class AdmissionEngine(Deciding):
             ledger = self.backends[name]
             if isinstance(change, bool):
                 ledger.healthy = change
+                self.room.changed()  # a large prompt may go to a smaller engine only while no larger one is in service
                 self.requests.wake(now, inf)
             elif isinstance(change, EngineFacts):
                 ledger.recognised(change)

@@ -394,6 +394,8 @@ class PoolTree:
         """Mark a tenant without requests, contexts and limits as idle. Drop the tenant that has been idle longest."""
         if node.others.present or node.batch.present or any(node.used) or node.name in self._limited:
             return
+        if self._tenants.get(node.name) is not node:  # a group, or a tenant that was dropped
+            return
         self._idle[node.name] = None
         if len(self._idle) > IDLE_MAX:
             oldest = next(iter(self._idle))

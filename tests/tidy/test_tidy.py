@@ -46,6 +46,7 @@ NO_PUBLIC_WAY = {
     *(f"tests/gateway/test_browsers.py:{name}" for name in ("_server", "_reader")),
     "tests/gateway/test_stored_responses.py:_everybody",
     "tests/http/test_answers.py:_pending",
+    "tests/policies/tree/test_presence.py:_tenants",
     *(f"tests/simulated/test_engine_model.py:{name}" for name in ("_pool", "_running", "_held", "_blank", "_cached")),
     "tests/gateway/test_backpressure.py:_server",
     "tests/gateway/test_held_bytes.py:_server",

@@ -6,8 +6,10 @@ from itertools import pairwise
 
 import pytest
 
+from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
+from policies.capacity.gauges import Gauges
 from policies.request import Claim, ServiceTokens, of_batch
 from policies.tree.terms import ROOT
 from tests.policies.making import make_request
@@ -154,3 +156,13 @@ def test_the_request_that_goes_next_by_its_prefix_is_the_one_that_wakes_its_tena
     assert went == [first.id, second.id]
     decisions = engine.finished(second.id, ServiceTokens(10, 1), 1.0, None)
     assert [one.id for one in decisions] == [same.id], "it has room, though the older one has none"
+
+
+def test_a_large_prompt_goes_to_the_engine_that_is_left_as_soon_as_the_larger_one_is_gone() -> None:
+    engine = AdmissionEngine(named_policy("fairserve"))
+    for name, tokens in (("large", 10_000), ("small", 1_000)):
+        engine.add_backend(name, max_num_seqs=1)
+        engine.backend_changed(name, Gauges(0.0, 0, 0, 0.0, tokens, 16), 0.0)
+    first, second = make_request(prompt=5_000), make_request(prompt=5_000)
+    assert [one.id for request in (first, second) for one in engine.arrived(request, 0.0)] == [first.id]
+    assert engine.backend_changed("large", False, 1.0) == [Dispatch(second.id, "small")]

@@ -9,7 +9,7 @@ import pytest
 
 from policies.request import of_batch
 from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, PRESENT, SEQUENCES, WEIGHT, NodeUsage
-from policies.tree.pool_tree import PoolTree
+from policies.tree.pool_tree import IDLE_MAX, PoolTree
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 from tests.policies.making import make_request
 
@@ -150,6 +150,17 @@ def test_what_others_report_counts_once_at_each_node_and_goes_again(seed: int) -
             tree.left(request)
         tree.set_elsewhere([])
         assert (tree.pool.used, tree.report(256)) == ([0.0] * 4, [])
+
+
+@pytest.mark.parametrize("terms", [Tree(), Tree({"g": Placing(ROOT, GroupSettings())}, {})], ids=["none", "a group"])
+def test_rows_of_groups_and_of_many_tenants_come_and_go(terms: Tree) -> None:
+    tree = PoolTree(terms)
+    names = [ROOT, *[f" {name}" for name in terms.groups], *[f"t{number}" for number in range(IDLE_MAX + 2)]]
+    for _ in range(2):
+        tree.set_elsewhere([NodeUsage(name, resource, 1) for name in names for resource in (SEQUENCES, CONTEXTS)])
+        assert tree.remembered() == IDLE_MAX + 2
+        tree.set_elsewhere([])
+        assert (tree.remembered(), tree.pool.used) == (0, [0.0] * 4)
 
 
 def summed(reports: list[list[NodeUsage]]) -> Sequence[NodeUsage]:
