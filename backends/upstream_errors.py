@@ -16,14 +16,14 @@ class UpstreamError(Exception):
 
 
 class ConnectFailed(UpstreamError):
-    """No connection could be opened: refused, unreachable, TLS failed, or too slow."""
+    """No answer could be obtained: refused, unreachable, TLS failed, too slow, or (a control request) reset."""
 
     def __init__(self, backend: str, what: str) -> None:
         super().__init__(backend, what, before_first_byte=True)
 
 
 class ConnectionLost(UpstreamError):
-    """The connection ended before the answer."""
+    """The connection ended before the answer was complete."""
 
 
 class ReadTimedOut(UpstreamError):

@@ -33,7 +33,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.fcfs import Fcfs
 from policies.queue.bounds import QueueLimits
-from simulation.run import Arrival, Run
+from simulation.run import Arrival, SimulationResult
 from tests.simulation.replicas import RAMP_S, WEIGHTS, Floods, TwinStore, run, service, skewed
 
 GATEWAYS, ENGINES = 8, 32
@@ -103,7 +103,7 @@ def replica_rows() -> list[list[str]]:
     return rows
 
 
-def told(run: Run) -> tuple[float, int]:
+def told(run: SimulationResult) -> tuple[float, int]:
     """Tokens per second until the last answer's end, and preemptions."""
     records = [record for record in run.records.values() if record.token_s]
     tokens = sum(record.arrival.prompt_tokens + len(record.token_s) for record in records)

@@ -14,7 +14,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.request_ledger import NO_SERVICE
 from policies.capacity.gauges import Gauges
 from simulation.driver import TIMER_RESOLUTION_S, Driver, SimulatedGateway, read_gauges
-from simulation.run import LOST, Arrival, Record, Run
+from simulation.run import LOST, Arrival, Record, SimulationResult
 
 WRONG = "wrong"
 """The outcome of a request that its engine answered with an error."""
@@ -27,7 +27,7 @@ def simulate(
     backends: dict[str, EngineModel],
     until_s: float = inf,
     **settings: Any,
-) -> Run:
+) -> SimulationResult:
     """Run the traffic until every request has ended, or until this time.
 
     Args:

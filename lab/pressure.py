@@ -25,7 +25,7 @@ from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow, Request, ServiceTokens
-from simulation.run import Arrival, Record, Run
+from simulation.run import Arrival, Record, SimulationResult
 
 BACKEND = "engine"
 RAMP_S = 5.0
@@ -165,7 +165,7 @@ def press(case: Case, engine: AdmissionEngine, *, steps: bool = False, network_s
     return _pressed(run, model.steps, begins_s, min(clients.ends_s, run.ended_s))
 
 
-def _pressed(run: Run, steps: list[_Step], begins_s: float, ends_s: float) -> Pressed:
+def _pressed(run: SimulationResult, steps: list[_Step], begins_s: float, ends_s: float) -> Pressed:
     inside = [step for step in steps if begins_s <= step.began_s < ends_s]
     busy_s = sum(step.duration_s for step in inside)
     records = list(run.records.values())

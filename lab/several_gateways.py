@@ -12,12 +12,12 @@ from backends.simulated.engine_model import EngineModel, Step
 from lab.lab_driver import LabDriver
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
-from policies.replicas.messages import News, ReplicaReport, ReplicaView
+from policies.replicas.messages import PrefixReport, ReplicaReport, ReplicaView
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.prefixes import SharedPrefixes
 from policies.replicas.schedule import DEADLINE_S, INTERVAL_S, Schedule
 from simulation.driver import SimulatedGateway
-from simulation.run import LOST, Arrival, Record, Run
+from simulation.run import LOST, Arrival, Record, SimulationResult
 
 
 class StoreLink(Protocol):
@@ -29,7 +29,7 @@ class StoreLink(Protocol):
     def exchange(self, gateway: int, number: int, report: ReplicaReport, now: float) -> ReplicaView | None:
         """The answer to this exchange, which is at the store at this time; None: it is lost, there or on its way."""
 
-    def carries(self, news: News, now: float) -> bool:
+    def carries(self, news: PrefixReport, now: float) -> bool:
         """Does what a gateway says at this time of the prompts that it sent reach another one?"""
 
 
@@ -54,7 +54,7 @@ def simulate_together(
     stalls: Sequence[Stall] = (),
     until_s: float = inf,
     **settings: Any,
-) -> Run:
+) -> SimulationResult:
     """Run the traffic as `lab.lab_driver.simulate` does, which names the other settings.
 
     Args:
@@ -173,7 +173,7 @@ class _Together(LabDriver):
             return
         if one.schedule is not None and one.schedule.due_s() < one.exchange_s < inf:
             self._set_exchange(one, now)
-        if one.prefixes is not None and one.prefixes.has_news and one.news_s <= now:
+        if one.prefixes is not None and one.prefixes.has_report and one.news_s <= now:
             one.news_s = max(now, one.news_s + INTERVAL_S)
             self.at(one.news_s, partial(self._publish_news, one, one.prefixes))
         super().set_timer(gateway, now)
@@ -222,13 +222,13 @@ class _Together(LabDriver):
         assert store is not None
         if self._is_stalled(gateway, now, partial(self._publish_news, gateway, prefixes)):
             return
-        if not prefixes.has_news:
+        if not prefixes.has_report:
             return
         news = prefixes.report()
         for other in self._several:
             if other is not gateway and store.carries(news, now):
                 self.at(now + 2 * store.way_s, partial(self._take_news, other, news))
 
-    def _take_news(self, gateway: _Gateway, news: News, now: float) -> None:
+    def _take_news(self, gateway: _Gateway, news: PrefixReport, now: float) -> None:
         if gateway.prefixes is not None and not self._is_stalled(gateway, now, partial(self._take_news, gateway, news)):
             gateway.prefixes.receive(news)

@@ -50,7 +50,7 @@ class Kind:
         return self.own_tokens(prompt_tokens) + round(growth)
 
     def idle_tokens(self, context_tokens: int) -> int:
-        """Return the tokens that an idle context counts: those of the next call, times the return rate."""
+        """Return the tokens charged for an idle context: its expected unshared prompt times the return probability."""
         return round(self.return_rate.value * self.own_tokens(max(context_tokens, round(self.prompt_tokens.value))))
 
     def own_tokens(self, prompt_tokens: int) -> int:

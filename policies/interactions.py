@@ -410,7 +410,7 @@ class Interactions:
             self._close(oldest)
 
     def is_open(self, tenant: str, key: Key) -> bool:
-        """Return whether an interaction with this key is open, and does not rest."""
+        """Return whether the interaction is open, and not lingering after a final answer."""
         found = self._open.get(tenant, {}).get(key)
         return found is not None and found not in self._resting
 

@@ -223,8 +223,8 @@ class Progress:
     Attributes:
         deadline_s: time at which the request expires if it still waits.
         answer_keys: keys that the answer issues for later calls of the interaction. The gateway reads them from it.
-        attempts: dispatches that ended in a failed connection.
-        refusals: dispatches that an engine refused although it took a request that was sent later.
+        unreached: dispatches that ended in a failed connection (`Failure.UNREACHED`).
+        proven_refusals: dispatches that an engine refused although it took a request that was sent later.
         closed: by engine, the time until which the request may not go there; None if it may go everywhere.
         rests: whether the request waits outside the order, because each engine in service is closed to it.
         output_tokens_expected: mean output of similar requests, which a predicting policy charges ahead. 0 if too few
@@ -247,17 +247,17 @@ class Progress:
     """
 
     __slots__ = (
-        "answer_keys", "attempts", "cached_blocks", "cached_tokens", "came_back", "charged", "closed", "context",
-        "counted", "deadline_s", "engine", "inside", "interaction", "norm", "normalised", "order",
-        "output_tokens_expected", "output_tokens_reserved", "parked", "placed", "refusals", "rests", "stage", "state",
+        "answer_keys", "cached_blocks", "cached_tokens", "came_back", "charged", "closed", "context", "counted",
+        "deadline_s", "engine", "inside", "interaction", "norm", "normalised", "order", "output_tokens_expected",
+        "output_tokens_reserved", "parked", "placed", "proven_refusals", "rests", "stage", "state", "unreached",
         "wait", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
         self.state = State.NEW
         self.deadline_s = _NEVER
-        self.attempts = 0
-        self.refusals = 0
+        self.unreached = 0
+        self.proven_refusals = 0
         self.closed: dict[str, float] | None = None
         self.rests = False
         self.came_back: Refusal | None = None

@@ -18,7 +18,7 @@ from policies.admission.decisions import Decision, Dispatch, Failure, Preempt
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
 from policies.request import ServiceTokens
-from simulation.run import IMPOSSIBLE, Arrival, EngineEvent, Record, Run
+from simulation.run import IMPOSSIBLE, Arrival, EngineEvent, Record, SimulationResult
 
 TIMER_RESOLUTION_S = 1e-6
 """Least delay of a timer, which never fires at the instant that set it."""
@@ -60,13 +60,13 @@ class Driver:
     scrape_interval_s: float = 0.1
     network_s: float = 0.001
     """Latency of one way between gateway and backend."""
-    result: Run = field(init=False, default_factory=Run)
+    result: SimulationResult = field(init=False, default_factory=SimulationResult)
     open_requests: int = field(init=False, default=0)
     _heap: list[tuple[float, int, Callable[[float], None]]] = field(init=False, default_factory=list)
     _scheduled: int = field(init=False, default=0)
     _stepping: set[str] = field(init=False, default_factory=set)
 
-    def run(self, arrivals: Iterable[Arrival], until_s: float = inf) -> Run:
+    def run(self, arrivals: Iterable[Arrival], until_s: float = inf) -> SimulationResult:
         """Run until every request has ended, or until this time. `arrivals` are in order of time."""
         self.begin(arrivals)
         while self._heap and self._heap[0][0] <= until_s:

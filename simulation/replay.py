@@ -80,13 +80,13 @@ class ReplayResult:
 
     Attributes:
         backends: number of engines.
-        refused: number of requests, by reason.
+        refused: number of requests that did not complete, by outcome.
         ttft_s: from arrival to first token, over all requests that had one.
         tokens_per_s: prompt and output tokens of served requests, until the last one ended.
         jain: index of the waiting tenants' service per weight, mean over windows in which several waited; None without
-            one.
-        gap_max: largest difference of service per weight that two tenants reached while both waited.
-        preemptions: requests that an engine preempted for recomputation.
+            one. Tenants beyond the 50 with most demand count as one tenant of weight 1.
+        gap_max: largest difference of service per weight that two of those 50 tenants reached while both waited.
+        preemptions: number of preemptions inside engines, each for recomputation.
         wasted_tokens: spent in interactions that were then aborted, as the gateway counts them.
         service: of the tenants with most demand, and of the others: (s, service per second around then).
         gap: (s, difference of service per weight).

@@ -88,8 +88,8 @@ class EngineEvent(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Run:
-    """All events in order."""
+class SimulationResult:
+    """Result of a simulation: records by request, decisions in order, and replayable engine calls."""
 
     records: dict[str, Record] = field(default_factory=dict)
     decisions: list[tuple[float, Decision]] = field(default_factory=list)

@@ -21,7 +21,7 @@ UNITS = {
     "tokens_per_month": "tokens/30 days", "requests_per_month": "requests/30 days", "bytes_per_token": "bytes/token",
     "unqueued_per_s": "requests/s", "connections_max": "connections", "calls_max": "calls", "tokens_max": "tokens",
     "window_tokens": "tokens", "window_calls": "calls",
-    "attempts_max": "engines", "users_max": "users", "workers": "processes", "quantum": "service",
+    "attempts_max": "failures", "users_max": "users", "workers": "processes", "quantum": "service",
     "max_num_seqs": "requests", "waiting_target": "requests", "max_concurrency": "requests", "concurrent": "requests",
     "unqueued_max": "requests", "kv_ceiling": "part of 1", "enter": "part of 1",
     "leave": "part of 1", "sample_ratio": "part of 1", "starts": "interactions", "requests": "requests",

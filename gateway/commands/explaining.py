@@ -18,7 +18,7 @@ from gateway.commands.common import BAD_INPUT, Failed, loaded
 from gateway.commands.replaying import readable
 
 if TYPE_CHECKING:
-    from gateway.usage.usage_report import Question
+    from gateway.usage.usage_report import UsageQuery
 
 
 @click.command()
@@ -49,22 +49,22 @@ def explain(
 
     The gateway knows its last decisions; the access log has older ones. Exits with 1 if neither knows.
     """
-    from gateway.usage.usage_report import BadQuestion, Question
+    from gateway.usage.usage_report import InvalidUsageQuery, UsageQuery
     from simulation.traces.lines import TraceError
 
     if (request_id is None) == (tenant is None):
         raise click.UsageError("give either the id of a request, or --tenant NAME")
     try:
-        question = Question(since, until, ["tenant"], datetime.now(UTC))
+        query = UsageQuery(since, until, ["tenant"], datetime.now(UTC))
         with ExitStack() as stack:
             if request_id is not None:
                 text, numbers = _of_request(request_id, path, admin, _files(path, logs, stack), asks=not logs)
             else:
                 assert tenant is not None
-                text, numbers = _of_tenant(tenant, user, question, _files(path, logs, stack))
+                text, numbers = _of_tenant(tenant, user, query, _files(path, logs, stack))
     except NotAnswered as error:
         raise Failed(f"fairgate: {error}", 1 if error.status else BAD_INPUT) from None
-    except (BadQuestion, TraceError, OSError) as error:
+    except (InvalidUsageQuery, TraceError, OSError) as error:
         raise Failed(f"fairgate: {error}") from None
     click.echo(json.dumps(numbers, indent=2) if as_json else text)
 
@@ -106,14 +106,14 @@ def _of_request(
     return logged.sentence(), logged.numbers()
 
 
-def _of_tenant(tenant: str, user: str | None, question: Question, files: Sequence[Path]) -> tuple[str, Any]:
+def _of_tenant(tenant: str, user: str | None, query: UsageQuery, files: Sequence[Path]) -> tuple[str, Any]:
     """Return the explanation in words and as numbers. Raise NotAnswered or TraceError."""
     from gateway.telemetry.access_log import hidden
     from gateway.telemetry.logged import LogExcerpt, arrived_s
 
     if not files:
         raise click.UsageError("which access log? Give --log FILE, or -c FILE that has an `access_log`")
-    since_s, until_s = question.since.timestamp(), question.until.timestamp()
+    since_s, until_s = query.since.timestamp(), query.until.timestamp()
     logged = LogExcerpt(
         [one for one in files if one.stat().st_mtime >= since_s],
         lambda line: (
@@ -124,5 +124,5 @@ def _of_tenant(tenant: str, user: str | None, question: Question, files: Sequenc
     )
     if not logged.lines:
         whose = tenant if user is None else f"{user} of {tenant}"
-        raise NotAnswered(f"no request of {whose} came {question.words()}", 404)
+        raise NotAnswered(f"no request of {whose} came {query.describe()}", 404)
     return "\n".join(logged.summary()) if len(logged.lines) > 1 else logged.sentence(), logged.numbers()

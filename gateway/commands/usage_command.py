@@ -44,15 +44,15 @@ def usage(path: Path, since: str, until: str | None, by: str, user: str | None, 
 
     from gateway.storage.store_errors import StoreError, StoreUnavailable
     from gateway.usage.database import Database
-    from gateway.usage.usage_report import FORMATS, BadQuestion, Question, read
+    from gateway.usage.usage_report import FORMATS, InvalidUsageQuery, UsageQuery, read
 
     config = loaded(path)
     if config.usage is None:
         raise Failed(f"fairgate: {path} has no `usage:`, so nothing was counted")
     try:
-        question = Question(since, until, by.split(",") if by else [], datetime.now(UTC))
+        query = UsageQuery(since, until, by.split(",") if by else [], datetime.now(UTC))
         with closing(Database(config.usage, makes=False)) as database:
-            report = read(database, question, config.usage.prices, around=config.around, user=user)
+            report = read(database, query, config.usage.prices, around=config.around, user=user)
             click.echo(FORMATS[form](report), nl=False)
-    except (StoreError, BadQuestion) as error:
+    except (StoreError, InvalidUsageQuery) as error:
         raise Failed(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None

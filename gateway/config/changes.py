@@ -108,7 +108,7 @@ def config_hash(config: Config) -> str:
     """Return a hash of 16 hex digits, equal on all replicas for configurations of equal meaning."""
     digest = hashlib.sha256()
     for path, value in sorted(_present(config).items()):  # in small pieces, so that other threads get their turns
-        digest.update(json.dumps([path, _shown(value)]).encode())
+        digest.update(json.dumps([path, _plaintext(value)]).encode())
     return digest.hexdigest()[:16]
 
 
@@ -154,7 +154,7 @@ def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
-def _shown(value: Any) -> Any:
+def _plaintext(value: Any) -> Any:
     """Return a value for the hash, which shows no secret."""
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 

@@ -1,6 +1,6 @@
 """Paths that clients know, and paths that manage an engine. Configured routes are checked against both.
 
-`gateway/request/routes.py` has the treatment of each path.
+`gateway/request/routes.py` has the kind of each path.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ TOKENS_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A tenant as one of its keys presents it."""
+    """Authenticated caller: tenant, weight, permitted apps and models; from a key, a signed token or open access."""
 
     tenant: str
     weight: float
@@ -105,9 +105,12 @@ class Tokens(Protocol):
         """Return whether tokens of this issuer are accepted."""
 
     def principal(
-        self, token: bytes, tenants: Mapping[str, TenantConfig], stands_in: Callable[[str, Container[str]], bool]
+        self, token: bytes, tenants: Mapping[str, TenantConfig], is_in_groups: Callable[[str, Container[str]], bool]
     ) -> Principal:
-        """Return the principal that a token names. `stands_in`: is a tenant in one of these groups? Raise ApiError."""
+        """Return the principal that a token names. Raise ApiError.
+
+        `is_in_groups`: returns whether a tenant is in one of these groups.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Issuer:
         """Set when a token has named an unknown key."""
 
     def principal(
-        self, token: str, tenants: Mapping[str, TenantConfig], stands_in: Callable[[str, Container[str]], bool]
+        self, token: str, tenants: Mapping[str, TenantConfig], is_in_groups: Callable[[str, Container[str]], bool]
     ) -> Principal:
         """Return the principal that a token names. Raise PyJWTError for an invalid token, and ApiError: 401 if the
         token names no tenant, 503 while its key may still be read.
@@ -87,7 +87,7 @@ class Issuer:
         if config.group_claim is not None:
             groups = frozenset(_values(claims.get(config.group_claim))[:NAMES_MAX])
             where = f" in a group that its claim '{config.group_claim}' names"
-        found = [name for name in named if name in tenants and (groups is None or stands_in(name, groups))]
+        found = [name for name in named if name in tenants and (groups is None or is_in_groups(name, groups))]
         if not found:
             message = f"its claim '{config.tenant_claim}' names no tenant of this gateway{where}"
             raise ApiError(Reason.INVALID_API_KEY, f"this token is not taken: {message}; ask the operator")
@@ -154,7 +154,7 @@ class Issuers:
         return issuer in self._by_name
 
     def principal(
-        self, token: bytes, tenants: Mapping[str, TenantConfig], stands_in: Callable[[str, Container[str]], bool]
+        self, token: bytes, tenants: Mapping[str, TenantConfig], is_in_groups: Callable[[str, Container[str]], bool]
     ) -> Principal:
         """Return the principal that the token names. Raise ApiError."""
         try:
@@ -168,7 +168,7 @@ class Issuers:
             issuer = self._by_name.get(named) if isinstance(named, str) else None
             if issuer is None:
                 raise jwt.InvalidIssuerError("its issuer is not known here")
-            return issuer.principal(text, tenants, stands_in)
+            return issuer.principal(text, tenants, is_in_groups)
         except jwt.ExpiredSignatureError:
             message = "this token has expired; get a new one from its issuer"
             raise ApiError(Reason.EXPIRED_API_KEY, message) from None

@@ -49,7 +49,10 @@ class WorkerAnswer(NamedTuple):
 
 
 class Workers:
-    """A `SnapshotSource` that asks all workers, as the hub does."""
+    """Client of all workers' admin sockets. It merges their snapshots (`SnapshotSource`).
+
+    The hub and self-service use it. Workers with `state.redis_url` know the whole: the first that answers is enough.
+    """
 
     def __init__(
         self, config: Config, sockets: Sequence[str], *, port: int, has_reloaded: Callable[[], None],

@@ -10,7 +10,7 @@ from gateway.operator.snapshots.snapshot import GatewayProcess, SnapshotSource
 
 if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
-    from gateway.pool.replication.news import NewsChannel
+    from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
     from gateway.pool.replication.ticker import Exchanges
     from gateway.pool.shared import Shared
     from gateway.telemetry.metrics import Metrics
@@ -44,7 +44,7 @@ class OperatedGateway(GatewayProcess, Protocol):
     def exchanges(self) -> Sequence[Exchanges]: ...
 
     @property
-    def news(self) -> Sequence[NewsChannel]: ...
+    def broadcasts(self) -> Sequence[PrefixBroadcast]: ...
 
     @property
     def replicas(self) -> SnapshotSource | None:

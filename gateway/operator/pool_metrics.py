@@ -73,7 +73,7 @@ class PoolGauges:
             rows["fairgate_replica_alone"].append(([each.about], each.is_alone))
             for outcome, count in (("answered", each.answered), ("lost", each.lost)):
                 rows["fairgate_replica_exchanges_total"].append(([each.about, outcome], count))
-        for channel in gateway.news:
+        for channel in gateway.broadcasts:
             for outcome in ("sent", "received", "ignored"):
                 rows["fairgate_replica_news_total"].append(([channel.pool, outcome], getattr(channel, outcome)))
         self._rows = rows
@@ -156,7 +156,7 @@ def _of_pool(pool: Pool) -> dict[str, float]:
     """Return the value of each metric of a pool."""
     engine, config = pool.dispatcher.engine, pool.config
     requests = engine.requests
-    start = {"fairgate_start_seconds": requests.engine_start.usual_s} if config.start_s_max else {}
+    start = {"fairgate_start_seconds": requests.cold_start.usual_s} if config.start_s_max else {}
     return {
         "fairgate_given_back_total": requests.preemption.preempted,
         "fairgate_given_back_tokens_total": requests.preemption.wasted_tokens,

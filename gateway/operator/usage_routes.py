@@ -10,7 +10,7 @@ from aiohttp import web
 from gateway.operator.operated import OperatedGateway
 from gateway.storage.store_errors import StoreError
 from gateway.usage.database import Database
-from gateway.usage.usage_report import BadQuestion, Question, read
+from gateway.usage.usage_report import InvalidUsageQuery, UsageQuery, read
 
 
 def usage_routes(gateway: OperatedGateway) -> list[web.RouteDef]:
@@ -23,22 +23,22 @@ def usage_routes(gateway: OperatedGateway) -> list[web.RouteDef]:
         asked = request.query
         names = [name for name in asked.get("by", "tenant").split(",") if name]
         try:
-            question = Question(asked.get("since", "24h"), asked.get("until"), names, datetime.now(UTC))
+            query = UsageQuery(asked.get("since", "24h"), asked.get("until"), names, datetime.now(UTC))
             async with one_at_a_time:
-                answer = await asyncio.to_thread(answered, question)
-        except BadQuestion as error:
+                answer = await asyncio.to_thread(answered, query)
+        except InvalidUsageQuery as error:
             return web.json_response({"error": str(error)}, status=400)
         except StoreError as error:
             return web.json_response({"error": str(error)}, status=503)
         return web.Response(text=answer, content_type="application/json")
 
-    def answered(question: Question) -> str:
+    def answered(query: UsageQuery) -> str:
         """Read the report by a connection of its own, so that a long answer does not delay writes."""
         config = gateway.config.usage
         assert config is not None
         database = Database(config, makes=False)
         try:
-            return read(database, question, config.prices, around=gateway.config.around).as_json()
+            return read(database, query, config.prices, around=gateway.config.around).as_json()
         finally:
             database.close()
 

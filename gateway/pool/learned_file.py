@@ -34,14 +34,18 @@ _decode = msgspec.json.Decoder(_Content).decode
 
 
 class LearnedFile:
-    """The file of all pools' engines, by the names of their pools."""
+    """State file: saves and restores what each pool's admission engine keeps over a restart.
+
+    These are the normal calls of apps (`Profiles`), the paces of apps' interactions and the cold-start times. All else
+    is learned anew.
+    """
 
     def __init__(self, path: Path, engines: Mapping[str, AdmissionEngine]) -> None:
         self._path = path
         self._engines = engines
 
     def restore(self) -> None:
-        """Restore the engines. A foreign file is renamed, and everything is learned anew."""
+        """Restore the learned state from the file. An unusable file is renamed, and everything is learned anew."""
         try:
             with self._path.open("rb") as file:
                 content = file.read(FILE_BYTES_MAX + 1)

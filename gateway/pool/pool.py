@@ -111,7 +111,7 @@ class Pool:
         self.fallback = config.fallback
         """Model of another pool that serves while no backend here is in service."""
         engine.is_stood_in_for = config.fallback is not None
-        engine.requests.engine_start.s_max = config.start_s_max
+        engine.requests.cold_start.s_max = config.start_s_max
         comment_s = gateway.limits.waiting_comment_s
         if comment_s != (None if self.waiting is None else self.waiting.interval_s):
             # Streams that already wait keep their comment interval.

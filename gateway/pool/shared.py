@@ -68,10 +68,10 @@ class Shared:
             fresh.tree,
         )
 
-    def issue(self, quotas: Mapping[str, ModelQuotasConfig]) -> None:
+    def set_issued_quotas(self, quotas: Mapping[str, ModelQuotasConfig]) -> None:
         """Set the limits of keys issued while the gateway runs, by the name under which each key is counted."""
         if self.quotas is not None:
-            self.quotas.issue(_with_models({KEY + name: section for name, section in quotas.items()}))
+            self.quotas.set_issued(_with_models({KEY + name: section for name, section in quotas.items()}))
 
 
 def quotas_of(config: Config) -> Quotas:

@@ -42,9 +42,9 @@ from gateway.proxy.batches.batch_lane import BatchLane
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
+from gateway.request.bypass_limiter import BypassLimiter
 from gateway.request.cors import Cors
 from gateway.request.routes import Routes
-from gateway.request.unqueued import Unqueued
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.background import Background
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from gateway.config.sections.tracing import TracingConfig
     from gateway.config.sections.usage import UsageConfig
     from gateway.operator.snapshots.of_replicas import Replicas
-    from gateway.pool.replication.news import NewsChannel
+    from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
     from gateway.pool.replication.ticker import Exchanges
     from gateway.storage.hub.run_directory import WorkerSlot
     from gateway.storage.store import Store
@@ -120,11 +120,11 @@ class Gateway:
         self._self_service: SelfService | None = None
         self.store: Store | None = None
         self.exchanges: list[Exchanges] = []
-        self.news: list[NewsChannel] = []
+        self.broadcasts: list[PrefixBroadcast] = []
         self.replicas: Replicas | None = None
         self._learned: LearnedFile | None = None
         self._certificates = Certificates(config.tls.context, config.tls.files) if config.tls is not None else None
-        self._unqueued = Unqueued(config.limits.unqueued_max, config.limits.unqueued_per_s, callers_max)
+        self._bypass_limiter = BypassLimiter(config.limits.unqueued_max, config.limits.unqueued_per_s, callers_max)
         self._pipeline: Pipeline | None = None
         self._server: HttpServer | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -220,7 +220,7 @@ class Gateway:
             self._keyring, self.pools, self._settled,
             routes=Routes.of(config.routes),
             cors=Cors(config.cors_origins),
-            unqueued=self._unqueued,
+            bypass_limiter=self._bypass_limiter,
             aliases=config.aliases,
             json_bytes_max=config.json_bytes_max,
             responses=self.responses,
@@ -288,7 +288,7 @@ class Gateway:
         self._keyring.take_over(keys, open_access=config.open_access)
         self._pools.commit(config, self.shared, prepared, weights)
         logger.setLevel(config.log_level.upper())
-        self._unqueued.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
+        self._bypass_limiter.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
         if self._pipeline is not None:
             self._pipeline.take_over(
                 self.pools, routes=Routes.of(config.routes), cors=Cors(config.cors_origins), aliases=config.aliases,
@@ -317,7 +317,7 @@ class Gateway:
             raise
 
     def _learn(self, quotas: Mapping[str, ModelQuotasConfig]) -> None:
-        self.shared.issue(quotas)
+        self.shared.set_issued_quotas(quotas)
         self._turn_away_revoked()
 
     def _turn_away_revoked(self) -> None:
@@ -430,7 +430,7 @@ class Gateway:
         if store is None:
             return
         from gateway.pool.replication.learned import LearnedSync
-        from gateway.pool.replication.news import NewsChannel
+        from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
         from gateway.pool.replication.ticker import Exchanges
 
         shared, dispatchers = self.shared, [pool.dispatcher for pool in self.pools]
@@ -443,8 +443,8 @@ class Gateway:
                 )
             )
         lessons = [LearnedSync(store, pool.name, pool.dispatcher.engine) for pool in self.pools]
-        self.news = [
-            NewsChannel(store, pool.name, pool.dispatcher)
+        self.broadcasts = [
+            PrefixBroadcast(store, pool.name, pool.dispatcher)
             for pool in self.pools
             if pool.dispatcher.engine.policy.reads_prefixes
         ]
@@ -460,9 +460,9 @@ class Gateway:
             self._background.repeat(exchanges.turn, "exchange", exchanges.about)
         for lesson in lessons:
             self._background.repeat(lesson.turn, "lessons", lesson.pool)
-        for news in self.news:
-            self._background.repeat(news.report, "news sent", news.pool)
-            self._background.repeat(news.listen, "news received", news.pool)
+        for broadcast in self.broadcasts:
+            self._background.repeat(broadcast.report, "news sent", broadcast.pool)
+            self._background.repeat(broadcast.listen, "news received", broadcast.pool)
 
     def _is_busy(self) -> bool:
         return any(len(pool.dispatcher) for pool in self._pools.with_leaving())

@@ -124,6 +124,8 @@ def supervise(
 ) -> int:
     """Run a hub and `config.workers` processes of `serve` until SIGTERM or SIGINT. Return the exit status.
 
+    Supervision also ends when a child exits with a status of `CANNOT_SERVE`, which is then returned.
+
     SIGHUP is passed on. A process that starts later gets the latest config of `load`, unless that needs a restart of
     all.
 

@@ -4,14 +4,15 @@ An `Exchange` is written in callbacks, since it runs for every token. It ends ex
 
     completed   the complete answer went out; settled with the usage that the engine reported
     abandoned   the client went away; the request leaves the queue, or its upstream connection is closed at once
-    failed      the engine failed, broke off, fell silent, or sent no end mark; the client sees an error, no clean end
+    failed      the engine failed, broke off, fell silent, or sent no end mark; the client sees an error, no [DONE]
     refused     admission rejected the request, with a time to retry, or the engine found the request faulty
 
 Until part of an answer has gone to the client (`RequestContext.relays`), a request may return to the head of its flow.
 It is charged nothing if the engine refused it (503, 429, a 200 with an error inside, an empty abort while it drains),
-was not reached or went away. A preempted batch request stays charged with what it received. A request that an engine
-received completely before it went away may be the cause. So it is retried at most once, on another engine (or by the
-fallback pool), within the retry budget, and not for a tenant whose answers break anyhow.
+was not reached or went away. A preempted request keeps its charge until it starts again; then the new run's charge
+replaces it, and nobody pays for the waste. A request that an engine received completely before it went away may be the
+cause. So it is retried at most once, on another engine (or by the fallback pool), within the retry budget, and not for
+a tenant whose answers break anyhow.
 """
 
 from __future__ import annotations
@@ -261,7 +262,11 @@ class Exchange(Relay):
     # --- whole bodies ---
 
     def _collect(self, data: bytes) -> None:
-        """Hold the answer until it is complete and can be judged, or relay it if it is too long to hold."""
+        """Hold the answer until it is complete and can be judged, or relay it if it is too long to hold.
+
+        An error answer that is too long is replaced by the gateway's own error. An answer that is too long ends the
+        request with an error if a stream was already begun.
+        """
         self._answer_bytes += len(data)
         if self._finder is not None:
             self._finder.feed(data)

@@ -17,7 +17,7 @@ from gateway.proxy.refusals import failure_error
 from gateway.proxy.relay import HELD, RELAYED, RETURNED, Ending, Phase, Relay
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import Payload
-from gateway.request.unqueued import Unqueued
+from gateway.request.bypass_limiter import BypassLimiter
 from gateway.request.upstream_head import upstream_head
 from gateway.telemetry.record import NO_SERVICE, Outcome
 from policies.request import ServiceTokens
@@ -26,19 +26,19 @@ from policies.request import ServiceTokens
 class PassThrough(Relay):
     """A relayed request and its answer. `settled` is called once, at the end."""
 
-    __slots__ = ("_ending", "_engines", "_error", "_payload", "_settled", "_unqueued")
+    __slots__ = ("_bypass_limiter", "_ending", "_engines", "_error", "_payload", "_settled")
 
     def __init__(
         self,
         context: RequestContext,
         payload: Payload | None,
         engines: Iterator[Backend],
-        unqueued: Unqueued,
+        bypass_limiter: BypassLimiter,
         settled: Callable[[RequestContext, str], None],
     ) -> None:
         super().__init__(context, b"")
         self._engines = engines
-        self._unqueued = unqueued
+        self._bypass_limiter = bypass_limiter
         self._settled = settled
         self._payload = payload
         """The body, until an engine answers; None without one."""
@@ -49,7 +49,7 @@ class PassThrough(Relay):
     def begin(self) -> None:
         """Count the request as running and send it. Counted no sooner, since only its end releases the count."""
         backend = next(self._engines)
-        self._unqueued.begin(self.context.tenant)
+        self._bypass_limiter.begin(self.context.tenant)
         self._upstream_head = upstream_head(self.context)
         self.context.responder.on_disconnect = self._client_gone
         self.send(backend, self._payload)
@@ -112,7 +112,7 @@ class PassThrough(Relay):
 
     def end(self, outcome: str, reason: str, service: ServiceTokens = NO_SERVICE) -> None:
         super().end(outcome, reason, service)
-        self._unqueued.end(self.context.tenant)
+        self._bypass_limiter.end(self.context.tenant)
         self._settled(self.context, "")
 
     def _fields(self) -> list[Header]:

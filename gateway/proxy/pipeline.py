@@ -34,9 +34,9 @@ from gateway.proxy.request_context import RequestContext
 from gateway.request.apis import OTHER
 from gateway.request.body.payload import JsonPayload, Payload
 from gateway.request.body.read import read_body
+from gateway.request.bypass_limiter import BypassLimiter
 from gateway.request.cors import Cors
-from gateway.request.routes import MODELS, Routes, Treatment
-from gateway.request.unqueued import Unqueued
+from gateway.request.routes import MODELS, RouteKind, Routes
 from gateway.request.upstream_head import upstream_head
 from gateway.telemetry.record import NO_SERVICE, Outcome, RequestRecord
 from gateway.telemetry.trace import Sampler
@@ -68,7 +68,7 @@ class Pipeline:
         *,
         routes: Routes,
         cors: Cors,
-        unqueued: Unqueued,
+        bypass_limiter: BypassLimiter,
         aliases: Mapping[str, str],
         json_bytes_max: int,
         responses: StoredResponses,
@@ -77,12 +77,12 @@ class Pipeline:
         """Create a pipeline to these pools. `sampler` chooses the requests that are traced; None traces none."""
         self.keyring = keyring
         self._settled = settled
-        self.unqueued = unqueued
+        self.bypass_limiter = bypass_limiter
         self._sampler = sampler
         self.responses = responses
         self.draining = False
-        self.late: dict[Treatment, Callable[[RequestContext], None]] = {}
-        """Handlers of requests that need time but no engine, by treatment."""
+        self.late: dict[RouteKind, Callable[[RequestContext], None]] = {}
+        """Handlers of requests that need time but no engine, by kind."""
         self.files: Mapping[str, tuple[list[Header], bytes]] = {}
         """Header fields and content of public files, by path."""
         self.take_over(pools, routes=routes, cors=cors, aliases=aliases, json_bytes_max=json_bytes_max)
@@ -121,11 +121,11 @@ class Pipeline:
             route = request.route = self._routes.find(request.method, request.path)
             if request.body_follows and not route.takes_body:
                 raise ApiError(Reason.INVALID_REQUEST, f"{request.method} {request.path} takes no body; send none")
-            if route.treatment is Treatment.HEALTH:
+            if route.kind is RouteKind.HEALTH:
                 return 200, [JSON, request.id_field()], ABOUT if request.path == "/" else b'{"status":"ok"}'
-            if route.treatment is Treatment.FILE:
+            if route.kind is RouteKind.FILE:
                 return self._file(request)
-            if route.treatment is Treatment.OPTIONS:
+            if route.kind is RouteKind.OPTIONS:
                 allowed = (b"allow", route.methods.encode())
                 return 204, [allowed, request.id_field(), *self._cors.preflight(request, route.methods)], b""
             if self.draining:
@@ -135,8 +135,8 @@ class Pipeline:
             principal = self.keyring.principal(head.key(), address, time.time(), head.digest)
             head.digest = principal.digest
             request.comes_from(principal)
-            if route.treatment is not Treatment.ADMIT:
-                self.unqueued.come(principal.tenant, time.monotonic())
+            if route.kind is not RouteKind.ADMIT:
+                self.bypass_limiter.count_arrival(principal.tenant, time.monotonic())
         except ApiError as found:
             error = found
             if found.code is Reason.METHOD_NOT_ALLOWED and request.header(b"sec-websocket-key") is not None:
@@ -210,23 +210,23 @@ class Pipeline:
         return None
 
     def _handle(self, context: RequestContext) -> None:
-        treatment = context.route.treatment
-        if treatment is Treatment.MODELS:
+        kind = context.route.kind
+        if kind is RouteKind.MODELS:
             models = self._models(context.principal, unquote(context.path[len(MODELS) + 1 :]))
             context.responder.respond(200, [JSON, context.id_field()], models)
             self.ended(context, Outcome.COMPLETED, "")
-        elif treatment is Treatment.BATCHES or treatment is Treatment.ME:
-            if treatment not in self.late:
+        elif kind is RouteKind.BATCHES or kind is RouteKind.ME:
+            if kind not in self.late:
                 message = "files and batches are kept beside usage, which this gateway does not count: set `usage`"
                 raise ApiError(Reason.NOT_IMPLEMENTED, message)
-            self.late[treatment](context)
-        elif treatment is Treatment.PASS and not context.body:
+            self.late[kind](context)
+        elif kind is RouteKind.PASS and not context.body:
             self._pass_through(context, None).begin()
         else:
             context.payload = read_body(context, context.route.api, self._json_bytes_max)
             if not self.keyring.takes(context.principal):
                 raise _revoked()
-            if treatment is Treatment.PASS:
+            if kind is RouteKind.PASS:
                 passes = self._pass_through(context, context.payload)
                 context.payload.let_go()
                 context.body = b""
@@ -370,7 +370,7 @@ class Pipeline:
             keeper, stored = self._keeper(context, id)
             context.model = stored.model
             engines = iter([keeper.backends[stored.engine]])
-            return PassThrough(context, payload, engines, self.unqueued, self._settled)
+            return PassThrough(context, payload, engines, self.bypass_limiter, self._settled)
         pools = self._pools
         if payload is not None:
             context.model = payload.model
@@ -379,7 +379,7 @@ class Pipeline:
         if not any([pool.is_healthy() for pool in pools]):
             again_s = min([pool.again_s() for pool in pools])
             raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=again_s)
-        return PassThrough(context, payload, engines_of(pools), self.unqueued, self._settled)
+        return PassThrough(context, payload, engines_of(pools), self.bypass_limiter, self._settled)
 
     def _models(self, principal: Principal, asked: str) -> bytes:
         """Return the models that a key may ask for, or the one model `asked`, as JSON."""

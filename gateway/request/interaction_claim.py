@@ -74,7 +74,10 @@ _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
 class ClaimReader:
-    """The reader of claims, by the rules of each app. It remembers the lengths of raw prompts."""
+    """Derives from headers, metadata and prompt which interaction a request claims to belong to.
+
+    Apps may have rules of their own. The lengths of raw prompts are remembered, since a later prompt may extend one.
+    """
 
     def __init__(
         self, rules: InteractionRules, by_app: Mapping[str, InteractionRules], *, flows_max: int = PROMPTED_FLOWS_MAX

@@ -19,7 +19,7 @@ from gateway.http.errors import ApiError, Reason
 from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES, TOKENS, Api
 
 
-class Treatment(Enum):
+class RouteKind(Enum):
     ADMIT = auto()
     """Generation or computation at an engine, which needs admission."""
     PASS = auto()
@@ -40,7 +40,7 @@ class Treatment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    treatment: Treatment
+    kind: RouteKind
     dialect: Dialect = Dialect.OPENAI
     generates: bool = False
     """Whether the engine generates tokens one by one, rather than an answer in one pass."""
@@ -63,26 +63,26 @@ class Route:
 
 Methods = dict[str, Route]
 
-PASS: Final = Route(Treatment.PASS)
-ONE_ANSWER: Final = Route(Treatment.ADMIT, api=ONE_PASS)
-GENERATE: Final = Route(Treatment.ADMIT, generates=True)
-_READ: Final = Route(Treatment.PASS, takes_body=False)
-_STORED: Final = Route(Treatment.BATCHES)
-_FILE: Final = Route(Treatment.FILE, takes_body=False)
+PASS: Final = Route(RouteKind.PASS)
+ONE_ANSWER: Final = Route(RouteKind.ADMIT, api=ONE_PASS)
+GENERATE: Final = Route(RouteKind.ADMIT, generates=True)
+_READ: Final = Route(RouteKind.PASS, takes_body=False)
+_STORED: Final = Route(RouteKind.BATCHES)
+_FILE: Final = Route(RouteKind.FILE, takes_body=False)
 _TREATMENTS: Final = {"generate": GENERATE, "compute": ONE_ANSWER, "pass": PASS}
 
 MODELS: Final = "/v1/models"
 STORED_RESPONSES: Final = "/v1/responses/"
 
 _ROUTES: Final = {
-    "/v1/chat/completions": Route(Treatment.ADMIT, generates=True, api=CHAT),
-    "/v1/completions": Route(Treatment.ADMIT, generates=True, api=COMPLETIONS),
-    "/v1/responses": Route(Treatment.ADMIT, Dialect.RESPONSES, generates=True, api=RESPONSES),
+    "/v1/chat/completions": Route(RouteKind.ADMIT, generates=True, api=CHAT),
+    "/v1/completions": Route(RouteKind.ADMIT, generates=True, api=COMPLETIONS),
+    "/v1/responses": Route(RouteKind.ADMIT, Dialect.RESPONSES, generates=True, api=RESPONSES),
     "/v1/responses/*/cancel": PASS,
-    "/v1/messages": Route(Treatment.ADMIT, Dialect.MESSAGES, generates=True, api=MESSAGES),
-    "/v1/messages/count_tokens": Route(Treatment.PASS, Dialect.MESSAGES, api=MESSAGES),
-    "/v1/audio/transcriptions": Route(Treatment.ADMIT, generates=True, api=AUDIO),
-    "/v1/audio/translations": Route(Treatment.ADMIT, generates=True, api=AUDIO),
+    "/v1/messages": Route(RouteKind.ADMIT, Dialect.MESSAGES, generates=True, api=MESSAGES),
+    "/v1/messages/count_tokens": Route(RouteKind.PASS, Dialect.MESSAGES, api=MESSAGES),
+    "/v1/audio/transcriptions": Route(RouteKind.ADMIT, generates=True, api=AUDIO),
+    "/v1/audio/translations": Route(RouteKind.ADMIT, generates=True, api=AUDIO),
     "/v1/embeddings": ONE_ANSWER,
     "/v1/rerank": ONE_ANSWER,
     "/v2/rerank": ONE_ANSWER,
@@ -91,23 +91,23 @@ _ROUTES: Final = {
     "/score": ONE_ANSWER,
     "/pooling": ONE_ANSWER,
     "/classify": ONE_ANSWER,
-    "/tokenize": Route(Treatment.PASS, api=TOKENS),
-    "/detokenize": Route(Treatment.PASS, api=TOKENS),
+    "/tokenize": Route(RouteKind.PASS, api=TOKENS),
+    "/detokenize": Route(RouteKind.PASS, api=TOKENS),
     "/v1/files": _STORED,
     "/v1/files/*": _STORED,
     "/v1/files/*/content": _STORED,
     "/v1/batches": _STORED,
     "/v1/batches/*": _STORED,
     "/v1/batches/*/cancel": _STORED,
-    MODELS: Route(Treatment.MODELS, takes_body=False),
-    "/fairgate/me": Route(Treatment.ME, takes_body=False),
+    MODELS: Route(RouteKind.MODELS, takes_body=False),
+    "/fairgate/me": Route(RouteKind.ME, takes_body=False),
     "/fairgate/me/page": _FILE,
     "/fairgate/me/page/*": _FILE,
     "/v1/responses/*": _READ,
     "/v1/responses/*/input_items": _READ,
-    "/": Route(Treatment.HEALTH, takes_body=False),
-    "/health": Route(Treatment.HEALTH, takes_body=False),
-    "/ping": Route(Treatment.HEALTH, takes_body=False),
+    "/": Route(RouteKind.HEALTH, takes_body=False),
+    "/health": Route(RouteKind.HEALTH, takes_body=False),
+    "/ping": Route(RouteKind.HEALTH, takes_body=False),
     "/version": _READ,
 }
 
@@ -142,8 +142,8 @@ class Routes:
         for path, found in starred.items():
             self._starred.append((re.compile(_pattern(path)), found))
         for found in (*self._plain.values(), *starred.values()):
-            found["OPTIONS"] = Route(Treatment.OPTIONS, takes_body=False, methods=", ".join([*found, "OPTIONS"]))
-        everywhere = Route(Treatment.OPTIONS, takes_body=False, methods="GET, HEAD, POST, OPTIONS")
+            found["OPTIONS"] = Route(RouteKind.OPTIONS, takes_body=False, methods=", ".join([*found, "OPTIONS"]))
+        everywhere = Route(RouteKind.OPTIONS, takes_body=False, methods="GET, HEAD, POST, OPTIONS")
         self._plain["*"] = {"OPTIONS": everywhere}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Who used how much, and when? Sums of stored usage, grouped by the dimensions of a question."""
+"""Who used how much, and when? Sums of stored usage, grouped by the dimensions of a query."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ _MEASURES = (
 )
 
 
-class BadQuestion(ValueError):
-    """A question that cannot be answered. The message says what cannot be asked, and what can."""
+class InvalidUsageQuery(ValueError):
+    """A query that cannot be answered. The message says why not, and what can be asked."""
 
 
-class Question:
+class UsageQuery:
     """A time span and the dimensions to group by."""
 
     def __init__(self, since: str, until: str | None, by: Sequence[str], now: datetime) -> None:
-        """Parse a question. Raise BadQuestion.
+        """Parse a query. Raise InvalidUsageQuery.
 
         `since` and `until`: 30m, 24h or 7d before `now`, today, a time of today such as 8:00, a day or a time.
         """
         for name in by:
             if name not in DIMENSIONS:
-                raise BadQuestion(f"by: {name[:50]!r} is none of: {', '.join(DIMENSIONS)}")
+                raise InvalidUsageQuery(f"by: {name[:50]!r} is none of: {', '.join(DIMENSIONS)}")
         if len(set(by)) < len(by):
-            raise BadQuestion("by: names the same thing twice")
+            raise InvalidUsageQuery("by: names the same thing twice")
         self.by = tuple(by)
         self.since = _moment(since, now)
         self.until = now if until is None else _moment(until, now)
         if self.since > self.until:
-            raise BadQuestion(f"since: {_text(self.since)} is after {_text(self.until)}")
+            raise InvalidUsageQuery(f"since: {_text(self.since)} is after {_text(self.until)}")
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"from {_text(self.since)} to {_text(self.until)}"
 
     @property
@@ -89,7 +89,7 @@ def _moment(text: str, now: datetime) -> datetime:
         _ = moment + timedelta(hours=1)  # the end of its hour must be a date, too
         return moment
     except (ValueError, OverflowError):
-        raise BadQuestion(
+        raise InvalidUsageQuery(
             f"{text[:50]!r} is no time: write 24h, 7d, today, 8:00, a day such as 2027-01-31 (by UTC) or "
             "2027-01-31T12:00Z"
         ) from None
@@ -100,7 +100,7 @@ def _text(moment: datetime) -> str:
 
 
 class UsageRow:
-    """Usage of one group of the question, such as a tenant, user or model."""
+    """Usage of one group of the query, such as a tenant, user or model."""
 
     __slots__ = ("_cost", "by", "unpriced_tokens", *_MEASURES)
 
@@ -150,24 +150,24 @@ class UsageRow:
 class Report:
     """The answer: its rows, the largest use first (within each hour or day), and their total."""
 
-    def __init__(self, question: Question, rows: list[UsageRow], total: UsageRow, *, has_prices: bool) -> None:
-        self.question = question
+    def __init__(self, query: UsageQuery, rows: list[UsageRow], total: UsageRow, *, has_prices: bool) -> None:
+        self.query = query
         self.rows = rows
         self.total = total
         self.has_prices = has_prices
 
     def as_dicts(self) -> list[dict[str, Any]]:
         return [
-            {**dict(zip(self.question.by, row.by, strict=True)), **row.measures(has_prices=self.has_prices)}
+            {**dict(zip(self.query.by, row.by, strict=True)), **row.measures(has_prices=self.has_prices)}
             for row in self.rows
         ]
 
     def as_json(self) -> str:
-        since_s, until_s = self.question.hours_s
+        since_s, until_s = self.query.hours_s
         answer = {
             "since": _text(datetime.fromtimestamp(since_s, UTC)),
             "until": _text(datetime.fromtimestamp(until_s, UTC)),
-            "by": self.question.by,
+            "by": self.query.by,
             "rows": self.as_dicts(),
             "total": self.total.measures(has_prices=self.has_prices),
         }
@@ -177,20 +177,20 @@ class Report:
         """Return one line for each row, without the total: the program that reads the lines can add them up."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([*self.question.by, *self.total.measures(has_prices=self.has_prices)])
+        writer.writerow([*self.query.by, *self.total.measures(has_prices=self.has_prices)])
         for row in self.rows:
             writer.writerow([*row.by, *row.measures(has_prices=self.has_prices).values()])
         return text.getvalue()
 
     def as_table(self) -> str:
         """Return a table for people: numbers in groups of three, and the total last."""
-        names = [*self.question.by, *self.total.measures(has_prices=self.has_prices)]
-        total = ["total", *[""] * (len(self.question.by) - 1)] if self.question.by else []
+        names = [*self.query.by, *self.total.measures(has_prices=self.has_prices)]
+        total = ["total", *[""] * (len(self.query.by) - 1)] if self.query.by else []
         lines = [names] + [[each or "-" for each in row.by] + self._words(row) for row in self.rows]
-        if self.question.by:
+        if self.query.by:
             lines.append(total + self._words(self.total))
         widths = [max(len(line[column]) for line in lines) for column in range(len(names))]
-        labels = len(self.question.by)
+        labels = len(self.query.by)
         return "".join(
             "  ".join(
                 cell.ljust(width) if column < labels else cell.rjust(width)
@@ -209,63 +209,63 @@ FORMATS = {"table": Report.as_table, "csv": Report.as_csv, "json": Report.as_jso
 
 def read(
     database: Database,
-    question: Question,
+    query: UsageQuery,
     prices: Mapping[str, PriceConfig],
     tenant: str | None = None,
     around: Mapping[str, Sequence[str]] | None = None,
     user: str | None = None,
 ) -> Report:
-    """Answer a question, for one tenant or user or for all. `around`: groups of each tenant, which its usage counts in.
+    """Answer a query for one tenant or user or for all. `around`: groups of each tenant, which its usage counts in.
 
-    Raise BadQuestion if the answer is too long, and what `Database.transaction` raises.
+    Raise InvalidUsageQuery if the answer is too long, and what `Database.transaction` raises.
     """
-    groups = [f"by_{name}" for name in question.by]
+    groups = [f"by_{name}" for name in query.by]
     with database.transaction(writes=False) as step:
-        labels = [f"{step.month if name == 'month' else _COLUMNS[name]} AS by_{name}" for name in question.by]
+        labels = [f"{step.month if name == 'month' else _COLUMNS[name]} AS by_{name}" for name in query.by]
         statement = (
             f"SELECT {', '.join([*labels, 'model', *(f'SUM({name})' for name in SUMMED)])} FROM fairgate_usage "
-            f"WHERE {'hour_s >= %s AND hour_s < %s' if tenant is None else _of_tenant(question)} "
+            f"WHERE {'hour_s >= %s AND hour_s < %s' if tenant is None else _of_tenant(query)} "
             f"{'' if user is None else 'AND end_user = %s '}"
             f"GROUP BY {', '.join([*groups, 'model'])} LIMIT {ROWS_MAX + 1}"
         )
-        asked = (*(question.hours_s if tenant is None else (tenant,)), *(() if user is None else (hidden(user),)))
+        asked = (*(query.hours_s if tenant is None else (tenant,)), *(() if user is None else (hidden(user),)))
         found = step.ask(statement, asked)
     if len(found) > ROWS_MAX:
-        raise BadQuestion(f"the answer has more than {ROWS_MAX} rows: ask for a shorter time, or by less")
-    count = len(question.by)
+        raise InvalidUsageQuery(f"the answer has more than {ROWS_MAX} rows: ask for a shorter time, or by less")
+    count = len(query.by)
     rows: dict[tuple[str, ...], UsageRow] = {}
     total = UsageRow(())
     for one in found:
         price = prices.get(one[count])
-        each = [_labels(name, value, around or {}) for name, value in zip(question.by, one[:count], strict=True)]
+        each = [_labels(name, value, around or {}) for name, value in zip(query.by, one[:count], strict=True)]
         for by in product(*each):
             row = rows.get(by) or rows.setdefault(by, UsageRow(by))
             row.add(one[count + 1 :], price)
         total.add(one[count + 1 :], price)
     if not count:
-        return Report(question, [total], total, has_prices=bool(prices))
+        return Report(query, [total], total, has_prices=bool(prices))
     ordered = sorted(rows.values(), key=lambda row: (-row.tokens, -row.requests, row.by))
-    times = [place for place, name in enumerate(question.by) if name in ("hour", "day", "month")]
+    times = [place for place, name in enumerate(query.by) if name in ("hour", "day", "month")]
     if times:
         ordered.sort(key=lambda row: [row.by[place] for place in times])
-    return Report(question, ordered, total, has_prices=bool(prices))
+    return Report(query, ordered, total, has_prices=bool(prices))
 
 
 def read_own(
     database: Database, tenant: str, prices: Mapping[str, PriceConfig], now: datetime
 ) -> tuple[dict[str, dict[str, float | int | None]], list[dict[str, Any]]]:
     """Return one tenant's usage of the last 24 hours and 30 days, and by hour."""
-    hours = read(database, Question("24h", None, ("hour",), now), prices, storable(tenant))
+    hours = read(database, UsageQuery("24h", None, ("hour",), now), prices, storable(tenant))
     found = {}
     for name, since in (("day", "24h"), ("month", "30d")):
-        report = read(database, Question(since, None, (), now), prices, storable(tenant))
+        report = read(database, UsageQuery(since, None, (), now), prices, storable(tenant))
         found[name] = report.total.measures(has_prices=report.has_prices)
     return found, hours.as_dicts()
 
 
-def _of_tenant(question: Question) -> str:
+def _of_tenant(query: UsageQuery) -> str:
     """Return the SQL condition for one tenant's rows. It names each hour, so that no other tenant's row is scanned."""
-    return f"hour_s IN ({', '.join(map(str, range(*question.hours_s, 3600)))}) AND tenant = %s"
+    return f"hour_s IN ({', '.join(map(str, range(*query.hours_s, 3600)))}) AND tenant = %s"
 
 
 def _labels(name: str, value: object, around: Mapping[str, Sequence[str]]) -> Sequence[str]:

@@ -18,7 +18,7 @@ from policies.admission.named import named_policy
 from policies.capacity.overload import OverloadSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal
-from simulation.run import Arrival, Record, Run
+from simulation.run import Arrival, Record, SimulationResult
 
 ENGINE = replace(profile("h100-llama3-8b"), max_model_len=32_768)
 """The longest prompts of the paper are longer than the model's own 8,192 tokens; nothing else changes."""
@@ -43,7 +43,7 @@ class Study:
     """What became of one workload under one policy?"""
 
     name: str
-    run: Run
+    run: SimulationResult
     courses: list[Course]
     start_s: float
     end_s: float

@@ -18,7 +18,7 @@ from lab.vtc.fairness import (
 )
 from lab.vtc.runs import TWO_U, Scheduler, fcfs, lcf, serve, vtc
 from lab.vtc.workload import increase, on_off, overload, poisson_short_long, shift
-from simulation.run import Arrival, Run
+from simulation.run import Arrival, SimulationResult
 
 END_S = 600.0
 SERVICE = "weighted tokens per second"
@@ -28,7 +28,7 @@ class _Scene:
     """One run and what is asked of it."""
 
     def __init__(self, scheduler: Scheduler, arrivals: Sequence[Arrival]) -> None:
-        self.run: Run = serve(scheduler, arrivals)
+        self.run: SimulationResult = serve(scheduler, arrivals)
         self.requests: list[Served] = served(self.run.records.values())
 
     def rates(self, begin_s: float = 0.0, end_s: float = END_S) -> list[float]:

@@ -27,7 +27,7 @@ from policies.orders.fcfs import Fcfs
 from policies.orders.order import Order
 from policies.orders.vtc import Vtc
 from policies.queue.bounds import QueueLimits
-from simulation.run import Arrival, Run
+from simulation.run import Arrival, SimulationResult
 
 BACKEND = "engine"
 NOTHING_EXPIRES = QueueLimits(queue_requests_max=1_000_000, queue_wait_s_max=1e6)
@@ -56,7 +56,7 @@ def _mean(points: Sequence[WindowPoint]) -> WindowPoint:
     )
 
 
-def _point(run: Run) -> WindowPoint:
+def _point(run: SimulationResult) -> WindowPoint:
     measured = measure(run)
     preemptions = sum(record.preemptions for record in run.records.values())
     return WindowPoint(measured.difference.avg, measured.tokens_per_s, preemptions)

@@ -16,7 +16,7 @@ from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.output_lengths import OutputPredictor
 from policies.orders.order import Order, Selection
 from policies.request import Pressure, Request, ServiceTokens
-from simulation.run import IMPOSSIBLE, Arrival, Record, Run
+from simulation.run import IMPOSSIBLE, Arrival, Record, SimulationResult
 
 ADAPTER_TOKENS = 32
 """Memory that each client with a request in the batch takes for its adapter, in KV tokens: rank 8, four matrices."""
@@ -68,7 +68,7 @@ def serve_in_engine(
     loop: EngineLoop = A10G_LLAMA2_7B,
     lengths: OutputPredictor | None = None,
     until_s: float = float("inf"),
-) -> Run:
+) -> SimulationResult:
     """Serve the traffic until every request has ended, or for so long; what is running then stays unfinished.
 
     Args:
@@ -100,13 +100,13 @@ class _Loop:
         self._order = order
         self._loop = loop
         self._lengths = lengths
-        self._run = Run()
+        self._run = SimulationResult()
         self._running: list[_Running] = []
         self._admitted: list[_Running] = []
         self._prefill_tokens = 0
         self._has_uncharged = False
 
-    def run(self, arrivals: Iterable[Arrival], until_s: float) -> Run:
+    def run(self, arrivals: Iterable[Arrival], until_s: float) -> SimulationResult:
         coming = iter(arrivals)
         following = next(coming, None)
         now, decodes = 0.0, 0
@@ -133,7 +133,7 @@ class _Loop:
     def may_begin(self, request: Request) -> bool:
         return True
 
-    def is_below(self, request: Request) -> bool:
+    def may_wake(self, request: Request) -> bool:
         return True
 
     def place(self, request: Request, *, but: str | None = None) -> str | Blocked:

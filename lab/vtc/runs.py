@@ -19,7 +19,7 @@ from policies.orders.lcf import Lcf
 from policies.orders.order import Order
 from policies.orders.rpm import Rpm, RpmParams
 from policies.orders.vtc import CounterParams, Vtc, VtcParams
-from simulation.run import Arrival, Run
+from simulation.run import Arrival, SimulationResult
 from simulation.traces.reader import Trace
 
 TWO_U = 40_000.0
@@ -85,7 +85,7 @@ def serve(
     loop: EngineLoop = A10G_LLAMA2_7B,
     cost: Cost = LINEAR,
     seed: int = 0,
-) -> Run:
+) -> SimulationResult:
     """One run in the paper's engine loop."""
     lengths = scheduler.lengths(arrivals, seed) if scheduler.lengths is not None else None
     return serve_in_engine(arrivals, scheduler.policy(cost), loop=loop, lengths=lengths)
@@ -108,7 +108,7 @@ def cells(*numbers: float) -> str:
     return " / ".join(f"{number:.0f}" if number >= 100 else f"{number:.2f}" for number in numbers)
 
 
-def measure(run: Run, *, cost: Cost = LINEAR) -> MeasuredRun:
+def measure(run: SimulationResult, *, cost: Cost = LINEAR) -> MeasuredRun:
     requests = served(run.records.values())
     return MeasuredRun(discrepancy(requests, cost=cost), tokens_per_s(requests, run.ended_s), requests)
 

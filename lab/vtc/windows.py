@@ -13,7 +13,7 @@ from backends.simulated.engine_profiles import EngineProfile
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.order import Order, Selection
 from policies.request import Pressure, Request, ServiceTokens
-from simulation.run import IMPOSSIBLE, Arrival, Record, Run
+from simulation.run import IMPOSSIBLE, Arrival, Record, SimulationResult
 
 _NO_PRESSURE = Pressure(False, "")
 _BACKEND = "engine"
@@ -60,7 +60,7 @@ def waiting(most: int) -> Rule:
     return lambda inside, request: inside.requests - inside.running <= most
 
 
-def serve_with_rule(arrivals: Iterable[Arrival], order: Order, profile: EngineProfile, rule: Rule) -> Run:
+def serve_with_rule(arrivals: Iterable[Arrival], order: Order, profile: EngineProfile, rule: Rule) -> SimulationResult:
     """Serve the traffic until every request has ended; impossible ones are refused by the engine, as in vLLM."""
     return _EngineRoom(order, profile, rule).run(arrivals)
 
@@ -74,9 +74,9 @@ class _EngineRoom:
         self._model = EngineModel(profile)
         self._inside = Inside(profile)
         self._sent: dict[str, Request] = {}
-        self._run = Run()
+        self._run = SimulationResult()
 
-    def run(self, arrivals: Iterable[Arrival]) -> Run:
+    def run(self, arrivals: Iterable[Arrival]) -> SimulationResult:
         coming = iter(arrivals)
         following = next(coming, None)
         now = 0.0
@@ -99,7 +99,7 @@ class _EngineRoom:
     def may_begin(self, request: Request) -> bool:
         return True
 
-    def is_below(self, request: Request) -> bool:
+    def may_wake(self, request: Request) -> bool:
         return True
 
     def place(self, request: Request, *, but: str | None = None) -> str | Blocked:

@@ -151,7 +151,7 @@ class Deciding:
         for victim in victims:
             self._withdraw(victim, now)
             decisions.append(self._reject(victim, Refused(Refusal.QUEUE_FULL, 0.0), now, pressure))
-        start_s = self.requests.engine_start.allowance_s()
+        start_s = self.requests.cold_start.allowance_s()
         request.progress.deadline_s = now + min(self.limits.wait_s(request) + start_s, request.wait_s_max)
         if asks:
             self.requests.undecided(request)
@@ -176,7 +176,7 @@ class Deciding:
         if engine is not None:
             self.room.changed(engine)
             self.requests.touched[engine] = None
-        if self.requests.engine_start.s_max:
+        if self.requests.cold_start.s_max:
             self.requests.follow_start(now, is_served=self.is_served)
         if not self._waiting.requests:
             if self.blocked is not None:

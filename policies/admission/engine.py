@@ -93,7 +93,7 @@ class AdmissionEngine(Deciding):
             now = self._arrived_s = self._time(now)
             self.interactions.arrived(request, now)
             pressure = self._observe(now) if self._waiting.requests or self.overload.active else CALM
-            if not self.is_served and not self.requests.engine_start.wanted(now):
+            if not self.is_served and not self.requests.cold_start.begin(now):
                 lost = Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max)
                 return self._let_in(request, lost, now, pressure)
             if self.elsewhere is not None and self.elsewhere.must_ask(request, now, is_calm=pressure is CALM):
@@ -205,8 +205,8 @@ class AdmissionEngine(Deciding):
             if again_s := inf if failure is Failure.DROPPED else again_s:
                 progress.closed = {**(progress.closed or {}), lease.backend: now + again_s}
             self._waits.returned(request, lease.dispatched_s, now)
-            progress.attempts += failure is Failure.UNREACHED
-            if max(progress.attempts, progress.refusals) >= self.limits.attempts_max and self.is_served:
+            progress.unreached += failure is Failure.UNREACHED
+            if max(progress.unreached, progress.proven_refusals) >= self.limits.attempts_max and self.is_served:
                 self._waits.ended(request, now)
                 self.requests.broken(request, NO_SERVICE, now)
                 lost = Refusal.BACKEND_FAILED if inf in (progress.closed or {}).values() else Refusal.NO_BACKEND

@@ -55,7 +55,7 @@ class Engines(Protocol):
 
 
 class QueueRoom:
-    """The engines of a pool as the order of one queue sees them (`orders.order.Room`)."""
+    """Engines as the order of one queue sees them: checks obstacles, then applies the placement (`Room`)."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class QueueRoom:
     def may_begin(self, request: Request) -> bool:
         return self.engines is None or self.engines.may_begin(request)
 
-    def is_below(self, request: Request) -> bool:
+    def may_wake(self, request: Request) -> bool:
         engines = self.engines
         return engines is None or (engines.at_ceiling(request) is None and engines.has_part(request, self._only))
 
@@ -203,7 +203,7 @@ class Policy:
             self.prefixes.forget(request.prefix, progress.engine, expected_blocks)
         elif final and reported is not None:
             found = blocks_of_tokens(reported, request.prefix, service.prompt)
-            self.prefixes.reported(progress.engine, expected_blocks, found)
+            self.prefixes.learn_cache_size(progress.engine, expected_blocks, found)
 
     def observe(self, engine: str, gauges: Gauges) -> None:
         """Follow the gauges of a scraped engine. A restarted engine has nothing cached."""

@@ -29,7 +29,7 @@ from policies.limits.quotas import Quotas
 from policies.orders.order import Order
 from policies.queue.backlog import Backlog
 from policies.queue.bounds import BoundedQueue, QueueLimits
-from policies.queue.engine_start import EngineStart
+from policies.queue.cold_start import ColdStartEstimator
 from policies.queue.expected_wait import Expected, ExpectedWaits, Gate, GateState
 from policies.request import Pressure, Refusal, Refused, Request, ServiceTokens, State
 from policies.tree.pool_tree import PoolTree
@@ -56,7 +56,7 @@ class RequestLedger:
         self.backends: dict[str, BackendLedger] = {}
         self.tree = tree
         self.working_set = WorkingSet(tree)
-        self.engine_start = EngineStart()
+        self.cold_start = ColdStartEstimator()
         self.expected_waits = ExpectedWaits()
         self.policy = policy
         self.lengths = lengths
@@ -91,7 +91,7 @@ class RequestLedger:
 
     def expected(self, request: Request, now: float, *, comes: bool) -> Expected:
         """Return the expected wait of a request. `comes`: the request is not queued, and would arrive now."""
-        held_s = self.engine_start.left_s(now)
+        held_s = self.cold_start.left_s(now)
         return self.expected_waits.of(request, self._place(request), now, comes=comes, held_s=held_s)
 
     def _place(self, request: Request, *, waits: bool = True) -> GateState:
@@ -139,8 +139,8 @@ class RequestLedger:
     def follow_start(self, now: float, *, is_served: bool) -> None:
         """Begin the start of an engine if requests wait without one in service, or end the start."""
         if not is_served and len(self.waiting):
-            self.engine_start.wanted(now)
-        elif is_served and self.engine_start.ended(now):
+            self.cold_start.begin(now)
+        elif is_served and self.cold_start.complete(now):
             self.expected_waits.resumed(now)
 
     # --- events: each raises `IllegalEvent`, and changes nothing, if it is not possible in the request's state ---
@@ -210,7 +210,7 @@ class RequestLedger:
         self._count(request, now)
 
     def dispatched(self, request: Request, backend: str, now: float) -> None:
-        """Record a dispatch to this engine, and charge the prompt."""
+        """Record a dispatch to this engine. Charge the prompt, and the output that the order charges ahead."""
         self._apply(lifecycle.DISPATCHED, request)
         self.waiting.remove(request)
         if not self.tree.is_flat:
@@ -436,7 +436,10 @@ class RequestLedger:
         self.working_set.left(request, NO_SERVICE, now)
 
     def _end_lease(self, request: Request, charged: ServiceTokens, now: float, *, is_preempted: bool = False) -> float:
-        """End the run of a request in every table. Return its seconds."""
+        """End a request's run at its engine, in the tree and in the order. Return the seconds since its dispatch.
+
+        The callers update the working set, the interactions and `waits`.
+        """
         lease = self.leases[request.id]
         if request.can_wait:
             self.preemption.ended(request, charged, is_preempted=is_preempted)

@@ -69,7 +69,7 @@ class Elsewhere(Protocol):
 
 
 class DueTimes:
-    """The times at which something is due at an engine without an event. The earliest time of each engine counts."""
+    """Timers, one per engine: the earliest time at which an obstacle may disappear without an event."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []

@@ -101,7 +101,7 @@ def remove_backend(engine: AdmissionEngine, name: str, now: float) -> Sequence[D
 def snapshot(engine: AdmissionEngine) -> dict[str, object]:
     """Return the learned statistics as plain data that JSON can represent."""
     learned = {name: part.snapshot() for name, part in engine.policy.order.learned.items()}
-    paces, start = engine.interactions.paces.snapshot(), engine.requests.engine_start.snapshot()
+    paces, start = engine.interactions.paces.snapshot(), engine.requests.cold_start.snapshot()
     return {"version": VERSION, "interactions": paces, "policy": learned, "start": start}
 
 
@@ -110,7 +110,7 @@ def read(engine: AdmissionEngine, learned: object) -> Read:
     version, interactions, policy = fields(learned, "version", "interactions", "policy")
     if version != VERSION:
         raise ValueError(f"version {version!r:.20}; this is version {VERSION}")
-    own, paces, start = engine.policy.order.learned, engine.interactions.paces, engine.requests.engine_start
+    own, paces, start = engine.policy.order.learned, engine.interactions.paces, engine.requests.cold_start
     found = list(zip(own.values(), fields(policy, *own), strict=True)) if policy else []
     if isinstance(learned, dict) and "start" in learned:  # snapshots of earlier versions have none
         found.append((start, learned["start"]))
@@ -130,7 +130,7 @@ def stranded(engine: AdmissionEngine) -> list[Request]:
     is no fallback pool.
     """
     found: list[Request] = []
-    if engine.is_served or (engine.requests.engine_start.s_max and not engine.is_stood_in_for):
+    if engine.is_served or (engine.requests.cold_start.s_max and not engine.is_stood_in_for):
         return found
     for request in engine.requests.waiting.in_turns():
         if request.progress.state is State.QUEUED:  # the others wait for an answer of other gateways

@@ -51,7 +51,7 @@ class Lease:
         """
         passed, self.passed = self.passed, []
         for request in passed:
-            request.progress.refusals += 1
+            request.progress.proven_refusals += 1
         return bool(passed)
 
     def output_each(self) -> float:

@@ -225,7 +225,7 @@ class BackendLedger:
             allowance = self.allowance
             others = None if allowance is None else allowance.sequences_elsewhere
             if others is None or self.sequences + others + request.sequences > self.slots.most(is_below=True):
-                self.slots.is_short()
+                self.slots.note_shortage()
         elif obstacle is Obstacle.PREFILL:
             self.prefill.held_back()
 
@@ -262,7 +262,7 @@ class BackendLedger:
         if lease.request.streamed:
             self.pace.started(lease, now)
             self._streaming += lease.request.sequences
-            self.slots.seen_running(self._running())
+            self.slots.raise_to(self._running())
             if lease.was_taken():
                 self._closed_until_s = 0.0
         self._backoff_s = 0.0
@@ -297,7 +297,7 @@ class BackendLedger:
             self._closed_until_s = self._backoff_s = 0.0
         if lease.started_s is None and not self.has_gauges():
             seconds_per_token = (now - lease.dispatched_s) / max(1.0, lease.output_each())
-            self.slots.came_whole(seconds_per_token, self.sequences_in_all())
+            self.slots.learn_without_gauges(seconds_per_token, self.sequences_in_all())
 
     def refused(self, now: float, *, full_for: Lease | None = None) -> None:
         """Leave the engine alone after a refusal or a failed connection, twice as long after each failure.
@@ -333,8 +333,8 @@ class BackendLedger:
         if gauges.is_step and not self._trust.believes(
             gauges, self.kv.capacity_tokens, now, self._settings.gauge_trust_s
         ):
-            self.slots.reported(None)
-            self.prefill.reported(None)
+            self.slots.set_reported(None)
+            self.prefill.set_reported(None)
             return
         self.usual.ran(self.sequences_in_all(), now)
         before, self._gauges = self._gauges, gauges
@@ -345,11 +345,11 @@ class BackendLedger:
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
         if gauges.max_num_seqs is not None:
-            self.slots.reported(gauges.max_num_seqs)
+            self.slots.set_reported(gauges.max_num_seqs)
         if gauges.is_step:
             self.prefill_rate.saw_step(gauges)
             self.prefill_pace.saw_step(gauges, now)
-            self.prefill.reported(gauges.scheduled_tokens_max)
+            self.prefill.set_reported(gauges.scheduled_tokens_max)
         else:
             self.prefill_pace.saw_page(self.leases, len(self.starting), now)
         if gauges.waiting is not None:
@@ -363,7 +363,7 @@ class BackendLedger:
 
     def recognised(self, facts: EngineFacts) -> None:
         """Set the slots of an engine that comes into service, and forget the gauges of another kind of engine."""
-        self.slots.reported(facts.slots)
+        self.slots.set_reported(facts.slots)
         if facts.is_other_kind:
             self._gauges = self.kv.capacity_tokens = None
 
@@ -406,11 +406,11 @@ class BackendLedger:
         if queues:
             has_kv = gauges.kv_usage is None or gauges.kv_usage < KV_IS_SHORT
             if has_kv and before is not None and gauges.running == before.running == running > 0:
-                self.slots.levels_off(running)
+                self.slots.lower_to(running)
         elif not waiting:
-            self.slots.seen_running(running)
+            self.slots.raise_to(running)
         self.prefill.observed(engine_queues=queues, engine_waits=waiting > 0)
-        self.slots.seen(
+        self.slots.adjust_in_flight(
             running,
             waiting,
             now,

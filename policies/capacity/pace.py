@@ -85,7 +85,7 @@ class PrefillWindow:
         self.tokens = self._least = PREFILL_TOKENS_MIN
         self._held_back = False
 
-    def reported(self, step_tokens_max: int | None) -> None:
+    def set_reported(self, step_tokens_max: int | None) -> None:
         """Note the largest number of tokens in one step of the engine; None if its report is not believed any more."""
         self._least = min(PREFILL_TOKENS_MAX, max(PREFILL_TOKENS_MIN, step_tokens_max or 0))
         self.tokens = max(self.tokens, self._least)

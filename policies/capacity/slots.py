@@ -1,8 +1,13 @@
 """How many sequences may be dispatched to an engine at once?
 
 The number of sequences that an engine runs side by side is configured, or reported by the engine. Most pages of metrics
-lack it. Then it is learned from how many sequences were seen to run, and from where the running gauge levels off while
-others wait. For an engine without gauges it is learned from whether answers get slower.
+lack it. Then it is learned:
+
+    from                            raised by                 lowered by
+    gauges                          `raise_to`                `lower_to`
+    streams                         `raise_to`                `refused`
+    whole answers without gauges    `learn_without_gauges`    `learn_without_gauges`, if answers get slower
+    a refusal for lack of room      `refused`                 `refused`
 """
 
 from __future__ import annotations
@@ -47,7 +52,7 @@ class Slots:
         self._waiting_target = waiting_target
         self._most = most
 
-    def reported(self, max_num_seqs: int | None) -> None:
+    def set_reported(self, max_num_seqs: int | None) -> None:
         """Note the slots that the engine reports; None if its report is not believed any more."""
         if max_num_seqs == self._reported:
             return
@@ -92,23 +97,25 @@ class Slots:
         """Return the number of slots; None if it is neither configured nor reported nor learned."""
         return self.count if self._is_known or self._is_learned else None
 
-    def is_short(self) -> None:
+    def note_shortage(self) -> None:
         """Note that a request waits because no slot is free."""
         self._was_short = True
 
-    def seen_running(self, sequences: int) -> None:
+    def raise_to(self, sequences: int) -> None:
         """Raise the number of slots to the sequences that were seen to run at once."""
         if sequences > self.count and not self._is_known:
             self.count = sequences
 
-    def levels_off(self, running: int) -> None:
-        """Lower the number of slots to what the engine runs, which stays level while others wait for a slot."""
+    def lower_to(self, running: int) -> None:
+        """Lower the slots to the running gauge, which has plateaued although requests wait."""
         if not self._is_known:
             self.count = min(self.count, running)
             self._is_learned = True
 
-    def seen(self, running: int, waiting: int, now: float, *, period_s: float, is_sustained: bool) -> None:
-        """Adapt the number of sequences on their way to what the engine runs and queues.
+    def adjust_in_flight(self, running: int, waiting: int, now: float, *, period_s: float, is_sustained: bool) -> None:
+        """Adjust the in-flight allowance (dispatches beyond the slots).
+
+        The allowance falls if the engine queues, and rises if slots stay empty.
 
         Suppose slots stay empty on average, over a request's life (`period_s`), although requests wait for a slot all
         that time. Then sequences are missing because they are still on their way, and half as many more may be under
@@ -150,7 +157,7 @@ class Slots:
             self.count = max(1, running)
             self._is_learned = True
 
-    def came_whole(self, seconds_per_token: float, sequences: int) -> None:
+    def learn_without_gauges(self, seconds_per_token: float, sequences: int) -> None:
         """Learn from a complete answer of an engine without gauges, with this many sequences dispatched.
 
         The count falls by one per answer, to `FIRST_SLOTS` at least, while the average is more than twice the best

@@ -197,8 +197,8 @@ class Quotas:
         self._default, self._rules, self._members = other._default, other._rules, other._members
         self._of_models, self._has_names = other._of_models, other._has_names
 
-    def issue(self, quotas: Mapping[str, Quota]) -> None:
-        """Replace the limits of issued keys, by their names as members. They go before configured limits."""
+    def set_issued(self, quotas: Mapping[str, Quota]) -> None:
+        """Replace the quotas of issued keys, by member name. They override configured quotas."""
         self._issued = {name: _rules(quota, name) for name, quota in quotas.items()}
 
     def members(self, leaf: str, names: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -203,7 +203,7 @@ class SlidingCounts:
         history = self._histories.get(member)
         return history.answered if history is not None else -(1 << 62)
 
-    def answer(self, member: Hashable, bucket: int, known: Measures) -> None:
+    def apply_reply(self, member: Hashable, bucket: int, known: Measures) -> None:
         """Set a bucket to the sum of all gateways, plus the counts here that are not reported yet."""
         if bucket < self.oldest or self.pending is None:
             return

@@ -83,7 +83,7 @@ class ThrottleSettings:
 
 
 class _Level:
-    """A level of three (users, an app's users, apps): the counts of its members, and their limits."""
+    """One of three throttling scopes (user, user within an app, app), with its counts and limits."""
 
     def __init__(
         self, name: str, member: Callable[[Flow], Hashable], ceilings: Ceilings, window_s: float, members_max: int

@@ -81,7 +81,7 @@ _Entry = Any
 
 
 class _MatchedBacklog(Backlog):
-    """A backlog in which the best-matched request of a flow gives the flow its `turn`, the place inside a round."""
+    """Backlog whose flows are ranked, within a round, by their longest cached prefix."""
 
     def __init__(self, prefixes: PrefixIndex, backend: str | None, *, flows_max: int, quantum: float) -> None:
         super().__init__(flows_max=flows_max, quantum=quantum)

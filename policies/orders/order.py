@@ -48,8 +48,8 @@ class Room(Protocol):
     def may_begin(self, request: Request) -> bool:
         """Return whether the working set has room for this start."""
 
-    def is_below(self, request: Request) -> bool:
-        """Return whether no ceiling of the request's tree nodes is reached, and its tenant has prefill left."""
+    def may_wake(self, request: Request) -> bool:
+        """Return whether a sleeping tenant may wake for this request: its tree nodes and its prefill part have room."""
 
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         """Return the head, or a request that may pass the head because the engine has its prompt cached.

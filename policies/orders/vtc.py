@@ -110,7 +110,7 @@ class CounterOrder(Order):
         if backlog.starts:
             backlog.wake_starts(room.may_begin)
         if backlog.full:
-            backlog.wake_at(room.is_below)
+            backlog.wake_at(room.may_wake)
         while (head := backlog.head()) is not None:
             placed = room.place(head)
             if not isinstance(placed, Blocked):
@@ -126,7 +126,7 @@ class CounterOrder(Order):
             elif why is Obstacle.WORKING_SET:
                 backlog.sleep_start(head)
                 if backlog.full:  # another tenant there may go now
-                    backlog.wake_at(room.is_below)
+                    backlog.wake_at(room.may_wake)
             else:
                 return self._beside(placed, room)
         asleep = backlog.asleep()

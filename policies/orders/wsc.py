@@ -76,7 +76,7 @@ class WscParams(CostParams):
 
 
 class Wsc(CounterOrder):
-    """The order by least service, in which the flows of a tenant are compared in normal calls of their apps."""
+    """Tenants by least service; flows within a tenant by service normalized by the app's usual call."""
 
     knows_interactions = True
 

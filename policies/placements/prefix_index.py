@@ -135,7 +135,7 @@ class PrefixIndex:
         else:
             cache.prompt_tokens = prompt_tokens or 0
 
-    def reported(self, backend: str, expected: int, found: int) -> None:
+    def learn_cache_size(self, backend: str, expected: int, found: int) -> None:
         """Learn the cache size of a backend that had `found` of `expected` leading blocks.
 
         Up to a quarter and one block less is not a miss, because the engine's blocks end at other places than ours.

@@ -39,6 +39,13 @@ TRIED: Final = 8
 class Backlog:
     """Every queued request, ordered by the service per weight of its tenant and flow.
 
+    Nothing wakes a sleeper by itself: each `pop` of the order asks again whether there is room.
+
+        without room in             sleeps           in        is woken by
+        a full node of the tree     tenant           `full`    `wake_at`
+        a tenant's prefill part     tenant           `full`    `wake_at`
+        the working set             single start     `starts`  `wake_starts`
+
     Idle tenants and flows are forgotten while more than `flows_max` tenants and flows together are remembered.
     `lift` and `quantum` are those of `Counters`, on both levels. A tenant's quantum counts service per weight.
     `windows`: those of tenants and of flows, in the units of their counters.
@@ -134,7 +141,7 @@ class Backlog:
         """Return whether batch work goes first, because more than a usual request is owed to it."""
         return self._owed > self.usual_service
 
-    # --- sleep: for which reason, until which event ---
+    # --- sleep ---
 
     def sleep_start(self, start: Request) -> None:
         """Let a start sleep for which the working set has no room. Other requests of its flow may go."""

@@ -42,7 +42,10 @@ class QueueLimits:
         above=0,
         most=86_400,
     )
-    attempts_max: int = setting(3, "Backends tried for a request whose answer has not begun.", least=1, most=100)
+    attempts_max: int = setting(
+        3, "Failed connections of a request, or refusals by an engine that then took a later request. Other refusals "
+        "are bounded by the queue's wait only.", least=1, most=100,
+    )  # fmt: skip
 
     def wait_s(self, request: Request) -> float:
         """Return the longest wait of a request in seconds."""

@@ -86,7 +86,7 @@ class Expected(NamedTuple):
 
 
 class GateState(NamedTuple):
-    """The gate of a request, and the state of the pool that determines the length of its turns."""
+    """Inputs of a wait estimate: the gate, its queue, and the number of requests that run behind the gate."""
 
     gate: Gate
     backlog: Backlog | None
@@ -286,7 +286,7 @@ class ExpectedWaits:
 
 
 class _Line(NamedTuple):
-    """The members that wait at one gate, on one level of the order, or a sample of them."""
+    """Waiting tenants, or flows of a tenant, that a wait estimate compares; a sample if there are many."""
 
     counters: Any
     members: Sequence[Any]
@@ -353,7 +353,7 @@ def _before(
     line: _Line, own: Member | None, weight: float, place: float, usual: float, answer_s: float, wait_s: float,
     now: float,
 ) -> tuple[float, float]:  # fmt: skip
-    """Return the turns of other members before one request, and the seconds of their answers.
+    """Estimate how many requests of other tenants or flows go before one request, and the sum of their answer times.
 
     `place`: of the request among those of `own`, from 1. `wait_s`: its expected wait, during which others arrive; inf
     sets no bound to arrivals.

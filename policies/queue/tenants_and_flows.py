@@ -66,7 +66,7 @@ class FlowMember(Member):
             heappop(self._ahead)
 
     def sleep(self, start: Request) -> None:
-        """Set a start aside for which the working set has no room. All others pass it."""
+        """Move a request that starts an interaction out of the queue until the working set has room."""
         del self.requests[start.id]
         self.asleep[start.id] = start.id in self.going_first
         self.going_first.discard(start.id)
@@ -96,7 +96,7 @@ class FlowMember(Member):
 
 
 class TenantMember(Member):
-    """A tenant with its flows, as a member of its line."""
+    """A tenant in the fair queue of its class, interactive or batch, with the counters of its flows."""
 
     __slots__ = ("flows", "full", "going_first", "line")
 

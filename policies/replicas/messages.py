@@ -225,12 +225,12 @@ class ReplicaView(NamedTuple):
     """The store does not know this gateway, although the gateway has reported before: the store has lost its data."""
 
 
-class News(NamedTuple):
-    """A gateway's report to all others of the prompts that it sent since its last news (`replicas.prefixes`)."""
+class PrefixReport(NamedTuple):
+    """A gateway's report to all others of the prompts that it sent since its last report (`replicas.prefixes`)."""
 
     version: int
     replica: str
-    """Name of the gateway. A gateway receives its own news as well, and drops them by this name."""
+    """Name of the gateway. A gateway receives its own reports as well, and drops them by this name."""
     sent: dict[str, list[tuple[int, ...]]]
     """Hashes of the blocks of each prompt, by engine, in the order in which the prompts were sent."""
     charged: dict[str, dict[str, float]]

@@ -1,9 +1,9 @@
 """What do gateways report to each other of the prompts that they sent? No I/O.
 
-`gateway.pool.replication.news` carries the reports. Each gateway keeps its own index of the prompts that engines have
-cached, and its own deficits of tenants at engines. Both follow from the prompts sent. So each gateway reports the
-prompts that it sent, and applies the reports of the others as if it had sent their prompts itself. The store publishes
-each report once and does not keep it, so a report may get lost. Both tables are estimates: a gateway that missed a
+`gateway.pool.replication.prefix_broadcast` carries the reports. Each gateway keeps its own index of the prompts that
+engines have cached, and its own deficits of tenants at engines. Both follow from the prompts sent. So each gateway
+reports the prompts that it sent, and applies others' reports as if it had sent their prompts itself. The store sends
+each report once, and does not keep it, so a report may get lost. Both tables are estimates: a gateway that missed a
 report takes the prompts in it for new ones.
 
 A prompt is reported as its whole chain of blocks. The end alone would be shorter. But a gateway that had missed the
@@ -21,7 +21,7 @@ from typing import Final
 from policies.admission.policy import Policy
 from policies.placements.placement import Assignment
 from policies.placements.prefix_index import Prefix
-from policies.replicas.messages import REPORTED_MAX, News, is_countable
+from policies.replicas.messages import REPORTED_MAX, PrefixReport, is_countable
 
 VERSION: Final = 3
 """Version of the message, and of the cut of prompts into blocks and hashes: other hashes would only fill the index."""
@@ -30,7 +30,7 @@ BLOCKS_MAX: Final = 4096
 
 
 class SharedPrefixes:
-    """A gateway's side of the news: its own prompts to report, and the reports of others to apply."""
+    """A gateway's side of the prefix reports: its own prompts to report, and the reports of others to apply."""
 
     def __init__(self, policy: Policy, engines: Container[str], *, name: str) -> None:
         """Follow the prompts that `policy` sends. `engines`: names in the pool. `name`: unique name of this gateway."""
@@ -45,35 +45,35 @@ class SharedPrefixes:
             policy.placement.on_charged = self._note_charged
 
     @property
-    def has_news(self) -> bool:
+    def has_report(self) -> bool:
         """Return whether there is anything to report."""
         return bool(self._sent or self._charged)
 
-    def report(self) -> News:
+    def report(self) -> PrefixReport:
         """Return the prompts and charges since the last report; if there are too many, the latest."""
-        news = News(VERSION, self._name, {}, {})
+        report = PrefixReport(VERSION, self._name, {}, {})
         for engine, prefix in self._sent:
-            news.sent.setdefault(engine, []).append(prefix)
+            report.sent.setdefault(engine, []).append(prefix)
         for (engine, tenant), service in self._charged.items():
-            news.charged.setdefault(engine, {})[tenant] = service
+            report.charged.setdefault(engine, {})[tenant] = service
         self._sent.clear()
         self._blocks = 0
         self._charged.clear()
-        return news
+        return report
 
-    def receive(self, news: News) -> bool:
-        """Apply a gateway's news. Return False if they are invalid or of another version, and nothing was applied."""
-        if news.version != VERSION or not _is_within_bounds(news):
+    def receive(self, report: PrefixReport) -> bool:
+        """Apply a gateway's report. Return False if it is invalid or of another version, and nothing was applied."""
+        if report.version != VERSION or not _is_within_bounds(report):
             return False
-        if news.replica == self._name:
+        if report.replica == self._name:
             return True
         policy, placement = self._policy, self._policy.placement
-        for engine, prefixes in news.sent.items():
+        for engine, prefixes in report.sent.items():
             if engine in self._engines:
                 for prefix in prefixes:
                     policy.sent_elsewhere(prefix, engine)
         if isinstance(placement, Assignment):
-            for engine, charged in news.charged.items():
+            for engine, charged in report.charged.items():
                 if engine in self._engines:
                     for tenant, service in charged.items():
                         placement.charged_elsewhere(tenant, engine, service)
@@ -92,10 +92,10 @@ class SharedPrefixes:
             del self._charged[next(iter(self._charged))]
 
 
-def _is_within_bounds(news: News) -> bool:
-    """Return whether a gateway of this version could have published these news."""
-    blocks = sum([len(prefix) for prefixes in news.sent.values() for prefix in prefixes])
-    services = [service for charged in news.charged.values() for service in charged.values()]
+def _is_within_bounds(report: PrefixReport) -> bool:
+    """Return whether a gateway of this version could have published this report."""
+    blocks = sum([len(prefix) for prefixes in report.sent.values() for prefix in prefixes])
+    services = [service for charged in report.charged.values() for service in charged.values()]
     return (
         blocks <= BLOCKS_MAX
         and len(services) <= REPORTED_MAX

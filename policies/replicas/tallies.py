@@ -75,7 +75,7 @@ class SharedCounts:
             sums = next(counted)
             for bucket, known in enumerate(sums, first):
                 if not is_forgotten or bucket == first + len(sums) - 1:
-                    self.counts.answer(member, bucket, known)
+                    self.counts.apply_reply(member, bucket, known)
         self._asked = []
         if is_forgotten:
             self.counts.pend_all()

@@ -23,7 +23,7 @@ from policies.request import Refused, Request
 
 
 class _Undecided(NamedTuple):
-    """A request, the admission engine where it waits, and the range of its questions in the report."""
+    """A request that waits for other gateways' counts, and the slice of the report that asks about the request."""
 
     request: Request
     engine: Asker

@@ -8,8 +8,8 @@ while a context of it counts, as between two calls of an agent.
 **Usage.** A node counts the usage of its subtree, at all gateways, by resource: running sequences and their KV tokens,
 for both lines together, and the contexts of open interactions (`capacity.working_set`), for each line. Ceilings and
 kept parts bound the running requests. The part of a floor that is not lent is kept for the node: the parent counts it
-as used, whether the node uses it or not. One recursion then covers ceilings, borrowing and lending at every level, as
-in Kueue:
+as used, whether the node uses it or not. A floor without a `lending_limit` keeps nothing free: it only raises the part
+by weight. One recursion then covers ceilings, borrowing and lending at every level, as in Kueue:
 
     available(node) = min(ceiling - used, kept but unused + available(parent))
 

@@ -364,7 +364,7 @@ class PoolTree:
         return Node(tenant, self._groups[place.group], place.settings, place.settings.guaranteed_share or 0.0)
 
     def _remember(self, tenant: str) -> Node:
-        """Return the node of a tenant, and remember it."""
+        """Get or create the tenant's node, and keep it in the tree."""
         node = self._tenants.get(tenant)
         if node is None:
             node = self._tenants[tenant] = self._new(tenant)

@@ -242,7 +242,7 @@ class Trace:
         raise TraceError(path, problem, line=number)
 
     def _logs(self, path: Path) -> list[type[TraceLine]]:
-        """Return logs that begin among other lines."""
+        """Return the log formats that match the first JSON line among the first `FOREIGN_LINES_MAX` lines."""
         for number, line in islice(self._lines(path), FOREIGN_LINES_MAX):
             if line.startswith("{"):
                 columns = _fields(path, number, line)

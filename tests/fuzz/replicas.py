@@ -22,7 +22,7 @@ from gateway.operator.snapshots.state_document import state
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.learned_file import FILE_BYTES_MAX, LearnedFile
 from gateway.pool.replication.learned import LearnedSync
-from gateway.pool.replication.news import NewsChannel
+from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
 from gateway.pool.replication.ticker import Exchanges
 from gateway.storage.hub.exchange_server import ExchangeServer, _Worker
 from gateway.storage.hub.hub_store import _Hub
@@ -244,7 +244,7 @@ def read_news(data: bytes) -> None:
 
 async def _hear_news(data: bytes) -> None:
     for policy in ("vtc", "dlpm"):
-        channel = NewsChannel(store(data), "p", Dispatcher(Gateway(policy).engine))
+        channel = PrefixBroadcast(store(data), "p", Dispatcher(Gateway(policy).engine))
         await _runs(channel.report, channel.listen)
         assert channel.received + channel.ignored == 1
 

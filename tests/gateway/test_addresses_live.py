@@ -291,7 +291,7 @@ async def test_a_request_waits_until_the_name_has_its_first_address(start: Start
             assert (await live.metrics())["fairgate_wanted_requests", "pool"] == 12
             names.answer = [ONE]
             assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
-            assert live.engine.requests.engine_start.usual_s < 600
+            assert live.engine.requests.cold_start.usual_s < 600
             assert in_service(live) == [f"gpu@{ONE}"]
 
 

@@ -36,7 +36,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
         "storage.redis.redis_store.RENEW_S",
         "pool.pool.PROBE_INTERVAL_S",
         "pool.replication.learned.INTERVAL_S",
-        "pool.replication.news.RETRY_S",
+        "pool.replication.prefix_broadcast.RETRY_S",
     ):
         monkeypatch.setattr(f"gateway.{name}", 0.01)
     monkeypatch.setattr("backends.step_feed.RETRY_S_MAX", 0.01)

@@ -49,15 +49,15 @@ async def test_the_usual_time_of_a_start_outlives_a_restart(start: Starter, monk
         "name": "pool", "models": [MODEL], "start_s_max": 600, "backends": [{"url": f"http://127.0.0.1:{port}"}],
     }  # fmt: skip
     async with start(pools=[pool], state_file=file) as live:
-        assert live.engine.requests.engine_start.usual_s == 600
+        assert live.engine.requests.cold_start.usual_s == 600
         asked = asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3)))
         await until(lambda: live.engine.queued)
         async with simulated(time_scale=0, port=port):
             assert (await asked).status == 200
-        usual_s = live.engine.requests.engine_start.usual_s
+        usual_s = live.engine.requests.cold_start.usual_s
         assert usual_s < 600
     async with start(pools=[pool], state_file=file) as live:
-        assert live.engine.requests.engine_start.usual_s == usual_s
+        assert live.engine.requests.cold_start.usual_s == usual_s
         assert (await live.metrics())["fairgate_start_seconds", "pool"] == usual_s
 
 

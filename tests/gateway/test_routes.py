@@ -13,7 +13,7 @@ import pytest
 from gateway.config.paths import KNOWN_PATHS, MANAGEMENT
 from gateway.config.sections.keys import hash_key
 from gateway.http.errors import ApiError
-from gateway.request.routes import MODELS, Routes, Treatment
+from gateway.request.routes import MODELS, RouteKind, Routes
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Answer, Starter, chat, raw_exchange, until
 from tests.http.http_raw import status_of
@@ -43,8 +43,8 @@ def raw(method: str, path: str, body: bytes = BODY, key: str = "known") -> bytes
 
 def test_the_page_of_apis_says_what_the_routes_are() -> None:
     rows = [line.strip("| ").split(" | ") for line in APIS.read_text().splitlines() if "/" in line and line[0] == "|"]
-    here = {Treatment.MODELS, Treatment.HEALTH, Treatment.BATCHES, Treatment.ME, Treatment.FILE}
-    treatments = {"queue": {Treatment.ADMIT}, "beside": {Treatment.PASS}, "here": here}
+    here = {RouteKind.MODELS, RouteKind.HEALTH, RouteKind.BATCHES, RouteKind.ME, RouteKind.FILE}
+    kinds = {"queue": {RouteKind.ADMIT}, "beside": {RouteKind.PASS}, "here": here}
     routes, said = Routes(), set()
     for *_, paths, method, what in rows:
         for path in re.findall("`([^`]+)`", paths):
@@ -55,7 +55,7 @@ def test_the_page_of_apis_says_what_the_routes_are() -> None:
                 is_managing = not MANAGEMENT.isdisjoint(path.split("/"))
                 assert ("with `routes:`" in refused.value.message) is not is_managing
             else:
-                assert routes.find(method, path.replace("*", "x")).treatment in treatments[what], path
+                assert routes.find(method, path.replace("*", "x")).kind in kinds[what], path
     assert set(KNOWN_PATHS) <= said
 
 

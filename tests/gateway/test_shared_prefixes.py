@@ -9,7 +9,7 @@ import pytest
 
 from gateway.storage.redis.redis_connection import PUBLISHED_BYTES_MAX
 from gateway.storage.redis.redis_store import pool_key
-from policies.replicas.messages import News
+from policies.replicas.messages import PrefixReport
 from policies.replicas.prefixes import VERSION
 from tests.gateway.live import WAIT_S, Live, Starter, simulated, until
 from tests.kit.turns import ask, cached_in_turns, index_of, text
@@ -54,10 +54,10 @@ async def test_what_others_publish_is_ignored_and_said_once(start: Starter, capl
         start(a.url, b.url, state=redis.url) as second,
     ):
         await listening(redis, 2)
-        of_tomorrow = News(VERSION + 1, "other", {"backend": [(1, 2)]}, {})
+        of_tomorrow = PrefixReport(VERSION + 1, "other", {"backend": [(1, 2)]}, {})
         for content in (b"", b"garbage", msgspec.msgpack.encode(of_tomorrow), msgspec.msgpack.encode([1, "other"])):
             await redis.command("PUBLISH", CHANNEL, content)
-        await until(lambda: first.gateway.news[0].ignored == second.gateway.news[0].ignored == 4)
+        await until(lambda: first.gateway.broadcasts[0].ignored == second.gateway.broadcasts[0].ignored == 4)
         assert await ignored(first) == 4
         assert sum("news that make no sense" in record.message for record in caplog.records) == 2, "each gateway once"
         await redis.command("PUBLISH", CHANNEL, b"x" * (PUBLISHED_BYTES_MAX + 100_000))

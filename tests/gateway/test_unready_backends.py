@@ -138,7 +138,7 @@ async def test_when_the_last_engine_goes_what_waits_is_held_for_the_next_one(sta
             await asyncio.gather(*running)
             await until(lambda: not live.engine.is_served)
             waiting.append(asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3))))
-            await until(lambda: live.engine.requests.engine_start.allowance_s())
+            await until(lambda: live.engine.requests.cold_start.allowance_s())
             async with simulated(port=engines[0].port):
                 got = await asyncio.gather(*waiting)
             # Before its end was noticed, the engine may have had some of the first in its hands.

@@ -18,7 +18,7 @@ from gateway.config.sections.usage import PriceConfig, UsageConfig
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
-from gateway.usage.usage_report import BadQuestion, Question, read
+from gateway.usage.usage_report import InvalidUsageQuery, UsageQuery, read
 from gateway.usage.written import Batch, add
 from tests.commands import run
 from tests.gateway.capture import Upstream, answer, replies
@@ -59,7 +59,7 @@ def filled(tmp_path: Path) -> str:
 def asked(url: str, since: str, *by: str, until: str | None = None, **prices: PriceConfig) -> Any:
     database = Database(UsageConfig(url=SecretStr(url)), makes=False)
     try:
-        return read(database, Question(since, until, by, NOW), prices)
+        return read(database, UsageQuery(since, until, by, NOW), prices)
     finally:
         database.close()
 
@@ -132,10 +132,10 @@ def test_times_are_whole_hours_that_touch_what_is_asked(
 )
 def test_what_cannot_be_asked(since: str, until_text: str | None, by: tuple[str, ...], said: str) -> None:
     if not said:
-        assert Question(since, until_text, by, NOW).since < NOW
+        assert UsageQuery(since, until_text, by, NOW).since < NOW
         return
-    with pytest.raises(BadQuestion, match=re.escape(said)):
-        Question(since, until_text, by, NOW)
+    with pytest.raises(InvalidUsageQuery, match=re.escape(said)):
+        UsageQuery(since, until_text, by, NOW)
 
 
 def test_what_costs_is_said_where_prices_are_known(filled: str) -> None:
@@ -279,14 +279,14 @@ def test_nobody_needs_to_be_in_the_file_where_keys_can_be_made(start: Starter) -
 
 
 def test_a_year_is_no_time_before_time_begins() -> None:
-    assert Question("36500d", None, (), NOW).hours_s[0] < 0 < int((NOW - timedelta(1)).timestamp())
+    assert UsageQuery("36500d", None, (), NOW).hours_s[0] < 0 < int((NOW - timedelta(1)).timestamp())
 
 
 def test_groups_have_what_is_inside_them_and_months_are_those_of_the_calendar(filled: str) -> None:
     around = {"alice": ("physics", "science"), "bob": ("science",)}
     for since, until_text, months in (("2027-01-31", None, ["2027-02"]), ("2026-11-30", "2027-03-01", ["2027-02"])):
         database = Database(UsageConfig(url=SecretStr(filled)), makes=False)
-        question = Question(since, until_text, ("month", "group"), NOW)
+        question = UsageQuery(since, until_text, ("month", "group"), NOW)
         report = read(database, question, {}, around=around)
         database.close()
         found = {row.by: (row.requests, row.tokens) for row in report.rows}
@@ -304,7 +304,7 @@ def test_a_month_ends_with_its_last_hour(tmp_path: Path, hours: list[int]) -> No
     database = Database(UsageConfig(url=SecretStr(str(tmp_path / "usage.db"))))
     begin = int(datetime(2027, 1, 1, tzinfo=UTC).timestamp()) // 3600
     add(database, Batch("w", 1, {(begin + hour, "a", "", "", "", ""): tally_of(requests=1) for hour in hours}), 0)
-    report = read(database, Question("2027-01-01", "2027-03-01", ("month",), NOW), {})
+    report = read(database, UsageQuery("2027-01-01", "2027-03-01", ("month",), NOW), {})
     database.close()
     months = ["2027-01" if hour < 744 else "2027-02" for hour in hours]
     assert {row.by[0]: row.requests for row in report.rows} == {month: months.count(month) for month in months}

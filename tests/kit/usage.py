@@ -11,7 +11,7 @@ from gateway.config.sections.keys import hash_key
 from gateway.config.sections.usage import UsageConfig
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.usage.database import Database
-from gateway.usage.usage_report import Question, read
+from gateway.usage.usage_report import UsageQuery, read
 from tests.gateway.capture import answer
 from tests.gateway.live import Live
 from tests.waiting import eventually
@@ -34,7 +34,7 @@ def counted(url: str, *by: str) -> dict[tuple[str, ...], tuple[float, ...]]:
     """What is written down, by these; nothing if nobody has written anything."""
     database = database_at(url, makes=False)
     try:
-        report = read(database, Question("2d", None, by or EVERYTHING, datetime.now(UTC)), {})
+        report = read(database, UsageQuery("2d", None, by or EVERYTHING, datetime.now(UTC)), {})
     except (StoreRefused, StoreUnavailable):
         return {}
     finally:

@@ -12,10 +12,10 @@ from lab.agents import CONTEXT_TOKENS, RETRY_S, Agents, Crowd, Questions
 from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from simulation.run import Arrival, Record, Run
+from simulation.run import Arrival, Record, SimulationResult
 
 
-def serve(crowd: Crowd, until_s: float) -> Run:
+def serve(crowd: Crowd, until_s: float) -> SimulationResult:
     engine = AdmissionEngine(named_policy("fairserve"))
     engine.add_backend("one", max_num_seqs=256)
     models = {"one": EngineModel(profile("h100-llama3.1-8b"))}

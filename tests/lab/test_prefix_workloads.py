@@ -14,7 +14,7 @@ from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
-from simulation.run import Run
+from simulation.run import SimulationResult
 from tests.simulation.decided_again import replay
 
 
@@ -24,7 +24,7 @@ def make_engine(policy: object = None) -> AdmissionEngine:
     return engine
 
 
-def serve(programs: Programs, engine: AdmissionEngine | None = None) -> Run:
+def serve(programs: Programs, engine: AdmissionEngine | None = None) -> SimulationResult:
     return simulate(
         programs.arrivals(),
         engine=engine or make_engine(),
@@ -33,7 +33,7 @@ def serve(programs: Programs, engine: AdmissionEngine | None = None) -> Run:
     )
 
 
-def calls(result: Run) -> Counter[str]:
+def calls(result: SimulationResult) -> Counter[str]:
     return Counter(record.arrival.flow.tenant for record in result.records.values())
 
 

@@ -126,7 +126,7 @@ class Room:
     def may_begin(self, request: Request) -> bool:
         return True
 
-    def is_below(self, request: Request) -> bool:
+    def may_wake(self, request: Request) -> bool:
         return True
 
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:

@@ -112,7 +112,7 @@ def test_a_new_engine_is_taken_to_have_four_slots_and_one_request_takes_a_quarte
 def test_a_prefill_window_is_that_of_one_step() -> None:
     window = PrefillWindow()
     assert window.tokens == 2048  # what vLLM computes in one step by default
-    window.reported(10**9)
+    window.set_reported(10**9)
     assert window.tokens == 262_144
 
 
@@ -146,7 +146,7 @@ def test_requests_keep_coming_if_one_came_within_a_quarter_of_a_second(arrived_s
     for tenth in range(40):
         now = tenth / 10
         ledger.held_back(make_request(), Obstacle.SLOTS)
-        ledger.slots.is_short()
+        ledger.slots.note_shortage()
         ledger.observe(Gauges(now, running=4, waiting=0), now, arrived_s=now - arrived_s)
     assert (ledger.slots.most() > 8) == goes_on
 
@@ -323,11 +323,11 @@ def test_a_miss_shrinks_a_cache_by_a_sixteenth_down_to_one_long_prompt() -> None
     index = PrefixIndex()
     for first in range(0, 16_000, 100):
         index.insert(tuple(range(first, first + 100)), "b")
-    index.reported("b", 100, 50)
-    index.reported("b", 100, 10)
+    index.learn_cache_size("b", 100, 50)
+    index.learn_cache_size("b", 100, 10)
     assert len(index) == 14_063  # 16,000 less a sixteenth, twice
     for _ in range(200):
-        index.reported("b", 100, 10)
+        index.learn_cache_size("b", 100, 10)
     assert len(index) == 256
 
 

@@ -16,10 +16,10 @@ from gateway.storage.redis.redis_store import Script, pool_key
 from lab.several_gateways import Stall, simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.replicas.messages import News, ReplicaReport, ReplicaView
+from policies.replicas.messages import PrefixReport, ReplicaReport, ReplicaView
 from policies.replicas.reference_store import ReferenceStore
 from policies.request import Flow
-from simulation.run import LOST, Arrival, Record, Run
+from simulation.run import LOST, Arrival, Record, SimulationResult
 
 BACKEND = "engine"
 SLOTS = 16
@@ -68,7 +68,7 @@ class TwinStore:
         self.granted[gateway] = heard.grants[0].sequences
         return None if self._rng.random() < self._lost else heard
 
-    def carries(self, news: News, now: float) -> bool:
+    def carries(self, news: PrefixReport, now: float) -> bool:
         return not self._gone(now) and self._rng.random() >= self._lost
 
     def ask(self, gateway: str, number: int, told: ReplicaReport, now_ms: int) -> ReplicaView:
@@ -152,7 +152,7 @@ def run(
     policy: str = "vtc",
     stalls: Sequence[Stall] = (),
     engines: int = 1,
-) -> tuple[Run, list[AdmissionEngine]]:
+) -> tuple[SimulationResult, list[AdmissionEngine]]:
     made = [make_engine(policy, engines) for _ in range(gateways)]
     found = simulate_together(
         floods.first(),
@@ -169,7 +169,7 @@ def run(
     return found, made
 
 
-def service(found: Run, from_s: float, until_s: float) -> dict[str, float]:
+def service(found: SimulationResult, from_s: float, until_s: float) -> dict[str, float]:
     """What each tenant received in this time: prompt tokens and twice the output tokens."""
     received = dict.fromkeys(WEIGHTS, 0.0)
     for record in found.records.values():
@@ -180,7 +180,7 @@ def service(found: Run, from_s: float, until_s: float) -> dict[str, float]:
     return received
 
 
-def off(found: Run, from_s: float, until_s: float) -> float:
+def off(found: SimulationResult, from_s: float, until_s: float) -> float:
     """How far is the ratio of what the two received from that of their weights?"""
     got = service(found, from_s, until_s)
     return abs(got["heavy"] / got["light"] / (WEIGHTS["heavy"] / WEIGHTS["light"]) - 1)
@@ -209,7 +209,7 @@ def waiting_bound(gateways: int) -> int:
     return WAITING_TARGET + gateways
 
 
-def refused(found: Run) -> set[str]:
+def refused(found: SimulationResult) -> set[str]:
     return {record.outcome for record in found.records.values()} - {"completed"}
 
 
@@ -254,7 +254,9 @@ class Rounds:
         return Arrival(f"{name}-{next(self.serial)}", self.flows[name], now, prompt, output, 200, self.weights[name])
 
 
-def play(rounds: Rounds, gateways: int, store: TwinStore | None, policy: str, stalls: Sequence[Stall] = ()) -> Run:
+def play(
+    rounds: Rounds, gateways: int, store: TwinStore | None, policy: str, stalls: Sequence[Stall] = ()
+) -> SimulationResult:
     engines = [make_engine(policy) for _ in range(gateways)]
     return simulate_together(
         rounds.first(),

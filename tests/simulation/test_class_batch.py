@@ -14,14 +14,14 @@ from lab.service import service
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.request import Flow, of_batch
-from simulation.run import Arrival, Record, Run
+from simulation.run import Arrival, Record, SimulationResult
 
 NIGHT = of_batch("night")
 
 
 def run(
     arrivals: list[Arrival], policy: str = "fairserve", *, batch: int = 0, until_s: float = 60.0, output: int = 120
-) -> tuple[Run, AdmissionEngine]:
+) -> tuple[SimulationResult, AdmissionEngine]:
     """`batch`: so many requests that can wait are open at any time, of answers in one piece."""
     engine = AdmissionEngine(named_policy(policy))
     engine.add_backend("one", max_num_seqs=32)
@@ -53,7 +53,7 @@ def visits(per_s: float, until_s: float, tenant: str = "day") -> list[Arrival]:
     return found
 
 
-def first_tokens_s(found: Run, tenant: str = "day") -> list[float]:
+def first_tokens_s(found: SimulationResult, tenant: str = "day") -> list[float]:
     return sorted(
         record.token_s[0] - record.arrival.arrived_s
         for record in found.records.values()

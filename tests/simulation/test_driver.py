@@ -14,7 +14,7 @@ from policies.admission.lifecycle import UnknownRequest
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow
-from simulation.run import Arrival, Record, Run
+from simulation.run import Arrival, Record, SimulationResult
 from simulation.statistics import jain, percentile
 from tests.policies.making import policy_with
 from tests.simulation.decided_again import replay
@@ -40,7 +40,7 @@ def mixed_traffic() -> list[Arrival]:
     ]  # fmt: skip
 
 
-def run_mixed(policy: str) -> Run:
+def run_mixed(policy: str) -> SimulationResult:
     backends = {"one": EngineModel(profile("tiny-cpu")), "two": EngineModel(profile("demo"))}
     return simulate(
         mixed_traffic(), engine=make_engine(policy, LIMITS), backends=backends,

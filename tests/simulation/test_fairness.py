@@ -17,7 +17,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.request import Flow, ServiceTokens
-from simulation.run import Arrival, Record, Run
+from simulation.run import Arrival, Record, SimulationResult
 
 Next = Callable[[Record, float], Arrival | None]
 
@@ -64,7 +64,7 @@ def clients(tenant: str, number: int, *, weight: float = 1.0, users: int = 1, ou
     ]  # fmt: skip
 
 
-def flooded(policy: str) -> Run:
+def flooded(policy: str) -> SimulationResult:
     heavy = [Arrival(f"heavy{i}", Flow("heavy"), 0.0, 200, 200) for i in range(64)]
     light = [Arrival(f"light{i}", Flow("light"), 0.4 * i, 30, 20) for i in range(1, 25)]
     return simulate(heavy + light, engine=make_engine(policy), backends=tiny(), next_arrival=open_until(10.0))

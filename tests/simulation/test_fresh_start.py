@@ -13,7 +13,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.cost import LinearCost
 from policies.request import Flow, ServiceTokens
-from simulation.run import Arrival, Record, Run
+from simulation.run import Arrival, Record, SimulationResult
 
 HEAVY = Flow("heavy")
 LIGHT = {"another tenant": Flow("light"), "another user": Flow("heavy", "", "light"), "another app": Flow("heavy", "b")}
@@ -23,7 +23,7 @@ RUNNING = 32 * 2 * 120
 """What the answers of the running requests may still add."""
 
 
-def fresh(policy: str, light: Flow, after_s: float, *, engines: int = 1, streamed: bool = False) -> Run:
+def fresh(policy: str, light: Flow, after_s: float, *, engines: int = 1, streamed: bool = False) -> SimulationResult:
     """Short answers where long ones are allowed: what a guess of their length gets most wrong."""
     lengths = Random(7)
     arrivals = [
@@ -42,13 +42,13 @@ def fresh(policy: str, light: Flow, after_s: float, *, engines: int = 1, streame
     )
 
 
-def wait_s(run: Run) -> float:
+def wait_s(run: SimulationResult) -> float:
     waited_s = run.records["light"].ttft_s
     assert waited_s is not None
     return waited_s
 
 
-def passed_by(run: Run) -> float:
+def passed_by(run: SimulationResult) -> float:
     """Service of the requests that were dispatched while the light one waited."""
     cost, light = LinearCost(), run.records["light"]
     assert light.dispatched_s is not None

@@ -15,7 +15,7 @@ from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.request import NO_CLAIM, Claim, Flow
-from simulation.run import Arrival, Record, Run
+from simulation.run import Arrival, Record, SimulationResult
 
 ENGINE = EngineProfile(
     name="16 slots", block_size=16, num_gpu_blocks=2001, max_model_len=8192, max_num_seqs=16,
@@ -43,7 +43,7 @@ class Agents:
         return Arrival(f"{self.tenant}/{agent}/{made}", Flow(self.tenant, "", user), now, 200, 60, claim=claim)
 
 
-def run(policy: str, groups: tuple[Agents, ...], light: Flow | None, until_s: float) -> Run:
+def run(policy: str, groups: tuple[Agents, ...], light: Flow | None, until_s: float) -> SimulationResult:
     by_tenant = {group.tenant: group for group in groups}
     admission = AdmissionEngine(named_policy(policy))
     admission.add_backend("engine", max_num_seqs=ENGINE.max_num_seqs)
@@ -65,7 +65,7 @@ def run(policy: str, groups: tuple[Agents, ...], light: Flow | None, until_s: fl
     )
 
 
-def waits_s(found: Run, name: str, since_s: float = 0.0) -> list[float]:
+def waits_s(found: SimulationResult, name: str, since_s: float = 0.0) -> list[float]:
     return sorted(
         record.ttft_s
         for id, record in found.records.items()

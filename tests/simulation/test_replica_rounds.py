@@ -8,7 +8,7 @@ from backends.simulated.engine_model import EngineModel
 from lab.several_gateways import Stall, simulate_together
 from policies.replicas.messages import ReplicaReport, ReplicaView
 from policies.request import Flow
-from simulation.run import Arrival, Run
+from simulation.run import Arrival, SimulationResult
 from tests.simulation.replicas import (
     BACKEND,
     ENGINE,
@@ -22,7 +22,7 @@ from tests.simulation.replicas import (
 )
 
 
-def ratios(found: Run, rounds: Rounds) -> list[float]:
+def ratios(found: SimulationResult, rounds: Rounds) -> list[float]:
     """In each round, what the first received over what the second did."""
     one, other = rounds.clients
     ratios = []

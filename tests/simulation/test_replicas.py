@@ -13,7 +13,7 @@ from backends.simulated.engine_model import EngineModel
 from lab.several_gateways import Stall, simulate_together
 from policies.replicas.messages import ReplicaReport, ReplicaView
 from policies.request import Flow
-from simulation.run import LOST, Arrival, Record, Run
+from simulation.run import LOST, Arrival, Record, SimulationResult
 from tests.redis_server import redis_client
 from tests.simulation.replicas import (
     BACKEND,
@@ -84,7 +84,7 @@ def test_many_engines_are_kept_busy_however_many_requests_begin_between_two_exch
 BUSY_S = RAMP_S + 3.0
 
 
-def flooded(of: int, where: Callable[..., int], store: TwinStore | None) -> Run:
+def flooded(of: int, where: Callable[..., int], store: TwinStore | None) -> SimulationResult:
     """Before many engines."""
     return run(Floods(BUSY_S, where, clients=24 * SLOTS), of, store, engines=24)[0]
 

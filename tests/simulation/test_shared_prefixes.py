@@ -14,9 +14,9 @@ from backends.simulated.engine_model import EngineModel
 from lab.several_gateways import simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.replicas.messages import News
+from policies.replicas.messages import PrefixReport
 from policies.request import Flow
-from simulation.run import Arrival, Record, Run
+from simulation.run import Arrival, Record, SimulationResult
 from tests.simulation.replicas import ENGINE as SLOW
 from tests.simulation.replicas import TwinStore
 
@@ -88,7 +88,7 @@ class Sessions:
 class Deaf(TwinStore):
     """Nobody hears what others sent."""
 
-    def carries(self, news: News, now: float) -> bool:
+    def carries(self, news: PrefixReport, now: float) -> bool:
         return False
 
 
@@ -107,7 +107,7 @@ def run(
     policy: str = "fairserve",
     *,
     steps: bool = False,
-) -> Run:
+) -> SimulationResult:
     made = [make_engine(policy, engines) for _ in range(gateways)]
     return simulate_together(
         sessions.first(),
@@ -125,7 +125,7 @@ def round_robin(gateways: int) -> Callable[..., int]:
     return lambda tenant, now, rng: next(turn) % gateways
 
 
-def cached_share(found: Run) -> float:
+def cached_share(found: SimulationResult) -> float:
     """Of all prompt tokens, those that an engine had cached."""
     records = found.records.values()
     return sum(record.cached_tokens for record in records) / sum(record.arrival.prompt_tokens for record in records)

@@ -14,7 +14,7 @@ from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from policies.request import BATCH, Flow, of_batch, payer
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
-from simulation.run import Arrival, Run
+from simulation.run import Arrival, SimulationResult
 from tests.policies.trees import parts, random_tree
 from tests.simulation.replicas import BACKEND, ENGINE, RAMP_S, SLOTS, Rounds, TwinStore, refused
 
@@ -24,7 +24,7 @@ KNOWN_S = 10.0
 """A gateway that has just started knows of nobody elsewhere: whom it serves then gets more, and pays it back."""
 
 
-def play_tree(tree: Tree, rounds: Rounds, policy: str) -> Run:
+def play_tree(tree: Tree, rounds: Rounds, policy: str) -> SimulationResult:
     engines = [AdmissionEngine(named_policy(policy, batch_guaranteed_share=0.2), tree=tree) for _ in range(GATEWAYS)]
     for engine in engines:
         engine.add_backend(BACKEND, max_num_seqs=SLOTS)
@@ -36,7 +36,7 @@ def play_tree(tree: Tree, rounds: Rounds, policy: str) -> Run:
     return found
 
 
-def received(found: Run, tree: Tree, from_s: float, until_s: float) -> dict[str, float]:
+def received(found: SimulationResult, tree: Tree, from_s: float, until_s: float) -> dict[str, float]:
     """The part of the service of each leaf and group in this time."""
     service: dict[str, float] = {}
     for record in found.records.values():

@@ -17,7 +17,7 @@ from lab.lab_driver import simulate
 from policies.admission.decisions import Reject
 from policies.admission.engine import AdmissionEngine
 from policies.request import Claim, Flow
-from simulation.run import Arrival, Record, Run
+from simulation.run import Arrival, Record, SimulationResult
 from tests.policies.making import policy_with
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 400, 40
@@ -31,7 +31,9 @@ def arrival(tenant: str, number: int, now: float, user: str = "") -> Arrival:
     )  # fmt: skip
 
 
-def run(first: list[Arrival], follow: Callable[[Record, float], Arrival | None] = lambda record, now: None) -> Run:
+def run(
+    first: list[Arrival], follow: Callable[[Record, float], Arrival | None] = lambda record, now: None
+) -> SimulationResult:
     engine = AdmissionEngine(policy_with("fairserve"))
     engine.add_backend("only", max_num_seqs=32)
     return simulate(
@@ -40,7 +42,7 @@ def run(first: list[Arrival], follow: Callable[[Record, float], Arrival | None] 
     )  # fmt: skip
 
 
-def refused(ran: Run, tenant: str) -> list[Reject]:
+def refused(ran: SimulationResult, tenant: str) -> list[Reject]:
     return [one for _, one in ran.decisions if isinstance(one, Reject) and one.id.startswith(f"{tenant}/")]
 
 
@@ -78,7 +80,7 @@ def light_first_token_s() -> float:
     return longest_first_token_s(run(LIGHT))
 
 
-def longest_first_token_s(ran: Run) -> float:
+def longest_first_token_s(ran: SimulationResult) -> float:
     waits = [record.ttft_s for name, record in ran.records.items() if name.startswith("light/")]
     return max(wait for wait in waits if wait is not None)
 

@@ -17,10 +17,10 @@ from gateway.operator.self_service.own_page import own_page
 from gateway.operator.self_service.own_standing import Numbers, OwnStanding, RecentService, own_standing
 from gateway.operator.snapshots.snapshot import SnapshotSource
 from gateway.operator.snapshots.spans import PoolSample, shares_due, sums
-from gateway.proxy.late_answers import LateAnswers
+from gateway.proxy.background_handler import BackgroundHandler
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
-from gateway.request.routes import Treatment
+from gateway.request.routes import RouteKind
 from gateway.storage.hub.run_directory import WorkerSlot
 from gateway.storage.store_errors import StoreError
 from gateway.telemetry.recent_requests import ENDS_MAX
@@ -40,7 +40,7 @@ class SelfService:
         self._gateway = gateway
         self._source: SnapshotSource = gateway.replicas or gateway
         self._slot = worker_slot
-        self._late = LateAnswers(pipeline, self._answer)
+        self._late = BackgroundHandler(pipeline, self._answer)
         self._stack = AsyncExitStack()
         self._turn = asyncio.Lock()
         self._recently = RecentService()
@@ -48,7 +48,7 @@ class SelfService:
         usage = gateway.config.usage
         self._database = DatabaseThread(usage) if usage is not None else None
         pipeline.files = own_page()
-        pipeline.late[Treatment.ME] = self._late.begin
+        pipeline.late[RouteKind.ME] = self._late.begin
 
     async def open(self) -> None:
         """Connect to the other workers, if any."""

@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.config.model import Config
 from gateway.http.errors import ApiError, Reason
+from gateway.proxy.background_handler import BackgroundHandler
 from gateway.proxy.batches import batch_tables as tables
 from gateway.proxy.batches.batch_objects import (
     UNREADABLE,
@@ -25,11 +26,10 @@ from gateway.proxy.batches.batch_objects import (
     new_id,
     write_caller,
 )
-from gateway.proxy.late_answers import LateAnswers
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.form import read_parts
-from gateway.request.routes import Treatment
+from gateway.request.routes import RouteKind
 from gateway.storage.store_errors import StoreUnavailable
 from gateway.usage.thread import DatabaseThread
 from gateway.usage.written import storable
@@ -50,9 +50,9 @@ class BatchApi:
         self._limits = config.batches
         self._line_bytes_max = config.bounds.line_bytes
         self._changed = changed
-        late = LateAnswers(pipeline, self._answer)
+        late = BackgroundHandler(pipeline, self._answer)
         self.tasks = late.tasks
-        pipeline.late[Treatment.BATCHES] = late.begin
+        pipeline.late[RouteKind.BATCHES] = late.begin
 
     async def _answer(self, context: RequestContext) -> dict[str, Any] | None:
         """Return the answer as a value for JSON, or None if it was sent in pieces."""

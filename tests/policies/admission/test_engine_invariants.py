@@ -54,7 +54,7 @@ class Admission(RuleBasedStateMachine):
                 self.dispatched[request.id] = (request, decision.backend)
                 self.was_dispatched.add(request.id)
             else:
-                if request.progress.attempts >= LIMITS.attempts_max:  # it was dispatched, and that has cost its prompt
+                if request.progress.unreached >= LIMITS.attempts_max:  # it was dispatched, and that has cost its prompt
                     self.settled[request.flow.tenant] += request.progress.charged / request.weight
                 else:
                     assert request.progress.charged == 0.0, "a rejected request was charged"
@@ -141,9 +141,9 @@ class Admission(RuleBasedStateMachine):
         request_id = self.pick(number)
         request, _ = self.dispatched.pop(request_id)
         self.queued[request_id] = request
-        attempts = request.progress.attempts
+        attempts = request.progress.unreached
         decisions = self.engine.failed(request_id, failure, self.now, None, again_s)
-        assert request.progress.attempts == attempts + (failure is Failure.UNREACHED) <= LIMITS.attempts_max
+        assert request.progress.unreached == attempts + (failure is Failure.UNREACHED) <= LIMITS.attempts_max
         if request_id not in dispatched(decisions):
             waits_again = request.progress.state is State.QUEUED
             assert (request.progress.charged == 0.0) or not waits_again, "what waits again was billed"

@@ -256,7 +256,7 @@ def test_whole_answers_show_it_as_well() -> None:
     poison = engine.requests.leases["poison"].request
     assert refused(engine, "poison", 0.1) == []
     assert dispatched(engine.finished("taken", ServiceTokens(10, 5), 0.11)) == ["poison"]
-    assert poison.progress.refusals == 1
+    assert poison.progress.proven_refusals == 1
 
 
 def test_an_engine_that_refuses_whatever_comes_is_full_and_gives_nobody_up() -> None:
@@ -280,7 +280,7 @@ def test_what_was_sent_before_a_refused_request_says_nothing_of_it() -> None:
     request = engine.requests.leases["refused"].request
     assert refused(engine, "refused", 0.01) == []
     assert dispatched(engine.progressed("before", 1, 0.02)) == []
-    assert request.progress.refusals == 0
+    assert request.progress.proven_refusals == 0
     assert engine.next_wakeup() == pytest.approx(0.11), "it is left alone"
 
 
@@ -293,7 +293,7 @@ def test_one_that_is_taken_after_several_that_were_refused_tells_of_each_once() 
     assert engine.backends["one"].slots.known() is None, "one that was sent later may still be taken"
     engine.progressed("z", 1, 0.02)
     engine.progressed("z", 1, 0.03)
-    assert [request.progress.refusals for request in requests] == [1, 1, 0]
+    assert [request.progress.proven_refusals for request in requests] == [1, 1, 0]
     assert engine.backends["one"].slots.known() is None
 
 
@@ -303,4 +303,4 @@ def test_one_that_was_taken_before_the_refusals_came_tells_of_each_at_once() -> 
     engine.progressed("z", 1, 0.01)
     assert refused(engine, "y", 0.02) == ["y"]
     assert refused(engine, "x", 0.02) == ["x"]
-    assert [request.progress.refusals for request in requests] == [1, 1]
+    assert [request.progress.proven_refusals for request in requests] == [1, 1]

@@ -46,7 +46,7 @@ def test_an_engine_that_takes_what_it_was_sent_later_is_not_full() -> None:
     assert obstacle(ledger, now=0.1) == "closed"
     ledger.started(later, 0.11)
     assert obstacle(ledger, now=0.11) is None
-    assert refused.request.progress.refusals == 1
+    assert refused.request.progress.proven_refusals == 1
 
 
 def test_what_was_reserved_for_unknown_lengths_is_free_when_they_have_ended() -> None:
@@ -64,8 +64,8 @@ def test_what_is_under_way_beyond_the_slots_falls_with_the_engines_queue_and_wit
 
     def seen(running: int, waiting: int, from_s: float) -> int:
         for tick in range(30):
-            slots.is_short()
-            slots.seen(running, waiting, from_s + tick / 10, period_s=1.0, is_sustained=True)
+            slots.note_shortage()
+            slots.adjust_in_flight(running, waiting, from_s + tick / 10, period_s=1.0, is_sustained=True)
         return slots.most() - 32
 
     assert seen(22, 0, 0.0) > 0

@@ -74,7 +74,7 @@ def test_no_request_waits_inside_an_engine_unless_it_may_have_more_slots_than_we
     learned = BackendLedger("b", SETTINGS)
     learned.slots.refused(6)
     assert learned.slots.most() == 6 + SETTINGS.waiting_target
-    learned.slots.seen_running(8)
+    learned.slots.raise_to(8)
     assert learned.slots.most() == 8 + SETTINGS.waiting_target
 
 
@@ -95,7 +95,7 @@ def has_room(slots: Slots, sequences: int) -> bool:
     """May so many be dispatched in all? Asked within an event: what holds a request back is learned."""
     if sequences <= slots.most():
         return True
-    slots.is_short()
+    slots.note_shortage()
     return False
 
 
@@ -105,7 +105,7 @@ def test_more_are_under_way_only_if_slots_stay_empty_for_as_long_as_requests_are
         for tick in range(105):
             if tick >= 105 - 10 * held_back_s:
                 assert not has_room(slots, 33 + 32)
-            slots.seen(22, 0, tick / 10, period_s=1.0, is_sustained=True)
+            slots.adjust_in_flight(22, 0, tick / 10, period_s=1.0, is_sustained=True)
         room = 32
         while has_room(slots, room + 1):
             room += 1
@@ -119,7 +119,7 @@ def test_a_burst_is_not_judged_by_its_first_page_though_none_was_read_while_idle
     slots = Slots(32, waiting_target=2, most=None)
     for now in (1.0, 9.0):
         assert not has_room(slots, 33)
-        slots.seen(2, 0, now, period_s=1.0, is_sustained=True)
+        slots.adjust_in_flight(2, 0, now, period_s=1.0, is_sustained=True)
         assert not has_room(slots, 33)
         slots.emptied()
 

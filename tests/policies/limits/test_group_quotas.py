@@ -269,7 +269,7 @@ def test_the_common_limits_of_a_model_are_of_each_tenant_that_has_the_common_one
 
 def test_what_is_issued_holds_beside_what_is_configured_and_over_a_reload() -> None:
     quotas = Quotas(tenants={"  named": Quota(concurrent=1)})
-    quotas.issue({"  k": Quota(requests_per_day=2), "  k m": Quota(requests_per_day=1)})
+    quotas.set_issued({"  k": Quota(requests_per_day=2), "  k m": Quota(requests_per_day=1)})
     for _ in range(2):
         assert quotas.names("t", "k", "m") == ("  k", "  k m")
         assert quotas.names("t", "named", "m") == ("  named",)
@@ -277,7 +277,7 @@ def test_what_is_issued_holds_beside_what_is_configured_and_over_a_reload() -> N
     request = make_request("t", quota_names=("  k", "  k m"))
     quotas.admitted(request, 0.0)
     assert quotas.refusal(request, 0.0) is not None
-    quotas.issue({})
+    quotas.set_issued({})
     assert quotas.names("t", "k", "m") == ()
     assert quotas.refusal(request, 0.0) is None, "a key that is gone has no limit, and not that of tenants either"
     assert not quotas.is_off

@@ -16,7 +16,7 @@ from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from policies.request import NO_CLAIM, Claim, Flow, of_batch
 from policies.tree.terms import Tree
-from simulation.run import Arrival, Record, Run
+from simulation.run import Arrival, Record, SimulationResult
 from tests.simulation.replicas import TwinStore
 
 HONEST = "honest"
@@ -48,7 +48,7 @@ class Found:
 
     output: Mapping[str, float]
     prompt: Mapping[str, float]
-    run: Run
+    run: SimulationResult
 
     @property
     def tokens_per_s(self) -> float:
@@ -112,7 +112,7 @@ def _engine(profile: EngineProfile, engines: int, policy: str, tree: Tree | None
     return engine
 
 
-def _found(run: Run, until_s: float) -> Found:
+def _found(run: SimulationResult, until_s: float) -> Found:
     output: dict[str, float] = {}
     prompt: dict[str, float] = {}
     for record in run.records.values():

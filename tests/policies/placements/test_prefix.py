@@ -168,8 +168,8 @@ def test_an_index_that_is_wrong_about_everything_balances_like_least_loaded() ->
         text = (*document(random.randrange(40), 30), random.randrange(10**9))
         name = where.choose(question(text), [Load(each, running[each]) for each in THREE])[0]
         prefixes.insert(text, name)
-        prefixes.reported(name, 1, 1)  # it does report, so a zero is a miss
-        prefixes.reported(name, prefixes.depth(text, name), 0)
+        prefixes.learn_cache_size(name, 1, 1)  # it does report, so a zero is a miss
+        prefixes.learn_cache_size(name, prefixes.depth(text, name), 0)
         running[name] += 1
         ends.append(name)
         if len(ends) > 30:

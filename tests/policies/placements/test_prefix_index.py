@@ -58,7 +58,7 @@ def test_what_never_reached_the_engine_is_forgotten() -> None:
     index.forget((1, 2, 3, 4), "a", before)
     assert index.depth((1, 2, 3, 4), "a") == 2
     index.forget((9,), "unknown", 0)
-    index.reported("unknown", 5, 1)
+    index.learn_cache_size("unknown", 5, 1)
     assert len(index) == 2
 
 
@@ -135,7 +135,7 @@ def test_reports_teach_it_how_much_an_engine_keeps(drops_oldest: bool) -> None:
         index.insert(chain, "a")
         found = blocks if cache.ask(document) else 0
         wrong[number >= 3000] += found != expected
-        index.reported("a", expected, found)
+        index.learn_cache_size("a", expected, found)
     assert 5 * blocks <= len(index) <= 30 * blocks, "twenty documents fit"
     assert wrong[1] / 3000 < (0.2 if drops_oldest else 0.33), "an index that believes everything is wrong at 0.41"
 
@@ -145,14 +145,14 @@ def test_an_engine_that_never_reports_is_not_believed_to_miss() -> None:
     chains = [tuple(range(1000 * number, 1000 * number + 100)) for number in range(20)]
     for chain in chains:
         index.insert(chain, "a")
-        index.reported("a", 0, 0)
-    index.reported("a", 100, 0)
+        index.learn_cache_size("a", 0, 0)
+    index.learn_cache_size("a", 100, 0)
     assert len(index) == 2000
-    index.reported("a", 100, 100)  # it does report after all
-    index.reported("a", 100, 0)
+    index.learn_cache_size("a", 100, 100)  # it does report after all
+    index.learn_cache_size("a", 100, 0)
     assert len(index) == 1875
     for _ in range(100):
-        index.reported("a", 100, 0)
+        index.learn_cache_size("a", 100, 0)
     assert len(index) == BLOCKS_MIN
 
 
@@ -172,8 +172,8 @@ def test_what_was_missed_is_taken_off_the_size_of_a_cache() -> None:
     index = PrefixIndex()
     for first in range(0, 2000, 100):
         index.insert(tuple(range(first, first + 100)), "b")
-    index.reported("b", 100, 100)
-    index.reported("b", 700, 100)
+    index.learn_cache_size("b", 100, 100)
+    index.learn_cache_size("b", 700, 100)
     assert len(index) == 2000 - 600
 
 

@@ -17,7 +17,7 @@ from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.order import Selection
 from policies.placements.placement import EngineLoad
 from policies.placements.prefix_index import PrefixIndex
-from policies.replicas.messages import News
+from policies.replicas.messages import PrefixReport
 from policies.replicas.prefixes import VERSION, SharedPrefixes
 from policies.request import ServiceTokens
 from tests.policies.caching import BLOCK, document
@@ -148,20 +148,20 @@ def test_what_is_told_is_bounded_and_the_latest_goes_first() -> None:
     assert len(charged) == 256
     assert f"tenant-{2 * 256 - 1}" in charged
     assert gateways.shared[1].receive(news)
-    assert not gateways.shared[0].has_news
+    assert not gateways.shared[0].has_report
 
 
 @pytest.mark.parametrize(
     "news",
     [
-        News(VERSION + 1, "other", {"x": [(1,)]}, {}),
-        News(VERSION, "other", {"x": [tuple(range(4096 + 1))]}, {}),
-        News(VERSION, "other", {"x": [(1,)]}, {"x": {f"tenant-{n}": 1.0 for n in range(256 + 1)}}),
-        *(News(VERSION, "other", {"x": [(1,)]}, {"x": {"a": service}}) for service in (nan, inf, -1e300)),
+        PrefixReport(VERSION + 1, "other", {"x": [(1,)]}, {}),
+        PrefixReport(VERSION, "other", {"x": [tuple(range(4096 + 1))]}, {}),
+        PrefixReport(VERSION, "other", {"x": [(1,)]}, {"x": {f"tenant-{n}": 1.0 for n in range(256 + 1)}}),
+        *(PrefixReport(VERSION, "other", {"x": [(1,)]}, {"x": {"a": service}}) for service in (nan, inf, -1e300)),
     ],
     ids=["version", "blocks", "charges", "nan", "inf", "huge"],
 )
-def test_what_makes_no_sense_changes_nothing(news: News) -> None:
+def test_what_makes_no_sense_changes_nothing(news: PrefixReport) -> None:
     gateways = Gateways(1, "d2lpm")
     assert not gateways.shared[0].receive(news)
     assert len(index_of(gateways.policies[0])) == 0
@@ -172,6 +172,6 @@ def test_what_is_said_of_engines_of_others_is_not_kept() -> None:
     gateways = Gateways(1, "d2lpm")
     for number in range(100):
         engine = f"engine-{number}"
-        assert gateways.shared[0].receive(News(VERSION, "other", {engine: [(1,)]}, {engine: {"a": 1.0}}))
+        assert gateways.shared[0].receive(PrefixReport(VERSION, "other", {engine: [(1,)]}, {engine: {"a": 1.0}}))
     assert len(index_of(gateways.policies[0])) == 0
     assert gateways.policies[0].placement.explain("a") == {}  # type: ignore[attr-defined]

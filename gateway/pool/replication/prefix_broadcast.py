@@ -15,19 +15,19 @@ import msgspec
 from gateway.pool.dispatcher import Dispatcher
 from gateway.storage.store import Store
 from gateway.storage.store_errors import StoreError, StoreRefused
-from policies.replicas.messages import News
+from policies.replicas.messages import PrefixReport
 from policies.replicas.prefixes import SharedPrefixes
 from policies.replicas.schedule import INTERVAL_S
 
 logger = logging.getLogger("fairgate")
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(News).decode
+_decode = msgspec.msgpack.Decoder(PrefixReport).decode
 RETRY_S: Final = 1.0
 
 
-class NewsChannel:
-    """A gateway's messages to the others of a pool (`report`), and theirs to it (`listen`)."""
+class PrefixBroadcast:
+    """Publishes the prompts that this gateway has sent (`report`), and applies those that others publish (`listen`)."""
 
     def __init__(self, store: Store, pool: str, dispatcher: Dispatcher) -> None:
         self.pool = pool
@@ -41,7 +41,7 @@ class NewsChannel:
         dispatcher.listeners.append(self._look)
 
     def _look(self) -> None:
-        if self._shared.has_news:
+        if self._shared.has_report:
             self._wakes.set()
 
     async def report(self) -> None:

@@ -12,8 +12,11 @@ from policies.averages import QUICK
 from policies.plain_data import rows
 
 
-class EngineStart:
-    """The starts of the engines of one pool."""
+class ColdStartEstimator:
+    """Estimator of a pool's cold-start time.
+
+    A cold start lasts from the first request that finds no engine in service until an engine is in service.
+    """
 
     def __init__(self) -> None:
         self.s_max = 0.0
@@ -43,13 +46,13 @@ class EngineStart:
         """Return how much longer a request may wait than with an engine in service."""
         return self.s_max if self._since_s >= 0.0 else 0.0
 
-    def wanted(self, now: float) -> bool:
+    def begin(self, now: float) -> bool:
         """Begin a start, unless one is under way that may still succeed. Return whether requests wait for it."""
         if self._since_s < 0.0 or now - self._since_s > self.s_max:
             self._since_s = now if self.s_max else -1.0
         return self.s_max > 0.0
 
-    def ended(self, now: float) -> bool:
+    def complete(self, now: float) -> bool:
         """Learn from a start that ended, because an engine is in service. Return whether one was under way."""
         if self._since_s < 0.0:
             return False

@@ -19,8 +19,11 @@ from gateway.telemetry.record import Outcome
 NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 
 
-class LateAnswers:
-    """The handler of requests of one treatment. A tenant may have a bounded number of them under way."""
+class BackgroundHandler:
+    """Handler that answers one kind of request in a background task.
+
+    Its running requests count against the tenant's limit of requests that bypass admission (`Pipeline.bypass_limiter`).
+    """
 
     def __init__(self, pipeline: Pipeline, answer: Callable[[RequestContext], Awaitable[Any]]) -> None:
         """Create the handler. `answer` returns a value for JSON, or None if it has sent the answer itself. It raises
@@ -31,7 +34,7 @@ class LateAnswers:
 
     def begin(self, context: RequestContext) -> None:
         """Start to answer. Raise ApiError if the tenant has too many answers under way."""
-        self._pipeline.unqueued.begin(context.tenant)
+        self._pipeline.bypass_limiter.begin(context.tenant)
         task = self.tasks.start(self._run(context))
         context.responder.on_disconnect = lambda: _cancel(task)
 
@@ -51,7 +54,7 @@ class LateAnswers:
             error = fault
         finally:
             responder.on_disconnect = responder.on_pause = responder.on_resume = None
-            pipeline.unqueued.end(context.tenant)
+            pipeline.bypass_limiter.end(context.tenant)
         if error is not None:
             pipeline.failed(context, error)
 

@@ -13,7 +13,7 @@ from policies.admission.named import named_policy
 from policies.admission.takeover import adopt, read, snapshot, stranded
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
-from policies.queue.engine_start import EngineStart
+from policies.queue.cold_start import ColdStartEstimator
 from policies.queue.expected_wait import Expected, interval_s
 from policies.request import Flow, Refusal, Request, ServiceTokens
 from tests.policies.making import dispatched, make_request
@@ -27,7 +27,7 @@ def engine_of(policy: str = "fairserve", s_max: float = START_S_MAX) -> Admissio
     """A pool whose only engine has not started."""
     engine = AdmissionEngine(named_policy(policy), limits=LIMITS)
     engine.add_backend("one", max_num_seqs=SLOTS, healthy=False)
-    engine.requests.engine_start.s_max = s_max
+    engine.requests.cold_start.s_max = s_max
     return engine
 
 
@@ -98,7 +98,7 @@ def test_a_request_waits_as_long_as_usual_beside_the_start() -> None:
 
 def test_no_request_waits_longer_than_its_client_says() -> None:
     engine = engine_of()
-    engine.requests.engine_start.wanted(0.0)
+    engine.requests.cold_start.begin(0.0)
     starts(engine, 0.0, 20.0)
     willing = Request("willing", Flow("a"), 1.0, 10, 100, 100.0, wait_s_max=15.0)
     not_willing = Request("not willing", Flow("a"), 1.0, 10, 100, 100.0, wait_s_max=5.0)
@@ -129,30 +129,30 @@ def test_a_start_begins_with_the_first_request_and_when_the_last_engine_goes() -
         engine.arrived(make_request(arrived_s=530.0), 530.0)
     engine.backend_changed("one", False, 540.0)
     assert engine.queued, "what waits is held"
-    assert engine.requests.engine_start.left_s(550.0) == pytest.approx(10.0)
+    assert engine.requests.cold_start.left_s(550.0) == pytest.approx(10.0)
 
 
 def test_a_start_that_never_came_is_not_learned_from_and_the_next_one_begins_anew() -> None:
-    start = EngineStart()
+    start = ColdStartEstimator()
     start.s_max = 100.0
-    start.wanted(0.0)
-    start.wanted(99.0)
+    start.begin(0.0)
+    start.begin(99.0)
     assert start.left_s(99.0) == 1.0
-    start.wanted(101.0)
+    start.begin(101.0)
     assert start.left_s(101.0) == 100.0
-    assert start.ended(121.0)
-    assert not start.ended(122.0)
-    start.wanted(200.0)
+    assert start.complete(121.0)
+    assert not start.complete(122.0)
+    start.begin(200.0)
     assert start.left_s(200.0) == 20.0
 
 
 def test_starts_that_deviate_are_told_with_their_deviation() -> None:
-    start = EngineStart()
+    start = ColdStartEstimator()
     start.s_max = 100.0
     for number, took_s in enumerate((20.0, 30.0, 20.0, 30.0)):
-        start.wanted(number * 100.0)
-        assert start.ended(number * 100.0 + took_s)
-    start.wanted(1000.0)
+        start.begin(number * 100.0)
+        assert start.complete(number * 100.0 + took_s)
+    start.begin(1000.0)
     assert start.left_s(1000.0) == pytest.approx(25.0)
     assert 4.0 < start.left_s(1024.0) < 9.0
     start.s_max = 0.0
@@ -170,10 +170,10 @@ def test_the_usual_time_of_a_start_is_kept_over_a_restart() -> None:
     starts(before, 100.0, 30.0)
     adopt(read(after, kept(before)))
     for engine in (before, after):
-        engine.requests.engine_start.wanted(1000.0)
+        engine.requests.cold_start.begin(1000.0)
     for now in (1000.0, 1024.0, 1100.0):
-        assert after.requests.engine_start.left_s(now) == before.requests.engine_start.left_s(now)
-    assert after.requests.engine_start.usual_s == 25.0
+        assert after.requests.cold_start.left_s(now) == before.requests.cold_start.left_s(now)
+    assert after.requests.cold_start.usual_s == 25.0
 
 
 def test_of_two_usual_times_of_a_start_the_one_with_more_starts_counts() -> None:
@@ -183,11 +183,11 @@ def test_of_two_usual_times_of_a_start_the_one_with_more_starts_counts() -> None
         starts(twice, number * 100.0, 50.0)
     adopt(read(twice, kept(once)))
     adopt(read(once, kept(twice)))
-    assert twice.requests.engine_start.usual_s == once.requests.engine_start.usual_s == 50.0
+    assert twice.requests.cold_start.usual_s == once.requests.cold_start.usual_s == 50.0
     adopt(read(once, kept(never)))
-    assert once.requests.engine_start.usual_s == 50.0
+    assert once.requests.cold_start.usual_s == 50.0
     adopt(read(never, kept(never)))
-    assert never.requests.engine_start.usual_s == START_S_MAX
+    assert never.requests.cold_start.usual_s == START_S_MAX
 
 
 @pytest.mark.parametrize("start", [None, {}, [1], [[1.0, 2.0]], [[-1.0, 0.0, 1]], [["x", 0.0, 1]], [[1.0, 0.0, 1.5]]])

@@ -6,8 +6,8 @@ from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import LeakyCounts
 
 
-class Unqueued:
-    """The running requests and the arrival rate of each tenant. A request beyond a limit raises an `ApiError`."""
+class BypassLimiter:
+    """Per-tenant limiter of concurrency and rate for requests that bypass admission."""
 
     def __init__(self, at_once_max: int, per_s: float, tenants_max: int) -> None:
         self._tenants_max = tenants_max
@@ -21,7 +21,7 @@ class Unqueued:
         self._per_s = per_s
         self._rates = LeakyCounts(per_s, max(1.0, per_s), members_max=self._tenants_max)
 
-    def come(self, tenant: str, now: float) -> None:
+    def count_arrival(self, tenant: str, now: float) -> None:
         """Count an arrival. Raise ApiError if the tenant's requests come too fast."""
         wait_s = self._rates.take(tenant, now)
         if wait_s:
