@@ -104,7 +104,7 @@ class BackendLedger:
             return None
         if self._engine_queues(now):
             return Obstacle.WAITING
-        prefill_limit: float = self.prefill.tokens
+        prefill_limit = float(self.prefill.tokens)
         sequences, slots = self.sequences + request.sequences, self.slots.taken_by(request.sequences)
         if allowance is None:
             # Of a request with several sequences, some may wait inside: slots that become free one by one are used.
