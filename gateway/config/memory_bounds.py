@@ -48,7 +48,7 @@ class Table(NamedTuple):
 
 TABLES: Final = {
     "flows": Table("a user of a tenant: its counter, its limits in two windows, what is usual for it", 5000, 1, True),
-    "tenants": Table("a tenant with requests or contexts: what it uses", 2000, 2, True),
+    "tenants": Table("a tenant with requests or contexts: what it uses", 2330, 2, True),
     "lengths": Table("the last 64 lengths of answers of one app", 2200, 16, True),
     "decisions": Table("one of the last decisions, for `explain`", 2260, 8, True),
     "interactions": Table("an open interaction, and what it is known by", 2300, 1),

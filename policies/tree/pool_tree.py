@@ -112,12 +112,16 @@ class PoolTree:
         line = self._line(request.flow.tenant)
         return line.queued > line.share() * self._root.used[SEQUENCES] + ROUNDING
 
-    def is_below(self, request: Request) -> bool:
-        """Return whether the tenant runs fewer sequences than its part of those that run; False for batch work."""
+    def is_light(self, request: Request) -> bool:
+        """Return whether all that the tenant runs and has queued is within its part of the running sequences.
+
+        A tenant with one request is light. Batch work is not.
+        """
+        if request.can_wait:
+            return False
         node = self._node(payer(request.flow.tenant))
-        return (
-            not request.can_wait and node.used[SEQUENCES] + ROUNDING < node.others.share() * self._root.used[SEQUENCES]
-        )
+        wanted = node.used[SEQUENCES] + node.others.queued
+        return wanted <= max(float(request.sequences), node.others.share() * self._root.used[SEQUENCES])
 
     def configured_weight(self, leaf: str, weight: float) -> float:
         """Return the configured weight of a tenant node; `weight` if the node is not present."""

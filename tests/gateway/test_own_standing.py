@@ -170,7 +170,10 @@ async def test_a_wait_that_nobody_has_learned_is_not_told(start: Starter) -> Non
 async def test_why_a_team_was_slow_is_remembered_by_the_minute_and_names_nobody(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live:
+    async with AsyncExitStack() as stack:
+        sim = await stack.enter_async_context(simulated())
+        pools = [{"name": "pool", "backends": [{"url": sim.url}], "capacity": {"waiting_target": 0}}]
+        live = await stack.enter_async_context(start(tenants=TENANTS, groups=GROUPS, pools=pools))
         sim.faults.is_still = True
         flood = [
             asyncio.ensure_future(live.ask(CHAT, chat(f"{n}", max_tokens=4), key="key-of-mallory")) for n in range(60)

@@ -82,7 +82,7 @@ def test_a_wake_asks_only_the_engines_whose_time_has_come() -> None:
     """One is full, and of the others each has a page that is believed for a second and shows a queue."""
     engines, request = Asked(), make_request("a")
     for name in ("full", "soon", "late"):
-        ledger = engines[name] = BackendLedger(name, CapacitySettings(), max_num_seqs=2)
+        ledger = engines[name] = BackendLedger(name, CapacitySettings(waiting_target=0), max_num_seqs=2)
         for _ in range(2 if name == "full" else 1):
             lease = Lease(make_request("b"), name, 0.0)
             ledger.add(lease)

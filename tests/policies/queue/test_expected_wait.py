@@ -11,6 +11,7 @@ from bench.expected_waits import run
 from policies.admission.decisions import Decision, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
+from policies.capacity.gauges import CapacitySettings
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.queue.expected_wait import GATES_MAX, Expected, ExpectedWaits, Gate, GateState
@@ -22,7 +23,8 @@ PATIENT = QueueLimits(queue_wait_s_max=1e6)
 
 def full(policy: str = "vtc", limits: QueueLimits = PATIENT) -> AdmissionEngine:
     """One whose slots are taken by a tenant that is not asked about, and that waits with one more."""
-    engine = AdmissionEngine(policy_with(policy, requests_per_minute=1000), limits=limits)
+    nothing_inside = CapacitySettings(waiting_target=0)
+    engine = AdmissionEngine(policy_with(policy, requests_per_minute=1000), limits=limits, capacity=nothing_inside)
     engine.add_backend("one", max_num_seqs=2)
     while not engine.queued:
         engine.arrived(make_request("running"), 0.0)
