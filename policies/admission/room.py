@@ -102,9 +102,9 @@ class DueTimes:
 
 
 Standing = tuple[bool, bool, bool]
-"""Properties of a request that decide about its room, as (light, paced, spent). Light: of a tenant that wants no more
-than its part (`PoolTree.is_light`). Paced: its start must be spread. Spent: it is batch work that could exceed the
-bound of waste (`tree.preemption`)."""
+"""Properties of a request that decide about its room, as (alone, paced, spent). Alone: all that its tenant has at the
+pool (`PoolTree.is_alone`). Paced: its start must be spread. Spent: it is batch work that could exceed the bound of
+waste (`tree.preemption`)."""
 
 
 Answers = tuple[Blocked, Standing, int]
@@ -357,15 +357,15 @@ class PoolRoom:
             and not backlog.owes_batch
             and not self._preemption.may_waste(request, backlog.batch_share)
         )
-        return self._tree.is_light(request), is_paced, is_spent
+        return self._tree.is_alone(request), is_paced, is_spent
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: Standing) -> Obstacle | None:
-        (is_light, paced, is_spent), now = standing, self._now
+        (is_alone, paced, is_spent), now = standing, self._now
         if is_spent and ledger.leases and self._preemption.is_kept_free(request, ledger.name):
             return Obstacle.TURN
-        obstacle = ledger.obstacle(request, now, is_light=is_light, paced=paced)
+        obstacle = ledger.obstacle(request, now, is_alone=is_alone, paced=paced)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
-            obstacle = ledger.obstacle(request, now, is_light=is_light, paced=paced, cached_tokens=cached_tokens)
+            obstacle = ledger.obstacle(request, now, is_alone=is_alone, paced=paced, cached_tokens=cached_tokens)
         if obstacle is not None:
             ledger.held_back(request, obstacle)
             self._opens.note(ledger.name, ledger.opens_s(request, obstacle, now))
@@ -404,7 +404,7 @@ class PoolRoom:
 
 def _is_full(ledger: BackendLedger) -> bool:
     """Return whether there is no slot for any request."""
-    return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(is_light=True)
+    return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(is_alone=True)
 
 
 def _has_slot(ledger: BackendLedger, request: Request) -> bool:

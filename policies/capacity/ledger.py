@@ -86,12 +86,12 @@ class BackendLedger:
     # --- questions ---
 
     def obstacle(
-        self, request: Request, now: float, *, is_light: bool = False, paced: bool = False, cached_tokens: int = 0
+        self, request: Request, now: float, *, is_alone: bool = False, paced: bool = False, cached_tokens: int = 0
     ) -> Obstacle | None:
         """Return the obstacle that keeps this request from starting now; None if there is none.
 
         Args:
-            is_light: the tenant wants no more than its part, so its request may wait inside the engine.
+            is_alone: the tenant has no other request, so this one may wait inside the engine.
             paced: more of the tenant waits than can start soon, so starts are spread to keep the KV evenly full.
             cached_tokens: part of the prompt that the engine need not compute.
         """
@@ -108,7 +108,7 @@ class BackendLedger:
         sequences, slots = self.sequences + request.sequences, self.slots.taken_by(request.sequences)
         if allowance is None:
             # Of a request with several sequences, some may wait inside: slots that become free one by one are used.
-            if self.slots_taken + max(1, slots - self._settings.waiting_target) > self.slots.most(is_light=is_light):
+            if self.slots_taken + max(1, slots - self._settings.waiting_target) > self.slots.most(is_alone=is_alone):
                 return Obstacle.SLOTS
         elif sequences > allowance.sequences:
             return Obstacle.SLOTS
@@ -224,7 +224,7 @@ class BackendLedger:
             # way.
             allowance = self.allowance
             others = None if allowance is None else allowance.sequences_elsewhere
-            if others is None or self.sequences + others + request.sequences > self.slots.most(is_light=True):
+            if others is None or self.sequences + others + request.sequences > self.slots.most(is_alone=True):
                 self.slots.note_shortage()
         elif obstacle is Obstacle.PREFILL:
             self.prefill.held_back()

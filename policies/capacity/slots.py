@@ -69,18 +69,18 @@ class Slots:
         self._is_known = bool(known)
         self.count = min(known) if known else self.count
 
-    def most(self, *, is_light: bool = False) -> int:
+    def most(self, *, is_alone: bool = False) -> int:
         """Return how many sequences may be dispatched in all.
 
         Nothing can pass a request that waits inside an engine. So where the slots are configured or reported, only
-        requests of tenants that want no more than their part (`is_light`) may wait inside: `waiting_target` of them.
+        requests that are all their tenants have (`is_alone`) may wait inside: `waiting_target` of them.
         Beyond learned slots as many more are dispatched for anybody, since there may be more slots. As long as none
         were learned it is twice as many: a queue above the target shows how many there are.
         """
         limit = self.count + self._on_the_way
         if not self._is_known:
             limit += self._waiting_target * (1 if self._is_learned else 2)
-        elif is_light:
+        elif is_alone:
             limit += self._waiting_target
         return max(1, limit if self._most is None else min(limit, self._most))
 

@@ -112,16 +112,10 @@ class PoolTree:
         line = self._line(request.flow.tenant)
         return line.queued > line.share() * self._root.used[SEQUENCES] + ROUNDING
 
-    def is_light(self, request: Request) -> bool:
-        """Return whether all that the tenant runs and has queued is within its part of the running sequences.
-
-        A tenant with one request is light. Batch work is not.
-        """
-        if request.can_wait:
-            return False
+    def is_alone(self, request: Request) -> bool:
+        """Return whether a queued request is all that its tenant has at the pool; False for batch work."""
         node = self._node(payer(request.flow.tenant))
-        wanted = node.used[SEQUENCES] + node.others.queued
-        return wanted <= max(float(request.sequences), node.others.share() * self._root.used[SEQUENCES])
+        return not request.can_wait and node.used[SEQUENCES] + node.others.queued <= request.sequences
 
     def configured_weight(self, leaf: str, weight: float) -> float:
         """Return the configured weight of a tenant node; `weight` if the node is not present."""

@@ -125,7 +125,7 @@ def test_tokens_of_interactions_that_were_cut_are_wasted(tmp_path: Path) -> None
     entries = [
         logged(ts=1000, stage=1, tokens_in=100, tokens_out=2, **agent),
         *(logged(ts=1100, tenant="other", interaction="", total_ms=0, tokens_in=10, tokens_out=20) for _ in range(9)),
-        # Of tenants that want so little, two may wait inside the engine.
+        # Of tenants with one request, two may wait inside the engine.
         *(logged(ts=1150, tenant=name, interaction="", total_ms=0, tokens_in=10, tokens_out=20) for name in ("x", "y")),
         logged(ts=1200, stage=2, tokens_in=150, tokens_out=2, **agent),
     ]

@@ -127,5 +127,5 @@ def light_waits(prompt: int) -> list[float]:
 @pytest.mark.slow
 def test_a_batch_prompt_of_half_of_the_cache_that_is_owed_delays_few_others_and_none_by_a_whole_answer() -> None:
     waits = light_waits(60_000)
-    assert quantile(waits, 0.95) < 0.6
+    assert quantile(waits, 0.95) < 0.7
     assert max(waits) - max(light_waits(0)) < 4.0, "the KV cache drains for it, and answers take four seconds"
