@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from policies.admission.policy import Engines, Policy, QueueRoom
+from policies.admission.policy import Policy
+from policies.admission.schedule import Engines, schedule
 from policies.capacity.obstacle import Blocked
 from policies.orders.order import Order, Selection
 from policies.placements.placement import Assignment
@@ -59,7 +60,7 @@ class AssignedPolicy(Policy):
             order = self._orders[name]
             if not len(order):
                 continue
-            selection = order.pop(now, QueueRoom(engines, only=name))
+            selection = schedule(order, engines, only=name)
             if isinstance(selection, Selection):
                 return self._dispatched(selection, order)
             if isinstance(selection, Blocked):
@@ -73,7 +74,7 @@ class AssignedPolicy(Policy):
             return blocked
         for count, name in least_busy_first:
             if not count and not len(self._orders[name]):
-                selection = longest.pop(now, QueueRoom(engines, only=name))
+                selection = schedule(longest, engines, only=name)
                 if isinstance(selection, Selection):
                     return self._dispatched(selection, longest)
         return blocked

@@ -4,125 +4,21 @@ A `Policy` has one queue in front of all engines. Where the placement assigns re
 engine has a queue with an order of its own (`admission.assigned`). Both policies maintain the index of cached prefixes
 if the order or the placement reads it.
 
-One dispatch: `pop` asks the order for the next request. The order offers requests to a `QueueRoom`, which asks
-`Engines` for those with room (WHEN) and lets the placement choose one of them (WHERE). The result is a `Selection`, or
-`Blocked` with the obstacles of the next in order.
+`admission.schedule` takes the next request out of a queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
 
+from policies.admission.schedule import LEAST_LOADED, Engines, schedule
 from policies.capacity.gauges import Gauges
-from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.obstacle import Blocked
 from policies.orders.order import Order, Selection
-from policies.placements.homes import Homes, is_local
-from policies.placements.least_loaded import LeastLoaded
-from policies.placements.placement import EngineLoad, Placement
+from policies.placements.homes import Homes
+from policies.placements.placement import Placement
 from policies.placements.prefix_index import Prefix, PrefixIndex, blocks_of_tokens, tokens_of_blocks
-from policies.request import Flow, Placed, Request, ServiceTokens
-
-LEAST_LOADED: Final = LeastLoaded()
-
-
-class Engines(Protocol):
-    """The engines of a pool, and the requests that they can start now."""
-
-    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
-        """Return the engines that can start a request now, at least one; or the obstacle at each engine."""
-
-    def full_beside(self) -> dict[str, Obstacle]:
-        """Return the obstacles at the other engines, after `with_room` has found engines with room."""
-
-    def reserve(self, blocked: Blocked) -> str | None:
-        """Return the engine that is reserved for the next request, which no engine can start (`Room.reserve`)."""
-
-    def may_begin(self, request: Request) -> bool:
-        """Return whether the working set of the pool has room for a request."""
-
-    def at_ceiling(self, request: Request) -> str | None:
-        """Return the name of the full node of the tree that keeps a request from starting, or None."""
-
-    def has_part(self, request: Request, engine: str | None) -> bool:
-        """Return whether the tenant has a part of the prefill left at this engine, or with None at any engine."""
-
-    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
-        """Return the obstacle that keeps this engine from starting a request now, or None."""
-
-    def loads(self) -> dict[str, int]:
-        """Return the number of requests dispatched to each engine in service."""
-
-
-class QueueRoom:
-    """Engines as the order of one queue sees them: checks obstacles, then applies the placement (`Room`)."""
-
-    def __init__(
-        self,
-        engines: Engines | None,
-        *,
-        only: str | None = None,
-        placement: Placement = LEAST_LOADED,
-        prefixes: PrefixIndex | None = None,
-        homes: Homes | None = None,
-    ) -> None:
-        """Create a room. `only`: the engine that owns the queue; without `engines`, each request is placed there."""
-        self.engines = engines
-        self._only = only
-        self._placement = placement
-        self._prefixes = prefixes
-        self._homes = homes
-
-    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
-        engines, only = self.engines, self._only
-        if only is not None:
-            obstacle = engines.obstacle_at(request, only) if engines is not None else None
-            if obstacle is None:
-                return only
-            blocked = Blocked(request, {only: obstacle})
-            if obstacle is Obstacle.CEILING and engines is not None:
-                blocked.ceiling = engines.at_ceiling(request) or ""
-            return blocked
-        assert engines is not None
-        found = engines.with_room(request)
-        if isinstance(found, Blocked):
-            return found if but is None else found.but(but)
-        if but is not None:
-            found = [engine for engine in found if engine.name != but]
-            if not found:
-                return Blocked(request, engines.full_beside())
-        engine, request.progress.placed = self._placement.choose(request, found)
-        return engine
-
-    def reserve(self, blocked: Blocked) -> str | None:
-        return self.engines.reserve(blocked) if self.engines is not None and self._only is None else None
-
-    def may_begin(self, request: Request) -> bool:
-        return self.engines is None or self.engines.may_begin(request)
-
-    def may_wake(self, request: Request) -> bool:
-        engines = self.engines
-        return engines is None or (engines.at_ceiling(request) is None and engines.has_part(request, self._only))
-
-    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
-        prefixes, homes = self._prefixes, self._homes
-        if prefixes is None or homes is None or homes.is_alone(head):
-            return head
-        if is_local(prefixes.depth(head.prefix, engine), head.prefix):
-            return head
-        assert self.engines is not None
-        found: list[tuple[int, int, Request]] = []
-        for request in homes.at(engine):
-            depth = prefixes.depth(request.prefix, engine)
-            if is_local(depth, request.prefix) and may_pass(request, head):
-                tokens = tokens_of_blocks(depth, request.prefix, request.prompt_tokens)
-                found.append((-tokens, len(found), request))
-        found.sort()
-        for _, _, request in found:
-            if self.engines.obstacle_at(request, engine) is None:
-                request.progress.placed = Placed.PASSED
-                return request
-        return head
+from policies.request import Flow, Request, ServiceTokens
 
 
 class Policy:
@@ -138,7 +34,6 @@ class Policy:
         self.on_sent: Callable[[Prefix, str], None] | None = None
         """Callback for the prefix and the engine of each dispatch, where other gateways must know of it."""
         self._homes = Homes(prefixes) if prefixes is not None and order.passes else None
-        self._room = QueueRoom(None, placement=self.placement, prefixes=prefixes, homes=self._homes)
 
     @property
     def reads_prefixes(self) -> bool:
@@ -172,8 +67,7 @@ class Policy:
 
     def pop(self, now: float, engines: Engines) -> Selection | Blocked | None:
         """Remove and return the next request that can start; `Blocked` if none can; None if the queue is empty."""
-        self._room.engines = engines
-        selection = self.order.pop(now, self._room)
+        selection = schedule(self.order, engines, placement=self.placement, homes=self._homes)
         return self._sent(selection, self.order) if isinstance(selection, Selection) else selection
 
     def remove(self, request: Request, now: float) -> None:
@@ -242,7 +136,7 @@ class Policy:
     def _run_at(self, order: Order, request: Request, engine: str, now: float) -> None:
         """Let an empty order dispatch the request to the engine at which it already runs."""
         order.push(request, now)
-        order.pop(now, QueueRoom(None, only=engine))
+        order.take(request)
         request.progress.order, request.progress.engine = order, engine
 
     def _sent(self, selection: Selection, order: Order) -> Selection:

@@ -37,7 +37,6 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
-from policies.capacity.obstacle import Blocked
 from policies.orders.cost import (
     LONG_PROMPT,
     LinearCost,
@@ -47,7 +46,6 @@ from policies.orders.cost import (
     output_weight_setting,
     prefill_parts_setting,
 )
-from policies.orders.order import Room, Selection
 from policies.orders.vtc import CounterOrder
 from policies.placements.prefix_index import Prefix, PrefixIndex, tokens_of_blocks
 from policies.placements.siblings import Siblings
@@ -212,6 +210,7 @@ class Dlpm(CounterOrder):
     """
 
     reads_prefixes = True
+    reserves = False
 
     def __init__(
         self,
@@ -232,21 +231,12 @@ class Dlpm(CounterOrder):
     def beside(self, engine: str) -> Dlpm:
         return Dlpm(self._params, flows_max=self._flows_max, prefixes=self._prefixes, engine=engine)
 
-    def pop(self, now: float, room: Room) -> Selection | Blocked | None:
+    def head(self) -> Request | None:
         if self._dispatched:
             self._matched.rematch_siblings(self._dispatched)
             self._dispatched = ()
-        return super().pop(now, room)
+        return self._matched.head()
 
-    def _beside(self, blocked: Blocked, room: Room) -> Selection | Blocked:
-        """Take out a request of another flow when the head fits nowhere, within this round and the next."""
-        for request in self._matched.others(blocked.request):
-            engine = room.place(request)
-            if not isinstance(engine, Blocked):
-                self._matched.take(request)
-                return self._selected(request, engine)
-        return blocked
-
-    def _selected(self, request: Request, engine: str) -> Selection:
+    def take(self, request: Request) -> None:
         self._dispatched = request.prefix
-        return Selection(request, engine)
+        self._matched.take(request)

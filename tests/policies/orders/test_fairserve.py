@@ -275,8 +275,8 @@ class Full:
     def with_room(self, request: Request) -> Blocked:
         return Blocked(request, dict.fromkeys(self.loads(), Obstacle.KV))
 
-    def obstacle_at(self, request: Request, engine: str) -> Obstacle:
-        return Obstacle.KV
+    def blocked_at(self, request: Request, engine: str) -> Blocked:
+        return Blocked(request, {engine: Obstacle.KV})
 
     def reserve(self, blocked: Blocked) -> str | None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from policies.admission.schedule import schedule
 from policies.capacity.output_lengths import ENOUGH
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.fairserve import FairServe, FairServeParams
@@ -15,7 +16,7 @@ from tests.policies.making import Room, make_request
 
 
 def pop(order: Wsc) -> Request:
-    selection = order.pop(0.0, Room())
+    selection = schedule(order, Room())
     assert isinstance(selection, Selection)
     return selection.request
 

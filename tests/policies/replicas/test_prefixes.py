@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
-from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.obstacle import Blocked
 from policies.orders.order import Selection
 from policies.placements.placement import EngineLoad
 from policies.placements.prefix_index import PrefixIndex
@@ -40,7 +40,7 @@ class Engines:
     def with_room(self, request: object) -> Sequence[EngineLoad] | Blocked:
         return [Load(name, 0) for name in self.names]
 
-    def obstacle_at(self, request: object, engine: str) -> Obstacle | None:
+    def blocked_at(self, request: object, engine: str) -> Blocked | None:
         return None
 
     def reserve(self, blocked: Blocked) -> str | None:
