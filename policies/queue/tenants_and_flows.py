@@ -68,6 +68,7 @@ class FlowMember(Member):
     def sleep(self, start: Request) -> None:
         """Move a request that starts an interaction out of the queue until the working set has room."""
         del self.requests[start.id]
+        self.inside.pop(start.id, None)
         self.asleep[start.id] = start.id in self.going_first
         self.going_first.discard(start.id)
 
