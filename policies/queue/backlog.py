@@ -21,7 +21,7 @@ set has room, and a tenant until a full node of the tree, or the tenant's part o
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from heapq import nsmallest
 from itertools import islice
 from math import inf
@@ -352,12 +352,16 @@ class Backlog:
         self.usual_of_flow += USUAL * ((request.progress.normalised or charged) - self.usual_of_flow)
         self._forget_beyond(self._flows_max, flow.tenant.flows)
 
-    def reweigh(self, weights: Mapping[str, float]) -> None:
-        """Replace the weights of these tenant nodes. Their counters stay."""
-        for name, weight in weights.items():
-            tenant = self._by_tenant.get(name)
-            if tenant is not None:
-                tenant.weight = weight
+    def reweigh(self, name: str, known: float, weight: float) -> None:
+        """Replace the weight of a tenant node, `known` before, and convert its lead over the next one to the new units.
+
+        Where several gateways count together the counter stays: each of them would convert the sum of all.
+        """
+        if (tenant := self._by_tenant.get(name)) is not None:
+            lead = tenant.line.rank(tenant) - tenant.line.floor()
+            if lead > 0.0 and self.changed is None:
+                tenant.line.charged(tenant, lead * (known / weight - 1.0))
+            tenant.weight = weight
 
     def resume(self, before: Backlog, *, with_flows: bool) -> None:
         """Copy the counters of tenants, and of flows if asked, from another backlog. Their units must be equal."""
@@ -399,6 +403,10 @@ class Backlog:
     def tenant(self, name: str) -> TenantMember | None:
         """Return the tenant of this name, if it is remembered."""
         return self._by_tenant.get(name)
+
+    def present(self) -> list[TenantMember]:
+        """Return the tenants with queued or running requests."""
+        return [tenant for tenant in self._by_tenant.values() if tenant.queued or tenant.running]
 
     def tenant_names(self) -> list[str]:
         """Return the names of the remembered tenants."""
