@@ -1,11 +1,11 @@
-"""One engine with a rule of its own for what may start, as `policies.admission.schedule` sees it."""
+"""One engine with a rule of its own for what may start, as `policies.admission.scheduler` sees it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from policies.admission.schedule import schedule
+from policies.admission.scheduler import schedule
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.order import Order, Selection
 from policies.placements.placement import EngineLoad

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from policies.admission.policy import Policy
-from policies.admission.schedule import Engines, schedule
+from policies.admission.scheduler import Engines, schedule
 from policies.capacity.obstacle import Blocked
 from policies.orders.order import Order, Selection
 from policies.placements.placement import Assignment

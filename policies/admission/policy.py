@@ -4,14 +4,14 @@ A `Policy` has one queue in front of all engines. Where the placement assigns re
 engine has a queue with an order of its own (`admission.assigned`). Both policies maintain the index of cached prefixes
 if the order or the placement reads it.
 
-`admission.schedule` takes the next request out of a queue.
+`admission.scheduler` takes the next request out of a queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from policies.admission.schedule import LEAST_LOADED, Engines, schedule
+from policies.admission.scheduler import LEAST_LOADED, Engines, schedule
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Blocked
 from policies.orders.order import Order, Selection

@@ -112,7 +112,7 @@ Answers = tuple[Blocked, Standing, int]
 
 
 class PoolRoom:
-    """The engines of one pool, within one event (`admission.schedule.Engines`).
+    """The engines of one pool, within one event (`admission.scheduler.Engines`).
 
     Questions are part of the event: the ledgers learn why a request had to wait at their engines.
     """

@@ -53,7 +53,7 @@ class Slots:
         self._most = most
 
     def set_reported(self, max_num_seqs: int | None) -> None:
-        """Note the slots that the engine reports; None if its report is not believed any more."""
+        """Note the slots that the engine reports; None if it reports none."""
         if max_num_seqs == self._reported:
             return
         if self._reported is None and self._configured is None:

@@ -2,7 +2,7 @@
 
 An order knows no capacity, clock, socket or randomness. The admission engine asks the order for the next request, and
 tells it the known cost of each request. A placement decides WHERE a request goes (`policies.placements`), and the
-engines decide WHEN (`admission.schedule`).
+engines decide WHEN (`admission.scheduler`).
 
 The clauses (tests/policies/orders/test_contract.py checks each of them for every policy):
 

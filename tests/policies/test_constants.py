@@ -116,14 +116,6 @@ def test_a_prefill_window_is_that_of_one_step() -> None:
     assert window.tokens == 262_144
 
 
-def test_a_gauge_may_differ_from_the_blocks_by_a_fiftieth() -> None:
-    def step(usage: float) -> str:
-        return Gauges(0.0, kv_usage=usage, free_blocks=500, total_blocks=1000, is_step=True).contradiction()
-
-    assert not step(0.519)
-    assert step(0.521)
-
-
 @pytest.mark.parametrize(("usage", "is_learned"), [(0.69, True), (0.71, False)])
 def test_above_seven_tenths_of_its_kv_a_queue_says_nothing_of_slots(usage: float, is_learned: bool) -> None:
     ledger = BackendLedger("b", CapacitySettings())

@@ -64,7 +64,6 @@ BOUNDS = """
 
 FINENESS = """
     admission.explanation.SHOWN_S_MIN
-    capacity.gauges.USAGE_DIFFERS_MAX
     queue.expected_wait.COUNTED_S_MIN queue.expected_wait.BAND
     queue.expected_wait.STEP queue.expected_wait.ERROR_MAX queue.expected_wait.PASSED
     queue.expected_wait.WINDOW_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.admission.schedule import schedule
+from policies.admission.scheduler import schedule
 from policies.capacity.output_lengths import ENOUGH
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.fairserve import FairServe, FairServeParams
