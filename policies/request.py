@@ -243,14 +243,15 @@ class Progress:
         wasted_tokens: tokens spent on the interaction in vain, because this call was rejected.
         context: the context in the working set of the pool (`capacity.working_set`); None until the request counts.
         parked: whether the interaction no longer counts in the working set, so that this call waits like a start.
+        node: the node of the request's tenant in the tree of the pool, while the request is present there.
         counted: the counts of the quota that include this request; None if none do. `limits.quotas` writes it.
     """
 
     __slots__ = (
         "answer_keys", "cached_blocks", "cached_tokens", "came_back", "charged", "closed", "context", "counted",
-        "deadline_s", "engine", "inside", "interaction", "norm", "normalised", "order", "output_tokens_expected",
-        "output_tokens_reserved", "parked", "placed", "proven_refusals", "rests", "stage", "state", "unreached",
-        "wait", "wasted_tokens",
+        "deadline_s", "engine", "inside", "interaction", "node", "norm", "normalised", "order",
+        "output_tokens_expected", "output_tokens_reserved", "parked", "placed", "proven_refusals", "rests",
+        "stage", "state", "unreached", "wait", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -280,6 +281,7 @@ class Progress:
         self.context: Any = None
         self.parked = False
         self.counted: Any = None
+        self.node: Any = None
 
 
 class Price(NamedTuple):

@@ -69,7 +69,13 @@ def schedule(
         if backlog.full:
             _wake(backlog, engines, only)
     while (head := order.head()) is not None:  # WHO
-        placed = _place(head, engines, placement, only)  # WHEN and WHERE
+        placed: str | Blocked
+        if only is not None:
+            placed = engines.blocked_at(head, only) or only
+        elif isinstance(found := engines.with_room(head), Blocked):  # WHEN
+            placed = found
+        else:
+            placed, head.progress.placed = placement.choose(head, found)  # WHERE
         if not isinstance(placed, Blocked):
             if homes is not None and backlog is not None and backlog.queued > 1:
                 head = _cached_first(head, placed, backlog, homes, engines)

@@ -98,7 +98,7 @@ class PoolTree:
 
     def part(self, request: Request) -> float:
         """Return the part of the pool's contexts that the request's tenant is entitled to, as if it had some."""
-        line = self._node(payer(request.flow.tenant)).contexts
+        line = self._node_of(request).contexts
         if not line.present:
             line.weight = request.weight
         return line.share()
@@ -109,12 +109,13 @@ class PoolTree:
 
     def is_flooding(self, request: Request) -> bool:
         """Return whether more of the tenant node is queued than its part of the sequences that run."""
-        line = self._line(request.flow.tenant)
+        node = self._node_of(request)
+        line = node.batch if request.can_wait else node.others
         return line.queued > line.share() * self._root.used[SEQUENCES] + ROUNDING
 
     def is_alone(self, request: Request) -> bool:
         """Return whether a queued request is all that its tenant has at the pool; False for batch work."""
-        node = self._node(payer(request.flow.tenant))
+        node = self._node_of(request)
         return not request.can_wait and node.used[SEQUENCES] + node.others.queued <= request.sequences
 
     def configured_weight(self, leaf: str, weight: float) -> float:
@@ -159,7 +160,7 @@ class PoolTree:
 
     def _full_resource(self, request: Request) -> tuple[Node, int, bool] | None:
         """Return the full node, the full resource, and whether the ceiling is reached; None if the request fits."""
-        tenant = self._node(payer(request.flow.tenant))
+        tenant = self._node_of(request)
         for resource, amount in ((SEQUENCES, request.sequences), (TOKENS, request.prompt_tokens)):
             if amount <= tenant.available(resource) + ROUNDING:
                 continue
@@ -178,7 +179,7 @@ class PoolTree:
         that runs below no node with a kept part.
         """
         found = self._full_resource(waiting)
-        path = self._path(self._node(payer(running.flow.tenant)))
+        path = self._path(self._node_of(running))
         if found is not None and found[2]:
             return found[0] in path
         return not any([each.kept_share for each in path])
@@ -250,7 +251,7 @@ class PoolTree:
     def arrived(self, request: Request, weight: float) -> None:
         """Count a queued request as present. `weight`: the configured one of its key or tenant."""
         node, is_batch = self._remember(payer(request.flow.tenant)), request.can_wait
-        line = node.line(is_batch=is_batch)
+        request.progress.node, line = node, node.batch if is_batch else node.others
         if line.weight != weight or node.contexts.weight != weight:
             node.reweigh(weight, is_batch=is_batch)
         node.add(is_batch=is_batch)
@@ -258,8 +259,9 @@ class PoolTree:
 
     def left(self, request: Request) -> None:
         """Remove a queued request, or one that ran and has ended."""
-        node = self._tenants[payer(request.flow.tenant)]
-        node.line(is_batch=request.can_wait).queued -= request.sequences
+        node: Node = request.progress.node
+        request.progress.node = None
+        (node.batch if request.can_wait else node.others).queued -= request.sequences
         self._remove(node, is_batch=request.can_wait)
 
     def dispatched(self, request: Request, held_tokens: int) -> None:
@@ -271,8 +273,8 @@ class PoolTree:
         self._run(request, -request.sequences, -held_tokens)
 
     def _run(self, request: Request, sequences: int, tokens: int) -> None:
-        node = self._tenants[payer(request.flow.tenant)]
-        node.line(is_batch=request.can_wait).queued -= sequences
+        node: Node = request.progress.node
+        (node.batch if request.can_wait else node.others).queued -= sequences
         node.use(SEQUENCES, sequences)
         if self._limited:
             node.use(TOKENS, tokens)
@@ -280,7 +282,8 @@ class PoolTree:
     def grew(self, request: Request, tokens: int) -> None:
         """Add to the KV tokens of a running request."""
         if self._limited:
-            self._tenants[payer(request.flow.tenant)].use(TOKENS, tokens)
+            node: Node = request.progress.node
+            node.use(TOKENS, tokens)
 
     def hold(self, leaf: str, tokens: int) -> None:
         """Add to the contexts of a tenant node at this gateway (subtract if negative)."""
@@ -354,6 +357,11 @@ class PoolTree:
     def _node(self, tenant: str) -> Node:
         node = self._tenants.get(tenant)
         return node if node is not None else self._new(tenant)
+
+    def _node_of(self, request: Request) -> Node:
+        """Return the node of the tenant that pays for a request, which a present request knows."""
+        node: Node | None = request.progress.node
+        return node if node is not None else self._node(payer(request.flow.tenant))
 
     def _new(self, tenant: str) -> Node:
         place = self.terms.tenants.get(tenant)
