@@ -259,8 +259,7 @@ class PoolTree:
 
     def left(self, request: Request) -> None:
         """Remove a queued request, or one that ran and has ended."""
-        node: Node = request.progress.node
-        request.progress.node = None
+        node, request.progress.node = self._node_of(request), None
         (node.batch if request.can_wait else node.others).queued -= request.sequences
         self._remove(node, is_batch=request.can_wait)
 
@@ -273,7 +272,7 @@ class PoolTree:
         self._run(request, -request.sequences, -held_tokens)
 
     def _run(self, request: Request, sequences: int, tokens: int) -> None:
-        node: Node = request.progress.node
+        node = self._node_of(request)
         (node.batch if request.can_wait else node.others).queued -= sequences
         node.use(SEQUENCES, sequences)
         if self._limited:
@@ -282,8 +281,7 @@ class PoolTree:
     def grew(self, request: Request, tokens: int) -> None:
         """Add to the KV tokens of a running request."""
         if self._limited:
-            node: Node = request.progress.node
-            node.use(TOKENS, tokens)
+            self._node_of(request).use(TOKENS, tokens)
 
     def hold(self, leaf: str, tokens: int) -> None:
         """Add to the contexts of a tenant node at this gateway (subtract if negative)."""
