@@ -37,15 +37,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
-from policies.orders.cost import (
-    LONG_PROMPT,
-    LinearCost,
-    batch_share_setting,
-    cached_weight_setting,
-    input_weight_setting,
-    output_weight_setting,
-    prefill_parts_setting,
-)
+from policies.orders.cost import CACHED_WEIGHT, LONG_PROMPT, LinearCost, ServiceParams
 from policies.orders.vtc import CounterOrder
 from policies.placements.prefix_index import Prefix, PrefixIndex, tokens_of_blocks
 from policies.placements.siblings import Siblings
@@ -190,14 +182,10 @@ class _MatchedBacklog(Backlog):
 
 
 @dataclass(frozen=True, slots=True)
-class DlpmParams:
+class DlpmParams(ServiceParams):
     """Settings of `Dlpm`: cost, and the service of a turn."""
 
-    input_weight: float = input_weight_setting()
-    output_weight: float = output_weight_setting()
-    cached_weight: float = cached_weight_setting(0.0)
-    batch_guaranteed_share: float = batch_share_setting()
-    prefill_parts: bool = prefill_parts_setting()
+    cached_weight: float = setting(0.0, CACHED_WEIGHT, least=0, most=1)
     quantum: float = setting(
         LONG_PROMPT, "Service that a flow receives per turn and weight before the next one's turn.", least=1, most=1e9
     )
