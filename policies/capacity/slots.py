@@ -19,8 +19,8 @@ from policies.averages import QUICK
 
 FIRST_SLOTS: Final = 4
 """Slots assumed for an engine about which nothing is known yet."""
-TAKEN_MAX: Final = 0.25
-"""Largest part of the slots that one request takes."""
+TAKEN_MAX: Final = 1 / FIRST_SLOTS
+"""Largest part of the slots that one request takes, so that `FIRST_SLOTS` of the largest run side by side."""
 
 
 class Slots:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2] / "policies"
 
 DECIDE = """
     orders.cost.BATCH_SHARE
-    averages.QUICK averages.USUAL averages.STEADY
+    averages.QUICK
     app_paces.AGENTS_REPLY_S app_paces.PACE_S_MAX
     interactions.IDLE_S
     request.RETRY_S_MAX
@@ -24,10 +24,9 @@ DECIDE = """
     capacity.ledger.KV_IS_SHORT capacity.ledger.SUSTAINED_S
     capacity.output_lengths.ENOUGH
     capacity.pace.USUAL_S capacity.pace.PREFILL_TOKENS_MIN
-    capacity.slots.FIRST_SLOTS capacity.slots.TAKEN_MAX
-    capacity.working_set.OVER
+    capacity.slots.FIRST_SLOTS
     orders.cost.LONG_PROMPT
-    orders.profiles.NEUTRAL orders.profiles.OUTLIER orders.profiles.CLAMP
+    orders.profiles.NEUTRAL orders.profiles.OUTLIER
     placements.prefix.SEQUENCE_TOKENS placements.prefix.MOVED placements.prefix.ADAPTER_TOKENS
     placements.prefix.IMBALANCE placements.prefix.CHANCE placements.prefix.SPARE placements.prefix.SLOWER
     placements.prefix_index.CAUTION
@@ -117,5 +116,5 @@ def test_each_number_stands_in_one_list() -> None:
     assert sorted(numbers()) == sorted((DECIDE + BOUNDS + FINENESS + NAMES).split())
 
 
-def test_at_most_forty_decide() -> None:
-    assert len(DECIDE.split()) <= 40
+def test_at_most_thirty_five_decide() -> None:
+    assert len(DECIDE.split()) <= 35
