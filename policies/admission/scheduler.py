@@ -84,10 +84,8 @@ def schedule(
         if backlog is None:
             return placed
         why = placed.nearest()
-        if why is Obstacle.CEILING:
+        if why is Obstacle.CEILING or why is Obstacle.PREFILL_PART:
             backlog.sleep_at(head, placed.ceiling)
-        elif why is Obstacle.PREFILL_PART:
-            backlog.sleep_at(head, f"prefill of {head.flow.tenant}", is_floor=True)
         elif why is Obstacle.WORKING_SET:
             backlog.sleep_start(head)
             if backlog.full:  # another tenant there may go now

@@ -74,8 +74,8 @@ class Backlog:
         """Starts that sleep until the working set has room for them, by tenant, in order: calls of parked interactions
         before others, then by arrival.
         """
-        self.full: dict[str, dict[TenantMember, None]] = {}
-        """Sleeping tenants by the name of the full node of the tree, or of the tenant's part of the prefill."""
+        self.full: dict[str | TenantMember, dict[TenantMember, None]] = {}
+        """Sleeping tenants by the name of the full node of the tree; by themselves if their prefill part is used up."""
         self.changed: dict[Member, None] | None = None
         """Members to report to other gateways, the oldest change first. Bounded: the oldest changes are dropped. None
         if nothing is reported."""
@@ -184,15 +184,15 @@ class Backlog:
         least = min([one.counter for one in self.starts if one.line is own.line], default=inf)
         return own.line.is_within(own, min(least, own.line.least_counter_elsewhere()))
 
-    def sleep_at(self, request: Request, node: str, *, is_floor: bool = False) -> None:
+    def sleep_at(self, request: Request, node: str) -> None:
         """Let the tenant of this request sleep under the name of a full node until `wake_at` finds room.
 
-        `is_floor`: `node` names the tenant's part of the prefill instead, and the tenant still bounds the floor.
+        `node`: "" if its part of the prefill is used up. Then the tenant still bounds the floor.
         """
         tenant = self._by_flow[request.flow].tenant
-        tenant.full = node
-        self.full.setdefault(node, {})[tenant] = None
-        tenant.line.sleep(tenant, is_absent=not is_floor, is_floor=is_floor)
+        key = tenant.full = node or tenant
+        self.full.setdefault(key, {})[tenant] = None
+        tenant.line.sleep(tenant, is_absent=node != "", is_floor=node == "")
 
     def wake_at(self, has_room: Callable[[Request], bool]) -> None:
         """Wake one tenant under each name that has room again: the least served of the class that goes first."""
@@ -213,6 +213,8 @@ class Backlog:
     def asleep_at(self) -> Iterator[tuple[Request, str]]:
         """Iterate over the full nodes: the next request of the least served interactive tenant there, and the node."""
         for node, tenants in self.full.items():
+            if not isinstance(node, str):
+                continue
             least = min([one for one in tenants if one.line is self.tenants], key=_counter, default=None)
             request = self._next_of(least) if least is not None else None
             if request is not None:
@@ -228,11 +230,12 @@ class Backlog:
         return min(tenants, key=lambda one: (one.line is not first, one.counter))
 
     def _leave_node(self, tenant: TenantMember) -> None:
-        tenants = self.full[tenant.full]
+        key, tenant.full = tenant.full, None
+        assert key is not None
+        tenants = self.full[key]
         del tenants[tenant]
         if not tenants:
-            del self.full[tenant.full]
-        tenant.full = ""
+            del self.full[key]
 
     def _forget_start(self, flow: FlowMember, start: Request) -> None:
         starts = self.starts[flow.tenant]
@@ -248,7 +251,7 @@ class Backlog:
         else:
             tenant.flows.prefer(flow, len(flow.going_first) > 0)
         if not len(tenant.flows):
-            if tenant.full:
+            if tenant.full is not None:
                 self._leave_node(tenant)
             tenant.line.sleep(tenant)
         else:
@@ -259,7 +262,7 @@ class Backlog:
         tenant = flow.tenant
         tenant.flows.wake(flow)
         tenant.flows.prefer(flow, len(flow.going_first) > 0)
-        if not tenant.full:
+        if tenant.full is None:
             tenant.line.wake(tenant)
         tenant.line.prefer(tenant, tenant.going_first > 0)
 
@@ -309,7 +312,7 @@ class Backlog:
             tenant.flows.prefer(flow, len(flow.going_first) > 0)
         if tenant.queued > 1:
             tenant.line.prefer(tenant, tenant.going_first > 0)
-        if tenant.full and tenant.queued == 1:
+        if tenant.full is not None and tenant.queued == 1:
             self._leave_node(tenant)
         tenant.flows.left(flow, is_served=is_served)
         tenant.line.left(tenant, is_served=is_served)

@@ -108,8 +108,8 @@ class TenantMember(Member):
         self.flows = flows
         self.going_first = 0
         """Waiting requests that let the tenant go before others, within the window."""
-        self.full = ""
-        """Key in `Backlog.full` under which this tenant sleeps; "" if it does not."""
+        self.full: str | TenantMember | None = None
+        """Key in `Backlog.full` under which this tenant sleeps; None if it does not."""
 
 
 def sleeps_as(start: Request) -> Any:
