@@ -58,11 +58,7 @@ _TOKEN_EVENT: Final[dict[Dialect, tuple[bytes, int]]] = {
     Dialect.MESSAGES: (b"event: content_block_delta\ndata: {", 3),
 }
 # Per dialect: the mark of an event that has a tool call's id.
-_TOOL_MARK: Final = {
-    Dialect.OPENAI: b'"tool_calls"',
-    Dialect.RESPONSES: b'"call_id"',
-    Dialect.MESSAGES: b'"tool_use"',
-}
+_TOOL_MARK: Final = {Dialect.OPENAI: b'"tool_calls"', Dialect.RESPONSES: b'"call_id"', Dialect.MESSAGES: b'"tool_use"'}
 _RESPONSE_TEXT: Final = b"response.output_text.delta"
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _RESPONSE_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})

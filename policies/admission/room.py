@@ -118,11 +118,7 @@ class PoolRoom:
     """
 
     def __init__(
-        self,
-        backends: Mapping[str, BackendLedger],
-        working_set: WorkingSet,
-        tree: PoolTree,
-        preemption: Preemption,
+        self, backends: Mapping[str, BackendLedger], working_set: WorkingSet, tree: PoolTree, preemption: Preemption
     ) -> None:
         self._tree: Final = tree
         self._preemption: Final = preemption

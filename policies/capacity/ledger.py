@@ -122,11 +122,7 @@ class BackendLedger:
         if self.kv.capacity_tokens is None:
             return None
         return self.kv.obstacle(
-            request,
-            now,
-            allowance=allowance,
-            slots=self.slots.count if paced else None,
-            sequences=sequences,
+            request, now, allowance=allowance, slots=self.slots.count if paced else None, sequences=sequences
         )
 
     def kv_fraction(self) -> float:
