@@ -96,10 +96,6 @@ class DueTimes:
                 engines.append(engine)
         return engines
 
-    def clear(self) -> None:
-        self._heap.clear()
-        self._earliest_s.clear()
-
 
 Standing = tuple[bool, bool, bool]
 """Properties of a request that decide about its room, as (alone, paced, spent). Alone: all that its tenant has at the
@@ -156,7 +152,7 @@ class PoolRoom:
         if engine is None:
             self._answers.clear()
             self._changed.clear()
-            self._opens.clear()
+            self._opens = DueTimes()
             self._full.clear()
             self._open = dict(self._backends)
             return

@@ -419,10 +419,6 @@ class Backlog:
         """Return the member of this flow, if it is remembered."""
         return self._by_flow.get(flow)
 
-    def active(self) -> int:
-        """Return the number of tenants with waiting or running requests."""
-        return len(self._by_tenant) - self.tenants.idle() - self.batch.idle()
-
     def remembered(self) -> int:
         """Return the number of tenants and flows in memory."""
         return len(self._by_tenant) + len(self._by_flow)
