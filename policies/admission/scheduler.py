@@ -105,12 +105,15 @@ def schedule(
 def _place(
     request: Request, engines: Engines, placement: Placement, only: str | None, but: str | None = None
 ) -> str | Blocked:
-    """Return the engine that gets the request now, or the obstacle at each engine. `but`: an engine left out."""
+    """Return the engine that gets the request now, or the obstacle at each engine.
+
+    `but`: an engine that does not get it.
+    """
     if only is not None:
         return engines.blocked_at(request, only) or only
     found = engines.with_room(request)  # WHEN
     if isinstance(found, Blocked):
-        return found if but is None else found.but(but)
+        return found
     if but is not None:
         found = [engine for engine in found if engine.name != but]
         if not found:
@@ -139,8 +142,8 @@ def _beside(
         if not isinstance(placed, Blocked):
             order.take(request)
             return Selection(request, placed)
-        if order.reserves and not blocked.others and not request.can_wait:
-            blocked.others = (placed,)
+        if reserved is not None and not blocked.others and not request.can_wait:
+            blocked.others = (placed.but(reserved),)
     return blocked
 
 
