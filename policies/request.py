@@ -116,7 +116,6 @@ class Claim:
 
 
 NO_CLAIM: Final = Claim()
-_NEVER: Final = float("inf")
 
 
 Key = tuple[str, str, str | int]
@@ -256,7 +255,7 @@ class Progress:
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
         self.state = State.NEW
-        self.deadline_s = _NEVER
+        self.deadline_s = inf
         self.unreached = 0
         self.proven_refusals = 0
         self.closed: dict[str, float] | None = None

@@ -15,15 +15,7 @@ from typing import Final
 import msgspec
 
 from backends.answers.answer_keys import KEY_BYTES_MAX, AnswerKeys
-from backends.answers.answer_usage import (
-    TOOL_ITEMS,
-    Usage,
-    asks_for_more,
-    holds_any,
-    plain,
-    taken_together,
-    usage_of,
-)  # fmt: skip
+from backends.answers.answer_usage import TOOL_ITEMS, Usage, asks_for_more, holds_any, plain, taken_together, usage_of
 from backends.answers.body import Delta, Envelope, ErrorFields, EventChoice, MessageDelta, StreamEvent, decode_event
 from backends.answers.members import MemberFinder
 

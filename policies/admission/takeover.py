@@ -182,7 +182,10 @@ def _regroup(engine: AdmissionEngine, terms: Tree) -> None:
     """Replace the tree, and wake all tenants that sleep in `Backlog.full`. Leads follow the new weights."""
     requests, tree = engine.requests, engine.requests.tree
     backlogs = [order.backlog for order in engine.policy.queues().values() if order.backlog is not None]
-    before = [(each, one, tree.weight(one.name[0], one.weight)) for each in backlogs for one in each.present()]
+    present = [
+        (each, one) for each in backlogs for name in each.tenant_names() if (one := each.tenant(name)) is not None
+    ]
+    before = [(each, one, tree.weight(one.name[0], one.weight)) for each, one in present if one.queued or one.running]
     waiting = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
     tree.regroup(terms, waiting, [(lease.request, lease.held_tokens) for lease in requests.leases.values()])
     for backlog, tenant, known in before:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import nsmallest
 from itertools import islice
 from math import inf
+from operator import attrgetter
 from typing import Final
 
 from policies.averages import USUAL
@@ -32,6 +33,7 @@ from policies.queue.counters import Counters, Member
 from policies.queue.tenants_and_flows import FlowMember, TenantMember, sleeps_as
 from policies.request import Flow, Request, is_batch
 
+_counter: Final = attrgetter("counter")
 TRIED: Final = 8
 """Bound of the search for alternatives to the next request. A search by tenant reads half as many of each class."""
 
@@ -56,10 +58,10 @@ class Backlog:
     ) -> None:
         self.batch_share = 0.0
         """Share of the service that batch work is guaranteed while interactive work waits."""
-        self._owed = 0.0
+        self.owed = 0.0
         """Service that interactive work owes to batch work, at all gateways together."""
         self.newly_owed = 0.0
-        """Part of `_owed` that is not yet reported to other gateways."""
+        """Part of `owed` that is not yet reported to other gateways."""
         self._flows_max = flows_max
         self._lift = lift
         self._window_of_flows = windows[1]
@@ -128,18 +130,14 @@ class Backlog:
     def _owe(self, service: float) -> None:
         """Add to the service owed to batch work, capped at two usual requests."""
         if service > 0.0:
-            service = min(service, max(0.0, 2.0 * self.usual_service - self._owed))
-        self._owed += service
+            service = min(service, max(0.0, 2.0 * self.usual_service - self.owed))
+        self.owed += service
         self.newly_owed += service
-
-    def owe_in_all(self, owed: float) -> None:
-        """Set the service that all gateways owe, without the part that is `newly_owed` here."""
-        self._owed = owed + self.newly_owed
 
     @property
     def owes_batch(self) -> bool:
         """Return whether batch work goes first, because more than a usual request is owed to it."""
-        return self._owed > self.usual_service
+        return self.owed > self.usual_service
 
     # --- sleep ---
 
@@ -212,9 +210,7 @@ class Backlog:
 
     def asleep_at(self) -> Iterator[tuple[Request, str]]:
         """Iterate over the full nodes: the next request of the least served interactive tenant there, and the node."""
-        for node, tenants in self.full.items():
-            if not isinstance(node, str):
-                continue
+        for node, tenants in [(key, asleep) for key, asleep in self.full.items() if isinstance(key, str)]:
             least = min([one for one in tenants if one.line is self.tenants], key=_counter, default=None)
             request = self._next_of(least) if least is not None else None
             if request is not None:
@@ -340,7 +336,7 @@ class Backlog:
                 self._owe(self.batch_share * new)
             else:
                 # A refund creates no debt, because its charge may have come while only batch work waited.
-                self._owe(min((self.batch_share - 1.0) * new, max(0.0, -self._owed)))
+                self._owe(min((self.batch_share - 1.0) * new, max(0.0, -self.owed)))
         if self.changed is not None:
             self._note_change(flow)
 
@@ -407,10 +403,6 @@ class Backlog:
         """Return the tenant of this name, if it is remembered."""
         return self._by_tenant.get(name)
 
-    def present(self) -> list[TenantMember]:
-        """Return the tenants with queued or running requests."""
-        return [tenant for tenant in self._by_tenant.values() if tenant.queued or tenant.running]
-
     def tenant_names(self) -> list[str]:
         """Return the names of the remembered tenants."""
         return list(self._by_tenant)
@@ -456,7 +448,3 @@ class Backlog:
             while (flow := tenant.flows.forget_longest_idle()) is not None:
                 del self._by_flow[flow.flow]
             tenant.flows.last_left = None  # breaks a cycle, since full garbage collections are rare
-
-
-def _counter(tenant: TenantMember) -> float:
-    return tenant.counter

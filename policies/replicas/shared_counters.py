@@ -174,7 +174,7 @@ class SharedCounters:
                 _confirmed(member.line, member)
         if len(totals) > len(self._reported):
             self._owed = totals[-1]
-            self._backlog.owe_in_all(self._owed)
+            self._backlog.owed = self._owed + self._backlog.newly_owed
         self._reported = []
         self._growth.end(since_s)
         self._growth_of_flows.end(since_s)
