@@ -9,14 +9,12 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import aiohttp
 import pytest
 
 from tests.commands import FAIRGATE
-from tests.gateway.capture import Upstream, answer, replies
-from tests.gateway.live import chat, until
-
-OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
+from tests.gateway.capture import Upstream, replies
+from tests.gateway.live import until
+from tests.kit.served import OK, status_of_one
 
 
 class Terminal:
@@ -55,11 +53,8 @@ async def _asked(terminal: Terminal, times: int) -> None:
     await until(lambda: re.search(r"serving on (http://[^,]+),.*\n", terminal.said))
     found = re.search(r"serving on (http://[^,]+),", terminal.said)
     assert found is not None
-    async with aiohttp.ClientSession() as http:
-        for _ in range(times):
-            url, headers = f"{found[1]}/v1/chat/completions", {"authorization": "Bearer k"}
-            async with http.post(url, json=chat(), headers=headers) as response:
-                assert response.status == 200
+    for _ in range(times):
+        assert await status_of_one(found[1]) == 200
 
 
 @pytest.mark.slow
