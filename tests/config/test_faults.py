@@ -248,6 +248,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (MODELS.replace("b1]", "b1], fallback: c"), ":4:39: pools[1].fallback: should be a model that another"),
         (GOOD + "limits: {waiting_comment_s: 0}\n", ":3:29: limits.waiting_comment_s: should be greater than 0"),
         (GOOD + "log_level: warn\n", ":3:12: log_level: should be debug or info or warning or error"),
+        (GOOD + "workers: 0\n", ":3:10: workers: should be greater than or equal to 1"),
+        (GOOD + "workers: all\n", ":3:10: workers: should be a whole number without quotes, or auto"),
+        (GOOD + "workers: 2\n", ":3:10: workers: several cannot share"),
     ],
 )  # fmt: skip
 def test_each_fault_has_its_place(tmp_path: Path, text: str, expected: str) -> None:

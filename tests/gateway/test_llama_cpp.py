@@ -79,17 +79,6 @@ async def test_a_flood_waits_here_and_not_inside_the_engine(start: Starter, mode
 
 
 @pytest.mark.slow
-async def test_tenants_are_served_by_weight(start: Starter, model: Path) -> None:
-    async with llama(model) as server, start(server.url, tenants=tenants(one=1, four=4)) as live:
-        load = Load(live)
-        load.flood("one", 20, output_tokens=60)
-        load.flood("four", 20, output_tokens=60)
-        got = await load.service(800)
-        await load.stop()
-        assert got["four"] / got["one"] == pytest.approx(4.0, rel=0.05)
-
-
-@pytest.mark.slow
 async def test_tenants_are_served_by_weight_before_unlike_engines(start: Starter, model: Path) -> None:
     async with llama(model, 2) as small, llama(model, 8) as large, simulated() as vllm:
         pool = {

@@ -129,13 +129,6 @@ async def test_an_engine_that_is_down_says_why(start: Starter) -> None:
         assert engine["reason"] in pool["limited_by_is"]
 
 
-async def test_the_views_ask_for_the_token(start: Starter) -> None:
-    async with simulated(time_scale=0) as sim, start(sim.url, admin_token="t" * 32) as live:
-        for path in ("/state", "/config"):
-            assert (await live.get(path, admin=True)).status == 401
-            assert (await live.get(path, key="t" * 32, admin=True)).status == 200
-
-
 @given(
     st.dictionaries(
         st.text(max_size=3),
@@ -283,9 +276,10 @@ async def test_top_finds_the_admin_listener_and_its_token_in_the_file(start: Sta
         assert "admin_token" in said
 
 
-async def test_top_says_what_is_wrong_with_its_input() -> None:
+@pytest.mark.parametrize("command", [("top", "--once"), ("explain", "req_1")], ids=["top", "explain"])
+async def test_a_command_says_what_is_wrong_with_its_input(command: tuple[str, str]) -> None:
     for address, message in (("ftp://x", "must be http://host:port"), (f"http://127.0.0.1:{free_port()}", "refused")):
-        code, _, said = await run("top", "--once", "--admin", address)
+        code, _, said = await run(*command, "--admin", address)
         assert code == 2
         assert message in said
 

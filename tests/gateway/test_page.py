@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -171,9 +170,7 @@ async def test_a_click_on_a_name_says_what_is_known_of_it(start: Starter, tmp_pa
     usage = str(tmp_path / "usage.db")
     async with full(start, EVIL, "idle", time_scale=30.0, usage=usage) as gate, window() as seen:
         assert (await gate.ask(EVIL, question())).status == 200
-        async with asyncio.timeout(WAIT_S):
-            while not (await live_usage(gate.live)):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await eventually(lambda: usage_of(gate.live))
         await seen.open(gate.live)
         await seen.shows("#tenants-body tr.idle", re.compile(r"idle00idle"))
         await seen.page.locator("#tenants-body").get_by_role("link", name=EVIL).click()
@@ -194,7 +191,7 @@ async def test_a_click_on_a_name_says_what_is_known_of_it(start: Starter, tmp_pa
         gate.release()
 
 
-async def live_usage(live: Live) -> Any:
+async def usage_of(live: Live) -> Any:
     return (await live.get("/usage?by=tenant", admin=True)).json["rows"]
 
 
@@ -206,9 +203,7 @@ async def test_it_goes_on_by_itself(start: Starter, tmp_path: Path) -> None:
         got = await live.ask(CHAT, chat(max_tokens=3), key="t")
         await seen.shows("#requests-body", got.headers["x-request-id"])
         await seen.shows("#tenants-body tbody", "t")
-        async with asyncio.timeout(WAIT_S):
-            while not await live_usage(live):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await eventually(lambda: usage_of(live))
         await seen.page.reload()
         await seen.shows("#tenants-body tbody tr", re.compile(r"\d+ tokens, 1 request"))
         await seen.is_accessible()

@@ -15,8 +15,9 @@ from redis import Redis
 from gateway.storage.redis.redis_store import pool_key
 from tests.gateway.live import WAIT_S, Live, Starter, simulated, until
 from tests.gateway.load import tenants
-from tests.kit.floods import ENGINE, Flood, answered
+from tests.kit.floods import ENGINE, Flood, answered, ratio_of
 from tests.kit.overload import seen
+from tests.kit.pairs import pair
 from tests.redis_server import Proxy, RedisServer
 
 REPLICAS = pool_key("pool", "replicas")
@@ -46,32 +47,32 @@ def counter(redis: Redis, tenant: str) -> float:
     return float(redis.get(pool_key("pool", f"c:{tenant}")) or 0)
 
 
-async def test_floods_at_different_gateways_are_served_by_weight(start: Starter) -> None:
-    fields: dict[str, Any] = {"tenants": tenants(one=1, three=3), "policy": "vtc"}
-    async with (
-        RedisServer() as redis,
-        simulated(ENGINE) as sim,
-        start(sim.url, state=redis.url, **fields) as first,
-        start(sim.url, state=redis.url, **fields) as second,
-    ):
-        one, three = Flood(first, "one", 16), Flood(second, "three", 16)
-        await answered(one, three, more=100)
-        before = one.service, three.service
-        await answered(one, three, more=400)
-        ratio = (three.service - before[1]) / (one.service - before[0])
-        await asyncio.gather(one.end(), three.end())
-        assert 2 < ratio < 4, "due are 3; news come late on a busy machine"
-        await until(lambda: first.holds_nothing() and second.holds_nothing() and sim.is_idle())
+@pytest.mark.parametrize(
+    ("policy", "stays", "loses_all"),
+    [("fairserve", "light", False), ("vtc", "light", True)],
+    ids=["fairserve", "vtc-redis-lost-all"],
+)
+async def test_floods_at_different_gateways_are_served_by_weight_and_no_round_pays_for_the_one_before(
+    start: Starter, policy: str, stays: str, loses_all: bool
+) -> None:
+    async with pair(start, profile=ENGINE, tenants=tenants(light=1, heavy=4), policy=policy) as both:
+        ratios = []
+        for _ in range(2):
+            floods = {name: Flood.at(live, name, 24) for name, live in (("light", both.first), ("heavy", both.second))}
+            ratios.append(await ratio_of(floods["heavy"], floods["light"], warm=80, more=300))
+            await floods["heavy" if stays == "light" else "light"].end()
+            await answered(floods[stays], more=80)  # alone, now that the other one has gone
+            await floods[stays].end()
+            await until(both.holds_nothing)
+            if loses_all:
+                await both.redis.command("FLUSHALL")
+        assert ratios == pytest.approx([4.0] * 2, rel=0.3), "57 where idling banks credit"
 
 
 async def test_redis_may_go_and_come_and_the_gateways_say_so(start: Starter) -> None:
-    async with (
-        RedisServer() as redis,
-        simulated(ENGINE) as sim,
-        start(sim.url, state=redis.url) as first,
-        start(sim.url, state=redis.url) as second,
-    ):
-        floods = [Flood(first, "a", 12), Flood(second, "b", 12)]
+    async with pair(start, profile=ENGINE) as both:
+        redis, _, first, second = both
+        floods = [Flood.at(first, "a", 12), Flood.at(second, "b", 12)]
         await answered(*floods)
         assert (await first.get("/ready", admin=True)).json["state"] == "shared"
         await redis.kill()
@@ -84,7 +85,7 @@ async def test_redis_may_go_and_come_and_the_gateways_say_so(start: Starter) -> 
         await until(lambda: is_shared(first, second))
         await answered(*floods)
         await asyncio.gather(*(flood.end() for flood in floods))
-        await until(lambda: first.holds_nothing() and second.holds_nothing())
+        await until(both.holds_nothing)
         async with looking_into(redis) as look:
             await until(lambda: [one["sequences"] for one in grants(look)] == [0, 0])
 
@@ -92,9 +93,9 @@ async def test_redis_may_go_and_come_and_the_gateways_say_so(start: Starter) -> 
 async def test_a_gateway_that_is_stopped_gives_its_room_back_at_once(start: Starter) -> None:
     async with RedisServer() as redis, looking_into(redis) as look, simulated(ENGINE) as sim:
         async with start(sim.url, state=redis.url) as stays:
-            flood = Flood(stays, "a", 24)
+            flood = Flood.at(stays, "a", 24)
             async with start(sim.url, state=redis.url) as goes:
-                other = Flood(goes, "b", 24)
+                other = Flood.at(goes, "b", 24)
                 await answered(flood, other)
                 await until(lambda: len(grants(look)) == 2)
                 await other.end()
@@ -170,7 +171,7 @@ async def test_after_any_faults_nothing_is_leaked_and_every_charge_counts_once(s
         behind_proxies(start, 3, redis, sim.url, tenants=names, policy="lcf") as (lives, proxies),
     ):
         faults = Faults(redis, proxies, rng)
-        floods = [Flood(live, tenant, 6) for live in lives for tenant in "abc"]
+        floods = [Flood.at(live, tenant, 6) for live in lives for tenant in "abc"]
         for _ in range(5):
             await answered(*floods)
             await faults.one()
@@ -189,7 +190,7 @@ async def test_what_a_flush_takes_is_made_good_by_what_the_gateways_know(start: 
         simulated(ENGINE) as sim,
         behind_proxies(start, 2, redis, sim.url, tenants=tenants(a=1, b=1), policy="lcf") as (lives, _),
     ):
-        floods = [Flood(live, tenant, 8) for live in lives for tenant in "ab"]
+        floods = [Flood.at(live, tenant, 8) for live in lives for tenant in "ab"]
         for _ in range(3):
             await answered(*floods)
             look.flushall()
@@ -209,7 +210,7 @@ async def test_another_redis_takes_over(start: Starter) -> None:
         simulated(ENGINE) as sim,
         behind_proxies(start, 2, redis, sim.url, tenants=tenants(a=1, b=1), policy="lcf") as (lives, proxies),
     ):
-        floods = [Flood(lives[0], "a", 12), Flood(lives[1], "b", 12)]
+        floods = [Flood.at(lives[0], "a", 12), Flood.at(lives[1], "b", 12)]
         await answered(*floods)
         await until(lambda: counter(look, "a") > 0 and counter(look, "b") > 0)
         await redis.kill()
@@ -228,14 +229,8 @@ async def test_another_redis_takes_over(start: Starter) -> None:
 
 
 async def test_what_any_of_them_shows_is_of_all(start: Starter) -> None:
-    fields: dict[str, Any] = {"tenants": tenants(one=1, three=3), "policy": "vtc"}
-    async with (
-        RedisServer() as redis,
-        simulated(ENGINE) as sim,
-        start(sim.url, state=redis.url, **fields) as first,
-        start(sim.url, state=redis.url, **fields) as second,
-    ):
-        one, three = Flood(first, "one", 16), Flood(second, "three", 16)
+    async with pair(start, profile=ENGINE, tenants=tenants(one=1, three=3), policy="vtc") as (redis, _, first, second):
+        one, three = Flood.at(first, "one", 16), Flood.at(second, "three", 16)
         await answered(one, three, more=100)
         for live in (first, second):
             async with asyncio.timeout(WAIT_S):  # until it hears the other

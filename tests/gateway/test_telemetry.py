@@ -162,9 +162,3 @@ async def test_minted_keys_open_their_own_tenant_only(start: Starter) -> None:
             assert (await live.ask("/v1/chat/completions", chat(), key=key)).status == 200
         assert [line["tenant"] for line in await live.lines(2)] == list(minted)
         assert (await live.ask("/v1/chat/completions", chat(), key="fg-" + "x" * 43)).status == 401
-
-
-async def test_no_log_is_written_when_it_is_off(start: Starter) -> None:
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, access_log="off") as live:
-        assert (await live.ask("/v1/chat/completions", chat())).status == 200
-    assert list(start.directory.iterdir()) == []

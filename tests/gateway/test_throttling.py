@@ -84,12 +84,6 @@ async def test_an_interaction_that_was_ended_is_not_gone_on_with(start: Starter,
         assert (await gate.ask("t", question(), headers=named)).status == 429
 
 
-async def test_beyond_its_cap_an_interaction_has_no_immunity(start: Starter) -> None:
-    async with full(start, "t", interactions={"calls_max": 2}) as gate:
-        statuses = [(await gate.ask("t", question(), *[turn("x"), RESULT] * calls)).status for calls in range(3)]
-        assert statuses == [200, 200, 429]
-
-
 async def test_agents_finish_while_one_tenant_floods(start: Starter) -> None:
     config = {
         "overload": EAGER,

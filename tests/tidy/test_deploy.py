@@ -49,6 +49,10 @@ def test_the_image_of_the_gateway_is_made_from_those_images() -> None:
     assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${BUILD_IMAGE}", "${RUN_IMAGE}"]
     assert re.findall(r"^ARG (.*)$", text, re.MULTILINE) == ["BUILD_IMAGE", "RUN_IMAGE"]
     assert re.findall(r"--from=(\S+)", text) == ["build"]
+    runs = text.rpartition("\nFROM ")[2].splitlines()[1:]
+    assert {"COPY --from=build /opt/fairgate /opt/fairgate", "USER 10001:10001", 'ENTRYPOINT ["fairgate"]'} < {*runs}
+    assert {'CMD ["serve", "-c", "/etc/fairgate/config.yaml"]', "STOPSIGNAL SIGTERM"} < {*runs}
+    assert any(line.endswith(' CMD ["fairgate", "healthcheck"]') for line in runs)
     images = composed()["x-images"]
     for service in ("gateway", "replica", "sim"):
         build = composed()["services"][service]["build"]
