@@ -23,7 +23,7 @@ from gateway.operator.snapshots.snapshot import decoded, encoded, moved, togethe
 from gateway.operator.snapshots.snapshot import snapshot_of as of_process
 from gateway.operator.snapshots.spans import due
 from tests.commands import FAIRGATE, run
-from tests.gateway.live import Live, Starter, chat, simulated, until
+from tests.gateway.live import Starter, chat, simulated, until
 from tests.kit.overload import CHAT, full, question, seen, tenants
 from tests.kit.served import config_file
 from tests.ports import free_port
@@ -224,13 +224,9 @@ def test_the_values_of_many_tenants_are_bounded(tmp_path: Path) -> None:
 # --- fairgate top ---
 
 
-def admin(live: Live) -> str:
-    return f"http://127.0.0.1:{live.gateway.admin_port}"
-
-
 async def test_top_shows_tenants_engines_and_what_limits_them_in_80_columns(start: Starter) -> None:
     async with full(start) as gate:
-        code, out, said = await run("top", "--once", "--admin", admin(gate.live))
+        code, out, said = await run("top", "--once", "--admin", gate.live.admin_url)
         assert (code, said) == (0, "")
         assert all(len(line) <= 80 for line in out.splitlines())
         assert "\x1b" not in out
@@ -250,7 +246,7 @@ async def test_long_names_give_way_to_numbers(start: Starter) -> None:
         pools[0]["backends"].append({"url": sim.url, "name": "engine"})  # type: ignore[attr-defined]
         async with start(pools=pools, tenants=tenants(name)) as live:
             assert (await live.ask(CHAT, chat(max_tokens=2), key=name)).status == 200
-            code, out, _ = await run("top", "--once", "--admin", admin(live))
+            code, out, _ = await run("top", "--once", "--admin", live.admin_url)
             assert code == 0
             assert all(len(line) <= 80 for line in out.splitlines()), out
             assert re.search(r"^a-tenant-\S*… +1 +100.0% +100.0% +0 +0 +\d+ ms +\d+ ms +0", out, re.M), out
@@ -259,7 +255,7 @@ async def test_long_names_give_way_to_numbers(start: Starter) -> None:
 
 async def test_top_says_so_where_nobody_has_asked_for_anything(start: Starter) -> None:
     async with simulated(time_scale=0) as sim, start(sim.url) as live:
-        code, out, _ = await run("top", "--once", "--admin", admin(live))
+        code, out, _ = await run("top", "--once", "--admin", live.admin_url)
         assert code == 0
         assert "No request came in the last 60 s." in out
         assert "Nothing limits the pool" in out
@@ -271,7 +267,7 @@ async def test_top_finds_the_admin_listener_and_its_token_in_the_file(start: Sta
         code, out, _ = await run("top", "--once", "-c", path)
         assert code == 0
         assert "pool pool" in out
-        code, _, said = await run("top", "--once", "--admin", admin(live))
+        code, _, said = await run("top", "--once", "--admin", live.admin_url)
         assert code == 1
         assert "admin_token" in said
 
@@ -288,7 +284,7 @@ async def test_top_shows_in_colour_on_a_terminal_what_it_shows_without(start: St
     async with full(start) as gate:
         leader, follower = pty.openpty()
         process = await asyncio.create_subprocess_exec(
-            FAIRGATE, "top", "--interval", "0.1", "--admin", admin(gate.live),
+            FAIRGATE, "top", "--interval", "0.1", "--admin", gate.live.admin_url,
             stdout=follower, stderr=follower, env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "30"},
         )  # fmt: skip
         os.close(follower)

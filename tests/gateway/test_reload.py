@@ -141,7 +141,7 @@ async def test_a_page_of_another_origin_changes_nothing(tmp_path: Path) -> None:
     async with simulated() as engine, reloadable(tmp_path, engine) as gate:
         for path in ("/reload", "/drain/e0", "/resume/e0"):
             assert (await gate.post(path, origin="https://evil.example")).status == 403
-        own = f"http://127.0.0.1:{gate.live.gateway.admin_port}"
+        own = gate.live.admin_url
         assert (await gate.post("/reload", origin=own)).status == 200
 
 

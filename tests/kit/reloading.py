@@ -39,7 +39,7 @@ class Reloadable:
         return await self.post("/reload")
 
     async def post(self, path: str, **headers: str) -> Answer:
-        url = f"http://127.0.0.1:{self.live.gateway.admin_port}{path}"
+        url = self.live.admin_url + path
         async with self.live.http.post(url, headers=headers) as response:
             return await Answer.of(response)
 
