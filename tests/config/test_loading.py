@@ -118,11 +118,6 @@ pools:
     assert [pool.capacity.waiting_target for pool in config.pools] == [4, 4]
 
 
-def test_both_listeners_may_take_any_free_port(tmp_path: Path) -> None:
-    config = load(tmp_path, POOL + "open_access: true\nlisten: '[::1]:0'\nadmin: '[::1]:0'\n")
-    assert config.listen_addresses == [("::1", 0)]
-
-
 def test_backends_are_enough_for_a_configuration() -> None:
     config = config_for_backends(["http://gpu:8000/", "https://gpu2/base"], Overrides(host="::1", port=8000))
     (pool,) = config.pools

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import openai
@@ -57,18 +56,6 @@ async def test_responses(start: Starter, stream: bool) -> None:
             whole = await api.responses.create(model=MODEL, input="Hi", max_output_tokens=6)
             assert whole.usage is not None
             assert whole.output
-
-
-async def test_the_synchronous_client(start: Starter) -> None:
-    def ask(url: str) -> tuple[str | None, list[str]]:
-        with openai.OpenAI(base_url=url + "/v1", api_key="k", max_retries=0) as api:
-            whole: Any = api.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5)
-            stream: Any = api.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5, stream=True)
-            return whole.choices[0].message.content, [each.choices[0].delta.content or "" for each in stream]
-
-    async with simulated(time_scale=0) as sim, start(sim.url) as live:
-        whole, pieces = await asyncio.to_thread(ask, live.url)
-        assert whole == "".join(pieces)
 
 
 async def test_the_error_classes(start: Starter) -> None:

@@ -38,8 +38,10 @@ TOKEN = "a-token-of-the-admin-listener-0123"
 class Gate(Workers):
     """A running gateway with its workers, and connections to each of them."""
 
-    def __init__(self, command: Running, url: str, stack: AsyncExitStack) -> None:
-        super().__init__(command, url, key="")
+    def __init__(
+        self, command: Running, http: aiohttp.ClientSession, url: str, admin: str, stack: AsyncExitStack
+    ) -> None:
+        super().__init__(command, http, url, admin, key="")
         self.workers: list[str] = []
         """The beginning of the ids of each worker's requests: it names the process."""
         self._stack = stack
@@ -78,13 +80,13 @@ class Gate(Workers):
 
     async def see(self, path: str, method: str = "GET") -> Any:
         """What the admin listener answers."""
-        async with aiohttp.ClientSession() as http, http.request(method, self.admin + path) as response:
+        async with self.http.request(method, self.admin + path) as response:
             text = await response.text()
             assert response.status == 200, text
             return json.loads(text) if response.content_type == "application/json" else text
 
     async def is_shared(self) -> bool:
-        async with aiohttp.ClientSession() as http, http.get(self.admin + "/ready") as response:
+        async with self.http.get(self.admin + "/ready") as response:
             return dict(await response.json()).get("state") == "shared"
 
 
@@ -112,8 +114,9 @@ async def gate_of(directory: Path, engine: Simulated, **fields: Any) -> AsyncIte
         **fields,
     )
     async with running("serve", "-c", config) as command, AsyncExitStack() as stack:
-        found = await command.says(r"serving on (http://\S+) with 2 workers, admin on http://\S+ for all of them")
-        gate = Gate(command, found[1], stack)
+        found = await command.says(r"serving on (http://\S+) with 2 workers, admin on (http://\S+) for all of them")
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        gate = Gate(command, http, found[1], found[2], stack)
         await until(lambda: len(gate.pids()) == WORKERS)
         await gate.find_workers()
         yield gate

@@ -45,9 +45,12 @@ def wheel(build: str) -> Path:
     return found
 
 
+def ran(fairgate: Path, where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([fairgate, *arguments], cwd=where, env=environment(), capture_output=True, text=True)
+
+
 def version(fairgate: Path, where: Path) -> str:
-    command = [fairgate, "--version"]
-    return subprocess.run(command, cwd=where, env=environment(), capture_output=True, text=True).stdout.strip()
+    return ran(fairgate, where, "--version").stdout.strip()
 
 
 async def served(fairgate: Path, directory: Path) -> str:
@@ -57,7 +60,9 @@ async def served(fairgate: Path, directory: Path) -> str:
         return await first_token(url[1])
 
 
-async def test_an_installed_wheel_serves_from_any_directory(pure: Path, tmp_path: Path) -> None:
+async def test_an_installed_wheel_serves_from_any_directory_and_says_where_experiments_are(
+    pure: Path, tmp_path: Path
+) -> None:
     fairgate = installed("uv", pure, tmp_path)
     assert await served(fairgate, tmp_path)
     where = tmp_path / "elsewhere"
@@ -67,13 +72,7 @@ async def test_an_installed_wheel_serves_from_any_directory(pure: Path, tmp_path
         workers = (*SERVE[:2], found[1], *SERVE[3:], "--workers", "2")
         async with running(fairgate, where, *workers, says=r"serving on (http://[^ ,]+)") as url:
             assert await first_token(url[1])
-
-
-def test_an_installed_wheel_says_where_experiments_are(pure: Path, tmp_path: Path) -> None:
-    fairgate = installed("uv", pure, tmp_path)
-    command = [fairgate, "reproduce", "fig9"]
-    where = misleading(tmp_path / "elsewhere")
-    said = subprocess.run(command, cwd=where, env=environment(), capture_output=True, text=True)
+    said = ran(fairgate, where, "reproduce", "fig9")
     assert (said.returncode, said.stdout) == (2, "")
     assert said.stderr.startswith("fairgate: the experiments are no part of an installation: clone the repository")
     assert said.stderr.count("\n") == 1
