@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import pty
 import re
+import signal
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,11 @@ from gateway.operator.snapshots import state_document as present
 from gateway.operator.snapshots.snapshot import decoded, encoded, moved, together
 from gateway.operator.snapshots.snapshot import snapshot_of as of_process
 from gateway.operator.snapshots.spans import due
-from tests.commands import FAIRGATE, run
+from tests.commands import run
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.kit.overload import CHAT, full, question, seen, tenants
 from tests.kit.served import config_file
+from tests.kit.terminals import on_terminal
 from tests.ports import free_port
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -281,23 +281,12 @@ async def test_a_command_says_what_is_wrong_with_its_input(command: tuple[str, s
 
 
 async def test_top_shows_in_colour_on_a_terminal_what_it_shows_without(start: Starter) -> None:
-    async with full(start) as gate:
-        leader, follower = pty.openpty()
-        process = await asyncio.create_subprocess_exec(
-            FAIRGATE, "top", "--interval", "0.1", "--admin", gate.live.admin_url,
-            stdout=follower, stderr=follower, env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "30"},
-        )  # fmt: skip
-        os.close(follower)
-        os.set_blocking(leader, False)
-        shown = bytearray()
-        asyncio.get_running_loop().add_reader(leader, lambda: shown.extend(os.read(leader, 65536)))
-        try:
-            await until(lambda: shown.count(b"pool pool") >= 3)  # it goes on
-            assert b"\x1b[1m" in shown
-            plain = ESCAPES.sub("", shown.decode())
-            assert re.search(r"holder +1 +100.0% +100.0% +1 +3 ", plain)
-        finally:
-            asyncio.get_running_loop().remove_reader(leader)
-            process.send_signal(2)
-            assert await process.wait() == 0
-            os.close(leader)
+    async with (
+        full(start) as gate,
+        on_terminal("top", "--interval", "0.1", "--admin", gate.live.admin_url) as terminal,
+    ):
+        await until(lambda: terminal.said.count("pool pool") >= 3)  # it goes on
+        assert "\x1b[1m" in terminal.said
+        assert re.search(r"holder +1 +100.0% +100.0% +1 +3 ", ESCAPES.sub("", terminal.said))
+        terminal.process.send_signal(signal.SIGINT)
+        assert await terminal.process.wait() == 0

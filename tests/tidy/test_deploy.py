@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, ConnectionError
 
 from tests.gateway.live import WAIT_S
@@ -188,7 +190,8 @@ async def test_redis_asks_for_the_password(tmp_path: Path) -> None:
 async def answer(port: int, password: str | None) -> str:
     """What it says to a PING, once it listens."""
     while True:
-        async with Redis(host="127.0.0.1", port=port, password=password, decode_responses=True) as client:
+        once = Retry(NoBackoff(), 0)
+        async with Redis(host="127.0.0.1", port=port, password=password, decode_responses=True, retry=once) as client:
             try:
                 return "PONG" if await client.ping() else ""
             except AuthenticationError as error:
