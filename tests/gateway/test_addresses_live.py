@@ -19,7 +19,7 @@ from gateway.config.load import load_config
 from gateway.config.model import Config
 from tests.certificates import Authority
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Upstream, answer, chunk, replies, token
-from tests.gateway.live import MODEL, SMALL, WAIT_S, Live, Starter, chat, events, simulated, until
+from tests.gateway.live import MODEL, SMALL, WAIT_S, Live, Starter, chat, events, until
 from tests.kit.names import Names
 from tests.ports import free_port
 
@@ -256,14 +256,6 @@ async def test_over_tls_the_certificate_is_of_the_name(start: Starter, tmp_path:
                 assert bool(in_service(live)) is is_trusted
                 assert (await live.ask(CHAT, chat(stream=True))).status == (200 if is_trusted else 503)
                 assert [seen.headers["host"] for seen in upstream.requests] == [f"engines.test:{port}"] * is_trusted
-
-
-async def test_the_names_of_this_machine_are_looked_up_as_well(start: Starter) -> None:
-    async with simulated() as sim:
-        backend = {"url": f"http://localhost:{sim.port}", "each_address": True}
-        async with start(pools=[{"name": "pool", "backends": [backend]}]) as live:
-            assert in_service(live) == [f"localhost:{sim.port}@127.0.0.1"]
-            assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
 
 
 @pytest.mark.parametrize(
