@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import aiohttp
 
-from tests.gateway.live import SMALL, Answer, Live, chat, until
+from tests.gateway.live import SMALL, Answer, Live, chat, events, until
 
 OUTPUT_TOKENS = 10
 ENGINE = replace(SMALL, base_s=5e-3)
 """A request takes longer than the gateways need to hear of each other."""
 LEAST_ANSWERS = 40
 """Enough that every gateway has dispatched and heard of the others meanwhile."""
+ASKED = "asked"
+"""What all clients here call each of their requests, so that the decisions on them can be asked for."""
 Ask = Callable[[], Awaitable[Answer]]
 
 
@@ -30,10 +33,16 @@ class Flood:
         self._tasks = [asyncio.create_task(self._ask_again_and_again(ask)) for ask in clients]
 
     @classmethod
-    def at(cls, live: Live, tenant: str, clients: int) -> Flood:
-        """Flood a gateway in this process."""
-        body = chat(tenant, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-        return cls(tenant, [lambda: live.ask("/v1/chat/completions", body, key=f"key-of-{tenant}")] * clients)
+    def at(
+        cls, live: Live, tenant: str, clients: int, *, users: int = 1, output_tokens: int = OUTPUT_TOKENS, **fields: Any
+    ) -> Flood:
+        """Flood a gateway in this process; `fields` are of the body."""
+        fields = {"max_tokens": output_tokens, "ignore_eos": True, **fields}
+        if fields.get("stream"):
+            fields["stream_options"] = {"include_usage": True}
+        bodies = [chat(tenant, user=f"user-{number % users}", **fields) for number in range(clients)]
+        key, path = f"key-of-{tenant}", "/v1/chat/completions"
+        return cls(tenant, [partial(live.ask, path, body, key=key, x_request_id=ASKED) for body in bodies])
 
     async def _ask_again_and_again(self, ask: Ask) -> None:
         while not self._is_over:
@@ -45,7 +54,7 @@ class Flood:
             if got.status != 200:
                 self.faults.append(got.body)
                 return
-            usage = got.json["usage"]
+            usage = events(got.body)[-2]["usage"] if got.body.startswith(b"data: ") else got.json["usage"]
             self.answers += 1
             self.service += usage["prompt_tokens"] + 2 * usage["completion_tokens"]
 
