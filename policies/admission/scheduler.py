@@ -70,8 +70,8 @@ def schedule(
             _wake(backlog, engines, only)
     while (head := order.head()) is not None:  # WHO
         placed: str | Blocked
-        if only is not None:
-            placed = engines.blocked_at(head, only) or only
+        if only is not None:  # WHERE was decided when the request arrived
+            placed = engines.blocked_at(head, only) or only  # WHEN
         elif isinstance(found := engines.with_room(head), Blocked):  # WHEN
             placed = found
         else:
@@ -92,6 +92,7 @@ def schedule(
                 _wake(backlog, engines, only)
         else:
             return _beside(order, backlog, placed, engines, placement, only)
+    # Everything sleeps. The first sleeper shows for what, and starts if there is room by now.
     asleep = backlog.asleep() if backlog is not None else None
     if asleep is None:
         return None

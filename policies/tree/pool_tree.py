@@ -90,18 +90,12 @@ class PoolTree:
         """Return the present weight of a tenant node. `weight`: the configured one of its key or tenant."""
         if self.is_flat:
             return weight
-        line = self._line(leaf)
-        if not line.present:
-            line.weight = weight
         root = self._root.batch if is_batch(leaf) else self._root.others
-        return line.share() * (root.weights or 1.0)
+        return self._line(leaf).share_at(weight) * (root.weights or 1.0)
 
     def part(self, request: Request) -> float:
         """Return the part of the pool's contexts that the request's tenant is entitled to, as if it had some."""
-        line = self._node_of(request).contexts
-        if not line.present:
-            line.weight = request.weight
-        return line.share()
+        return self._node_of(request).contexts.share_at(request.weight)
 
     def contexts_per_part(self, leaf: str) -> float:
         """Return the tokens of the contexts of a tenant node, divided by the part that its tenant is entitled to."""
@@ -133,10 +127,7 @@ class PoolTree:
 
         `weight`: the configured one of its tenant.
         """
-        line = self._line(leaf)
-        if not line.present:
-            line.weight = weight
-        return line.share()
+        return self._line(leaf).share_at(weight)
 
     def full_for(self, request: Request) -> Node | None:
         """Return the full node that keeps this request from starting, or None.
