@@ -72,15 +72,15 @@ class Backlog:
         self._by_tenant: dict[str, TenantMember] = {}
         self._by_flow: dict[Flow, FlowMember] = {}
         self.queued = 0
+        self.sharers = 1
+        """Gateways that count these tenants together."""
         self.starts: dict[TenantMember, list[tuple[bool, float, str, Request]]] = {}
         """Starts that sleep until the working set has room for them, by tenant, in order: calls of parked interactions
-        before others, then by arrival.
-        """
+        before others, then by arrival."""
         self.full: dict[str | TenantMember, dict[TenantMember, None]] = {}
         """Sleeping tenants by the name of the full node of the tree; by themselves if their prefill part is used up."""
         self.changed: dict[Member, None] | None = None
-        """Members to report to other gateways, the oldest change first. Bounded: the oldest changes are dropped. None
-        if nothing is reported."""
+        """Members to report to other gateways. The oldest changes are dropped. None if nothing is reported."""
         self.usual = self.usual_of_flow = self.usual_service = 0.0
         """Moving averages of a request's final charge: to its tenant (per weight), to its flow, and before the division
         by weight."""
@@ -173,9 +173,7 @@ class Backlog:
         return self.starts[least][0][3] if least is not None else None
 
     def may_pass_starts(self, tenant: str) -> bool:
-        """Return whether a tenant is within the window above each tenant of its class that has a sleeping start here,
-        or that waits at another gateway.
-        """
+        """Return whether a tenant is within the window above all of its class with starts here or waiting elsewhere."""
         own = self._by_tenant.get(tenant)
         if own is None:
             return True
@@ -354,13 +352,14 @@ class Backlog:
     def reweigh(self, name: str, known: float, weight: float) -> None:
         """Replace the weight of a tenant node, `known` before, and convert its lead over the next one to the new units.
 
-        Where several gateways count together the counter stays: each of them would convert the sum of all.
+        Each gateway converts its part of a lead that several count together.
         """
         if (tenant := self._by_tenant.get(name)) is not None:
-            lead = tenant.line.rank(tenant) - tenant.line.floor()
-            if lead > 0.0 and self.changed is None:
-                tenant.line.charged(tenant, lead * (known / weight - 1.0))
+            lead = max(0.0, tenant.line.rank(tenant) - tenant.line.floor())
+            tenant.line.charged(tenant, lead * (known / weight - 1.0) / self.sharers)
             tenant.weight = weight
+            if self.changed is not None:
+                self.changed[tenant] = None
 
     def resume(self, before: Backlog, *, with_flows: bool) -> None:
         """Copy the counters of tenants, and of flows if asked, from another backlog. Their units must be equal."""
