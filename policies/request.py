@@ -1,7 +1,6 @@
 """Requests, and the values that describe their answers: the types that every room of `policies` shares.
 
-A `Request` holds what the client sent, and only its weight ever changes. Its `Progress` holds what the gateway decides
-and observes.
+A `Request` holds what the client sent; only its weights change. Its `Progress` holds what the gateway decides and sees.
 """
 
 from __future__ import annotations
@@ -300,10 +299,11 @@ FREE: Final = Price(0.0, 0.0, 0.0)
 
 
 class Request:
-    """A request as the client sent it, with its estimated size. Only the weight changes.
+    """A request as the client sent it, with its estimated size. Only the weights change.
 
     Attributes:
-        weight: weight of the tenant. May change while the request waits; a running request keeps the one at dispatch.
+        weight: part of the tenant as a weight (`tree.pool_tree`); a running request keeps the one at dispatch.
+        configured_weight: weight of the request's key or, if that has none, of its tenant.
         prompt_tokens: estimate; the true number comes with the service.
         output_tokens_max: limit that the request itself sets, over all of its sequences.
         sequences: parallel sequences (`n`); each takes a slot of the engine.
@@ -319,9 +319,9 @@ class Request:
     """
 
     __slots__ = (
-        "adapter", "arrived_s", "body_bytes", "can_wait", "claim", "client_id", "engine", "flow", "id",
-        "output_tokens_max", "prefix", "price", "progress", "prompt_tokens", "quota_names", "sequences", "streamed",
-        "system_tokens", "wait_s_max", "weight",
+        "adapter", "arrived_s", "body_bytes", "can_wait", "claim", "client_id", "configured_weight", "engine",
+        "flow", "id", "output_tokens_max", "prefix", "price", "progress", "prompt_tokens", "quota_names",
+        "sequences", "streamed", "system_tokens", "wait_s_max", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -349,7 +349,7 @@ class Request:
         self.id: Final = id
         self.flow: Final = flow
         self.can_wait: Final = is_batch(flow.tenant)
-        self.weight = weight
+        self.weight = self.configured_weight = weight
         self.prompt_tokens: Final = prompt_tokens
         self.output_tokens_max: Final = output_tokens_max
         self.arrived_s: Final = arrived_s

@@ -138,9 +138,8 @@ class RequestLedger(PoolTables):
         self._end_lease(request, received, now, is_preempted=is_preempted)
         if is_preempted:  # while it waits, it takes no room in the working set from others
             self.working_set.left(request, NO_SERVICE, now)
-        # The tenant's weight may have changed while the request ran.
-        leaf = request.flow.tenant
-        request.weight = self.tree.weight(leaf, self.tree.configured_weight(leaf, request.weight))
+        # The weight may have changed while the request ran.
+        request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
         self._wait(request, front=True)
         self.policy.push(request, now, front=True)
 
@@ -283,9 +282,9 @@ class RequestLedger(PoolTables):
 
     def _enter(self, request: Request) -> None:
         """Count the request as present in the tree, and set its weight to its tenant's entitlement."""
-        self.tree.arrived(request, request.weight)
+        self.tree.arrived(request, request.configured_weight)
         if not self.tree.is_flat:
-            request.weight = self.tree.weight(request.flow.tenant, request.weight)
+            request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
 
     def _wait(self, request: Request, *, front: bool = False) -> None:
         self._expect(request)

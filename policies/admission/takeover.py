@@ -86,6 +86,9 @@ def reweigh(engine: AdmissionEngine, weights: Mapping[str, float], before: Mappi
     """
     weights, before = _with_batch(weights), _with_batch(before)
     tree = engine.requests.tree
+    for request in _present(engine):
+        if (known := request.configured_weight) == before.get(request.flow.tenant, known):
+            request.configured_weight = weights.get(request.flow.tenant, known)
     engine.requests.waiting.reweigh(weights, before)
     tree.reweigh(weights, before)
     for order in engine.policy.queues().values():

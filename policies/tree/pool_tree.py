@@ -319,13 +319,11 @@ class PoolTree:
             if node is not None and (not before or before.get(leaf) == self._line(leaf).weight):
                 node.reweigh(weight, is_batch=is_batch(leaf))
 
-    def regroup(self, terms: Tree, waiting: Iterable[Request], running: Iterable[tuple[Request, int]]) -> None:
+    def regroup(self, terms: Tree, waiting: Sequence[Request], running: Iterable[tuple[Request, int]]) -> None:
         """Replace the terms, and count all waiting and running requests anew. `running`: with the KV tokens held.
 
         The weights of waiting requests follow the new terms. A tenant between two calls keeps its configured weight.
         """
-        present = [(each, self.configured_weight(each.flow.tenant, each.weight)) for each in waiting]
-        held = [(each, self.configured_weight(each.flow.tenant, each.weight), tokens) for each, tokens in running]
         contexts = self.contexts_here()
         weights = {name: node.contexts.weight for name, node in self._tenants.items() if node.contexts.present}
         self._begin(terms)
@@ -333,13 +331,13 @@ class PoolTree:
         for leaf, tokens in contexts.items():
             self.hold(leaf, tokens)
         self.reweigh(weights)
-        for request, weight, tokens in held:
-            self.arrived(request, weight)
+        for request, tokens in running:
+            self.arrived(request, request.configured_weight)
             self.dispatched(request, tokens)
-        for request, weight in present:
-            self.arrived(request, weight)
-        for request, weight in present:
-            request.weight = self.weight(request.flow.tenant, weight)
+        for request in waiting:
+            self.arrived(request, request.configured_weight)
+        for request in waiting:
+            request.weight = self.weight(request.flow.tenant, request.configured_weight)
 
     # --- the nodes ---
 

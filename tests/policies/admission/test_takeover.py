@@ -268,6 +268,19 @@ def test_a_request_of_a_key_with_a_weight_of_its_own_keeps_it() -> None:
         engine.arrived(request, 0.0)
     reweigh(engine, {"a": 2.0}, {"a": 1.0})
     assert (own.weight, usual.weight) == (5.0, 2.0)
+    take_over(engine, setup_with(tree=tree({"g": ("", {})}, {})), 0.1)
+    take_over(engine, setup_with(tree=tree({}, {})), 0.2)
+    assert (own.weight, usual.weight) == (5.0, 2.0), "a reload of groups counts everybody anew"
+
+
+def test_a_request_of_such_a_key_that_its_engine_returns_keeps_its_weight() -> None:
+    engine, own = engine_with(policy_of("vtc")), make_request("a", weight=5.0)
+    engine.arrived(own, 0.0)
+    engine.arrived(make_request("a", weight=1.0), 0.0)
+    engine.backend_changed("one", False, 0.1)
+    engine.backend_changed("two", False, 0.1)
+    engine.failed(own.id, Failure.REFUSED, 0.2)
+    assert own.weight == 5.0
 
 
 def test_other_settings_of_the_same_cost_keep_the_counters_and_another_cost_does_not() -> None:
