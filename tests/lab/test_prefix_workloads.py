@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from backends.simulated.engine_model import EngineModel
-from lab.dlpm.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
-from lab.dlpm.experiments import A10G, run
+from lab.dlpm.baselines import preble, round_robin_lpm, vtc_round_robin
+from lab.dlpm.experiments import A10G
 from lab.dlpm.programs import BLOCK_TOKENS, Programs, judge, long_context_qa, tree_of_thoughts
 from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
@@ -86,19 +86,6 @@ def test_cached_tokens_reach_the_policy_and_the_same_events_lead_to_the_same_dec
     for record in result.records.values():
         assert finished[record.arrival.id].cached == record.cached_tokens  # type: ignore[attr-defined]
     assert sum(record.cached_tokens for record in result.records.values()) > 0
-
-
-def test_locality_pays_and_fairness_is_kept() -> None:
-    """A small one of the experiments: six documents of which the cache holds about three."""
-
-    def study(policy: object) -> object:
-        programs = long_context_qa(3, 12, 2.0, misbehaviour="more", documents=2, document_tokens=30_000)
-        return run(policy, programs, A10G)  # type: ignore[arg-type]
-
-    fair, fast = study(named_policy("vtc", placement="least_loaded")), study(lpm())
-    ours = study(named_policy("dlpm", quantum=60_000.0))
-    assert ours.throughput > 1.5 * fair.throughput  # type: ignore[attr-defined]
-    assert ours.throughput > 0.8 * fast.throughput  # type: ignore[attr-defined]
 
 
 @pytest.mark.interpreted_only("baselines extend what is compiled")

@@ -6,7 +6,6 @@ import gc
 import pickle
 import random
 from dataclasses import replace
-from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +16,6 @@ from policies.interactions import Interactions, InteractionSettings
 from policies.request import Claim, CorrelationKeys, Flow, Interaction, Key, Request, ServiceTokens
 from tests.policies.making import make_request
 
-_serial = count()
 SOME = ServiceTokens(10, 5)
 
 

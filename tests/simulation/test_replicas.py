@@ -9,15 +9,11 @@ from statistics import mean
 
 import pytest
 
-from backends.simulated.engine_model import EngineModel
-from lab.several_gateways import Stall, simulate_together
+from lab.several_gateways import Stall
 from policies.replicas.messages import ReplicaReport, ReplicaView
-from policies.request import Flow
 from simulation.run import LOST, Arrival, Record, SimulationResult
 from tests.redis_server import redis_client
 from tests.simulation.replicas import (
-    BACKEND,
-    ENGINE,
     LIGHT_DRAINS_LAST,
     MEMBER_S,
     RAMP_S,
@@ -27,7 +23,6 @@ from tests.simulation.replicas import (
     Floods,
     Rounds,
     TwinStore,
-    make_engine,
     off,
     play,
     random_of,
@@ -130,23 +125,6 @@ def test_a_gateway_that_comes_when_others_fill_the_engines_serves_those_of_its_c
     for first, second in waits.values():
         assert max(second) <= 1.3 * max(first)
         assert mean(second) <= 1.25 * mean(first)
-
-
-def test_a_burst_does_not_queue_in_the_engine() -> None:
-    arrivals = [
-        Arrival(f"{index}", Flow(f"tenant-{index % 3}", "app", "user"), 1.0 + index * 1e-5, 120, 10 + index % 30, 200)
-        for index in range(200)
-    ]
-    early = Arrival("early", Flow("tenant-0", "app", "user"), 0.0, 120, 5, 200)
-    found = simulate_together(
-        [early, *arrivals],
-        engines=[make_engine("fairserve") for _ in range(4)],
-        backends={BACKEND: EngineModel(ENGINE)},
-        arrives_at=lambda arrival, now: 0 if arrival.id == "early" else int(arrival.id) % 4,
-        store=TwinStore(),
-    )
-    assert refused(found) == set()
-    assert found.waiting_max <= waiting_bound(4)
 
 
 def test_exchanges_that_get_lost_are_made_good() -> None:

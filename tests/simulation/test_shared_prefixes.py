@@ -144,20 +144,6 @@ def test_two_gateways_behind_round_robin_find_as_much_cached_as_one(policy: str)
     assert cached(2, Deaf()) < one - 0.02
 
 
-def test_eight_gateways_before_many_engines_find_most_of_what_one_finds() -> None:
-    """Not all of it: of each engine a gateway has only an eighth in advance, so a prompt goes elsewhere more often.
-
-    Measured: 0.79 for one, 0.70 for eight.
-    """
-
-    def cached(gateways: int, store: TwinStore | None) -> float:
-        return cached_share(run(Sessions(ALIKE, 25, 8.0, round_robin(gateways)), gateways, 16, store))
-
-    one = cached(1, None)
-    assert cached(8, TwinStore()) >= 0.87 * one
-    assert cached(8, Deaf()) < one - 0.2
-
-
 def test_engines_that_say_their_steps_keep_as_much_in_their_caches() -> None:
     """A page of metrics between two steps has the counter by which a restart shows, as the steps do."""
 

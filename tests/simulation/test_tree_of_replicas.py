@@ -13,7 +13,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from policies.request import BATCH, Flow, of_batch, payer
-from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
+from policies.tree.terms import Tree
 from simulation.run import Arrival, SimulationResult
 from tests.policies.trees import parts, random_tree
 from tests.simulation.replicas import BACKEND, ENGINE, RAMP_S, SLOTS, Rounds, TwinStore, refused
@@ -74,30 +74,6 @@ def test_random_trees_with_floors_in_every_round(policy: str, seed: int) -> None
         got = received(found, tree, begins_s + (RAMP_S if begins_s else KNOWN_S), begins_s + LENGTH_S)
         for name, part in got.items():
             assert part == pytest.approx(expected[name], rel=0.09), name
-
-
-def test_a_ceiling_counts_what_runs_at_all_gateways() -> None:
-    tree = Tree({"g": Placing(ROOT, GroupSettings(max_running=4))}, {
-        name: Placing("g", GroupSettings()) for name in "abc"
-    })  # fmt: skip
-    rounds = Rounds(
-        1, 0.0, dict.fromkeys("abcd", 20), flows={name: Flow(name, "app", "user") for name in "abcd"},
-        weights=dict.fromkeys("abcd", 1.0), home={"a": 0, "b": 1, "c": 2, "d": 0},
-    )  # fmt: skip
-    found = play_tree(tree, rounds, "vtc")
-    times = [
-        (at_s, change)
-        for record in found.records.values()
-        if record.arrival.flow.tenant != "d" and record.token_s
-        for at_s, change in ((record.token_s[0], 1), (record.token_s[-1], -1))
-    ]
-    running = 0
-    most = 0
-    for at_s, change in sorted(times):
-        running += change
-        if RAMP_S < at_s < 12.0:
-            most = max(most, running)
-    assert 4 <= most <= 4 + GATEWAYS
 
 
 def test_work_that_can_wait_has_its_floor_beside_others_at_other_gateways() -> None:

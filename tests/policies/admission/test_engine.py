@@ -66,13 +66,6 @@ def test_nothing_waits_longer_because_a_clock_was_set_back() -> None:
     assert rejected.reason is Refusal.QUEUE_TIMEOUT
 
 
-def test_the_end_of_one_starts_the_next() -> None:
-    engine = engine_of()
-    first = fill(engine)[0]
-    engine.progressed(first, 1, 0.1)
-    assert len(dispatched(engine.finished(first, ServiceTokens(10, 5), 0.2))) == 1
-
-
 @pytest.mark.parametrize("policy", ["vtc", "fairserve"])
 def test_of_what_ended_only_the_decision_is_kept(policy: str) -> None:
     """Whatever is kept for a while is looked through by Python's garbage collector, during which nothing is served."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.admission.decisions import Decision, Reject
+from policies.admission.decisions import Reject
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
@@ -83,27 +83,6 @@ def test_what_stands_in_the_way_is_known_of_each_engine_whichever_is_listed_last
         assert why.reason == "queued: the KV cache has no room for the next request in order"
         assert why.blocked is not None
         assert why.blocked.obstacles == {"kv": "kv", "down": "closed"}
-
-
-def test_a_scrape_of_the_metrics_refuses_nobody() -> None:
-    """Between two events the cache was full for a moment: only who arrives then is refused."""
-
-    def decided(*, asked: bool) -> Sequence[Decision]:
-        throttle = ThrottleSettings(user=Ceilings(starts=3), app_user=Ceilings(), app=Ceilings())
-        engine = AdmissionEngine(
-            policy_with("fairserve", throttle=throttle), overload=OverloadSettings(0.95, 0.85, 0.0)
-        )
-        engine.add_backend("one", max_num_seqs=1)
-        for number in range(8):
-            engine.arrived(make_request("a", id=f"a{number}", arrived_s=0.1), 0.1)
-        assert engine.queued
-        engine.backend_changed("one", Gauges(1.0, 1, 0, 0.97, KV_TOKENS, 16), 1.0)
-        if asked:
-            assert engine.pressure(1.05).overloaded, "it is so at that moment"
-        engine.backend_changed("one", Gauges(1.1, 1, 0, 0.9, KV_TOKENS, 16), 1.1)
-        return engine.arrived(make_request("a", id="late", arrived_s=1.15), 1.15)
-
-    assert decided(asked=True) == decided(asked=False) == []
 
 
 def test_who_arrives_while_it_is_full_is_refused() -> None:

@@ -112,16 +112,6 @@ def test_a_wake_asks_only_the_engines_whose_time_has_come() -> None:
     assert room.opens_s() == 1.3, "the other one is still waited for"
 
 
-def test_a_wake_keeps_what_the_engines_have_answered() -> None:
-    engine = engines_of("vtc", "one", "two", slots=1)
-    while not engine.queued:
-        engine.arrived(make_request("a"), 0.0)
-    blocked = engine.blocked
-    assert blocked is not None
-    engine.woke(1.0)
-    assert engine.blocked is blocked
-
-
 @pytest.mark.interpreted_only("counts look-ups, which compiled code does without asking")
 def test_a_wake_looks_only_at_engines_where_something_has_happened_or_is_due() -> None:
     engine, engines = AdmissionEngine(named_policy("vtc")), Asked()
@@ -155,19 +145,6 @@ def test_the_slot_of_a_request_that_is_cancelled_is_used_at_once() -> None:
         engine.arrived(make_request("a"), 0.0)
     (waits,) = engine.requests.waiting.requests
     assert dispatched(engine.cancelled(next(iter(engine.requests.leases)), 1.0)) == [waits]
-
-
-def test_an_unstreamed_answer_makes_room_for_the_next_prompt_when_it_should_have_started() -> None:
-    engine = engines_of("vtc", "one", slots=8)
-    engine.backend_changed("one", Gauges(0.0, running=0, waiting=0), 0.0)
-    engine.arrived(make_request("a", prompt=2000, streamed=False), 0.0)
-    assert engine.arrived(make_request("a", id="next", prompt=2000), 0.0) == []
-    assert engine.blocked is not None
-    assert engine.blocked.nearest() is Obstacle.PREFILL
-    wakeup_s = engine.next_wakeup()
-    assert wakeup_s is not None
-    assert wakeup_s == pytest.approx(engine.backends["one"].pace.first_token_s)
-    assert dispatched(engine.woke(wakeup_s)) == ["next"]
 
 
 def test_an_engine_without_slots_for_many_sequences_may_have_one_for_a_single_one() -> None:

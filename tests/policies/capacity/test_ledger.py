@@ -26,16 +26,6 @@ def admitted(ledger: BackendLedger) -> int:
     return number
 
 
-def test_each_that_ends_lets_one_of_the_engines_queue_start() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
-    leases = [start(ledger, make_request()) for _ in range(4)]
-    ledger.observe(Gauges(0.0, running=4, waiting=4), 0.0)
-    assert obstacle(ledger) == "waiting"
-    for lease in leases[:2]:
-        ledger.remove(lease, 0.1)
-    assert obstacle(ledger, now=0.1) is None
-
-
 def test_an_idle_backend_may_always_be_probed() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=1)
     ledger.observe(Gauges(0.0, running=9, waiting=99, kv_usage=1.0, kv_capacity_tokens=100, block_size=16), 0.0)

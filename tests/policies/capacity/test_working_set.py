@@ -22,12 +22,6 @@ from tests.policies.agents import HOLD_S, K, Pool, call, full
 from tests.policies.making import dispatched, make_request
 
 
-def test_k_and_r_are_those_of_the_engine() -> None:
-    pool = Pool()
-    assert pool.set.capacity_tokens == K
-    assert pool.set.hold_s == pytest.approx(HOLD_S)
-
-
 def test_a_start_waits_while_what_is_under_way_fills_the_cache_and_calls_inside_pass_it() -> None:
     pool = Pool()
     first = full(pool)
@@ -88,22 +82,6 @@ def test_a_tenant_that_received_more_than_one_that_waits_waits_as_well(
     assert pool.asks(call("b", "b1", 3000)) == starts
 
 
-def test_a_tenant_that_holds_nothing_gets_its_start_in_after_the_time_that_the_cache_takes_and_one_at_a_time() -> None:
-    pool = Pool()
-    under_way = full(pool)
-    for tenant in ("b", "c"):
-        assert pool.asks(call(tenant, f"{tenant}0", 9000)) == []
-    for serial in range(2, 50):  # calls inside come all the time, so that nothing becomes free
-        pool.answers(under_way, output=0)
-        pool.now += 0.25
-        under_way = call("a", "a0", 9000, serial=serial)
-        pool.asks(under_way)
-        pool.scraped()
-        if pool.now >= HOLD_S + 0.5:
-            break
-    assert len([one for one in pool.engine.requests.leases if one in ("b0.0", "c0.0")]) == 1
-
-
 def test_nothing_waits_where_nothing_runs_or_returns_however_long_it_is() -> None:
     pool = Pool()
     assert pool.asks(call("a", "a0", 2 * K)) == ["a0.0"]
@@ -161,17 +139,6 @@ def test_an_interaction_counts_with_what_calls_of_its_kind_usually_have_until_it
         pool.answers(one, output=0)
         assert pool.set.tokens == pytest.approx(max(prompt, 6000), rel=0.07)
     assert pool.asks(call("a", "next", 500)) == []
-
-
-def test_inside_one_flow_calls_pass_any_number_of_starts_that_are_held() -> None:
-    pool = Pool(limits=QueueLimits(queue_requests_max=10_000))
-    first = full(pool)
-    for number in range(200):
-        assert pool.asks(call("a", f"s{number}", 3000)) == []
-    for serial in range(2, 90):
-        pool.answers(first, output=0)
-        first = call("a", "a0", 3000, serial=serial)
-        assert pool.asks(first) == [first.id]
 
 
 def test_a_held_start_that_leaves_holds_nobody_up() -> None:
@@ -363,20 +330,6 @@ def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:
     assert pool.asks(call("a", "a3", 3000)) == []
     counts_elsewhere(pool)
     assert pool.after(0.1) == ["a3.0"]
-
-
-def test_what_a_kind_usually_has_follows_its_calls_slowly() -> None:
-    pool = Pool()
-    for prompt in (*[1000] * 50, *[3000] * 10):
-        one = call("a", "old", prompt, serial=int(10 * pool.now))
-        pool.asks(one)
-        pool.answers(one)
-        pool.now += 0.1
-    usual = pool.set.kinds.known(one).prompt_tokens.value
-    assert usual == pytest.approx(3000 - 2000 * 0.98**10, abs=1)
-    pool.after(3 * HOLD_S)
-    assert pool.asks(call("a", "next", 600)) == ["next.0"]
-    assert pool.set.tokens == pytest.approx(usual, rel=0.02)
 
 
 def test_an_interaction_whose_first_call_received_nothing_counts_no_more() -> None:

@@ -7,10 +7,7 @@ from random import Random
 
 import pytest
 
-from policies.capacity.lease import Lease
-from policies.capacity.pace import Pace
 from policies.placements import prefix as placement
-from policies.placements.least_loaded import least_loaded
 from policies.placements.prefix import ByPrefix
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Request
@@ -133,29 +130,6 @@ def test_an_engine_of_another_size_is_filled_by_its_size() -> None:
         loads = [Load(name, running[name], slots=slots[name]) for name in slots]
         running[where.choose(make_request(prompt=10), loads)[0]] += 1
     assert 4 <= running["small"] <= 6
-
-
-def test_a_slower_engine_gets_less() -> None:
-    def paced(token_s: float) -> Pace:
-        pace = Pace()
-        for _ in range(100):
-            lease = Lease(make_request(), "", 0.0)
-            lease.started_s, lease.output_tokens = 0.0, 100
-            pace.ended(lease, 100 * token_s)
-        return pace
-
-    prefixes = PrefixIndex()
-    prefixes.insert(document(1, 1), "e1")
-    prefixes.insert(document(1, 1), "e2")
-    slow, fast = Load("e1", pace=paced(0.04)), Load("e2", 2, pace=paced(0.01))
-    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), [slow, fast])[0] == "e2"
-    alike = Load("e1", pace=paced(0.012))
-    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), [alike, fast])[0] == "e1"
-
-
-def test_a_prompt_that_is_not_known_goes_where_least_runs() -> None:
-    loads = engines(3, 1, 2)
-    assert ByPrefix(prefixes=PrefixIndex()).choose(make_request(), loads)[0] == least_loaded(loads) == "e2"
 
 
 def test_an_index_that_is_wrong_about_everything_balances_like_least_loaded() -> None:

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.placements.prefix_index import (
-    ALL_BLOCKS_MAX,
     BLOCKS_MIN,
     PrefixIndex,
     blocks_of_tokens,
@@ -60,17 +59,6 @@ def test_what_never_reached_the_engine_is_forgotten() -> None:
     index.forget((9,), "unknown", 0)
     index.learn_cache_size("unknown", 5, 1)
     assert len(index) == 2
-
-
-@pytest.mark.slow
-def test_a_million_prompts_leave_it_within_its_bound() -> None:
-    engines = 32
-    index = PrefixIndex()
-    for number in range(1_000_000):
-        index.insert((2 * number, 2 * number + 1), str(number % engines))
-    assert len(index) == ALL_BLOCKS_MAX
-    assert index.depths((1_999_998, 1_999_999)) == {"31": 2}, "what came last is known"
-    assert index.depths((0, 1)) == {}
 
 
 def test_many_engines_share_what_may_be_remembered() -> None:
