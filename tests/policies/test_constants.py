@@ -14,7 +14,6 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.pace import Pace, UsualLoad
 from policies.capacity.slots import Slots
-from policies.capacity.working_set import WorkingSet
 from policies.limits.throttle import Ceilings, Throttle, ThrottleSettings
 from policies.orders.dlpm import DlpmParams
 from policies.orders.profiles import Profiles
@@ -27,7 +26,6 @@ from policies.queue.backlog import Backlog
 from policies.replicas.grants import GrantedEngines
 from policies.replicas.schedule import Schedule
 from policies.request import Pressure, Refusal
-from policies.tree.pool_tree import PoolTree
 from tests.policies.making import Load, make_request
 
 PROMPT = tuple(range(1, 101))
@@ -36,14 +34,6 @@ TOKENS = 1600
 
 def leased(now: float = 0.0, **request: int) -> Lease:
     return Lease(make_request(**request), "b", now)  # type: ignore[arg-type]
-
-
-def busy(*, slots: int | None = 1, **gauges: float) -> BackendLedger:
-    """An engine with something of ours, whose page says so much."""
-    ledger = BackendLedger("b", CapacitySettings(), max_num_seqs=slots)
-    ledger.add(leased(prompt=100))
-    ledger.observe(Gauges(0.0, running=1, waiting=0, kv_capacity_tokens=10_000, block_size=16, **gauges), 0.0)  # type: ignore[arg-type]
-    return ledger
 
 
 # --- averages ---
@@ -97,18 +87,6 @@ def test_a_new_engine_is_taken_to_have_four_slots_and_one_request_takes_a_quarte
     assert Slots(64, waiting_target=2, most=None).taken_by(64) == 16
 
 
-def test_a_gauge_may_differ_from_the_blocks_by_a_fiftieth() -> None:
-    def step(usage: float) -> str:
-        return Gauges(0.0, kv_usage=usage, free_blocks=500, total_blocks=1000, is_step=True).contradiction()
-
-    assert not step(0.519)
-    assert step(0.521)
-
-
-def test_where_time_alone_makes_room_it_is_looked_at_each_hundredth_of_a_second() -> None:
-    assert busy().opens_s(make_request(), Obstacle.KV, 5.0) == pytest.approx(5.01)
-
-
 @pytest.mark.parametrize(("arrived_s", "goes_on"), [(0.24, True), (0.26, False)])
 def test_requests_keep_coming_if_one_came_within_a_quarter_of_a_second(arrived_s: float, goes_on: bool) -> None:
     ledger = BackendLedger("b", CapacitySettings(), max_num_seqs=8)
@@ -154,20 +132,6 @@ def test_of_a_flood_as_many_start_at_once_as_fill_half_of_what_is_missing() -> N
             ledger.started(lease, 0.0)
     assert found is Obstacle.SPREAD
     assert number == 28
-
-
-def cache(tokens: int) -> BackendLedger:
-    ledger = BackendLedger("b", CapacitySettings(), max_num_seqs=1)
-    ledger.observe(Gauges(0.0, kv_capacity_tokens=tokens), 0.0)
-    ledger.prefill_rate.tokens_per_s = 10.0
-    return ledger
-
-
-def test_the_cache_is_measured_each_half_second() -> None:
-    found = WorkingSet(PoolTree())
-    for now, tokens, known in ((0.0, 1000, 1000), (0.49, 2000, 1000), (0.51, 2000, 2000)):
-        found.measure([cache(tokens)], now)
-        assert found.capacity_tokens == known
 
 
 # --- orders ---

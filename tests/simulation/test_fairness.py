@@ -1,4 +1,4 @@
-"""What is promised of a flood, of weights and of full engines, in virtual time against an engine of 32 sequences."""
+"""What is promised of a flood and of full engines, in virtual time against an engine of 32 sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.service import throughput, ttft_s
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
-from policies.request import Flow
+from policies.request import Claim, Flow
 from simulation.run import Arrival, Record, SimulationResult
 
 Next = Callable[[Record, float], Arrival | None]
@@ -55,13 +55,6 @@ def open_until(end_s: float) -> Next:
         return replace(old, id=f"{old.flow.tenant}-{next(serial)}", arrived_s=now)
 
     return follow
-
-
-def clients(tenant: str, number: int, *, weight: float = 1.0, users: int = 1, output: int = 60) -> list[Arrival]:
-    return [
-        Arrival(f"{tenant}{i}", Flow(tenant, user=str(i % users)), 0.0, 60, output, weight=weight)
-        for i in range(number)
-    ]  # fmt: skip
 
 
 def flooded(policy: str) -> SimulationResult:
@@ -124,7 +117,7 @@ def test_small_requests_find_no_empty_slots_however_long_their_way(streamed: boo
     slow = replace(fast, base_s=3 * fast.base_s, per_seq_s=3 * fast.per_seq_s)
     engine = AdmissionEngine(named_policy("vtc"))
     engine.add_backend("one")
-    arrivals = [replace(arrival, streamed=streamed) for arrival in clients("one", 128, output=16)]
+    arrivals = [Arrival(f"one{i}", Flow("one", user="0"), 0.0, 60, 16, streamed=streamed) for i in range(128)]
     run = simulate(
         arrivals,
         engine=engine,
@@ -185,3 +178,22 @@ def test_absent_gauges_are_neither_zero_nor_full(streamed: bool) -> None:
     assert {record.outcome for record in blind.records.values()} == {"completed"}
     assert blind.ended_s < 2 * seeing.ended_s
     assert len(blind.events) < 3 * len(seeing.events), "nobody is woken for nothing"
+
+
+@pytest.mark.parametrize("parallel", [64, 512])
+def test_who_is_alone_is_never_refused_where_no_limit_is_configured(parallel: int) -> None:
+    """The KV cache of its engine is overloaded most of the time."""
+    asked = [
+        Arrival(f"{n}", Flow("alone"), 0.001 * n, 400, 40, 160, claim=Claim(f"{n}", 1, begins=True))
+        for n in range(2 * parallel)
+    ]
+    coming = iter(asked[parallel:])
+
+    def follow(record: Record, now: float) -> Arrival | None:
+        following = next(coming, None)
+        return replace(following, arrived_s=now) if following is not None else None
+
+    engine = make_engine("fairserve")
+    run = simulate(asked[:parallel], engine=engine, backends={"one": EngineModel(profile("demo"))}, next_arrival=follow)
+    assert len(run.records) == 2 * parallel
+    assert {record.outcome for record in run.records.values()} == {"completed"}

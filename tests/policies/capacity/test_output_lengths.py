@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.vtc.known_lengths import KnownLengths
-from policies.capacity.output_lengths import ENOUGH, WINDOW, OutputLengths, OutputPredictor
+from policies.capacity.output_lengths import WINDOW, OutputLengths, OutputPredictor
 from policies.request import Request
 from tests.policies.making import make_request
 
@@ -19,6 +19,7 @@ def of(app: str, output_max: int = 10_000) -> Request:
 
 
 CHAT, BATCH = of("chat"), of("batch")
+ENOUGH = 8
 
 
 def test_nothing_known_is_not_charged_ahead_and_the_configured_guess_is_reserved() -> None:
