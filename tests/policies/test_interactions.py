@@ -71,12 +71,6 @@ def test_a_first_call_that_left_the_queue_unserved_opened_nothing() -> None:
     assert len(table) == 0
 
 
-def test_a_call_without_a_claim_costs_nothing() -> None:
-    table = Interactions()
-    assert serve(table, call(Claim())).progress.interaction is None
-    assert len(table) == 0
-
-
 def test_the_same_question_once_more_is_another_interaction() -> None:
     table = Interactions()
     first = serve(table, call(Claim("i", begins=True)), awaits_more=True)

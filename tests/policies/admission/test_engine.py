@@ -121,24 +121,6 @@ def test_requests_refused_in_one_incident_count_as_one_refusal() -> None:
     assert wakeup_s < 0.5, "sixteen that were sent together say no more than one does"
 
 
-def test_waking_at_the_named_time_leads_to_a_later_one() -> None:
-    """Or a driver of virtual time would stand still for ever."""
-    engine = engine_of(slots=8)
-    engine.arrived(make_request("a"), 0.0)
-    for taken_s in (0.0, 0.1, 0.3, 0.7):
-        engine.backend_changed("one", Gauges(taken_s, running=1, waiting=9), taken_s)
-        if not engine.queued:
-            engine.arrived(make_request("a"), taken_s)
-        wakeup_s = engine.next_wakeup()
-        assert wakeup_s == pytest.approx(taken_s + 1.0)
-        assert wakeup_s is not None
-        engine.woke(wakeup_s)
-        after_s = engine.next_wakeup()
-        assert after_s is None or after_s > wakeup_s
-        for request_id in list(engine.requests.leases)[1:]:
-            engine.cancelled(request_id, wakeup_s)
-
-
 def test_an_arrival_takes_the_room_that_time_has_made() -> None:
     """An answer that is not streamed has started, by its pace; nobody else will say so."""
     engine = engine_of(slots=8)

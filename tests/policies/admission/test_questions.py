@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +19,7 @@ from tests.policies.making import make_request, policy_with
 from tests.policies.plays import BACKENDS, KV_TOKENS, STEPS, Play, Step, engine_of
 
 
-@pytest.mark.slow
-@settings(max_examples=250)
+@settings(max_examples=40)
 @given(
     policy=st.sampled_from([*sorted(POLICIES), *["fairserve"] * len(POLICIES)]),  # it knows most questions
     steps=STEPS,
@@ -43,8 +41,7 @@ def test_no_question_changes_a_decision(
         assert asked.engine.next_wakeup() == silent.engine.next_wakeup()
 
 
-@pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(policy=st.sampled_from(sorted(POLICIES)), steps=STEPS, order=st.permutations(BACKENDS))
 def test_the_order_of_the_engines_in_the_config_changes_nothing(
     policy: str, steps: list[Step], order: list[str]

@@ -164,29 +164,6 @@ def test_an_engine_without_slots_for_many_sequences_may_have_one_for_a_single_on
     assert not isinstance(room.with_room(single), Blocked)
 
 
-def test_waking_at_the_named_times_is_as_good_as_waking_all_the_time() -> None:
-    """Nothing arrives and nothing is read; unstreamed answers start by their pace, and KV and pages grow old."""
-
-    def served(*, always: bool) -> list[tuple[str, float]]:
-        engine, found, now = engines_of("vtc", "one", "two", slots=8), [], 1.0
-        for name, waiting in (("one", 0), ("two", 9)):
-            engine.backend_changed(name, Gauges(1.0, 0, 0, 0.1, 4000, 16), 1.0)
-            engine.arrived(make_request("a", prompt=500, output_max=900, streamed=False), 1.0)
-            engine.backend_changed(name, Gauges(1.0, 1, waiting, 0.1, 4000, 16), 1.0)
-        for number in range(12):
-            engine.arrived(make_request("ab"[number % 2], id=str(number), prompt=900, streamed=False), 1.0)
-        while now < 2.5:
-            wakeup_s = engine.next_wakeup()
-            now = round(now + 0.01, 2)
-            if always or (wakeup_s is not None and wakeup_s <= now):
-                if always:
-                    engine.room.changed()
-                found += [(id, now) for id in dispatched(engine.woke(now))]
-        return found
-
-    assert served(always=False) == served(always=True) != []
-
-
 PATIENT = QueueLimits(queue_wait_s_max=1000.0)
 
 

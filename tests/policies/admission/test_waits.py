@@ -79,8 +79,7 @@ class Watched:
         assert sum(seconds_of(wait).values()) == pytest.approx(self.play.now - self.began_s[one])
 
 
-@pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=40)
 @given(policy=st.sampled_from(sorted(POLICIES)), steps=STEPS, backends=st.integers(1, 3))
 def test_each_moment_of_a_wait_counts_once_for_the_obstacle_of_that_moment(
     policy: str, steps: list[Step], backends: int

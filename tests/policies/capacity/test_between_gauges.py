@@ -37,18 +37,6 @@ def test_ends_before_a_gauge_are_in_it() -> None:
     assert obstacle(ledger, now=0.2) == "waiting"
 
 
-def test_an_engine_that_takes_what_it_was_sent_later_is_not_full() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
-    start(ledger, make_request())
-    refused, later = [start(ledger, make_request(), started=False) for _ in range(2)]
-    ledger.refused(0.1, full_for=refused)
-    ledger.remove(refused, 0.1)
-    assert obstacle(ledger, now=0.1) == "closed"
-    ledger.started(later, 0.11)
-    assert obstacle(ledger, now=0.11) is None
-    assert refused.request.progress.proven_refusals == 1
-
-
 def test_what_was_reserved_for_unknown_lengths_is_free_when_they_have_ended() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
     ledger.observe(Gauges(0.0, running=0, waiting=0, kv_usage=0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
