@@ -15,7 +15,6 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from simulation.run import SimulationResult
-from tests.simulation.decided_again import replay
 
 
 def make_engine(policy: object = None) -> AdmissionEngine:
@@ -73,19 +72,6 @@ def test_who_sends_more_requests_sends_more_documents() -> None:
     arrivals = list(long_context_qa(2, 200, 1.0, misbehaviour="more", documents=5).arrivals())
     documents = {client: {a.prefix[0] for a in arrivals if a.flow.tenant == client} for client in ("0", "1")}
     assert (len(documents["0"]), len(documents["1"])) == (20, 5)
-
-
-def test_cached_tokens_reach_the_policy_and_the_same_events_lead_to_the_same_decisions() -> None:
-    def programs() -> Programs:
-        return long_context_qa(3, 10, 5.0, misbehaviour="more", documents=2, document_tokens=2000)
-
-    result = serve(programs())
-    assert result.decisions == serve(programs()).decisions
-    assert result.decisions == replay(result.events, make_engine())
-    finished = {args[0]: args[1] for _, method, args in result.events if method == "finished"}
-    for record in result.records.values():
-        assert finished[record.arrival.id].cached == record.cached_tokens  # type: ignore[attr-defined]
-    assert sum(record.cached_tokens for record in result.records.values()) > 0
 
 
 @pytest.mark.interpreted_only("baselines extend what is compiled")

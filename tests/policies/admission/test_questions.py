@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.admission.decisions import Reject
+from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
-from policies.capacity.obstacle import Obstacle
 from policies.capacity.overload import OverloadSettings
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.policy_entries import POLICIES
-from policies.request import Refusal
 from tests.policies.making import make_request, policy_with
 from tests.policies.plays import BACKENDS, KV_TOKENS, STEPS, Play, Step, engine_of
 
@@ -54,41 +52,21 @@ def test_the_order_of_the_engines_in_the_config_changes_nothing(
         assert other.engine.pressure(one.now) == one.engine.pressure(one.now)
 
 
-def short_of_kv(backends: Sequence[str]) -> AdmissionEngine:
-    """One engine is short of KV, and another one is down; something waits."""
-    throttle = ThrottleSettings(user=Ceilings(starts=8), app_user=Ceilings(), app=Ceilings())
-    engine = AdmissionEngine(policy_with("fairserve", throttle=throttle), overload=OverloadSettings(0.95, 0.85, 0.0))
-    for name in backends:
-        engine.add_backend(name, max_num_seqs=100, healthy=name != "down")
-    engine.backend_changed("kv", Gauges(0.0, 0, 0, 0.0, KV_TOKENS, 16), 0.0)
-    number = 0
-    while not engine.queued:
-        number += 1
-        engine.arrived(make_request("a", id=f"a{number}", prompt=500, reserved=100), 0.1)
-    return engine
+def test_a_scrape_of_the_metrics_refuses_nobody() -> None:
+    """Between two events the cache was full for a moment: only who arrives then is refused."""
 
+    def decided(*, asked: bool) -> Sequence[Decision]:
+        throttle = ThrottleSettings(user=Ceilings(starts=3), app_user=Ceilings(), app=Ceilings())
+        engine = AdmissionEngine(
+            policy_with("fairserve", throttle=throttle), overload=OverloadSettings(0.95, 0.85, 0.0)
+        )
+        engine.add_backend("one", max_num_seqs=1)
+        for number in range(8):
+            engine.arrived(make_request("a", id=f"a{number}", arrived_s=0.1), 0.1)
+        engine.backend_changed("one", Gauges(1.0, 1, 0, 0.97, KV_TOKENS, 16), 1.0)
+        if asked:
+            assert engine.pressure(1.05).overloaded, "it is so at that moment"
+        engine.backend_changed("one", Gauges(1.1, 1, 0, 0.9, KV_TOKENS, 16), 1.1)
+        return engine.arrived(make_request("a", id="late", arrived_s=1.15), 1.15)
 
-def test_what_stands_in_the_way_is_known_of_each_engine_whichever_is_listed_last() -> None:
-    for backends in (["kv", "down"], ["down", "kv"]):
-        engine = short_of_kv(backends)
-        assert engine.blocked is not None
-        assert engine.blocked.obstacles == {"kv": Obstacle.KV, "down": Obstacle.CLOSED}
-        assert engine.blocked.nearest() is Obstacle.KV
-        assert engine.pressure(0.1).overloaded
-        why = engine.explain(engine.blocked.request.id, 0.1)
-        assert why is not None
-        assert why.reason == "queued: the KV cache has no room for the next request in order"
-        assert why.blocked is not None
-        assert why.blocked.obstacles == {"kv": "kv", "down": "closed"}
-
-
-def test_who_arrives_while_it_is_full_is_refused() -> None:
-    throttle = ThrottleSettings(user=Ceilings(starts=3), app_user=Ceilings(), app=Ceilings())
-    engine = AdmissionEngine(policy_with("fairserve", throttle=throttle), overload=OverloadSettings(0.95, 0.85, 0.0))
-    engine.add_backend("one", max_num_seqs=1)
-    for number in range(8):
-        engine.arrived(make_request("a", id=f"a{number}", arrived_s=0.1), 0.1)
-    engine.backend_changed("one", Gauges(1.0, 1, 0, 0.97, KV_TOKENS, 16), 1.0)
-    (rejected,) = engine.arrived(make_request("a", id="late", arrived_s=1.05), 1.05)
-    assert isinstance(rejected, Reject)
-    assert rejected.reason is Refusal.OVER_USER_LIMIT
+    assert decided(asked=True) == decided(asked=False) == []

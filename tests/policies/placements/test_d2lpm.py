@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 from math import inf
 
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.dlpm.baselines import round_robin_lpm
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -196,22 +194,6 @@ def wait_everywhere(policy: Policy, *tenants: str) -> bool:
     """What the theorem asks for: has each of them something waiting at every engine?"""
     explained = [order.explain(Flow(tenant), 0.0) for order in policy.queues().values() for tenant in tenants]
     return all(numbers.get("tenant_queued", 0.0) > 0 for numbers in explained)
-
-
-HARD = Questions({"a": 1.0, "b": 1.0, "c": 1.0}, 1, 20, 5, 3, 2, KEEPS_ALL, seed=1)
-
-
-@pytest.mark.interpreted_only("round robin extends what is compiled")
-def test_the_bound_is_one_that_longest_prefix_match_breaks() -> None:
-    spreads = [CachingServers(round_robin_lpm(), replace(HARD, seed=seed)).spread(800, "a", "c") for seed in range(4)]
-    assert max(spreads) > bound(HARD)
-    fair = [
-        CachingServers(
-            named_policy("d2lpm", quantum=QUANTUM, backend_quantum=QUANTUM), replace(HARD, seed=seed)
-        ).spread(800, "a", "c")
-        for seed in range(4)
-    ]
-    assert max(fair) <= bound(HARD)
 
 
 @pytest.mark.parametrize(("weight", "here", "there"), [(1.0, 50.0, 40.0), (4.0, 150.0, 140.0)])
