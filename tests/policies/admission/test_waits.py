@@ -51,10 +51,12 @@ class Watched:
                 self.dispatched_s[decision.id] = play.now
                 self.seconds.setdefault(decision.id, {})
                 self.began_s.setdefault(decision.id, play.now)
-        for one in engine.requests.waiting.requests:
+        for one, request in engine.requests.waiting.requests.items():
             found = engine.explain(one, play.now + 0.5)
             assert found is not None
             assert sum(found.waited_s.values()) == pytest.approx(play.now + 0.5 - self.began_s[one])
+            closed_s = self.seconds[one].get(Obstacle.CLOSED, 0.0) + 0.5 * (self.obstacle(request) is Obstacle.CLOSED)
+            assert found.waited_s.get(Obstacle.CLOSED, 0.0) == pytest.approx(closed_s)
 
     def obstacle(self, request: Request) -> Obstacle:
         blocked = self.play.engine.blocked
