@@ -59,7 +59,7 @@ SLOTS: dict[str, int | None] = {"e0": None, "e1": 4, "e2": 8}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in BY_MATCH])
-@given(seed=st.integers(0, 10**6), at=st.lists(st.integers(0, 80), min_size=1, max_size=4))
+@given(seed=st.integers(0, 10**6), at=st.lists(st.integers(0, 150), min_size=1, max_size=4))
 @settings(max_examples=10)
 def test_a_policy_in_place_of_one_that_is_alike_decides_the_same(name: str, seed: int, at: list[int]) -> None:
     own: dict[str, Any] = {**SMALL.get(name, {}), **STRICT.get(name, {})}
@@ -67,7 +67,7 @@ def test_a_policy_in_place_of_one_that_is_alike_decides_the_same(name: str, seed
         own["window_calls"] = 0.0
     # Several that were sent back go in the order of their arrival afterwards, not of their return.
     worlds = [World(lambda: named_policy(name, **own), seed, fails=False) for _ in range(2)]
-    for step in range(80):
+    for step in range(200):
         if step in at:
             (one,), (other,) = worlds[0].pools, worlds[1].pools
             fresh = named_policy(name, prefixes=one.policy.prefixes, **own)
