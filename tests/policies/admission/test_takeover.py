@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.admission.decisions import Dispatch, Failure, Reject
+from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
@@ -19,7 +20,6 @@ from policies.limits.quotas import Quota, Quotas
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, ServiceTokens
-from tests.policies.admission.world import LIMITS, World
 from tests.policies.making import make_request
 
 ENGINES = ("one", "two")
@@ -54,34 +54,92 @@ def engine_with(policy: Policy) -> AdmissionEngine:
     return engine
 
 
-SLOTS: dict[str, int | None] = {"e0": None, "e1": 4, "e2": 8}
-"""Of the engines of a world."""
+class Run:
+    """Random events for one admission engine, the same for each of one seed."""
+
+    def __init__(self, engine: AdmissionEngine, seed: int, *, refusals: bool = True) -> None:
+        """`refusals`: engines send some requests back."""
+        self.refusals = refusals
+        self.engine = engine
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.running: dict[str, str] = {}
+        self.log: list[Decision] = []
+        self.arrived = 0
+        self.ended: list[str] = []
+
+    def receive(self, decisions: Any) -> None:
+        for decision in decisions:
+            self.log.append(decision)
+            if isinstance(decision, Dispatch):
+                assert decision.id not in self.running
+                self.running[decision.id] = decision.backend
+            elif isinstance(decision, Reject):
+                self.ended.append(decision.id)
+
+    def step(self) -> None:
+        engine, chance = self.engine, self.random
+        self.now += chance.uniform(0.0, 0.05)
+        choice = chance.random()
+        if choice < 0.45 or not self.running:
+            tenant, user, prefix = chance.choice("abc"), chance.choice(("x", "y")), chance.randrange(4)
+            prompt = chance.randrange(1, 40)
+            request = make_request(
+                tenant, id=f"r{self.arrived}", user=user, weight=WEIGHTS[tenant], prompt=prompt, arrived_s=self.now,
+                prefix=(prefix, 10 + prefix, 20 + prefix),
+            )  # fmt: skip
+            self.arrived += 1
+            self.receive(engine.arrived(request, self.now))
+            return
+        request_id = chance.choice(sorted(self.running))
+        if choice < 0.7:
+            self.receive(engine.progressed(request_id, chance.randrange(1, 9), self.now))
+            return
+        del self.running[request_id]
+        if choice < 0.78 and self.refusals:
+            self.receive(engine.failed(request_id, Failure.REFUSED, self.now))
+        else:
+            self.ended.append(request_id)
+            service = ServiceTokens(chance.randrange(1, 40), chance.randrange(30))
+            self.receive(engine.finished(request_id, service, self.now))
+
+    def finish(self) -> None:
+        """Serve all that is left."""
+        for _ in range(10_000):
+            if not self.running and not self.engine.queued:
+                return
+            self.now += 0.2
+            self.receive(self.engine.woke(self.now))
+            for request_id in sorted(self.running):
+                del self.running[request_id]
+                self.ended.append(request_id)
+                self.receive(self.engine.finished(request_id, ServiceTokens(5, 5), self.now))
+        raise AssertionError(f"{self.engine!r} never empties")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in BY_MATCH])
-@given(seed=st.integers(0, 10**6), at=st.lists(st.integers(0, 150), min_size=1, max_size=4))
-@settings(max_examples=10)
+@given(seed=st.integers(0, 10**6), at=st.lists(st.integers(0, 80), min_size=1, max_size=4))
+@settings(max_examples=20)
 def test_a_policy_in_place_of_one_that_is_alike_decides_the_same(name: str, seed: int, at: list[int]) -> None:
     own: dict[str, Any] = {**SMALL.get(name, {}), **STRICT.get(name, {})}
     if name in ("wsc", "fairserve"):
         own["window_calls"] = 0.0
     # Several that were sent back go in the order of their arrival afterwards, not of their return.
-    worlds = [World(lambda: named_policy(name, **own), seed, fails=False) for _ in range(2)]
-    for step in range(200):
+    runs = [Run(engine_with(named_policy(name, **own)), seed, refusals=False) for _ in range(2)]
+    for step in range(80):
         if step in at:
-            (one,), (other,) = worlds[0].pools, worlds[1].pools
-            fresh = named_policy(name, prefixes=one.policy.prefixes, **own)
-            taken = take_over(one, Setup(LIMITS, CapacitySettings(), OverloadSettings(), SLOTS, fresh), worlds[0].now)
-            worlds[0].carry(one, taken)
-            other.catch_up(worlds[1].now)
-            other.room.changed()  # all engines are asked again
-            worlds[1].carry(other, other.woke(worlds[1].now))
-        for world in worlds:
-            world.event()
-    assert worlds[0].log == worlds[1].log
-    left, right = (world.pools[0].policy.order.backlog for world in worlds)
+            engine = runs[0].engine
+            fresh = named_policy(name, prefixes=engine.policy.prefixes, **own)
+            runs[0].receive(take_over(engine, setup_with(fresh), runs[0].now))
+            runs[1].engine.catch_up(runs[1].now)
+            runs[1].engine.room.changed()  # all engines are asked again
+            runs[1].receive(runs[1].engine.woke(runs[1].now))
+        for run in runs:
+            run.step()
+    assert runs[0].log == runs[1].log
+    left, right = (run.engine.policy.order.backlog for run in runs)
     if left is not None and right is not None:
-        for tenant in worlds[0].tenants:
+        for tenant in WEIGHTS:
             mine, theirs = left.tenant(tenant), right.tenant(tenant)
             assert (mine is None) == (theirs is None)
             if mine is not None and theirs is not None:
@@ -93,21 +151,21 @@ def test_a_policy_in_place_of_one_that_is_alike_decides_the_same(name: str, seed
     seed=st.integers(0, 10**6),
     every=st.integers(5, 30),
 )
-@settings(max_examples=20)
+@settings(max_examples=60)
 def test_from_any_policy_to_any_other_nothing_is_lost(names: list[str], seed: int, every: int) -> None:
-    world = World(lambda: policy_of(names[0]), seed)
-    [pool] = world.pools
+    run = Run(engine_with(policy_of(names[0])), seed)
     for name in names[1:]:
         for _ in range(every):
-            world.event()
-        waiting, running = pool.queued, pool.dispatched
-        setup = Setup(LIMITS, CapacitySettings(), OverloadSettings(), SLOTS, policy_of(name))
-        world.carry(pool, take_over(pool, setup, world.now))
-        assert pool.queued + pool.dispatched == waiting + running
-        world.check()
-    world.drain()
-    for order in pool.policy.queues().values():
-        for tenant in world.tenants:
+            run.step()
+        waiting, running = run.engine.queued, run.engine.dispatched
+        run.receive(take_over(run.engine, setup_with(policy_of(name)), run.now))
+        assert run.engine.queued + run.engine.dispatched == waiting + running
+        assert len(run.engine.policy) == run.engine.queued
+    run.finish()
+    assert sorted(run.ended) == sorted(f"r{n}" for n in range(run.arrived))
+    assert run.engine.queued == run.engine.dispatched == 0
+    for order in run.engine.policy.queues().values():
+        for tenant in WEIGHTS:
             member = order.backlog.tenant(tenant) if order.backlog is not None else None
             assert member is None or member.queued == member.running == 0
 
@@ -215,20 +273,24 @@ def test_more_slots_are_used_at_once_and_fewer_are_kept_to() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_backend_that_is_removed_gets_nothing_and_what_waits_goes_elsewhere(name: str) -> None:
-    world = World(lambda: policy_of(name), 7, slots=(2, 2))
-    [pool] = world.pools
+    run = Run(engine_with(policy_of(name)), 7)
     for _ in range(60):
-        world.event()
-    world.carry(pool, pool.backend_changed("e0", False, world.now))
-    seen = len(world.log)
-    for id in [*pool.backends["e0"].leases]:
-        world.finish(id)
-    world.carry(pool, remove_backend(pool, "e0", world.now))
-    pool.add_backend("e2", max_num_seqs=2)
-    world.drain()
-    later = {one.backend for one in world.log[seen:] if isinstance(one, Dispatch)}
-    assert "e0" not in later
-    assert "e1" in later
+        run.step()
+    engine = run.engine
+    run.receive(engine.backend_changed("one", False, run.now))
+    seen = len(run.log)
+    while engine.backends["one"].leases:
+        request_id = next(iter(engine.backends["one"].leases))
+        del run.running[request_id]
+        run.ended.append(request_id)
+        run.receive(engine.finished(request_id, ServiceTokens(5, 5), run.now))
+    run.receive(remove_backend(engine, "one", run.now))
+    engine.add_backend("three", max_num_seqs=2)
+    run.finish()
+    later = [one.backend for one in run.log[seen:] if isinstance(one, Dispatch)]
+    assert "one" not in later
+    assert "two" in later
+    assert sorted(run.ended) == sorted(f"r{n}" for n in range(run.arrived))
 
 
 def test_a_tenant_with_nothing_queued_or_running_keeps_its_weight() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
-from policies.admission.policy import Policy
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.interactions import Interactions
@@ -34,10 +33,6 @@ NOT_FREE = {Obstacle.CLOSED, Obstacle.WORKING_SET}
 """What may keep a request from an engine that runs nothing."""
 
 
-def made(policy: str) -> Policy:
-    return policy_with(policy, requests_per_minute=400, throttle=STARTS, window_tokens=1000.0)
-
-
 Lift = tuple[object, float, float]
 """The member of the queue, what its tenant had received before it, and by how much its counter was lifted."""
 
@@ -46,12 +41,11 @@ class World:
     """Random events at pools that share tenants, limits and interactions. What must always hold is checked after each.
 
     `slots`: of each engine. `jumps`: the clock is set back and forth. `order`: of the engines in the configuration.
-    `fails`: engines send requests back.
     """
 
     def __init__(
         self,
-        policy: str | Callable[[], Policy],
+        policy: str,
         seed: int,
         *,
         pools: int = 1,
@@ -60,7 +54,6 @@ class World:
         jumps: bool = False,
         limits: QueueLimits = LIMITS,
         order: Sequence[int] | None = None,
-        fails: bool = True,
     ) -> None:
         self.random = Random(seed)
         self.quotas = Quotas(QUOTA)
@@ -84,11 +77,10 @@ class World:
         self.settled: Counter[tuple[int, str]] = Counter()
         """What requests that have ended were charged over their weight, by pool and tenant."""
         self.lifts: dict[tuple[int, str], Lift] = {}
-        self.fails = fails
         self.pools = [
             AdmissionEngine(
-                made(policy) if isinstance(policy, str) else policy(), limits=limits, quotas=self.quotas,
-                interactions=self.interactions,
+                policy_with(policy, requests_per_minute=400, throttle=STARTS, window_tokens=1000.0), limits=limits,
+                quotas=self.quotas, interactions=self.interactions,
             )
             for _ in range(pools)
         ]  # fmt: skip
@@ -179,7 +171,7 @@ class World:
             self.carry(pool, pool.progressed(id, rng.choice([0, 1, 5, 40]), self.now))
             return
         del self.running[id]
-        if what < 0.5 and self.fails:
+        if what < 0.5:
             self.waiting[id] = request, pool
             failure = rng.choice([Failure.REFUSED, Failure.UNREACHED, Failure.DROPPED])
             unreached = request.progress.unreached + (failure is Failure.UNREACHED)
@@ -207,7 +199,7 @@ class World:
     def engine_changes(self, pool: AdmissionEngine) -> None:
         rng = self.random
         name = rng.choice(sorted(pool.backends))
-        if rng.random() < 0.2 and self.fails:  # it has crashed, and comes back with an empty cache
+        if rng.random() < 0.2:  # it has crashed, and comes back with an empty cache
             for id in [id for id, (_, own, engine) in self.running.items() if own is pool and engine == name]:
                 request, _, _ = self.running.pop(id)
                 self.waiting[id] = request, pool
@@ -380,14 +372,6 @@ class World:
                 assert slots is None or running > slots, "a request waited for a slot that was free"
             self.carry(pool, decisions)
 
-    def finish(self, id: str) -> None:
-        request, pool, _ = self.running.pop(id)
-        service = ServiceTokens(request.prompt_tokens, 1)
-        self.taken[request.flow.tenant, self.came[id]] += request.prompt_tokens
-        decisions = pool.finished(id, service, self.now, False)
-        self.ends(request, pool)
-        self.carry(pool, decisions)
-
     def drain(self) -> None:
         for pool in self.pools:
             for name in pool.backends:
@@ -396,7 +380,12 @@ class World:
             if not self.waiting and not self.running:
                 break
             for id in list(self.running):
-                self.finish(id)
+                request, pool, _ = self.running.pop(id)
+                service = ServiceTokens(request.prompt_tokens, 1)
+                self.taken[request.flow.tenant, self.came[id]] += request.prompt_tokens
+                decisions = pool.finished(id, service, self.now, False)
+                self.ends(request, pool)
+                self.carry(pool, decisions)
             self.time_passes(0.1)
         assert not self.waiting
         assert sorted(self.ended) == [f"r{number + 1:05}" for number in range(self.serial)]
