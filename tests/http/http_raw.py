@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 from collections.abc import AsyncIterator
@@ -42,6 +43,8 @@ class Served:
     ) -> None:
         self.requests: list[HttpRequest] = []
         self.responders: list[Responder] = []
+        self.clients: list[asyncio.StreamWriter | socket.socket] = []
+        """What is closed at the end."""
         self._behave = behave
         state = ServerState(self._handle, limits, on_head=on_head, on_refused=on_refused, proxies=proxies)
         self.server = HttpServer(state)
@@ -52,8 +55,20 @@ class Served:
         self.responders.append(responder)
         self._behave(request, responder)
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
+    async def connect(self, payload: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A client that has sent so much."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
+        self.clients.append(writer)
+        writer.write(payload)
+        return reader, writer
+
+    def client_that_sends(self, payload: bytes) -> socket.socket:
+        """A client that reads nothing on its own."""
+        sock = socket.create_connection(("127.0.0.1", self.port))
+        self.clients.append(sock)
+        sock.setblocking(False)
+        sock.sendall(payload)
+        return sock
 
     async def exchange(self, payload: bytes) -> bytes:
         """Send, and read until the server ends the connection."""
@@ -98,6 +113,14 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
         return head, body
 
 
+async def refusal(reader: asyncio.StreamReader) -> tuple[int, str]:
+    """The status and the code of a refusal, which says when to ask again where that helps."""
+    head, body = await read_answer(reader)
+    [status] = statuses_of(head)
+    assert (b"retry-after: " in head) == (status in (429, 503))
+    return status, json.loads(body)["error"]["code"]
+
+
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([0-9]{3}) [A-Za-z '-]+\r\n")
 
 
@@ -124,6 +147,8 @@ async def serving(
     try:
         yield served
     finally:
+        for client in served.clients:
+            client.close()
         await served.server.close(0)
         assert len(served.server.state.connections) == 0
         assert served.server.state.bodies_bytes == 0

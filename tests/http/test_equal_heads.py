@@ -145,4 +145,3 @@ async def test_a_kept_connection_answers_each_with_its_own_body() -> None:
             assert (await read_answer(reader))[1] == b"POST /a " + body
         writer.write(b"".join(POST + b"Content-Length: %d\r\n\r\n%b" % (n, b"y" * n) for n in (1, 2, 3)))
         assert [(await read_answer(reader))[1] for _ in range(3)] == [b"POST /a " + b"y" * n for n in (1, 2, 3)]
-        writer.close()
