@@ -29,6 +29,7 @@ from tests.backends.raw_server import (
     say,
     until,
 )
+from tests.waiting import WAIT_S
 
 
 @pytest.mark.parametrize("ending", [close, reset], ids=["close", "reset"])
@@ -256,6 +257,19 @@ async def test_cancel_before_the_connection_is_made(open_pool: Open) -> None:
         await ask_nothing(pool)
         assert (await ask(pool))[1] is None  # accepted after the two, so the server is done with them as well
         assert recorder.ends == later.ends == []
+
+
+async def test_cancel_while_the_connection_is_being_made_does_not_lose_sight_of_it(open_pool: Open) -> None:
+    """Else closing the pool waits for it for ever."""
+    async with RawServer(say(then=hang)) as server:
+        pool = open_pool(server.url)
+        recorder = Recorder()
+        call = pool.send(REQUEST, BODY, recorder)
+        await until(lambda: "1 busy" in repr(pool))
+        call.cancel()
+        async with asyncio.timeout(WAIT_S):
+            await pool.close()
+        assert (recorder.status, recorder.ends) == (0, [])
 
 
 class CancelsAtHead(Recorder):
