@@ -311,3 +311,17 @@ async def test_json_is_json_by_any_spelling_and_where_a_stream_was_asked_for(sta
         played = await on.play("/v1/chat/completions", sent, stream=True)
         assert (played.end, played.tokens) == ((200, *COMPLETED), (7, 2))
         assert sent.raw.endswith(chunk(played.got.body) + STREAM_END)
+
+
+# --- nothing more ---
+
+
+async def test_an_engine_that_falls_silent_is_given_up(start: Starter) -> None:
+    async with stage(start, upstream_silence_s=0.1) as on:
+        for path in ("/v1/chat/completions", "/tokenize"):
+            played = await on.play(path, Sent(b""))
+            assert played.end == (504, "failed", "backend_timeout"), path
+            assert played.got.error["code"] == "backend_timeout", path
+        played = await on.play("/v1/chat/completions", Sent(STREAM_HEAD + chunk(token("a"))), stream=True)
+        assert (played.end, played.tokens[1]) == ((200, "failed", "backend_timeout"), 1)
+        assert events(played.got.body)[-1]["error"]["code"] == "backend_timeout"

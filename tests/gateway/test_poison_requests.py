@@ -71,25 +71,19 @@ def forget(live: Live, engines: list[Frail]) -> None:
             pool.breaks.forget(backend)
 
 
-async def test_with_one_engine_it_is_not_sent_again(start: Starter) -> None:
+@pytest.mark.parametrize("others", [0, 1], ids=["there is one engine", "the others are down"])
+async def test_without_another_engine_it_is_not_sent_again(start: Starter, others: int) -> None:
     engine = Frail()
-    async with Upstream(engine) as upstream, start(upstream.url) as live:
-        got = await live.ask("/v1/chat/completions", chat(POISON))
-        assert (got.status, got.error["code"], engine.poisoned) == (502, "backend_failed", 1)
-        assert live.holds_nothing()
-        assert (await live.ask("/v1/chat/completions", chat())).status == 200
+    async with Upstream(engine) as upstream:
+        async with start(upstream.url, *[f"http://127.0.0.1:{free_port()}"] * others) as live:
+            got = await live.ask("/v1/chat/completions", chat(POISON))
+            assert (got.status, got.error["code"], engine.poisoned) == (502, "backend_failed", 1)
+            assert live.holds_nothing()
+            assert (await live.ask("/v1/chat/completions", chat())).status == 200
 
 
-async def test_where_the_others_are_down_it_is_not_sent_again(start: Starter) -> None:
-    engine = Frail()
-    async with Upstream(engine) as upstream, start(upstream.url, f"http://127.0.0.1:{free_port()}") as live:
-        got = await live.ask("/v1/chat/completions", chat(POISON))
-        assert (got.status, engine.poisoned) == (502, 1)
-        assert live.holds_nothing()
-
-
-async def test_where_the_other_one_is_out_of_reach_it_does_not_come_back(start: Starter) -> None:
-    """The other one has died and nobody knows it yet."""
+async def test_where_the_other_engine_is_out_of_reach_it_does_not_come_back(start: Starter) -> None:
+    """The other engine has died and nobody knows it yet."""
     frail = Frail()
     async with Upstream(frail) as upstream, simulated(time_scale=0) as dies, start(upstream.url, dies.url) as live:
         await dies.server.stop()

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
+from email.utils import formatdate
 
 import pytest
 
 from backends.answers.sse import Dialect
 from gateway.http.errors import ApiError, Reason, dialect_of
-from gateway.http.headers import bearer_key, forward_request_headers, forward_response_headers
+from gateway.http.headers import (
+    RETRY_AFTER_S_MAX,
+    bearer_key,
+    forward_request_headers,
+    forward_response_headers,
+    retry_after_s,
+)
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -59,6 +67,20 @@ def test_errors_in_a_stream() -> None:
 def test_the_dialect_follows_the_path() -> None:
     assert dialect_of("/v1/messages") is dialect_of("/v1/messages/count_tokens") is Dialect.MESSAGES
     assert dialect_of("/v1/chat/completions") is Dialect.OPENAI
+
+
+@pytest.mark.parametrize(
+    ("said", "wait_s"),
+    [("700", 700), (" 1.5", 1.5), ("9" * 400, RETRY_AFTER_S_MAX), ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
+     ("soon", 0), ("-5", 0), ("nan", 0), ("", 0)],
+)  # fmt: skip
+def test_when_an_engine_wants_to_be_asked_again(said: str, wait_s: float) -> None:
+    assert retry_after_s([(b"retry-after", said.encode())]) == wait_s
+
+
+def test_an_engine_may_say_at_which_date_it_wants_to_be_asked_again() -> None:
+    in_an_hour = formatdate(time.time() + 3600, usegmt=True).encode()
+    assert retry_after_s([(b"retry-after", in_an_hour)]) == pytest.approx(3600, abs=60)
 
 
 HOP_BY_HOP = ["connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"]
