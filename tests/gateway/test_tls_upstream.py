@@ -16,16 +16,6 @@ OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
 CHAT = "/v1/chat/completions"
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("others"), "stranger")
-
-
 def pools(upstream: Upstream, **tls: Any) -> list[dict[str, Any]]:
     backend = {"url": upstream.url, **({"tls": tls} if tls else {})}
     return [{"name": "pool", "backends": [backend]}]
