@@ -186,17 +186,6 @@ async def test_an_unknown_path_reads_no_body_and_needs_no_key(start: Starter) ->
         assert upstream.requests == []
 
 
-@pytest.mark.parametrize(
-    ("path", "method"),
-    [("/v1/responses/resp_1/cancel", "POST"), ("/v1/responses/resp_1", "GET"), ("/version", "GET")],
-)
-async def test_known_ways_around_the_queue_pass(start: Starter, path: str, method: str) -> None:
-    async with Upstream(replies(answer(b"{}"))) as upstream, start(upstream.url, tenants=TENANTS) as live:
-        live.has_response("resp_1", tenant="t")
-        assert status_of(await raw_exchange(live.gateway.port, raw(method, path, b""))) == 200
-        assert [seen.line for seen in upstream.requests] == [f"{method} {path} HTTP/1.1".encode()]
-
-
 ROUTES = [
     {"path": "/v1/something/new", "treatment": "generate"},
     {"path": "/v1/videos/*/remix", "treatment": "pass"},
