@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from tests.gateway.capture import DONE, Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Simulated, Starter, chat, simulated, until
 from tests.gateway.playbook import ASKED, STREAMED
+from tests.kit.together import together
 from tests.ports import free_port
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
@@ -155,17 +155,15 @@ async def test_an_engine_that_says_when_is_not_asked_before_and_its_time_is_told
     start: Starter, count: int, status: bytes
 ) -> None:
     engines = [Busy(status, b"700") for _ in range(count)]
-    async with AsyncExitStack() as stack:
-        urls = [(await stack.enter_async_context(Upstream(engine))).url for engine in engines]
-        async with start(*urls) as live:
-            asked = asyncio.ensure_future(live.ask("/v1/chat/completions", chat("busy"), key="a"))
-            others = [await live.ask("/v1/chat/completions", chat(), key="b") for _ in range(20)]
-            assert {each.status for each in others} == {200}
-            got = await asked
-            assert (got.status, got.error["code"]) == (503, "server_busy")
-            assert 690 <= int(got.headers["retry-after"]) <= 800
-            assert [engine.refused for engine in engines] == [1] * count
-            assert live.holds_nothing()
+    async with together(map(Upstream, engines)) as upstreams, start(*[each.url for each in upstreams]) as live:
+        asked = asyncio.ensure_future(live.ask("/v1/chat/completions", chat("busy"), key="a"))
+        others = [await live.ask("/v1/chat/completions", chat(), key="b") for _ in range(20)]
+        assert {each.status for each in others} == {200}
+        got = await asked
+        assert (got.status, got.error["code"]) == (503, "server_busy")
+        assert 690 <= int(got.headers["retry-after"]) <= 800
+        assert [engine.refused for engine in engines] == [1] * count
+        assert live.holds_nothing()
 
 
 async def test_a_time_that_can_be_waited_for_is_waited_for_and_holds_up_nobody(start: Starter) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
 from itertools import product
 from typing import Any
 
@@ -11,7 +10,8 @@ import pytest
 
 from gateway.pool.retries import AT_START, PER_REQUEST, SAVED_MAX, RetryBudget
 from tests.gateway.capture import Peer, Seen, Upstream, answer
-from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until
+from tests.gateway.live import MODEL, Answer, Live, Starter, chat, simulated, until
+from tests.kit.together import together
 from tests.ports import free_port
 
 WHOLE = b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}'
@@ -46,20 +46,26 @@ class Frail:
 
 @pytest.mark.parametrize(("resets", "attempts_max"), [(False, 3), (True, 10)])
 async def test_it_goes_to_two_engines_and_never_to_a_third(start: Starter, resets: bool, attempts_max: int) -> None:
-    engines = [Frail(resets=resets) for _ in range(4)]
-    async with AsyncExitStack() as stack:
-        urls = [(await stack.enter_async_context(Upstream(engine))).url for engine in engines]
-        async with start(*urls, limits={"attempts_max": attempts_max}) as live:
-            for number, (path, stream) in enumerate(product(PATHS, (False, True)), 1):
-                got = await live.ask(path, {**PATHS[path], "stream": stream}, key=f"key-{number}")
-                assert (got.status, got.headers["x-should-retry"]) == (502, "false"), path
-                assert "retry-after" not in got.headers, path
-                assert sorted(engine.poisoned for engine in engines) == [0, 0, 1, 1], path
-                line = (await live.lines(number))[-1]
-                assert (line["outcome"], line["reason"], line["tries"]) == ("failed", "backend_failed", 2), path
-                assert (line["tokens_in"], line["tokens_out"]) == (0, 0), path
-                assert live.holds_nothing(), path
-                forget(live, engines)
+    engines, limits = [Frail(resets=resets) for _ in range(4)], {"attempts_max": attempts_max}
+    async with (
+        together(map(Upstream, engines)) as upstreams,
+        start(*[each.url for each in upstreams], limits=limits) as live,
+    ):
+        for number, (path, stream) in enumerate(product(PATHS, (False, True)), 1):
+            got = await live.ask(path, {**PATHS[path], "stream": stream}, key=f"key-{number}")
+            await is_given_up(live, got, number)
+            assert sorted(engine.poisoned for engine in engines) == [0, 0, 1, 1], path
+            forget(live, engines)
+
+
+async def is_given_up(live: Live, got: Answer, number: int) -> None:
+    """Its client need not try again, pays nothing, and nothing of it is left."""
+    assert (got.status, got.headers["x-should-retry"]) == (502, "false")
+    assert "retry-after" not in got.headers
+    line = (await live.lines(number))[-1]
+    assert (line["outcome"], line["reason"], line["tries"]) == ("failed", "backend_failed", 2)
+    assert (line["tokens_in"], line["tokens_out"]) == (0, 0)
+    await until(live.holds_nothing)
 
 
 def forget(live: Live, engines: list[Frail]) -> None:
@@ -97,29 +103,25 @@ async def test_where_the_other_engine_is_out_of_reach_it_does_not_come_back(star
 async def test_on_connections_that_are_in_use_it_is_sent_twice_at_most(start: Starter, backends: int) -> None:
     """Where a used connection ends without a byte it may have been closed as idle, so a new one is tried, once."""
     engines = [Frail() for _ in range(backends)]
-    async with AsyncExitStack() as stack:
-        urls = [(await stack.enter_async_context(Upstream(engine))).url for engine in engines]
-        async with start(*urls) as live:
-            warm = [live.ask("/v1/chat/completions", chat()) for _ in range(6 * backends)]
-            assert {got.status for got in await asyncio.gather(*warm)} == {200}
-            got = await live.ask("/v1/chat/completions", chat(POISON))
-            assert (got.status, sum(engine.poisoned for engine in engines)) == (502, 2)
-            assert live.holds_nothing()
+    async with together(map(Upstream, engines)) as upstreams, start(*[each.url for each in upstreams]) as live:
+        warm = [live.ask("/v1/chat/completions", chat()) for _ in range(6 * backends)]
+        assert {got.status for got in await asyncio.gather(*warm)} == {200}
+        got = await live.ask("/v1/chat/completions", chat(POISON))
+        assert (got.status, sum(engine.poisoned for engine in engines)) == (502, 2)
+        assert live.holds_nothing()
 
 
 async def test_retries_are_a_small_part_of_what_is_asked(start: Starter) -> None:
     asked, good = 60, 4
     engines = [Frail(good=LAST) for _ in range(3)]  # on a kept connection it might be sent twice to one
-    async with AsyncExitStack() as stack:
-        urls = [(await stack.enter_async_context(Upstream(engine))).url for engine in engines]
-        async with start(*urls) as live:
-            for _ in range(asked):
-                for _ in range(good):  # so that its answers do not mostly break
-                    assert (await live.ask("/v1/chat/completions", chat())).status == 200
-                assert (await live.ask("/v1/chat/completions", chat(POISON))).status == 502
-            sent = sum(engine.poisoned for engine in engines)
-            assert asked < sent <= asked + AT_START + PER_REQUEST * asked * (1 + good)
-            assert live.holds_nothing()
+    async with together(map(Upstream, engines)) as upstreams, start(*[each.url for each in upstreams]) as live:
+        for _ in range(asked):
+            for _ in range(good):  # so that its answers do not mostly break
+                assert (await live.ask("/v1/chat/completions", chat())).status == 200
+            assert (await live.ask("/v1/chat/completions", chat(POISON))).status == 502
+        sent = sum(engine.poisoned for engine in engines)
+        assert asked < sent <= asked + AT_START + PER_REQUEST * asked * (1 + good)
+        assert live.holds_nothing()
 
 
 def two_pools(first: list[str], second: list[str], **of_second: Any) -> list[dict[str, Any]]:
@@ -132,18 +134,13 @@ def two_pools(first: list[str], second: list[str], **of_second: Any) -> list[dic
 
 async def test_without_another_engine_the_fallback_has_it_once_and_no_third_one(start: Starter) -> None:
     engines = [Frail() for _ in range(3)]
-    async with AsyncExitStack() as stack:
-        first, *others = [(await stack.enter_async_context(Upstream(engine))).url for engine in engines]
-        async with start(pools=two_pools([first], others, fallback=MODEL)) as live:
+    async with together(map(Upstream, engines)) as (first, *others):
+        async with start(pools=two_pools([first.url], [each.url for each in others], fallback=MODEL)) as live:
             for number, (path, stream) in enumerate(product(PATHS, (False, True)), 1):
                 got = await live.ask(path, {**PATHS[path], "stream": stream}, key=f"key-{number}")
-                assert (got.status, got.headers["x-should-retry"]) == (502, "false"), path
+                await is_given_up(live, got, number)
                 assert engines[0].poisoned == 1, path
                 assert sorted(engine.poisoned for engine in engines[1:]) == [0, 1], path
-                line = (await live.lines(number))[-1]
-                assert (line["outcome"], line["reason"], line["tries"]) == ("failed", "backend_failed", 2), path
-                assert (line["tokens_in"], line["tokens_out"]) == (0, 0), path
-                await until(live.holds_nothing)
                 forget(live, engines)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from backends.simulated.simulated_server import SimulatedServer
-from tests.gateway.live import MODEL, SMALL, Starter, chat, long_chat, simulated, until
+from tests.gateway.live import MODEL, Live, Simulated, Starter, chat, long_chat, simulated, until
 from tests.gateway.load import tenants
+from tests.kit.together import together
 from tests.ports import free_port
 
 CHAT = "/v1/chat/completions"
@@ -36,14 +38,10 @@ async def test_all_down_at_start(start: Starter, models: list[str]) -> None:
         assert (got.status, got.error["code"]) == (503, "no_backend")
         assert int(got.headers["retry-after"]) >= 1
         assert live.holds_nothing()
-        server = SimulatedServer(SMALL, model_names=(MODEL,))
-        await server.start("127.0.0.1", port)
-        try:
+        async with simulated(port=port):
             await until(lambda: not live.gateway.not_ready())
             assert (await live.get("/ready", admin=True)).json == {"ready": True, "why_not": []}
             assert (await live.ask("/v1/chat/completions", chat(max_tokens=3))).status == 200
-        finally:
-            await server.stop()
 
 
 async def test_all_down_and_nothing_to_admit(start: Starter) -> None:
@@ -63,25 +61,35 @@ async def test_a_backend_that_goes_down_is_noticed_without_a_request(start: Star
         assert "retry-after" in got.headers
 
 
-@pytest.mark.parametrize("count", [1, 2])
-async def test_when_the_last_engine_goes_what_waits_is_refused_as_what_comes(start: Starter, count: int) -> None:
-    """Not held for as long as a request may wait, and not told that an engine failed on it."""
-    async with AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(simulated()) for _ in range(count)]
-        async with start(*[sim.url for sim in engines]) as live:
+@asynccontextmanager
+async def all_gone(start: Starter, count: int, **pool: Any) -> AsyncIterator[tuple[Live, list[Any], list[Simulated]]]:
+    """So many engines, which go while requests wait for them, and one that comes afterwards: what becomes of those?"""
+    async with together([simulated() for _ in range(count)]) as engines:
+        backends = [{"url": sim.url} for sim in engines]
+        async with start(pools=[{"name": "p", "backends": backends, **pool}]) as live:
             running = [asyncio.ensure_future(live.ask(CHAT, long_chat(n=8))) for _ in range(count)]
             await until(lambda: live.engine.dispatched == count)
-            waiting = [asyncio.ensure_future(live.ask(CHAT, chat())) for _ in range(40)]
+            asked = [live.ask(CHAT, chat(max_tokens=3), key=f"k{number}") for number in range(40)]
+            waiting = [asyncio.ensure_future(each) for each in asked]
             await until(lambda: live.engine.queued >= 20)
             for sim in engines:
                 await sim.server.stop()
             await asyncio.gather(*running)
-            got = [*await asyncio.gather(*waiting), await live.ask(CHAT, chat())]
-            ends = {(each.status, each.error["code"]) for each in got if each.status != 200}
-            assert ends <= {(503, "no_backend"), (502, "backend_failed")}
-            assert [each.error["code"] for each in got[20:]] == ["no_backend"] * 21
-            assert all("retry-after" in each.headers for each in got if each.status == 503)
+            await until(lambda: not live.engine.is_served)
+            waiting.append(asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3))))
+            yield live, waiting, engines
             await until(live.holds_nothing)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_when_the_last_engine_goes_what_waits_is_refused_as_what_comes(start: Starter, count: int) -> None:
+    """Not held for as long as a request may wait, and not told that an engine failed on it."""
+    async with all_gone(start, count) as (_, waiting, _):
+        got = await asyncio.gather(*waiting)
+        ends = {(each.status, each.error["code"]) for each in got if each.status != 200}
+        assert ends <= {(503, "no_backend"), (502, "backend_failed")}
+        assert [each.error["code"] for each in got[20:]] == ["no_backend"] * 21
+        assert all("retry-after" in each.headers for each in got if each.status == 503)
 
 
 FROM_NOTHING = {"start_s_max": 600, "models": [MODEL]}
@@ -123,27 +131,12 @@ async def test_without_an_engine_requests_wait_are_told_and_go_in_order(start: S
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_when_the_last_engine_goes_what_waits_is_held_for_the_next_one(start: Starter, count: int) -> None:
-    async with AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(simulated()) for _ in range(count)]
-        pool = {"name": "p", "backends": [{"url": sim.url} for sim in engines], **FROM_NOTHING}
-        async with start(pools=[pool]) as live:
-            running = [asyncio.ensure_future(live.ask(CHAT, long_chat(n=8))) for _ in range(count)]
-            await until(lambda: live.engine.dispatched == count)
-            waiting = [
-                asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3), key=f"k{number}")) for number in range(40)
-            ]
-            await until(lambda: live.engine.queued >= 20)
-            for sim in engines:
-                await sim.server.stop()
-            await asyncio.gather(*running)
-            await until(lambda: not live.engine.is_served)
-            waiting.append(asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3))))
-            await until(lambda: live.engine.requests.cold_start.allowance_s())
-            async with simulated(port=engines[0].port):
-                got = await asyncio.gather(*waiting)
-            # Before its end was noticed, the engine may have had some of the first in its hands.
-            assert [each.status for each in got[20:]] == [200] * 21
-            await until(live.holds_nothing)
+    async with all_gone(start, count, **FROM_NOTHING) as (live, waiting, engines):
+        await until(lambda: live.engine.requests.cold_start.allowance_s())
+        async with simulated(port=engines[0].port):
+            got = await asyncio.gather(*waiting)
+        # Before its end was noticed, the engine may have had some of the first in its hands.
+        assert [each.status for each in got[20:]] == [200] * 21
 
 
 async def test_a_start_that_does_not_come_ends_in_a_refusal(start: Starter) -> None:
