@@ -63,7 +63,7 @@ async def test_a_backend_that_goes_down_is_noticed_without_a_request(start: Star
 
 @asynccontextmanager
 async def all_gone(start: Starter, count: int, **pool: Any) -> AsyncIterator[tuple[Live, list[Any], list[Simulated]]]:
-    """So many engines, which go while requests wait for them, and one that comes afterwards: what becomes of those?"""
+    """Yield a gateway whose engines are all gone, what was asked of it before and after that, and the engines."""
     async with together([simulated() for _ in range(count)]) as engines:
         backends = [{"url": sim.url} for sim in engines]
         async with start(pools=[{"name": "p", "backends": backends, **pool}]) as live:
