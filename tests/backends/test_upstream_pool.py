@@ -190,7 +190,7 @@ async def test_the_connection_used_last_is_used_first(open_pool: Open) -> None:
 
 
 async def test_no_limit_and_no_queue_of_connections(open_pool: Open) -> None:
-    everyone = asyncio.Barrier(150)
+    everyone = asyncio.Barrier(80)
 
     async def script(peer: Peer) -> None:
         await peer.request()
@@ -200,8 +200,8 @@ async def test_no_limit_and_no_queue_of_connections(open_pool: Open) -> None:
 
     async with RawServer(script) as server:
         pool = open_pool(server.url)
-        results = await asyncio.gather(*(ask(pool) for _ in range(150)))
-        assert [error for _, error in results] == [None] * 150
+        results = await asyncio.gather(*(ask(pool) for _ in range(80)))
+        assert [error for _, error in results] == [None] * 80
 
 
 async def test_cancel_closes_at_once_and_nothing_is_called_afterwards(open_pool: Open) -> None:

@@ -96,19 +96,6 @@ async def test_a_slow_reader_stops_its_own_engine_and_loses_nothing(
         await until(live.holds_nothing)
 
 
-async def test_many_slow_readers_hold_no_more_than_their_number(start: Starter) -> None:
-    engine = Floods(pieces=ENDLESS, framed=True)
-    async with flooded(start, engine) as (live, _):
-        live.engine.backends[next(iter(live.engine.backends))].slots.count = 64
-        slow = [await Reader.of(live, stream=True) for _ in range(8)]
-        await stuck(engine, len(slow))
-        held = held_bytes(live)
-        assert max(held) <= HELD_BYTES_MAX
-        for reader in slow:
-            reader.close()
-        await until(live.holds_nothing)
-
-
 async def test_others_go_on_beside_a_slow_reader(start: Starter) -> None:
     engine = Floods(pieces=ENDLESS, framed=True)
     async with flooded(start, engine) as (live, _):

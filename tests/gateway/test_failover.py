@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from tests.gateway.capture import DONE, Peer, Seen, Upstream, answer, replies
-from tests.gateway.live import MODEL, Simulated, Starter, chat, simulated, until
+from tests.gateway.live import MODEL, Live, Simulated, Starter, chat, simulated, until
 from tests.gateway.playbook import ASKED, STREAMED
 from tests.kit.together import together
 from tests.ports import free_port
@@ -19,10 +21,14 @@ FIFTY = {"max_tokens": 50, "max_output_tokens": 50, "ignore_eos": True}
 BY_LOAD = {"name": "fairserve", "placement": "least_loaded"}
 
 
-def preferring(first: Simulated, second: Simulated) -> list[dict[str, Any]]:
-    """One pool with two backends, of which the first is taken where both are idle: it comes first by name."""
-    backends = [{"url": first.url, "name": "a"}, {"url": second.url, "name": "b"}]
-    return [{"name": "pool", "backends": backends}]
+@asynccontextmanager
+async def two_engines(start: Starter) -> AsyncIterator[tuple[Live, Simulated]]:
+    """Two engines of one pool, of which `a`, the other value, is asked where both are idle: it comes first by name."""
+    async with simulated(time_scale=0) as first, simulated(time_scale=0) as second:
+        backends = [{"url": first.url, "name": "a"}, {"url": second.url, "name": "b"}]
+        async with start(policy=BY_LOAD, pools=[{"name": "pool", "backends": backends}]) as live:
+            yield live, first
+            assert live.holds_nothing()
 
 
 async def test_one_of_two_backends_down_at_start(start: Starter) -> None:
@@ -36,11 +42,7 @@ async def test_one_of_two_backends_down_at_start(start: Starter) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", ["refuses the connection", "resets it before the first byte"])
 async def test_an_engine_that_has_said_nothing_is_replaced_by_another(start: Starter, fault: str, stream: bool) -> None:
-    async with (
-        simulated(time_scale=0) as fails,
-        simulated(time_scale=0) as stays,
-        start(policy=BY_LOAD, pools=preferring(fails, stays)) as live,
-    ):
+    async with two_engines(start) as (live, fails):
         if fault == "refuses the connection":
             await fails.server.stop()
         else:
@@ -49,7 +51,6 @@ async def test_an_engine_that_has_said_nothing_is_replaced_by_another(start: Sta
         assert (got.status, fails.faults.reset_next) == (200, 0)
         [line] = await live.lines(1)
         assert (line["tries"], line["outcome"], line["backend"]) == (2, "completed", "b")
-        assert live.holds_nothing()
 
 
 UNQUEUED: dict[str, Any] = {
@@ -192,11 +193,7 @@ async def test_who_leaves_while_its_request_rests_takes_it_along(start: Starter)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", STREAMED)
 async def test_a_draining_engine_s_empty_abort_is_tried_elsewhere(start: Starter, path: str, stream: bool) -> None:
-    async with (
-        simulated(time_scale=0) as drains,
-        simulated(time_scale=0) as well,
-        start(policy=BY_LOAD, pools=preferring(drains, well)) as live,
-    ):
+    async with two_engines(start) as (live, drains):
         drains.faults.is_draining = True
         got = await live.ask(path, {**ASKED[path], **FIFTY, "stream": stream})
         assert got.status == 200
@@ -204,15 +201,10 @@ async def test_a_draining_engine_s_empty_abort_is_tried_elsewhere(start: Starter
         assert b"cancelled" not in got.body
         [line] = await live.lines(1)
         assert (line["tries"], line["tokens_out"]) == (2, 50)
-        assert live.holds_nothing()
 
 
 async def test_a_backend_that_keeps_breaking_its_answers_is_taken_out_of_service(start: Starter) -> None:
-    async with (
-        simulated(time_scale=0) as breaks,
-        simulated(time_scale=0) as well,
-        start(policy=BY_LOAD, pools=preferring(breaks, well)) as live,
-    ):
+    async with two_engines(start) as (live, breaks):
         breaks.faults.truncate_after_events = 2
         bodies = [(await live.ask("/v1/chat/completions", chat(stream=True, max_tokens=9))).body for _ in range(8)]
         assert [body.endswith(DONE) for body in bodies] == [False] * 5 + [True] * 3

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import product
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from gateway.pool.retries import AT_START, PER_REQUEST, SAVED_MAX, RetryBudget
 from tests.gateway.capture import Peer, Seen, Upstream, answer
-from tests.gateway.live import MODEL, Answer, Live, Starter, chat, simulated, until
+from tests.gateway.live import MODEL, Answer, Live, Simulated, Starter, chat, simulated, until
 from tests.kit.together import together
 from tests.ports import free_port
 
@@ -144,41 +146,39 @@ async def test_without_another_engine_the_fallback_has_it_once_and_no_third_one(
                 forget(live, engines)
 
 
-async def test_the_fallback_answers_what_the_only_engine_died_with(start: Starter) -> None:
+@asynccontextmanager
+async def with_fallback(start: Starter, **of_second: Any) -> AsyncIterator[tuple[Live, Frail, Simulated]]:
+    """An engine that dies, and one in good health whose pool stands in for it."""
     frail = Frail()
     async with Upstream(frail) as dies, simulated(models=("small",), time_scale=0) as small:
-        async with start(pools=two_pools([dies.url], [small.url])) as live:
-            for stream in (False, True):
-                got = await live.ask("/v1/chat/completions", chat(POISON, stream=stream))
-                assert got.status == 200
-            assert frail.poisoned == 2
-            assert [(line["outcome"], line["model"], line["tries"]) for line in await live.lines(2)] == [
-                ("completed", "small", 2)
-            ] * 2
+        both = two_pools([dies.url], [small.url], **of_second)
+        async with start(pools=both, limits={"attempts_max": 10}) as live:
+            yield live, frail, small
             await until(live.holds_nothing)
+
+
+async def test_the_fallback_answers_what_the_only_engine_died_with(start: Starter) -> None:
+    async with with_fallback(start) as (live, frail, _):
+        for stream in (False, True):
+            assert (await live.ask("/v1/chat/completions", chat(POISON, stream=stream))).status == 200
+        assert frail.poisoned == 2
+        for line in await live.lines(2):
+            assert (line["outcome"], line["model"], line["tries"]) == ("completed", "small", 2)
 
 
 async def test_what_an_engine_died_with_does_not_come_back_to_it_by_the_fallback(start: Starter) -> None:
     """The fallback's engine has died as well, and nobody knows it yet; its fallback is the first pool."""
-    frail = Frail()
-    async with Upstream(frail) as dies, simulated(models=("small",), time_scale=0) as small:
-        both = two_pools([dies.url], [small.url], fallback=MODEL)
-        async with start(pools=both, limits={"attempts_max": 10}) as live:
-            await small.server.stop()
-            got = await live.ask("/v1/chat/completions", chat(POISON))
-            assert (got.status, frail.poisoned) == (502, 1)
-            await until(live.holds_nothing)
+    async with with_fallback(start, fallback=MODEL) as (live, frail, small):
+        await small.server.stop()
+        got = await live.ask("/v1/chat/completions", chat(POISON))
+        assert (got.status, frail.poisoned) == (502, 1)
 
 
 async def test_the_fallback_has_no_more_than_the_budget_of_the_pool(start: Starter) -> None:
-    frail = Frail()
-    async with Upstream(frail) as dies, simulated(models=("small",), time_scale=0) as small:
-        async with start(pools=two_pools([dies.url], [small.url])) as live:
-            pool = live.gateway.pools[0]
-            while pool.retries.take():
-                pass
-            assert (await live.ask("/v1/chat/completions", chat(POISON))).status == 502
-            assert live.holds_nothing()
+    async with with_fallback(start) as (live, _, _):
+        while live.gateway.pools[0].retries.take():
+            pass
+        assert (await live.ask("/v1/chat/completions", chat(POISON))).status == 502
 
 
 def test_the_budget_of_retries() -> None:
