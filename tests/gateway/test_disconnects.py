@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.gateway.capture import STREAM_HEAD, Peer, Seen, Upstream, chunk, token
-from tests.gateway.live import MODEL, Live, Simulated, Starter, chat, long_chat, simulated, until
-
-
-@contextlib.asynccontextmanager
-async def _served(start: Starter, **fields: Any) -> AsyncIterator[tuple[Simulated, Live]]:
-    async with simulated() as sim, start(sim.url, **fields) as live:
-        yield sim, live
+from tests.gateway.live import MODEL, Live, Starter, chat, long_chat, simulated, until
 
 
 async def test_while_it_streams(start: Starter) -> None:
-    async with _served(start) as (sim, live):
+    async with simulated() as sim, start(sim.url) as live:
         async with live.post("/v1/chat/completions", long_chat()) as response:
             for _ in range(20):
                 await response.content.readuntil(b"\n\n")
@@ -120,7 +112,7 @@ async def test_the_connection_to_the_engine_is_closed_and_no_other_is(start: Sta
 
 
 async def test_a_stream_of_disconnects_leaks_nothing(start: Starter) -> None:
-    async with _served(start) as (sim, live):
+    async with simulated() as sim, start(sim.url) as live:
 
         async def visit(number: int) -> None:
             body = long_chat("x" * number) if number % 2 else chat("y" * number, max_tokens=2000, ignore_eos=True)
