@@ -24,43 +24,34 @@ from tests.gateway.capture import (
     usage_event,
 )
 from tests.gateway.live import MODEL, Starter, chat, simulated
+from tests.gateway.playbook import ASKED, QUEUED
 
 TOKENS = [token(""), token("Hel"), token("lo “there”, \\n"), token("", "stop")]
 USAGE = usage_event(11, 3)
 UNICODE = '{"object":"x", "text" : "déjà\\u0000 \\ud83d\\ude00",  "usage":{"prompt_tokens":3,"completion_tokens":1}}'
 
-NEW = [{"path": "/v1/something/new", "treatment": "generate"}]
-WORK: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/chat/completions", chat()),
-    ("/v1/completions", {"model": MODEL, "prompt": "Hello"}),
-    ("/v1/responses", {"model": MODEL, "input": "Hello"}),
-    ("/v1/messages", {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "Hello"}]}),
-    ("/v1/embeddings", {"model": MODEL, "input": ["Hello", "there"]}),
-    ("/v1/rerank", {"model": MODEL, "query": "q", "documents": ["a", "b"]}),
-    ("/rerank", {"model": MODEL, "query": "q", "documents": ["a", "b"]}),
-    ("/v1/score", {"model": MODEL, "text_1": "a", "text_2": "b"}),
-    ("/pooling", {"model": MODEL, "input": "a"}),
-    ("/v1/something/new", {"model": MODEL, "prompt": "Hello"}),
-]
-STREAMS: dict[str, tuple[dict[str, Any], list[bytes]]] = {
-    "/v1/chat/completions": (chat(stream=True), [b": a comment\n\n", *TOKENS, DONE]),
-    "/v1/completions": ({"model": MODEL, "prompt": "Hello", "stream": True}, [*TOKENS, DONE]),
-    "/v1/responses": ({"model": MODEL, "input": "Hello", "stream": True}, responses_stream("Hel", "lo “x”")),
-    "/v1/messages": (
-        {"model": MODEL, "max_tokens": 5, "stream": True, "messages": [{"role": "user", "content": "x"}]},
-        messages_stream("Hel", "lo “x”"),
-    ),
-    "/v1/something/new": (
-        {"model": MODEL, "prompt": "Hello", "stream": True},
-        [b'data: {"type":"new","part":1}\n\n', b'data: {"type":"new","part":2}\n\n', DONE],
-    ),
+FRESH = "/v1/something/new"
+NEW = [{"path": FRESH, "treatment": "generate"}]
+WORK: dict[str, dict[str, Any]] = {
+    **{path: ASKED[path] for path in QUEUED if path != "/v1/new"},
+    "/rerank": ASKED["/v1/rerank"],
+    "/v1/score": {"model": MODEL, "text_1": "a", "text_2": "b"},
+    "/pooling": {"model": MODEL, "input": "a"},
+    FRESH: {"model": MODEL, "prompt": "Hello"},
+}
+STREAMS: dict[str, list[bytes]] = {
+    "/v1/chat/completions": [b": a comment\n\n", *TOKENS, DONE],
+    "/v1/completions": [*TOKENS, DONE],
+    "/v1/responses": responses_stream("Hel", "lo “x”"),
+    "/v1/messages": messages_stream("Hel", "lo “x”"),
+    FRESH: [b'data: {"type":"new","part":1}\n\n', b'data: {"type":"new","part":2}\n\n', DONE],
 }
 
 
 async def test_a_whole_answer_and_its_request_cross_unchanged(start: Starter) -> None:
     whole = answer(UNICODE.encode(), b"X-Engine: yes")
     async with Upstream(replies(whole)) as upstream, start(upstream.url, routes=NEW) as live:
-        for path, body in WORK:
+        for path, body in WORK.items():
             raw = json.dumps(body, indent=1).encode()
             got = await live.ask(path + "?a=b%20c&d", raw)
             assert (got.status, got.body) == (200, UNICODE.encode()), path
@@ -84,11 +75,11 @@ async def test_a_stream_crosses_byte_for_byte(start: Starter) -> None:
         await peer.send(STREAM_END)
 
     async with Upstream(script) as upstream, start(upstream.url, routes=NEW) as live:
-        for path, (body, pieces) in STREAMS.items():
+        for path, pieces in STREAMS.items():
             sent = b"".join(pieces)
             for width in (len(sent), 120, 7):
                 parts[:] = [sent[at : at + width] for at in range(0, len(sent), width)]
-                got = await live.ask(path, body)
+                got = await live.ask(path, {**WORK[path], "stream": True})
                 assert got.body == sent, (path, width)
                 assert got.headers["content-type"] == "text/event-stream; charset=utf-8", path
                 assert live.holds_nothing(), path

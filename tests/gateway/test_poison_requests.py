@@ -13,6 +13,7 @@ import pytest
 from gateway.pool.retries import AT_START, PER_REQUEST, SAVED_MAX, RetryBudget
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import MODEL, Answer, Live, Simulated, Starter, chat, simulated, until
+from tests.gateway.playbook import ASKED
 from tests.kit.together import together
 from tests.ports import free_port
 
@@ -20,10 +21,8 @@ WHOLE = b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}'
 OK, LAST = answer(WHOLE), answer(WHOLE, b"Connection: close")
 POISON = "kills"
 PATHS: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": chat(POISON),
-    "/v1/responses": {"model": MODEL, "input": POISON},
-    "/v1/messages": {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": POISON}]},
-    "/v1/embeddings": {"model": MODEL, "input": POISON},
+    path: {**ASKED[path], "user": POISON}
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
 }
 
 

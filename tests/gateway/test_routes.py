@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from backends.vllm_plugin import steps
 from gateway.config.paths import KNOWN_PATHS, MANAGEMENT
 from gateway.config.sections.keys import hash_key
 from gateway.http.errors import ApiError
@@ -28,7 +29,7 @@ MANAGING = [
     "/reset_prefix_cache", "/reset_mm_cache", "/pause", "/resume", "/server_info", "/start_profile", "/stop_profile",
     "/scale_elastic_ep", "/abort_requests", "/inference/v1/generate", "/invocations", "/metrics", "/load", "/docs",
     "/openapi.json", "/update_weights_from_disk", "/flush_cache", "/v1/videos/v1/remix", "/v1/videos",
-    "/v1/unheard-of",
+    "/v1/unheard-of", steps.PATH,
 ]  # fmt: skip
 DISGUISES = [
     "{}/", "/{}", "/v1/..{}", "/v1/chat/completions/../../..{}", "/.{}", "{}?", "{}/.", "{}/..{}", "{};a", "{}%2f",

@@ -179,11 +179,6 @@ async def test_steps_can_be_left_unheard(start: Starter) -> None:
         assert await read_by(live) == ("metrics", "")
 
 
-async def test_clients_do_not_reach_the_feed_through_the_gateway(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url) as live:
-        assert (await live.get(steps.PATH)).status == 404
-
-
 async def test_while_it_is_heard_the_page_is_read_rarely_and_all_is_fact() -> None:
     heard: list[Gauges] = []
     async with simulated() as sim, aiohttp.ClientSession() as http:

@@ -91,21 +91,17 @@ async def test_answers_without_a_body(method: bytes, status: int, framing: bytes
 
 @pytest.mark.parametrize("bad", [b"a\r\nSet-Cookie: b", b"a\nb", b"a\rb", b"a\0b"])
 async def test_header_values_cannot_split_the_answer(bad: bytes) -> None:
-    errors: list[ValueError] = []
-
     def split(request: HttpRequest, responder: Responder) -> None:
         for send in (
             lambda: responder.respond(200, [(b"x", bad)], b""),
             lambda: responder.start(200, [(b"x", bad)]),
         ):
-            with pytest.raises(ValueError, match="CR, LF or NUL") as raised:
+            with pytest.raises(ValueError, match="CR, LF or NUL"):
                 send()
-            errors.append(raised.value)
-        responder.respond(200, [], b"fine")
+        responder.respond(200, [], b"fine")  # else it is a 500
 
     async with serving(split) as served:
         assert statuses_of(await served.exchange(GET_CLOSE)) == [200]
-    assert len(errors) == 2
 
 
 async def test_calls_out_of_order_are_errors() -> None:
@@ -271,15 +267,6 @@ async def test_close_cuts_what_does_not_end() -> None:
         await served.server.close(0.01)
         assert gone == [True]
         assert len(served.server.state.connections) == 0
-
-
-async def test_while_stopping_an_answer_says_close() -> None:
-    async with serving(wait) as served:
-        reader, _ = await served.connect(GET)
-        responder = await served.responder()
-        served.server.stop_accepting()
-        responder.respond(200, [], b"")
-        assert b"connection: close" in (await read_answer(reader))[0]
 
 
 async def test_what_had_connected_before_the_stop_is_answered() -> None:
