@@ -221,30 +221,26 @@ async def test_who_never_agrees_on_tls_is_closed_in_time(
 
 async def test_who_only_knocks_is_not_counted_as_refused(start: Starter, tls: Tls) -> None:
     async with simulated() as sim, start(sim.url, tls=tls.section) as live:
-        server = live.gateway._server
-        assert server is not None
         _, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
-        await until(lambda: len(server.state.connections) == 1)
+        await until(lambda: len(live.server.connections) == 1)
         writer.close()
-        await until(lambda: len(server.state.connections) == 0)
+        await until(lambda: len(live.server.connections) == 0)
         assert not any("malformed_http" in name for name in await live.metrics())
 
 
 async def test_half_a_handshake_is_a_connection_of_its_address(start: Starter, tls: Tls) -> None:
     async with simulated() as sim, start(sim.url, tls=tls.section, limits={"client_connections_max": 1}) as live:
-        server = live.gateway._server
-        assert server is not None
         _, knocking = await asyncio.open_connection("127.0.0.1", live.gateway.port)
-        await until(lambda: len(server.state.connections) == 1)
+        await until(lambda: len(live.server.connections) == 1)
         with pytest.raises((ConnectionError, ssl.SSLError)):
             async with Client.of(live, tls.authority.client()):
                 pass
         [line] = await live.lines(1)
         assert line["reason"] == "too_many_at_once"
         knocking.close()
-        await until(lambda: len(server.state.connections) == 0)
+        await until(lambda: len(live.server.connections) == 0)
         async with Client.of(live, tls.authority.client()):
-            assert len(server.state.connections) == 1
+            assert len(live.server.connections) == 1
 
 
 # --- new certificates ---
