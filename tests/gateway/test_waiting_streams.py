@@ -18,6 +18,7 @@ from bench.stack import nginx
 from gateway.http.errors import ApiError, Reason
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
 from tests.gateway.live import MODEL, Live, Starter, chat, events, until
+from tests.gateway.playbook import ASKED
 from tests.ports import free_port
 
 COMMENT_S = 0.1
@@ -75,12 +76,6 @@ async def comments(response: aiohttp.ClientResponse, count: int) -> None:
     for _ in range(count):
         comment = await response.content.readuntil(b"\n\n")
         assert re.fullmatch(rb": waiting(, between .+ and .+, behind \d+ requests?)?\n\n", comment)
-
-
-def body_for(path: str) -> dict[str, Any]:
-    if path == "/v1/responses":
-        return {"model": MODEL, "input": "Hello", "stream": True}
-    return chat(stream=True, max_tokens=9)
 
 
 @pytest.mark.skipif(shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None, reason="there is no nginx")
@@ -149,7 +144,7 @@ async def test_an_answer_in_one_piece_is_not_begun_before_it_is_there(start: Sta
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_refusal_after_comments_is_an_event_and_costs_nothing(start: Starter, path: str) -> None:
     async with queued(start, queue_wait_s_max=3 * COMMENT_S) as live:
-        got = await live.ask(path, body_for(path))
+        got = await live.ask(path, {**ASKED[path], "stream": True})
         assert (got.status, b": waiting" in got.body) == (200, True)
         [event] = events(got.body)
         if path == "/v1/messages":
