@@ -45,19 +45,17 @@ async def test_pipelined_requests_are_handled_one_at_a_time_and_answered_in_orde
             assert (await read_answer(reader))[1] == path
 
 
+CLOSES, STAYS = b"Host: x\r\nConnection: close\r\n\r\n", b"Host: x\r\nConnection: keep-alive\r\n\r\n"
+CHUNKS = b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+
+
 @pytest.mark.parametrize(
     ("asked", "length", "fields", "body"),
     [
-        pytest.param(
-            b"GET / HTTP/1.1",
-            None,
-            b"transfer-encoding: chunked\r\n",
-            b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n",
-            id="chunks",
-        ),
-        pytest.param(b"GET / HTTP/1.0", None, b"", b"onetwo", id="HTTP/1.0"),
-        pytest.param(b"GET / HTTP/1.1", 6, b"content-length: 6\r\n", b"onetwo", id="a length"),
-        pytest.param(b"HEAD / HTTP/1.1", None, b"transfer-encoding: chunked\r\n", b"", id="HEAD"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + CLOSES, None, b"transfer-encoding: chunked\r\n", CHUNKS, id="chunks"),
+        pytest.param(b"GET / HTTP/1.0\r\n" + STAYS, None, b"", b"onetwo", id="HTTP/1.0"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + CLOSES, 6, b"content-length: 6\r\n", b"onetwo", id="a length"),
+        pytest.param(b"HEAD / HTTP/1.1\r\n" + CLOSES, None, b"transfer-encoding: chunked\r\n", b"", id="HEAD"),
     ],
 )
 async def test_a_stream_is_framed_as_its_reader_can_read_it(
@@ -71,7 +69,7 @@ async def test_a_stream_is_framed_as_its_reader_can_read_it(
         responder.write(b"late")
 
     async with serving(stream) as served:
-        answer = await served.exchange(asked + b"\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = await served.exchange(asked)
         assert answer == b"HTTP/1.1 200 OK\r\na: b\r\n%bconnection: close\r\n\r\n%b" % (fields, body)
 
 
