@@ -115,13 +115,9 @@ async def test_aliases_are_listed_and_kept_from_keys_that_may_ask_for_neither(st
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_pool_without_an_engine_is_stood_in_for(start: Starter, stream: bool) -> None:
     async with simulated(models=("small",), time_scale=0) as sim:
+        down = [{"url": f"http://127.0.0.1:{free_port()}"}]
         pools = [
-            {
-                "name": "large",
-                "models": ["big"],
-                "fallback": "small",
-                "backends": [{"url": f"http://127.0.0.1:{free_port()}"}],
-            },
+            {"name": "large", "models": ["big"], "fallback": "small", "backends": down},
             {"name": "small", "models": ["small"], "backends": [{"url": sim.url}]},
         ]
         async with start(pools=pools, aliases={ALIAS: "big"}) as live:
