@@ -23,6 +23,11 @@ def _probe_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 0.02)
 
 
+def nobody() -> list[dict[str, str]]:
+    """An engine that is not there."""
+    return [{"url": f"http://127.0.0.1:{free_port()}"}]
+
+
 @pytest.mark.parametrize("models", [[], [MODEL]], ids=["learned", "configured"])
 async def test_all_down_at_start(start: Starter, models: list[str]) -> None:
     port = free_port()
@@ -134,7 +139,7 @@ async def test_when_the_last_engine_goes_what_waits_is_held_for_the_next_one(sta
 
 
 async def test_a_start_that_does_not_come_ends_in_a_refusal(start: Starter) -> None:
-    pool = {"name": "p", "backends": [{"url": f"http://127.0.0.1:{free_port()}"}], **FROM_NOTHING, "start_s_max": 0.05}
+    pool = {"name": "p", "backends": nobody(), **FROM_NOTHING, "start_s_max": 0.05}
     async with start(pools=[pool], limits={"queue_wait_s_max": 0.05}) as live:
         got = await live.ask(CHAT, chat())
         assert (got.status, got.error["code"]) == (503, "no_backend")
@@ -145,12 +150,7 @@ async def test_a_start_that_does_not_come_ends_in_a_refusal(start: Starter) -> N
 async def test_the_pool_that_stands_in_goes_before_a_start(start: Starter) -> None:
     async with simulated(models=("other",)) as sim:
         pools = [
-            {
-                "name": "p",
-                "backends": [{"url": f"http://127.0.0.1:{free_port()}"}],
-                "fallback": "other",
-                **FROM_NOTHING,
-            },
+            {"name": "p", "backends": nobody(), "fallback": "other", **FROM_NOTHING},
             {"name": "q", "models": ["other"], "backends": [{"url": sim.url}]},
         ]
         async with start(pools=pools) as live:
@@ -166,7 +166,7 @@ async def test_the_pool_that_stands_in_goes_before_a_start(start: Starter) -> No
 async def test_one_pool_down_does_not_touch_the_other(start: Starter) -> None:
     async with simulated(models=("up",)) as sim:
         pools = [
-            {"name": "down", "models": ["down"], "backends": [{"url": f"http://127.0.0.1:{free_port()}"}]},
+            {"name": "down", "models": ["down"], "backends": nobody()},
             {"name": "up", "models": ["up"], "backends": [{"url": sim.url}]},
         ]
         async with start(pools=pools) as live:

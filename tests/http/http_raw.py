@@ -8,13 +8,13 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-from gateway.http.addresses import TrustedProxies
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.http.server import HttpServer
 from gateway.http.server_limits import ServerLimits
-from gateway.http.server_state import Handler, HeadHook, RefusedHook, ServerState
+from gateway.http.server_state import Handler, ServerState
 from tests.waiting import WAIT_S, until
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -33,21 +33,13 @@ def echo(request: HttpRequest, responder: Responder) -> None:
 class Served:
     """A running server, the requests its handler got and their responders."""
 
-    def __init__(
-        self,
-        behave: Handler,
-        limits: ServerLimits,
-        on_head: HeadHook | None,
-        on_refused: RefusedHook | None,
-        proxies: TrustedProxies | None,
-    ) -> None:
+    def __init__(self, behave: Handler, limits: ServerLimits, **hooks: Any) -> None:
         self.requests: list[HttpRequest] = []
         self.responders: list[Responder] = []
         self.clients: list[asyncio.StreamWriter | socket.socket] = []
         """What is closed at the end."""
         self._behave = behave
-        state = ServerState(self._handle, limits, on_head=on_head, on_refused=on_refused, proxies=proxies)
-        self.server = HttpServer(state)
+        self.server = HttpServer(ServerState(self._handle, limits, **hooks))
         self.port = 0
 
     def _handle(self, request: HttpRequest, responder: Responder) -> None:
@@ -135,14 +127,9 @@ def status_of(answer: bytes) -> int:
 
 
 @asynccontextmanager
-async def serving(
-    behave: Handler = echo,
-    limits: ServerLimits | None = None,
-    on_head: HeadHook | None = None,
-    on_refused: RefusedHook | None = None,
-    proxies: TrustedProxies | None = None,
-) -> AsyncIterator[Served]:
-    served = Served(behave, limits or ServerLimits(), on_head, on_refused, proxies)
+async def serving(behave: Handler = echo, limits: ServerLimits | None = None, **hooks: Any) -> AsyncIterator[Served]:
+    """A server with this handler, these limits and what else `ServerState` takes."""
+    served = Served(behave, limits or ServerLimits(), **hooks)
     served.port = await served.server.listen("127.0.0.1", 0)
     try:
         yield served

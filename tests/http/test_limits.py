@@ -184,7 +184,7 @@ def test_what_is_longer_than_any_address_is_none(hop: bytes, client: str) -> Non
 
 
 async def test_one_tenant_has_only_so_many_connections() -> None:
-    async with serving(wait, ServerLimits(client_connections_max=2), account_of) as served:
+    async with serving(wait, ServerLimits(client_connections_max=2), on_head=account_of) as served:
         served.server.state.addresses = Accounts("all", 1000, 1 << 30)
         clients = [await served.connect() for _ in range(3)]
         for index, (_, writer) in enumerate(clients[:2]):
