@@ -1,4 +1,4 @@
-"""The engine does this, the client sees that, and the tenant pays so much: answers that end before their end, or not.
+"""The engine does this, the client sees that, and the tenant pays so much: answers of any kind, whole, cut or silent.
 
 An answer that is cut is a failure that the client sees, however the engine framed it: an error while nothing went out,
 a broken connection or an event of error afterwards. It is charged for what came.
