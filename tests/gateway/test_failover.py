@@ -96,6 +96,17 @@ async def test_beside_the_queue_what_an_engine_had_is_sent_to_no_other(start: St
         assert len(one.requests) + len(two.requests) == 1
 
 
+async def test_an_engine_that_is_silent_may_be_at_work_and_is_replaced_by_no_other(start: Starter) -> None:
+    async def silent(seen: Seen, peer: Peer) -> None:
+        await peer.gone()
+
+    limits = {"upstream_silence_s": 0.1}
+    async with Upstream(silent) as one, Upstream(silent) as two, start(one.url, two.url, limits=limits) as live:
+        got = await live.ask("/v1/chat/completions", chat())
+        assert (got.status, got.error["code"]) == (504, "backend_timeout")
+        assert len(one.requests) + len(two.requests) == 1
+
+
 @pytest.mark.parametrize("attempts_max", [1, 3])
 async def test_attempts_to_reach_an_engine_are_bounded(start: Starter, attempts_max: int) -> None:
     async with simulated() as sim, start(sim.url, limits={"attempts_max": attempts_max}) as live:
