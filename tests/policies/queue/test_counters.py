@@ -128,20 +128,6 @@ def test_what_is_cached_has_no_other_window_over_a_preferred_member() -> None:
     assert lined.line.may_pass(b, a)
 
 
-def test_a_member_ahead_by_the_window_has_no_other_window_over_a_newcomer() -> None:
-    lined = Lined(WINDOW)
-    for _ in range(20):
-        lined.change("queued", ("a",), 0)
-        lined.change("prefer", ("a",), 1)
-        lined.change("queued", ("a",), 0)
-        lined.change("dispatched", ("a",), 0)
-        lined.change("charged", ("a",), 10)
-        lined.change("queued", ("b",), 0)
-        if lined.member(("a",)).counter > WINDOW + 10:
-            assert lined.line.least() is lined.member(("b",))
-        lined.change("withdrawn", ("b",), 0)
-
-
 @settings(max_examples=100)
 @given(changes)
 def test_who_waits_or_runs_is_kept_and_all_others_can_be_forgotten(
@@ -184,22 +170,6 @@ def test_entries_of_refunds_do_not_pile_up() -> None:
     assert max(sizes[1000:]) <= max(sizes[:1000]), "as many refunds later it is as small"
 
 
-def test_a_refund_moves_a_member_forward() -> None:
-    line: Counters[Member] = Counters()
-    generous, other = Member(("a",)), Member(("b",))
-    for member in (generous, generous, other):
-        line.queued(member)
-    line.left(generous, is_served=True)
-    line.charged(generous, 20.0)
-    line.charged(other, 5.0)
-    assert line.least() is other
-    line.left(other, is_served=False)
-    assert line.least() is generous
-    line.queued(other)
-    line.charged(generous, -18.0)
-    assert line.least() is generous
-
-
 def test_a_newcomer_to_an_empty_line_starts_where_the_last_one_left() -> None:
     line: Counters[Member] = Counters()
     early, late = Member(("early",)), Member(("late",))
@@ -209,16 +179,6 @@ def test_a_newcomer_to_an_empty_line_starts_where_the_last_one_left() -> None:
     line.queued(late)
     assert late.counter == 40.0
     assert (early.lifted, late.lifted) == (0.0, 40.0), "what came from a lift is no service"
-
-
-def test_without_lift_a_newcomer_starts_with_what_it_has() -> None:
-    line: Counters[Member] = Counters(lift=False)
-    early, late = Member(("early",)), Member(("late",))
-    line.queued(early)
-    line.charged(early, 40.0)
-    line.queued(late)
-    assert late.counter == 0.0
-    assert line.least() is late
 
 
 def test_preferred_members_at_other_gateways_do_not_lower_the_floor_either() -> None:
