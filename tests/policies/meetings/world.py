@@ -13,6 +13,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.queue.bounds import QueueLimits
+from policies.queue.expected_wait import interval_s
 from policies.request import NO_CLAIM, Claim, Flow, Request, ServiceTokens, of_batch
 from policies.tree.terms import GroupSettings, Placing, Tree
 
@@ -261,3 +262,19 @@ def tree(
 def quantile(values: Sequence[float], part: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+def told_and_true(world: World, tenant: str, since_s: float) -> list[tuple[float, float]]:
+    """Return the waits of over a second of a tenant: what was told, and the true one."""
+    found = []
+    for asked in world.of(tenant, since_s):
+        wait = asked.request.progress.wait
+        if asked.went_s is not None and wait is not None and wait.expected is not None and asked.waited_s(0.0) > 1.0:
+            found.append((wait.expected.wait_s, asked.waited_s(0.0)))
+    return found
+
+
+def part_right(waits: Sequence[tuple[float, float]]) -> float:
+    """Return the part of these waits, told and true, that lie in the interval that was told."""
+    assert len(waits) > 10
+    return sum(least <= true <= most for told, true in waits for least, most in [interval_s(told)]) / len(waits)
