@@ -89,6 +89,8 @@ class Pool:
         self.engine.add_backend("e", max_num_seqs=slots)
         self.now = 0.0
         self.rng = Random(1)
+        self.requests: dict[str, Request] = {}
+        """Those that wait."""
         self.running: dict[str, Request] = {}
         self.waiting: Counter[str] = Counter()
         self.received: defaultdict[str, float] = defaultdict(float)
@@ -101,6 +103,15 @@ class Pool:
         )
         self.carry(self.engine.backend_changed("e", gauges, self.now))
 
+    def progress(self) -> None:
+        """A token of each request that runs."""
+        for id in [*self.running]:
+            self.carry(self.engine.progressed(id, 1, self.now))
+
+    def ceiling(self) -> str:
+        """What holds up the first request that waits."""
+        return self.engine.requests.tree.ceiling_in_words(next(iter(self.requests.values())))
+
     def carry(self, decisions: object) -> None:
         assert isinstance(decisions, list | tuple)
         for decision in decisions:
@@ -110,17 +121,11 @@ class Pool:
             self.running[decision.id] = request
             self.log.append(request.flow.tenant)
 
-    requests: dict[str, Request]
-
     def send(self, tenant: str, requests: int = 1, **what: int) -> None:
-        self.requests = getattr(self, "requests", {})
+        what = {"prompt": 100, "output_max": 100} | what
         for _ in range(requests):
-            request = make_request(
-                tenant,
-                weight=self.weights.get(tenant, 1.0),
-                arrived_s=self.now,
-                **({"prompt": 100, "output_max": 100} | what),
-            )  # type: ignore[arg-type]
+            weight = self.weights.get(tenant, 1.0)
+            request = make_request(tenant, weight=weight, arrived_s=self.now, **what)  # type: ignore[arg-type]
             self.requests[request.id] = request
             self.waiting[tenant] += 1
             self.carry(self.engine.arrived(request, self.now))
@@ -161,8 +166,7 @@ def shares(pool: Pool, tree: Tree) -> dict[str, float]:
     ("policy", "seed", "ends"),
     [
         *[(policy, seed, 5_000) for policy in ORDERS[:4] for seed in FLOORED],
-        *[("dlpm", seed, 12_000) for seed in FLOORED],
-        ("d2lpm", FLOORED[0], 12_000),
+        ("dlpm", FLOORED[0], 12_000),
     ],
 )
 def test_every_node_of_a_random_tree_receives_its_part(policy: str, seed: int, ends: int) -> None:
@@ -183,7 +187,7 @@ def test_a_floor_beside_fifty_that_flood() -> None:
     )
     pool = Pool(tree)
     others = [f"t{number}" for number in range(50)]
-    pool.keep_busy(["alice", *others], 10_000)
+    pool.keep_busy(["alice", *others], 4000)
     assert shares(pool, tree)["alice"] == pytest.approx(0.3, rel=0.05)
     # Silence banks nothing, and costs nothing: the first request after it goes next.
     while pool.waiting["alice"] or any(request.flow.tenant == "alice" for request in pool.running.values()):
@@ -215,7 +219,7 @@ def test_a_tenant_that_moves_to_another_group_while_it_waits() -> None:
         )
         pool.keep_busy(["a", "b", "c"], 200)
         pool.received.clear()
-        pool.keep_busy(["a", "b", "c"], 3000)
+        pool.keep_busy(["a", "b", "c"], 1500)
         received = shares(pool, tree)
         assert [received[name] for name in "abc"] == pytest.approx(expected, rel=0.05)
 
@@ -254,8 +258,7 @@ def test_what_is_at_its_ceiling_says_so() -> None:
     blocked = pool.engine.blocked
     assert blocked is not None
     assert blocked.nearest() is Obstacle.CEILING
-    words = pool.engine.requests.tree.ceiling_in_words(blocked.request)
-    assert words == "tenant a has 1 of 1 sequences running (max_running)"
+    assert pool.ceiling() == "tenant a has 1 of 1 sequences running (max_running)"
     pool.end_one()
     assert running_of(pool, "a") == 1
     assert pool.engine.blocked is None
@@ -270,9 +273,8 @@ def test_a_share_that_is_not_exceeded_even_alone(settings: GroupSettings, most: 
     pool.send("a", 20, prompt=10, output_max=10)
     assert running_of(pool, "a") == most
     term = "max_share" if settings.max_share else "borrowing_limit"
-    words = pool.engine.requests.tree.ceiling_in_words(next(iter(pool.requests.values())))
     may = f"{settings.share_max:.0%} of the sequence slots"
-    assert words == f"tenant a may run {may} ({term}) and runs {most / 16:.0%}"
+    assert pool.ceiling() == f"tenant a may run {may} ({term}) and runs {most / 16:.0%}"
 
 
 def test_a_share_counts_the_kv_cache_too() -> None:
@@ -280,12 +282,9 @@ def test_a_share_counts_the_kv_cache_too() -> None:
     pool.observe(10_000)
     for _ in range(8):
         pool.send("a", prompt=2000, output_max=10)
-        for id in [*pool.running]:
-            pool.carry(pool.engine.progressed(id, 1, pool.now))
+        pool.progress()
     assert running_of(pool, "a") == 2
-    assert pool.engine.requests.tree.ceiling_in_words(next(iter(pool.requests.values()))) == (
-        "tenant a may hold 60% of the KV cache (max_share) and holds 40%; this request needs 20%"
-    )
+    assert pool.ceiling() == ("tenant a may hold 60% of the KV cache (max_share) and holds 40%; this request needs 20%")
 
 
 def test_only_what_runs_below_a_full_node_makes_room_there_whatever_the_node_is_full_of() -> None:
@@ -294,8 +293,7 @@ def test_only_what_runs_below_a_full_node_makes_room_there_whatever_the_node_is_
     pool.send("b", prompt=100, output_max=10)
     for _ in range(8):
         pool.send("a", prompt=2000, output_max=10)
-        for id in [*pool.running]:
-            pool.carry(pool.engine.progressed(id, 1, pool.now))
+        pool.progress()
     waiting = next(iter(pool.requests.values()))
     assert waiting.flow.tenant == "a", "it waits for KV tokens below its ceiling, with sequences left"
     makes = {each.flow.tenant: pool.engine.requests.tree.makes_room(each, waiting) for each in pool.running.values()}
@@ -309,8 +307,7 @@ def test_what_is_not_lent_is_kept_free() -> None:
     pool = Pool(tree)
     pool.send("b", 40, prompt=10, output_max=10)
     assert running_of(pool, "b") == 12
-    said = pool.engine.requests.tree.ceiling_in_words(next(iter(pool.requests.values())))
-    assert said.startswith("what is free is kept for tenants and groups with a lending_limit")
+    assert pool.ceiling().startswith("what is free is kept for tenants and groups with a lending_limit")
     pool.send("alice", 10, prompt=10, output_max=10)
     assert 4 <= running_of(pool, "alice") <= 5  # one may wait inside the engine
     for _ in range(12):
@@ -331,14 +328,14 @@ def test_a_ceiling_is_left_open_by_requests_that_are_cancelled() -> None:
     assert running_of(pool, "a") == 1
 
 
-def test_a_tenant_that_splits_into_a_hundred_gains_nothing() -> None:
-    parts = [f"part{number}" for number in range(100)]
+def test_a_tenant_that_splits_into_many_gains_nothing() -> None:
+    parts = [f"part{number}" for number in range(40)]
     tree = Tree(
         {"g": Placing(ROOT, GroupSettings()), "h": Placing(ROOT, GroupSettings())},
         {name: Placing("g", GroupSettings()) for name in parts} | {"whole": Placing("h", GroupSettings())},
     )
     pool = Pool(tree)
-    pool.keep_busy(["whole", *parts], 3000, deep=2)
+    pool.keep_busy(["whole", *parts], 1500, deep=2)
     assert shares(pool, tree)["whole"] == pytest.approx(0.5, rel=0.05)
 
 

@@ -13,10 +13,9 @@ from policies.admission.decisions import Dispatch, Failure
 from policies.admission.engine import AdmissionEngine
 from policies.limits.quotas import DAY_S, MINUTE_S, Quota, Quotas
 from policies.limits.sliding_counts import PARTS
-from policies.replicas.messages import ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
-from policies.replicas.tallies import SharedQuotas
 from policies.request import Request, ServiceTokens
+from tests.policies.limits.sharing import CountingGateway, limit_of
 from tests.policies.making import make_request, named_policy
 
 STEPS = st.sampled_from([0.0, 0.5, 7.0, 31.0, 59.0, 60.0, 119.0, 0.4 * DAY_S, DAY_S, 2.5 * DAY_S])
@@ -162,8 +161,7 @@ def test_seconds_at_engines_count_for_each_answer_of_a_request_when_it_ends() ->
     quotas.ended(second, ServiceTokens(0, 0), 14.0, ran_s=4.0)
     refused = quotas.refusal(make_request("t"), 14.0)
     assert refused is not None
-    assert refused.limit is not None
-    assert (refused.limit.name, refused.limit.limit) == ("engine_seconds", 20)
+    assert limit_of(refused) == "engine_seconds"
     assert quotas.refusal(make_request("other"), 14.0) is None
     assert quotas.refusal(make_request("t"), 15.0 + refused.retry_after_s) is None
 
@@ -184,21 +182,19 @@ def test_of_a_request_that_came_back_the_engine_that_served_it_counts() -> None:
 
 def test_replicas_count_seconds_at_engines_together() -> None:
     store = ReferenceStore()
-    gateways = [SharedQuotas(Quotas(Quota(engine_seconds_per_month=1000)), epoch_s=0.0) for _ in range(2)]
+    gateways = [CountingGateway(name, store, Quotas(Quota(engine_seconds_per_month=1000))) for name in ("one", "two")]
     ran_s, now = 0.0, 0.0
     for number in range(1, 300):
         now += 60.0
-        for name, shared in enumerate(gateways):
+        for gateway in gateways:
             request = make_request("t")
-            asked = not shared.is_sure(request, now)
-            if shared.quotas.refusal(request, now) is None:
-                shared.quotas.admitted(request, now)
-            else:
-                request = None
-            report = ReplicaReport([], [], [], shared.report(10), [], [], [], 0.0)
-            shared.receive(store.exchange(str(name), number, report, int(now * 1000)).counted, 2, [])
-            if request is not None:
+            asked = not gateway.shared.is_sure(request, now)
+            is_admitted = gateway.quotas.refusal(request, now) is None
+            if is_admitted:
+                gateway.quotas.admitted(request, now)
+            gateway.tells(now)
+            if is_admitted:
                 ran_s += 7.0
-                shared.quotas.ended(request, ServiceTokens(10, 0), now, ran_s=7.0)
+                gateway.quotas.ended(request, ServiceTokens(10, 0), now, ran_s=7.0)
             assert number < 4 or not asked or ran_s > 800, "far from the limit nobody asks"
     assert 1000 <= ran_s <= 1000 + 3 * 7, "what ran, or was not reported yet, when it was used up"

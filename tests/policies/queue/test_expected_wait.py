@@ -309,8 +309,9 @@ def test_a_tenant_that_asks_now_and_then_goes_first_as_often_as_it_asks() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "seed", "right"), [
-    ("many", 11, 0.95), ("full", 11, 0.93), ("ceiling", 21, 0.93), ("bursts", 21, 0.88), ("agents", 21, 0.7),
+@pytest.mark.parametrize(("kind", "seed", "until_s", "right"), [
+    ("many", 11, 300.0, 0.92), ("full", 11, 300.0, 0.92), ("ceiling", 21, 300.0, 0.9), ("bursts", 21, 600.0, 0.88),
+    ("agents", 21, 300.0, 0.85),
 ])  # fmt: skip
-def test_most_waits_are_as_long_as_was_told(kind: str, seed: int, right: float) -> None:
-    assert run(kind, seed, 600.0).part_right >= right
+def test_most_waits_are_as_long_as_was_told(kind: str, seed: int, until_s: float, right: float) -> None:
+    assert run(kind, seed, until_s).part_right >= right
