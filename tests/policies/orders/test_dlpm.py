@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import count, pairwise
 from math import inf
 
+import pytest
+
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -160,37 +162,27 @@ def test_of_several_backends_the_one_that_has_it_is_taken_if_it_has_room() -> No
 # --- charges ---
 
 
-def test_the_estimate_is_charged_at_dispatch_and_the_truth_at_the_end() -> None:
+@pytest.mark.parametrize(
+    ("known", "at_dispatch", "service", "charged"),
+    [
+        pytest.param(0, 100.0, ServiceTokens(100, 5, 0), 110.0, id="nothing cached"),
+        pytest.param(9, 10.0, ServiceTokens(100, 5, 60), 50.0, id="60 of the 90 tokens that were expected"),
+        pytest.param(9, 10.0, ServiceTokens(100, 3), 16.0, id="an answer that breaks off, by the estimate"),
+        pytest.param(4, 60.0, ServiceTokens(0, 0), 0.0, id="refused"),
+    ],
+)
+def test_the_estimate_is_charged_at_dispatch_and_the_truth_at_the_end(
+    known: int, at_dispatch: float, service: ServiceTokens, charged: float
+) -> None:
     policy = named_policy("dlpm")
-    first = ask(policy, "a", document(1, 9))
+    prefixes_of(policy).insert(document(1, known), "b")
+    request = ask(policy, "a", document(1, 9))
     pop(policy)
-    assert first.progress.charged == 100.0
-    finish(policy, first, 0, output=5)
-    assert first.progress.charged == 110.0
-    again = ask(policy, "a", document(1, 9))
-    pop(policy)
-    assert again.progress.charged == 10.0
-    finish(policy, again, 60, output=5)
-    assert again.progress.charged == 50.0, "the engine had only 60 of the 90 tokens"
-
-
-def test_an_answer_that_breaks_off_is_charged_by_the_estimate() -> None:
-    policy = named_policy("dlpm")
-    prefixes_of(policy).insert(document(1, 9), "b")
-    broken = ask(policy, "a", document(1, 9))
-    pop(policy)
-    finish(policy, broken, None, output=3)
-    assert broken.progress.charged == 16.0
-
-
-def test_a_refused_dispatch_leaves_no_belief_behind() -> None:
-    policy = named_policy("dlpm")
-    prefixes_of(policy).insert(document(1, 4), "b")
-    refused = ask(policy, "a", document(1, 9))
-    pop(policy)
-    policy.charge(refused, ServiceTokens(0, 0), 0.0, final=True)
-    assert refused.progress.charged == 0.0
-    assert prefixes_of(policy).depth(document(1, 9), "b") == 4
+    assert request.progress.charged == at_dispatch
+    policy.charge(request, service, 0.0, final=True)
+    assert request.progress.charged == charged
+    believed = 9 if service.prompt else known
+    assert prefixes_of(policy).depth(document(1, 9), "b") == believed, "a refused dispatch leaves no belief behind"
 
 
 # --- cost ---

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import permutations
@@ -296,24 +297,13 @@ class ChargesTwice(Vtc):
         super().charge(request, service, now, final=final)
 
 
-def at_weight(weight: float, request: Request) -> Request:
-    """The same request of a tenant of another weight."""
-    return Request(
-        request.id,
-        request.flow,
-        weight,
-        request.prompt_tokens,
-        request.output_tokens_max,
-        request.arrived_s,
-        progress=request.progress,
-    )
-
-
 class IgnoresWeights(Vtc):
     """Everybody is charged the same."""
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        super().push(at_weight(1.0, request), now, front=front)
+        alike = copy(request)
+        alike.weight = 1.0
+        super().push(alike, now, front=front)
 
 
 class NeverRefunds(Vtc):
