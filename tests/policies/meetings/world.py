@@ -72,7 +72,7 @@ class World:
         self.served: defaultdict[str, float] = defaultdict(float)
         self.busy_s: defaultdict[str, float] = defaultdict(float)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._serial = 0
+        self._serial = self._sent = 0
         for name, (slots, _) in self.engines.items():
             self.engine.add_backend(name, max_num_seqs=slots)
         self.at(0.0, self._scrape)
@@ -96,8 +96,13 @@ class World:
         then: Callable[[Asked], None] | None = None,
         wait_s_max: float = float("inf"),
     ) -> None:
-        how = (tenant, prompt, output, batch, streamed and not batch, claim, app, user, then, wait_s_max)
-        self.at(self.now if at is None else at, self._arrive, *how)
+        id = f"{tenant}{'/b' if batch else ''}-{self._sent}"
+        self._sent += 1
+        request = Request(
+            id, Flow(of_batch(tenant) if batch else tenant, app, user), self.weights.get(tenant, 1.0), prompt, output,
+            self.now if at is None else at, streamed=streamed and not batch, claim=claim, wait_s_max=wait_s_max,
+        )  # fmt: skip
+        self.at(request.arrived_s, self._arrive, Asked(request, output, then))
 
     def closed(
         self, tenant: str, clients: int, prompt: Size, output: Size, *, think_s: float = 0.0, start_s: float = 0.0,
@@ -198,18 +203,9 @@ class World:
     def _size(self, size: Size) -> int:
         return size(self.rng) if callable(size) else size
 
-    def _arrive(
-        self, tenant: str, prompt: int, output: int, batch: bool, streamed: bool, claim: Claim, app: str, user: str,
-        then: Callable[[Asked], None] | None, wait_s_max: float,
-    ) -> None:  # fmt: skip
-        flow = Flow(of_batch(tenant) if batch else tenant, app, user)
-        id = f"{tenant}{'/b' if batch else ''}-{len(self.asked)}"
-        request = Request(
-            id, flow, self.weights.get(tenant, 1.0), prompt, output, self.now, streamed=streamed, claim=claim,
-            wait_s_max=wait_s_max,
-        )  # fmt: skip
-        self.asked[id] = Asked(request, output, then)
-        self.carry(self.engine.arrived(request, self.now))
+    def _arrive(self, asked: Asked) -> None:
+        self.asked[asked.request.id] = asked
+        self.carry(self.engine.arrived(asked.request, self.now))
 
     def _first(self, asked: Asked, tries: int) -> None:
         if asked.tries != tries:
