@@ -74,6 +74,20 @@ def test_no_request_is_passed_more_often_than_the_bound(trace: list[tuple[str, i
                 waiting.insert(0, request)
 
 
+def test_what_passed_the_oldest_has_passed_the_second_as_well() -> None:
+    backlog = Backlog(flows_max=10)
+    oldest, second = (queued(backlog, make_request()) for _ in range(2))
+    for _ in range(2 * CALLS_PASSED):
+        queued(backlog, make_request(), is_inside=True)
+    went = []
+    while len(went) < CALLS_PASSED + 2:
+        head = backlog.head()
+        assert head is not None
+        backlog.take(head)
+        went.append(head)
+    assert went[-2:] == [oldest, second]
+
+
 def test_a_call_of_a_user_beyond_a_limit_is_passed_within_the_bound() -> None:
     """It is not preferred, and neither are those before it; what comes later passes it within the bound."""
     order = FairServe()
