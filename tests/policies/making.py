@@ -21,6 +21,7 @@ from policies.orders.policy_entries import POLICIES
 from policies.placements.placement import EngineLoad
 from policies.placements.placement_entries import PLACEMENTS
 from policies.queue.bounds import QueueLimits
+from policies.queue.expected_wait import Expected
 from policies.request import NO_CLAIM, Claim, Flow, Progress, Request
 
 LIMITS = QueueLimits(
@@ -176,6 +177,13 @@ class Engines(Room):
 def dispatched(decisions: Sequence[Decision]) -> list[str]:
     """The requests that these decisions send to a backend."""
     return [decision.id for decision in decisions if isinstance(decision, Dispatch)]
+
+
+def told_wait(request: Request) -> Expected:
+    """The wait that a queued request was told."""
+    assert request.progress.wait is not None
+    found: Expected = request.progress.wait.expected
+    return found
 
 
 @contextmanager

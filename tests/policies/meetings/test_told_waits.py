@@ -10,8 +10,8 @@ from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from policies.request import WAIT_S_MAX
 from policies.tree.terms import ROOT
-from tests.policies.making import make_request
-from tests.policies.meetings.world import Asked, World, part_right, told_and_true, tree
+from tests.policies.making import make_request, told_wait
+from tests.policies.meetings.world import World, part_right, told_and_true, tree
 
 
 def right(world: World, tenant: str, since_s: float) -> float:
@@ -36,7 +36,7 @@ def test_at_the_ceiling_of_a_group_batch_is_told_that_other_work_goes_first() ->
         world.send("a", 300, 100, at_s, batch=at_s == 60.0)
     world.run(60.2)
     [batch], [*others] = world.of("a", 60.0, batch=True), world.of("a", 60.0)
-    assert _told_s(batch) > 0.75 * _told_s(others[-1]), "ten of them wait"
+    assert told_wait(batch.request).wait_s > 0.75 * told_wait(others[-1].request).wait_s, "ten of them wait"
 
 
 def test_with_a_queue_for_each_engine_waits_are_those_of_one_queue() -> None:
@@ -76,9 +76,3 @@ def test_no_time_to_come_back_is_beyond_an_hour_whatever_an_engine_says() -> Non
     rejected = engine.failed(request.id, Failure.REFUSED, 1.0, again_s=1e6)[0]
     assert isinstance(rejected, Reject)
     assert rejected.retry_after_s == WAIT_S_MAX == 3600.0
-
-
-def _told_s(asked: Asked) -> float:
-    assert asked.request.progress.wait is not None
-    told_s: float = asked.request.progress.wait.expected.wait_s
-    return told_s

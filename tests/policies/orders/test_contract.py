@@ -110,19 +110,6 @@ def test_p4_removed_before_dispatch_charges_nothing(name: str) -> None:
     assert order(with_removed=True) == order(with_removed=False)
 
 
-@fair_policy
-def test_p4_ended_after_dispatch_keeps_what_was_charged(name: str) -> None:
-    policy = make(name)
-    for number in range(30):
-        for tenant in "ab":
-            policy.push(make_request(tenant, id=f"{tenant}{number}", prompt=10), 0.0)
-    first = pop(policy)
-    policy.charge(first, ServiceTokens(10, 100), 0.0, final=True)  # cut off in mid-answer
-    assert first.progress.charged == 210.0
-    others = [pop(policy).flow.tenant for _ in range(21)]
-    assert others == [t for t in "ab" if t != first.flow.tenant] * 21
-
-
 # --- P5 ---
 
 

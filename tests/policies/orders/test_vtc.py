@@ -67,19 +67,6 @@ def test_serves_in_the_order_of_the_printed_algorithm(pair: str, trace: list[Act
     assert len(both.fast) == 0
 
 
-def test_round_robin_serves_a_quantum_at_a_time_and_skips_the_rounds_of_a_debt_at_once() -> None:
-    policy, went = named_policy("rr", quantum=24.0), ""
-    for _ in range(40):
-        for tenant, weight in (("a", 1.0), ("b", 2.0)):
-            policy.push(make_request(tenant, prompt=10, weight=weight), 0.0)
-    for output in (55, *[1] * 27):
-        selection = policy.pop(0.0, Room())
-        assert isinstance(selection, Selection)
-        policy.charge(selection.request, ServiceTokens(10, output), 0.0, final=True)
-        went += selection.request.flow.tenant
-    assert went == "a" + "b" * 20 + "aabbbb" + "a", "120 of service are the credit of five rounds"
-
-
 def test_the_profiled_cost_is_that_of_the_papers_tables() -> None:
     cost = ProfiledCost()
     assert cost(ServiceTokens(256, 256)) == pytest.approx(554.7, abs=0.1)

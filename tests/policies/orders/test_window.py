@@ -28,14 +28,6 @@ def cached(policy: Policy, prefix: tuple[int, ...]) -> None:
     policy.prefixes.insert(prefix, "b")
 
 
-def test_a_request_that_is_cached_goes_before_one_that_is_not() -> None:
-    policy = local("vtc", WINDOW)
-    cached(policy, document(1, 10))
-    first = ask(policy, "a", document(2, 10))
-    second = ask(policy, "b", document(1, 10))
-    assert [pop(policy), pop(policy)] == [second, first]
-
-
 def test_the_head_goes_if_half_of_its_own_prompt_is_cached() -> None:
     policy = local("vtc", WINDOW)
     cached(policy, document(1, 10))

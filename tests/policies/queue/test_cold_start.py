@@ -13,9 +13,8 @@ from policies.admission.takeover import adopt, read, snapshot, stranded
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.queue.cold_start import ColdStartEstimator
-from policies.queue.expected_wait import Expected
 from policies.request import Flow, Refusal, Request, ServiceTokens
-from tests.policies.making import dispatched, make_request
+from tests.policies.making import dispatched, make_request, told_wait
 from tests.policies.meetings.world import World, part_right, told_and_true
 
 LIMITS = QueueLimits(queue_wait_s_max=120.0, queue_wait_s_max_inside=120.0)
@@ -31,16 +30,10 @@ def engine_of(policy: str = "fairserve", s_max: float = START_S_MAX) -> Admissio
     return engine
 
 
-def expected(request: Request) -> Expected:
-    assert request.progress.wait is not None
-    found: Expected = request.progress.wait.expected
-    return found
-
-
 def told_s(engine: AdmissionEngine, now: float) -> float:
     request = make_request("asks", arrived_s=now)
     engine.arrived(request, now)
-    wait_s = expected(request).wait_s
+    wait_s = told_wait(request).wait_s
     engine.cancelled(request.id, now)
     return wait_s
 
