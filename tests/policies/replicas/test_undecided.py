@@ -8,9 +8,10 @@ from policies.admission.named import named_policy
 from policies.interactions import Interactions
 from policies.limits.quotas import Quota, Quotas
 from policies.queue.bounds import QueueLimits
+from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.tenant_replica import TenantReplica
-from policies.request import Refusal, Request, State
+from policies.request import Refusal, Request, ServiceTokens, State
 from tests.policies.making import make_request
 
 LIMITS = QueueLimits(queue_requests_max=10, queue_bytes_max=1000, queue_wait_s_max=2.0)
@@ -121,6 +122,28 @@ def test_a_queued_one_gives_way_to_who_has_less_also_while_it_is_undecided() -> 
     assert isinstance(rejected, Reject)
     assert (rejected.id, rejected.reason) == ("a9", Refusal.QUEUE_FULL)
     assert gateway.engine.queued == 10
+
+
+def test_explain_says_that_another_gateway_has_the_turn() -> None:
+    store, engines, reasons = ReferenceStore(), {}, set()
+    for name in ("one", "other"):
+        engine = AdmissionEngine(named_policy("vtc"))
+        engine.add_backend("b", max_num_seqs=2)
+        engines[name] = engine, PoolReplica(engine)
+        for number in range(30):
+            engine.arrived(make_request(name, id=f"{name}{number}", prompt=1000), 0.0)
+    for number in range(1, 41):
+        now = 0.025 * number
+        for name, (engine, replica) in engines.items():
+            view = store.exchange(name, number, replica.report(now), int(now * 1000))
+            replica.receive(view, now, now)
+            if engine.blocked is not None:
+                why = engine.explain(engine.blocked.request.id, now)
+                assert why is not None
+                reasons.add(why.reason)
+            for request_id in list(engine.requests.leases) if name == "one" else ():
+                engine.finished(request_id, ServiceTokens(1000, 50), now)
+    assert "queued: a request that waits at another gateway has received less and goes first" in reasons
 
 
 def test_the_time_until_the_answer_is_part_of_how_long_they_may_wait() -> None:
