@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from tests.certificates import Authority
 from tests.gateway.live import Starter
 from tests.postgres_server import PostgresServer
 
@@ -23,6 +24,18 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starter:
     """Starts a gateway from fields of its config: `async with start(url, limits={...}) as live`."""
     monkeypatch.setattr("gateway.telemetry.access_log.FLUSH_S", 0.005)  # so that nobody waits for the log
     return Starter(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Signs certificates that others trust."""
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Signs certificates that nobody trusts."""
+    return Authority(tmp_path_factory.mktemp("others"), "stranger")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
