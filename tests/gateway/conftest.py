@@ -25,6 +25,12 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starter:
     return Starter(tmp_path)
 
 
+@pytest.fixture
+def quick_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gateways hear of keys that are made or revoked so soon that nobody waits for it."""
+    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
+
+
 @pytest.fixture(scope="session")
 def databases() -> Iterator[Databases]:
     """Databases of one PostgreSQL, which is started when somebody needs the first, and stays."""
