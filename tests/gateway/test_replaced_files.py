@@ -26,7 +26,7 @@ from tests.certificates import Authority
 from tests.commands import run
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Live, Starter, chat, simulated, until
-from tests.kit.keys import NAMED, TENANTS, TOKEN, admin, answers
+from tests.kit.keys import NAMED, TENANTS, TOKEN, admin, answers, issuing, made
 from tests.kit.served import config_file
 from tests.kit.usage import CHAT, FAILURES, OK, counted, database_at, written
 from tests.waiting import eventually
@@ -94,14 +94,13 @@ async def test_a_restored_database_has_the_keys_and_gets_the_usage(
     start: Starter, restore: Callable[[Path, Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     path, copy = start.directory / "usage.db", start.directory / "copy.db"
-    fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(path), "admin_token": TOKEN}
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+    async with issuing(start) as (upstream, live):
         config = config_file(start.directory, upstream.url, tenants=TENANTS, usage=str(path))
-        old = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
+        old = await made(live)
         await answers(live, old, 200)
         await written(live)
         copied(path, copy)
-        young = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
+        young = await made(live)
         await answers(live, young, 200)
         await requests_of(live, 5)
         await written(live)
@@ -134,10 +133,9 @@ async def test_a_database_that_is_removed_is_made_anew_and_keys_can_be_revoked(
     start: Starter, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = start.directory / "usage.db"
-    fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(path), "admin_token": TOKEN}
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+    async with issuing(start) as (upstream, live):
         config = config_file(start.directory, upstream.url, tenants=TENANTS, usage=str(path))
-        key, other = [(await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"] for _ in range(2)]
+        key, other = [await made(live) for _ in range(2)]
         await answers(live, other, 200)
         path.unlink()
         await until(path.exists)
@@ -192,17 +190,17 @@ def _becomes(path: Path, content: bytes) -> None:
 async def test_workers_go_on_with_a_restored_database(start: Starter) -> None:
     path, copy = start.directory / "usage.db", start.directory / "copy.db"
     fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(path), "admin_token": TOKEN}
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as one:
+    async with issuing(start) as (upstream, one):
         async with start(upstream.url, **fields) as two:
             await written(one)
             copied(path, copy)
-            key = (await admin(one, "POST", "/keys", {"tenant": "bob"})).json["key"]
+            key = await made(one)
             for live in (one, two):
                 await answers(live, key, 200)
             moved(copy, path)
-            while (made := await admin(two, "POST", "/keys", {"tenant": "bob"})).status == 503:
+            while (new := await admin(two, "POST", "/keys", {"tenant": "bob"})).status == 503:
                 pass  # what was under way at the moment of the restore fails, and says so
-            fresh = made.json["key"]
+            fresh = new.json["key"]
             for live in (one, two):
                 await answers(live, key, 401)
                 await answers(live, fresh, 200)
@@ -211,31 +209,31 @@ async def test_workers_go_on_with_a_restored_database(start: Starter) -> None:
             assert counted(str(path), "tenant")["alice",][0] == 4
 
 
-def test_what_is_written_to_a_file_that_is_replaced_meanwhile_is_no_success(tmp_path: Path) -> None:
-    path, copy = tmp_path / "usage.db", tmp_path / "copy.db"
-    database = database_at(str(path))
-    _note(database, "1")
-    shutil.copy(path, copy)
-    with pytest.raises(StoreUnavailable, match="replaced or removed meanwhile"), database.transaction() as step:
-        step.do("INSERT INTO fairgate_notes VALUES ('x', '2') ON CONFLICT (name) DO UPDATE SET value = '2'")
-        moved(copy, path)
-    with database.transaction(writes=False) as step:
-        assert step.ask("SELECT value FROM fairgate_notes WHERE name = 'x'") == [("1",)]
-    _note(database, "3")
-    assert database.replaced == 1
-    database.close()
-    again = database_at(str(path))
-    with again.transaction(writes=False) as step:
-        assert step.ask("SELECT value FROM fairgate_notes WHERE name = 'x'") == [("3",)]
-    assert again.replaced == 0
-    again.close()
-
-
 def _note(database: Database, value: str) -> None:
     with database.transaction() as step:
         step.do(
-            f"INSERT INTO fairgate_notes VALUES ('x', '{value}') ON CONFLICT (name) DO UPDATE SET value = '{value}'"
+            "INSERT INTO fairgate_notes VALUES ('x', %s) ON CONFLICT (name) DO UPDATE SET value = %s", (value, value)
         )
+
+
+def _noted(database: Database) -> list[tuple[Any, ...]]:
+    with database.transaction(writes=False) as step:
+        return step.ask("SELECT value FROM fairgate_notes WHERE name = 'x'")
+
+
+def test_what_is_written_to_a_file_that_is_replaced_meanwhile_is_no_success(tmp_path: Path) -> None:
+    path, copy = tmp_path / "usage.db", tmp_path / "copy.db"
+    with closing(database_at(str(path))) as database:
+        _note(database, "1")
+        shutil.copy(path, copy)
+        with pytest.raises(StoreUnavailable, match="replaced or removed meanwhile"), database.transaction() as step:
+            step.do("UPDATE fairgate_notes SET value = '2' WHERE name = 'x'")
+            moved(copy, path)
+        assert _noted(database) == [("1",)]
+        _note(database, "3")
+        assert database.replaced == 1
+    with closing(database_at(str(path))) as again:
+        assert (_noted(again), again.replaced) == ([("3",)], 0)
 
 
 def test_to_open_a_database_ends_no_lock_of_another_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
