@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Starter, chat, simulated, until
+from tests.kit.usage import CHAT, OK
 
-OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
-CHAT = "/v1/chat/completions"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: chat(max_tokens=2),
     "/v1/responses": {"input": "x"},
