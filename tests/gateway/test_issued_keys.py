@@ -174,14 +174,20 @@ UNREADABLE = [
 
 
 async def test_entries_that_cannot_be_read_let_nobody_in(caplog: pytest.LogCaptureFixture) -> None:
-    entries = {hash_key(f"bad {number}"): noted for number, noted in enumerate(UNREADABLE)}
+    entries = {hash_key(f"bad {number}").encode(): noted for number, noted in enumerate(UNREADABLE)}
+    entries |= {
+        b"\xff": b'{"tenant":"bob"}',
+        b"sha256:12": b'{"tenant":"bob"}',
+        hash_key("of eve").encode(): b'{"tenant":"eve"}',
+    }
     async with RedisServer() as redis, opened(redis.url) as store:
         async with redis.client() as client:
             await client.hset(TABLE, mapping={**entries, hash_key("good"): '{"tenant":"bob"}', CHANGED: "1"})
         with following(RedisKeys(store)) as keyring:
             await until(lambda: holder(keyring, "good") == "bob")
             assert {holder(keyring, f"bad {number}") for number in range(len(UNREADABLE))} == {None}
-            assert f"{len(UNREADABLE)} entries of the table of keys" in caplog.text
+            assert holder(keyring, "of eve") is None
+            assert f"{len(entries)} entries of the table of keys (redis) are ignored" in caplog.text
 
 
 def test_a_key_is_taken_until_it_expires() -> None:

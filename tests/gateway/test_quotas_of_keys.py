@@ -128,13 +128,7 @@ async def test_workers_count_an_issued_key_together_also_over_kills_where_redis_
 
 async def test_the_command_makes_and_lists_keys_with_quotas(tmp_path: Path) -> None:
     config = config_file(tmp_path, "http://127.0.0.1:1", tenants=TENANTS, usage=str(tmp_path / "u.db"))
-    make = ("keys", "create", "-c", config, "--tenant", "bob", "--quota")
-    code, out, _ = await run(*make, '{"tokens_per_day": 9, "per_model": {"m": {"concurrent": 1}}}')
+    quota = '{"tokens_per_day":9,"per_model":{"m":{"concurrent":1}}}'
+    code, out, _ = await run("keys", "create", "-c", config, "--tenant", "bob", "--quota", quota)
     assert code == 0
-    listed = (await run("keys", "list", "-c", config))[1]
-    assert (
-        f'{out.split()[3]}  database bob quota={{"tokens_per_day":9,"per_model":{{"m":{{"concurrent":1}}}}}}' in listed
-    )
-    for quota, said in (("{", "should be JSON such as"), ('{"tokens_per_day": 0}', "tokens_per_day: Input should be")):
-        code, _, why = await run(*make, quota)
-        assert (code, said in " ".join(why.replace("│", "").split())) == (2, True), why
+    assert f"{out.split()[3]}  database bob quota={quota}" in (await run("keys", "list", "-c", config))[1]

@@ -51,14 +51,6 @@ async def test_a_rotated_key_keeps_its_terms_and_the_old_one_ends(start: Starter
         assert (code, said) == (0, "the old key is taken for 7d more\n")
 
 
-async def test_the_list_says_when_a_key_was_made_and_for_what(start: Starter) -> None:
-    url = str(start.directory / "usage.db")
-    config = config_file(start.directory, "http://127.0.0.1:1", tenants=TENANTS, usage=url)
-    key = (await run("keys", "create", "--tenant", "bob", "--label", "laptop of Ann", "-c", config))[1].split()[1]
-    line = f'{hash_key(key)}  database bob label="laptop of Ann" created={MOMENT}'
-    assert re.search(f"{line}$", (await run("keys", "list", "-c", config))[1], re.M)
-
-
 @pytest.mark.parametrize(
     ("noted", "options", "said"),
     [

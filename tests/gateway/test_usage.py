@@ -159,22 +159,31 @@ def test_a_batch_counts_once_however_often_it_is_sent(usage_url: str) -> None:
 
 
 async def test_a_server_that_is_gone_is_caught_up(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    asked, outages = 0, 0
+
+    async def is_gone(live: Live) -> int:
+        """Requests while it is; how many."""
+        await until(lambda: caplog.text.count("usage is not written, and kept in memory until it can be") == outages)
+        during = await mixed(live, 2)
+        assert (await live.metrics())["fairgate_usage_written",] == 0
+        assert (await live.metrics())["fairgate_usage_waiting_sums",] > 0
+        await server.start()
+        await written(live)
+        return during
+
     async with PostgresServer() as server, simulated(time_scale=0) as sim:
+        await server.crash()  # before the gateway starts
         async with start(sim.url, tenants=TENANTS, usage=server.url) as live:
-            asked = await mixed(live, 2)
+            outages = 1
+            asked += await is_gone(live) + await mixed(live, 2)
             await written(live)
             await server.crash()
             asked += await mixed(live, 2)
-            await until(lambda: "usage is not written, and kept in memory until it can be" in caplog.text)
-            assert (await live.metrics())["fairgate_usage_written",] == 0
-            assert (await live.metrics())["fairgate_usage_waiting_sums",] > 0
-            asked += await mixed(live, 2)
-            await server.start()
-            await written(live)
-            asked += await mixed(live, 1)
+            outages = 2
+            asked += await is_gone(live) + await mixed(live, 1)
             lines = await live.lines(asked)
         assert await asyncio.to_thread(counted, server.url) == logged(lines)
-        assert caplog.text.count("usage is not written") == 1
+        assert caplog.text.count("usage is not written") == 2
 
 
 async def test_a_server_that_does_not_answer_is_waited_for_by_nobody(
@@ -196,18 +205,6 @@ async def test_a_server_that_does_not_answer_is_waited_for_by_nobody(
                 os.kill(pid, signal.SIGCONT)
             await written(live)
             lines = await live.lines(5)
-        assert await asyncio.to_thread(counted, server.url) == logged(lines)
-
-
-async def test_a_gateway_starts_before_its_server(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
-    async with PostgresServer() as server, Upstream(replies(OK)) as upstream:
-        await server.crash()
-        async with start(upstream.url, tenants=TENANTS, usage=server.url) as live:
-            assert "usage is not written" in caplog.text
-            assert (await live.ask(CHAT, chat())).status == 200
-            await server.start()
-            await written(live)
-            lines = await live.lines(1)
         assert await asyncio.to_thread(counted, server.url) == logged(lines)
 
 

@@ -294,8 +294,7 @@ async def test_keys_and_models_have_limits_beside_those_of_their_tenant(start: S
             assert {limit["name"]: limit["remaining"] for limit in found} == {
                 "requests_per_day (key)": 0, "requests_per_day (group team, model simulated)": 0,
             }  # fmt: skip
-            found = (await live.get("/fairgate/me", key="of-bob")).json["limits"]
-            assert found == []
+            assert (await live.get("/fairgate/me", key="of-bob")).json["limits"] == []
         async with start(upstream.url, **fields) as live:
             assert await asks(live, "free") == at_limit, "a model's goes on after a restart"
 
