@@ -10,10 +10,10 @@ import pytest
 
 from tests.commands import run, running
 from tests.gateway.live import Live, Starter, simulated
+from tests.kit.keys import TOKEN
 from tests.kit.served import config_file, serving
 from tests.ports import free_port
 
-TOKEN = "an-operator's-token"
 CLOSED = ["/metrics", "/explain/req_1", "/state", "/page/", "/health/", "/ready/x", "//health", "/nowhere"]
 
 

@@ -104,12 +104,18 @@ async def test_a_fault_is_answered_logged_and_leaves_the_place_free(
         ]  # fmt: skip
 
 
-async def test_only_a_key_that_is_known_sees_anything(start: Starter) -> None:
+async def test_only_a_key_that_is_known_sees_anything_but_the_files_of_the_page(start: Starter) -> None:
     async with live_before_engine(start) as (_, live):
-        assert (await live.get("/fairgate/me", key="key-of-nobody")).status == 401
-        assert (await live.get("/fairgate/me", key=None)).status == 401
-        assert (await live.ask("/fairgate/me", {}, key="key-of-alice")).status == 405
-        assert (await live.get("/fairgate/you", key="key-of-alice")).status == 404
+        assert [(await live.get("/fairgate/me", key=key)).status for key in ("key-of-nobody", None)] == [401, 401]
+        for path in (PATH, f"{PATH}/me.js", f"{PATH}/page.css"):
+            got = await live.get(path, key=None)
+            assert got.status == 200
+            assert "script-src 'self'" in got.headers["content-security-policy"]
+            assert b"alice" not in got.body
+        for path in ("/fairgate/you", f"{PATH}/index.html"):
+            assert (await live.get(path, key="key-of-alice")).status == 404
+        for path in ("/fairgate/me", PATH):
+            assert (await live.ask(path, {}, key="key-of-alice")).status == 405
 
 
 async def me(live: Any, key: str) -> Any:
@@ -249,17 +255,6 @@ async def test_all_workers_and_replicas_answer_for_all(tmp_path: Path, is_shared
         await eventually(all_see_all, again_s=1.0)  # more than 50 a second are refused
         sim.faults.is_still = False
         assert set(await asyncio.gather(*asked)) == {200}
-
-
-async def test_files_of_the_page_are_anybodys_and_hold_nothing(start: Starter) -> None:
-    async with live_before_engine(start) as (_, live):
-        for path in (PATH, f"{PATH}/me.js", f"{PATH}/page.css"):
-            got = await live.get(path, key=None)
-            assert got.status == 200
-            assert "script-src 'self'" in got.headers["content-security-policy"]
-            assert b"alice" not in got.body
-        assert (await live.get(f"{PATH}/index.html", key=None)).status == 404
-        assert (await live.ask(PATH, {}, key="key-of-alice")).status == 405
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)")
