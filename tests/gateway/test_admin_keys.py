@@ -171,6 +171,28 @@ async def test_keys_stay_known_while_the_database_is_gone(start: Starter) -> Non
         await until(lambda: usage.fault is None)
 
 
+async def test_keys_stay_known_while_redis_is_gone_or_has_forgotten_them(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with RedisServer() as redis, issuing(start, usage=None, state=redis.url) as (upstream, live):
+        config = config_file(start.directory, upstream.url, tenants=TENANTS, state=redis.url)
+        key = await made(live)
+        await answers(live, key, 200)
+        await redis.command("FLUSHALL")
+        await until(lambda: "the table of keys has vanished from the redis: the keys known so far hold" in caplog.text)
+        assert (await live.ask("/v1/chat/completions", chat(), key=key)).status == 200
+        code, out, _ = await run("keys", "revoke", hash_key(key), "-c", config)
+        assert (code, "the table of keys was empty" in out) == (0, True)
+        await answers(live, key, 401)
+        key = await made(live)
+        await answers(live, key, 200)
+        await redis.kill()
+        await until(lambda: live.gateway.store.fault)
+        assert (await live.ask("/v1/chat/completions", chat(), key=key)).status == 200
+        code, _, said = await run("keys", "create", "--tenant", "bob", "-c", config)
+        assert (code, "Connection refused" in said, "Traceback" in said) == (1, True, False)
+
+
 async def test_a_key_is_for_models_that_engines_are_known_to_have(start: Starter) -> None:
     fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(start.directory / "u.db"), "admin_token": TOKEN}
     async with start("http://127.0.0.1:1", **fields) as live:

@@ -158,27 +158,6 @@ async def test_what_is_revoked_is_listed_as_such_or_not_at_all(tmp_path: Path) -
         assert (await run("keys", "list", "-c", config))[1] == f"{hash_key(NAMED)}  revoked  alice\n"
 
 
-async def test_keys_stay_known_while_redis_is_gone_or_has_forgotten_them(tmp_path: Path) -> None:
-    async with Upstream(replies(OK)) as upstream, RedisServer() as redis:
-        config = shared(tmp_path, redis.url, upstream.url)
-        key = (await run("keys", "create", "--tenant", "bob", "-c", config))[1].split()[1]
-        async with served(config) as gate:
-            await answers(gate, key, 200)
-            await redis.command("FLUSHALL")
-            await gate.command.says("the table of keys has vanished from the redis: the keys known so far hold")
-            assert await gate.status(key) == 200
-            code, out, _ = await run("keys", "revoke", hash_key(key), "-c", config)
-            assert (code, "the table of keys was empty" in out) == (0, True)
-            await answers(gate, key, 401)
-            key = (await run("keys", "create", "--tenant", "bob", "-c", config))[1].split()[1]
-            await answers(gate, key, 200)
-            await redis.kill()
-            await says_of_state(gate, "^not shared")
-            assert await gate.status(key) == 200
-            code, _, said = await run("keys", "create", "--tenant", "bob", "-c", config)
-            assert (code, "Connection refused" in said, "Traceback" in said) == (1, True, False)
-
-
 async def test_a_table_that_is_corrupt_is_listed_as_far_as_it_goes_or_said(tmp_path: Path) -> None:
     async with Upstream(replies(OK)) as upstream, RedisServer() as redis:
         config = shared(tmp_path, redis.url, upstream.url)

@@ -100,7 +100,7 @@ async def test_nothing_is_counted_twice_though_the_process_is_killed(tmp_path: P
     url, total_sent = str(tmp_path / "usage.db"), 0
     async with Upstream(replies(OK)) as upstream:
         config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url)
-        for is_quiet in (False, True, False):
+        for is_quiet in (False, True):
             before, sent = requests_in(url), 0
             async with served(config) as gate:
                 while sent < 50 or requests_in(url) < before + 25:  # what has ended is counted while others come
