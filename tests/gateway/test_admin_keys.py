@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from datetime import datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from policies.request import of_batch
 from tests.commands import run
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Starter, chat, simulated, until
-from tests.kit.held import Held
+from tests.kit.held import Held, one_at_a_time
 from tests.kit.keys import MOMENT, NAMED, OK, TENANTS, TOKEN, admin, answers, issuing, made, rotated
 from tests.kit.served import config_file
 from tests.postgres_server import Databases, PostgresServer
@@ -87,21 +88,15 @@ async def test_what_waits_by_a_key_that_is_taken_back_is_refused(start: Starter,
     fields = {"admin_token": TOKEN, **({"usage": str(start.directory / "usage.db")} if way == "revoked" else {})}
     left = {"its tenant is removed": [TENANTS[1]], "the key is removed": [{**bob, "keys": [hash_key(other)]}]}.get(way)
     async with Upstream(engine) as upstream:
-        pools = [
-            {"name": "pool", "backends": [{"url": upstream.url, "max_num_seqs": 1}], "capacity": {"waiting_target": 0}}
-        ]
+        pools = one_at_a_time(upstream.url)
         config = start.config(pools=pools, tenants=left or [bob], **fields)
         async with start(load=lambda: config, pools=pools, tenants=[bob], **fields) as live:
             runs = asyncio.create_task(live.ask("/v1/chat/completions", chat(), key=NAMED))
             await until(lambda: upstream.requests)
             stays = asyncio.create_task(live.ask("/v1/chat/completions", chat(), key=other))
             await until(lambda: live.engine.queued == 1)
-            paths = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
-            wait = [
-                asyncio.create_task(live.ask(path, chat(stream=stream), key=NAMED))
-                for path in paths
-                for stream in (False, True)
-            ]
+            each = product(("/v1/chat/completions", "/v1/responses", "/v1/messages"), (False, True))
+            wait = [asyncio.create_task(live.ask(path, chat(stream=stream), key=NAMED)) for path, stream in each]
             await until(lambda: live.engine.queued == 7)
             if left is not None:
                 assert (await admin(live, "POST", "/reload")).status == 200

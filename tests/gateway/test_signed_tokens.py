@@ -26,7 +26,7 @@ from gateway.keys import issuers
 from gateway.keys.identity import Keyring
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Answer, Live, Starter, chat
-from tests.kit.held import Held
+from tests.kit.held import Held, one_at_a_time
 from tests.kit.usage import CHAT, OK
 from tests.waiting import until
 
@@ -247,8 +247,7 @@ async def test_a_token_names_only_tenants_in_the_groups_that_it_names(start: Sta
 async def test_a_reload_that_moves_a_tenant_counts_for_tokens_that_were_taken(start: Starter) -> None:
     engine = Held()
     async with issuer_running() as issuer, Upstream(engine) as upstream:
-        backends = [{"url": upstream.url, "max_num_seqs": 1}]
-        pools = [{"name": "pool", "backends": backends, "capacity": {"waiting_target": 0}}]
+        pools = one_at_a_time(upstream.url)
         fields: dict[str, Any] = {"tenants": GROUPED, "groups": GROUPS, "jwt": issuer.config(group_claim="orgs")}
         async with start(pools=pools, **fields) as live:
             token, config = issuer.token(orgs=["south"]), live.gateway.config
