@@ -68,11 +68,9 @@ async def stored(url: str) -> tuple[int, int, int]:
     """Files, their bytes as they count, and the bytes of all lines."""
 
     def read() -> tuple[int, int, int]:
-        database = database_at(url)
-        with database.transaction(writes=False) as step:
+        with closing(database_at(url)) as database, database.transaction(writes=False) as step:
             [(files, counted)] = step.ask("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM fairgate_files")
             [(size,)] = step.ask("SELECT COALESCE(SUM(length(line)), 0) FROM fairgate_lines")
-        database.close()
         return files, int(counted), int(size)
 
     return await asyncio.to_thread(read)

@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from gateway.config.contradictions import contradictions
-from gateway.config.sections.usage import PriceConfig, UsageConfig
+from gateway.config.sections.usage import PriceConfig
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import UsageTotals
-from gateway.usage.database import Database
 from gateway.usage.usage_report import InvalidUsageQuery, UsageQuery, read
 from gateway.usage.written import Batch, add
 from tests.commands import run
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Starter, chat
 from tests.kit.served import config_file
-from tests.kit.usage import CHAT, OK, written
+from tests.kit.usage import CHAT, OK, database_at, written
 
 NOW = datetime(2027, 2, 3, 14, 30, tzinfo=UTC)
 NOWHERE = "http://127.0.0.1:1"
@@ -51,18 +49,14 @@ def filled(tmp_path: Path) -> str:
         (hour - 24, "alice", "batch", "ann", "small", ""): tally_of(requests=1, input=5, output=1),
         (hour, "", "", "", "", ""): tally_of(requests=7, refused=7),
     }
-    database = Database(UsageConfig(url=SecretStr(url)))
-    add(database, Batch("w", 1, sums), int(NOW.timestamp()))
-    database.close()
+    with closing(database_at(url)) as database:
+        add(database, Batch("w", 1, sums), int(NOW.timestamp()))
     return url
 
 
 def asked(url: str, since: str, *by: str, until: str | None = None, **prices: PriceConfig) -> Any:
-    database = Database(UsageConfig(url=SecretStr(url)), makes=False)
-    try:
+    with closing(database_at(url, makes=False)) as database:
         return read(database, UsageQuery(since, until, by, NOW), prices)
-    finally:
-        database.close()
 
 
 def rows(url: str, since: str, *by: str, **fields: Any) -> list[tuple[Any, ...]]:
@@ -249,7 +243,7 @@ def test_nobody_needs_to_be_in_the_file_where_keys_can_be_made(start: Starter) -
 def test_groups_have_what_is_inside_them_and_months_are_those_of_the_calendar(filled: str) -> None:
     around = {"alice": ("physics", "science"), "bob": ("science",)}
     for since, until_text in (("2027-01-31", None), ("2026-11-30", "2027-03-01")):
-        with closing(Database(UsageConfig(url=SecretStr(filled)), makes=False)) as database:
+        with closing(database_at(filled, makes=False)) as database:
             question = UsageQuery(since, until_text, ("month", "group"), NOW)
             report = read(database, question, {}, around=around)
         alice, bob = (1501, 2_500_006), (3, 44)
@@ -263,10 +257,10 @@ def test_groups_have_what_is_inside_them_and_months_are_those_of_the_calendar(fi
 
 @pytest.mark.parametrize("hours", [[0, 743], [743, 744]])
 def test_a_month_ends_with_its_last_hour(tmp_path: Path, hours: list[int]) -> None:
-    database = Database(UsageConfig(url=SecretStr(str(tmp_path / "usage.db"))))
     begin = int(datetime(2027, 1, 1, tzinfo=UTC).timestamp()) // 3600
-    add(database, Batch("w", 1, {(begin + hour, "a", "", "", "", ""): tally_of(requests=1) for hour in hours}), 0)
-    report = read(database, UsageQuery("2027-01-01", "2027-03-01", ("month",), NOW), {})
-    database.close()
+    sums = {(begin + hour, "a", "", "", "", ""): tally_of(requests=1) for hour in hours}
+    with closing(database_at(str(tmp_path / "usage.db"))) as database:
+        add(database, Batch("w", 1, sums), 0)
+        report = read(database, UsageQuery("2027-01-01", "2027-03-01", ("month",), NOW), {})
     months = ["2027-01" if hour < 744 else "2027-02" for hour in hours]
     assert {row.by[0]: row.requests for row in report.rows} == {month: months.count(month) for month in months}

@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 import time
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from tests.commands import run
 from tests.gateway.capture import Peer, Seen, Upstream, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, until
 from tests.kit.served import config_file, served
-from tests.kit.usage import CHAT, OK, TENANTS, counted, requests_in, written
+from tests.kit.usage import CHAT, OK, TENANTS, counted, database_at, requests_in, written
 from tests.postgres_server import PostgresServer
 
 
@@ -206,14 +207,13 @@ def test_a_wait_in_words(seconds: float, words: str) -> None:
 @pytest.mark.parametrize("now_day", [59.5, 60.0, 61.2, 75.0, 89.9])
 async def test_what_was_used_in_a_month_goes_on(start: Starter, now_day: float) -> None:
     config = UsageConfig.model_validate({"url": str(start.directory / "old.db")})
-    database = Database(config, makes=True)
     sums = {}
     for day in range(100):
         for tenant in ("alice", "bob"):
             totals = sums[day * 24 + 7, tenant, "", "", "", ""] = UsageTotals()
             totals.requests, totals.refused, totals.input, totals.output = 3, 1, day, 1000
-    add(database, Batch("before", 1, sums), 0)
-    database.close()
+    with closing(Database(config, makes=True)) as database:
+        add(database, Batch("before", 1, sums), 0)
     quotas = Quotas(Quota(tokens_per_month=10**6), {" team": Quota(requests_per_month=10**6)}, {"bob": (" team",)})
     quotas.day.epoch_s = quotas.month.epoch_s = now_s = now_day * DAY_S
     thread = DatabaseThread(config)
@@ -239,7 +239,6 @@ async def test_seconds_at_engines_are_a_limit_and_go_on_after_a_restart(start: S
     fields: dict[str, Any] = {
         "tenants": [TENANTS[0] | {"group": "team"}, *TENANTS[1:]], "groups": groups, "usage": usage_url,
     }  # fmt: skip
-    config = UsageConfig.model_validate({"url": usage_url})
     async with Upstream(script) as upstream:
         async with start(upstream.url, **fields) as live:
             live.gateway.pools[0].dispatcher.clock = lambda: time.monotonic() + ahead_s[0]
@@ -256,14 +255,13 @@ async def test_seconds_at_engines_are_a_limit_and_go_on_after_a_restart(start: S
                 "group team is at its limit of 10 seconds at engines a day; come back"
             )
             assert (await live.ask(CHAT, chat(), key="b")).status == 200
-        database = Database(config)
-        total = read(database, UsageQuery("1h", None, (), datetime.now(UTC)), {}, "alice").total
-        assert 0 < total.engine_s < 900, "the time itself, not that of the clock above"
-        sums = {(int(time.time()) // 3600, "alice", "", "", "", ""): UsageTotals()}
-        [totals] = sums.values()
+        totals = UsageTotals()
         totals.engine_ms = 9500
-        add(database, Batch("before", 1, sums), int(time.time()))
-        database.close()
+        sums = {(int(time.time()) // 3600, "alice", "", "", "", ""): totals}
+        with closing(database_at(usage_url)) as database:
+            total = read(database, UsageQuery("1h", None, (), datetime.now(UTC)), {}, "alice").total
+            assert 0 < total.engine_s < 900, "the time itself, not that of the clock above"
+            add(database, Batch("before", 1, sums), int(time.time()))
         async with start(upstream.url, **fields) as live:
             assert remaining(live, "alice") == [0]
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import openai
@@ -89,10 +89,8 @@ async def lines_of(api: openai.AsyncOpenAI, file: str) -> list[Any]:
 
 
 def change(url: str, statement: str, *values: object) -> None:
-    database = database_at(url)
-    with database.transaction() as step:
+    with closing(database_at(url)) as database, database.transaction() as step:
         step.do(statement, values)
-    database.close()
 
 
 def holding(held: asyncio.Event, numbers: set[int]) -> Script:
