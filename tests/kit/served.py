@@ -53,12 +53,12 @@ async def served(config: str) -> AsyncIterator[Served]:
 
 
 class Served:
-    def __init__(self, command: Running, http: aiohttp.ClientSession, url: str, admin: str) -> None:
+    def __init__(self, command: Running, http: aiohttp.ClientSession, url: str, admin: str, key: str = "") -> None:
         self.command = command
         self.http = http
         self.url = url
         self.admin = admin
-        self.key = ""
+        self.key = key
         """What `ask` shows."""
 
     def ask(self, key: str = "", **fields: Any) -> Any:
