@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from tests.certificates import Authority
 from tests.gateway.live import Starter
 from tests.postgres_server import Databases
 
@@ -36,6 +37,18 @@ def databases() -> Iterator[Databases]:
     """Databases of one PostgreSQL, which is started when somebody needs the first, and stays."""
     with Databases() as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Signs certificates that others trust."""
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Signs certificates that nobody trusts."""
+    return Authority(tmp_path_factory.mktemp("others"), "stranger")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
