@@ -322,7 +322,7 @@ class PoolTree:
     def regroup(self, terms: Tree, waiting: Sequence[Request], running: Iterable[tuple[Request, int]]) -> None:
         """Replace the terms, and count all waiting and running requests anew. `running`: with the KV tokens held.
 
-        The weights of waiting requests follow the new terms. A tenant between two calls keeps its configured weight.
+        A tenant between two calls keeps its configured weight.
         """
         contexts = self.contexts_here()
         weights = {name: node.contexts.weight for name, node in self._tenants.items() if node.contexts.present}
@@ -336,8 +336,6 @@ class PoolTree:
             self.dispatched(request, tokens)
         for request in waiting:
             self.arrived(request, request.configured_weight)
-        for request in waiting:
-            request.weight = self.weight(request.flow.tenant, request.configured_weight)
 
     # --- the nodes ---
 

@@ -259,6 +259,22 @@ def test_a_lead_is_the_same_service_in_another_group() -> None:
     assert leads(engine) == pytest.approx((before[1], before[1]))
 
 
+def test_a_weight_inside_a_group_converts_what_it_changes_of_the_pool_and_no_more() -> None:
+    engine = behind_a_light_tenant(groups=True)
+    if leads(engine)[0] < 50_000:
+        engine.finished(next(iter(engine.requests.leases)), ServiceTokens(1000, 0), 0.4)
+    before, request = leads(engine), make_request("a")
+    engine.arrived(request, 0.4)
+    reweigh(engine, {"a": 5.0}, {"a": 1.0})
+    assert leads(engine) == pytest.approx(before), "alone in its group, it has all of that as before"
+    assert request.weight == pytest.approx(before[1] / before[0]), "of the pool, not inside its group"
+    engine.arrived(make_request("c"), 0.5)  # in no group
+    take_over(engine, setup_with(slots={"one": 1}, tree=tree({"g": ("", {"weight": 0.01})}, {"c": ("g", {})})), 0.5)
+    before = leads(engine)
+    reweigh(engine, {"a": 0.5}, {"a": 5.0})
+    assert leads(engine) == pytest.approx((before[0] * 10.0, before[1]), rel=1e-6)
+
+
 def test_a_request_of_a_key_with_a_weight_of_its_own_keeps_it() -> None:
     engine = engine_with(policy_of("vtc"))
     for _ in range(4):
