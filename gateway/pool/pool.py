@@ -30,7 +30,7 @@ from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.prefix_hashes import prefix_hashes, salt_of
 from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
-from policies.admission.takeover import remove_backend, reweigh, take_over
+from policies.admission.takeover import Weights, remove_backend, reweigh, take_over
 from policies.capacity.gauges import EngineFacts
 from policies.placements.least_loaded import least_loaded
 from policies.request import Request, payer
@@ -171,9 +171,9 @@ class Pool:
                 self._unwatch(backend)
             self._watch(backend)
 
-    def reweigh(self, weights: Mapping[str, float], before: Mapping[str, float]) -> None:
-        """Replace the weights of these tenants, which were those `before`."""
-        reweigh(self.dispatcher.engine, weights, before)
+    def reweigh(self, weights: Weights) -> None:
+        """Replace the weights of these tenants."""
+        reweigh(self.dispatcher.engine, weights)
 
     def drain(self, backend: Backend, drained: bool) -> None:
         """Drain a backend, or end its drain. Running requests end there; waiting requests go elsewhere."""

@@ -29,7 +29,8 @@ from policies.tree.terms import Tree
 VERSION: Final = 2
 Read = list[tuple[Learned, Any]]
 """The learning parts of an admission engine, each with its parsed snapshot."""
-NO_WEIGHTS: Final[Mapping[str, float]] = {}
+Weights = Mapping[str, tuple[float | None, float]]
+"""Changed weights of tenants: before and after. None before: the tenant is new in the configuration."""
 MOVED_MAX: Final = 32
 """Requests that move to a fallback pool at once: thousands may wait, and streams must not stall meanwhile."""
 
@@ -81,24 +82,24 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
     return engine.woke(now)
 
 
-def reweigh(engine: AdmissionEngine, weights: Mapping[str, float], before: Mapping[str, float] = NO_WEIGHTS) -> None:
+def reweigh(engine: AdmissionEngine, weights: Weights) -> None:
     """Replace the weights of tenants, for waiting requests too. Running requests are charged by their old weights.
 
-    `before`: the weights until now. Requests of a key with a weight of its own keep that.
+    Requests of a key with a weight of its own keep that.
     """
-    weights, before, known = _with_batch(weights), _with_batch(before), _lead_weights(engine)
+    weights = {**weights, **{of_batch(tenant): each for tenant, each in weights.items()}}
+    known, tree = _lead_weights(engine), engine.requests.tree
     for request in _present(engine):
-        request.configured_weight = _replaced(request.flow.tenant, request.configured_weight, weights, before)
-    engine.requests.tree.reweigh(weights, before)
-    _follow_weights(engine, [(each, name, old, _replaced(name, old, weights, before)) for each, name, old in known])
+        request.configured_weight = _replaced(request.flow.tenant, request.configured_weight, weights)
+    tree.reweigh({
+        name: _replaced(name, tree.configured_weight(name, weight), weights) for name, (_, weight) in weights.items()
+    })  # fmt: skip
+    _follow_weights(engine, [(backlog, name, old, _replaced(name, old, weights)) for backlog, name, old in known])
 
 
-def _replaced(name: str, known: float, weights: Mapping[str, float], before: Mapping[str, float]) -> float:
-    return weights.get(name, known) if known == before.get(name, known) else known
-
-
-def _with_batch(weights: Mapping[str, float]) -> dict[str, float]:
-    return {**weights, **{of_batch(tenant): weight for tenant, weight in weights.items()}}
+def _replaced(tenant: str, known: float, weights: Weights) -> float:
+    before, after = weights.get(tenant, (known, known))
+    return after if before is None or before == known else known
 
 
 def remove_backend(engine: AdmissionEngine, name: str, now: float) -> Sequence[Decision]:
