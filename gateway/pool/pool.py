@@ -171,9 +171,9 @@ class Pool:
                 self._unwatch(backend)
             self._watch(backend)
 
-    def reweigh(self, weights: Mapping[str, float]) -> None:
-        """Replace the weights of these tenants."""
-        reweigh(self.dispatcher.engine, weights)
+    def reweigh(self, weights: Mapping[str, float], before: Mapping[str, float]) -> None:
+        """Replace the weights of these tenants, which were those `before`."""
+        reweigh(self.dispatcher.engine, weights, before)
 
     def drain(self, backend: Backend, drained: bool) -> None:
         """Drain a backend, or end its drain. Running requests end there; waiting requests go elsewhere."""

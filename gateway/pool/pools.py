@@ -124,9 +124,10 @@ class Pools:
             await backend.close()
 
     def commit(
-        self, config: Config, shared: Shared, prepared: Sequence[PoolPlan], weights: Mapping[str, float] = NO_OTHERS
-    ) -> None:
-        """Go on under this configuration. `weights` holds the changed weights of tenants."""
+        self, config: Config, shared: Shared, prepared: Sequence[PoolPlan], weights: Mapping[str, float] = NO_OTHERS,
+        before_weights: Mapping[str, float] = NO_OTHERS,
+    ) -> None:  # fmt: skip
+        """Go on under this configuration. `weights`: the changed weights of tenants, which had `before_weights`."""
         before, self.all = self.all, []
         for one in prepared:
             pool = one.pool
@@ -137,7 +138,7 @@ class Pools:
                     pool.watch(self._session)
             else:
                 pool.take_over(one.config, config, shared, one.backends, one.estimator)
-                pool.reweigh(weights)
+                pool.reweigh(weights, before_weights)
             self.all.append(pool)
         self.addresses.follow(config)
         self.engines.clear()

@@ -286,7 +286,8 @@ class Gateway:
         if self.usage is not None and first is not None:
             self.usage.go_on_with(first)  # before requests under way are counted
         self._keyring.take_over(keys, open_access=config.open_access)
-        self._pools.commit(config, self.shared, prepared, weights)
+        known = {tenant.name: tenant.weight for tenant in before.tenants}
+        self._pools.commit(config, self.shared, prepared, weights, known)
         logger.setLevel(config.log_level.upper())
         self._bypass_limiter.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
         if self._pipeline is not None:

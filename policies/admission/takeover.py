@@ -21,7 +21,7 @@ from policies.capacity.overload import OverloadSettings
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.plain_data import Learned, fields
-from policies.queue.bounds import QueueLimits
+from policies.queue.bounds import NO_WEIGHTS, QueueLimits
 from policies.request import Request, ServiceTokens, State, of_batch
 from policies.tree.terms import Tree
 
@@ -79,14 +79,28 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
     return engine.woke(now)
 
 
-def reweigh(engine: AdmissionEngine, weights: Mapping[str, float]) -> None:
-    """Replace the weights of tenants, for waiting requests too. Running requests are charged by their old weights."""
-    weights = {**weights, **{of_batch(tenant): weight for tenant, weight in weights.items()}}
-    engine.requests.waiting.reweigh(weights)
-    engine.requests.tree.reweigh(weights)
+def reweigh(engine: AdmissionEngine, weights: Mapping[str, float], before: Mapping[str, float] = NO_WEIGHTS) -> None:
+    """Replace the weights of tenants, for waiting requests too. Running requests are charged by their old weights.
+
+    `before`: the weights until now. Requests of a key with a weight of its own keep that.
+    """
+    weights, before = _with_batch(weights), _with_batch(before)
+    tree = engine.requests.tree
+    for request in _present(engine):
+        if (known := request.configured_weight) == before.get(request.flow.tenant, known):
+            request.configured_weight = weights.get(request.flow.tenant, known)
+    engine.requests.waiting.reweigh(weights, before)
+    tree.reweigh(weights, before)
     for order in engine.policy.queues().values():
-        if order.backlog is not None:
-            order.backlog.reweigh(weights)
+        for name, weight in weights.items():
+            if order.backlog is not None and (tenant := order.backlog.tenant(name)) is not None:
+                known = before.get(name, tenant.weight)
+                if not tree.is_flat or tenant.weight == known:
+                    order.backlog.reweigh(name, known, weight)
+
+
+def _with_batch(weights: Mapping[str, float]) -> dict[str, float]:
+    return {**weights, **{of_batch(tenant): weight for tenant, weight in weights.items()}}
 
 
 def remove_backend(engine: AdmissionEngine, name: str, now: float) -> Sequence[Decision]:
@@ -167,14 +181,22 @@ def _present(engine: AdmissionEngine) -> list[Request]:
     return [*engine.requests.waiting.requests.values(), *[lease.request for lease in engine.requests.leases.values()]]
 
 
-def _regroup(engine: AdmissionEngine, tree: Tree) -> None:
-    """Replace the tree, and wake all tenants that sleep in `Backlog.full`. Service counters stay."""
-    requests = engine.requests
+def _regroup(engine: AdmissionEngine, terms: Tree) -> None:
+    """Replace the tree, and wake all tenants that sleep in `Backlog.full`. Leads follow the new weights."""
+    requests, tree = engine.requests, engine.requests.tree
+    backlogs = [order.backlog for order in engine.policy.queues().values() if order.backlog is not None]
+    present = [
+        (each, one) for each in backlogs for name in each.tenant_names() if (one := each.tenant(name)) is not None
+    ]
+    before = [(each, one, tree.weight(one.name[0], one.weight)) for each, one in present if one.queued or one.running]
     waiting = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
-    requests.tree.regroup(tree, waiting, [(lease.request, lease.held_tokens) for lease in requests.leases.values()])
-    for order in engine.policy.queues().values():
-        while order.backlog is not None and order.backlog.full:
-            order.backlog.wake_at(_may_begin)
+    tree.regroup(terms, waiting, [(lease.request, lease.held_tokens) for lease in requests.leases.values()])
+    for backlog, tenant, known in before:
+        name = tenant.name[0]
+        backlog.reweigh(name, known, tree.weight(name, tree.configured_weight(name, known)))
+    for backlog in backlogs:
+        while backlog.full:
+            backlog.wake_at(_may_begin)
 
 
 def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:

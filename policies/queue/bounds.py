@@ -21,6 +21,7 @@ LOOKED_AT: Final = 64
 """Newest requests of a tenant among which those whose clients came back are evicted last."""
 PLACES_MAX: Final = 10_000
 """Places kept at once, for clients that were told to retry."""
+NO_WEIGHTS: Final[Mapping[str, float]] = {}
 KEPT_FREE: Final = 0.1
 """Fraction of the queue that only clients whose retry is due may use, while any place is kept."""
 
@@ -190,14 +191,16 @@ class BoundedQueue:
             self._deadlines = [(each.progress.deadline_s, each.id) for each in self.requests.values()]
             heapify(self._deadlines)
 
-    def reweigh(self, weights: Mapping[str, float]) -> None:
-        """Replace the weights of these tenant nodes and of their waiting requests."""
+    def reweigh(self, weights: Mapping[str, float], before: Mapping[str, float] = NO_WEIGHTS) -> None:
+        """Replace the weights of these tenant nodes and of their waiting requests, where the weight is that `before`:
+        a key may have a weight of its own.
+        """
         for name, weight in weights.items():
-            tenant = self._tenants.get(name)
-            if tenant is not None:
+            if (tenant := self._tenants.get(name)) is not None:
                 tenant.weight = weight
                 for request in (*tenant.starts.values(), *tenant.inside.values()):
-                    request.weight = weight
+                    if request.weight == before.get(name, request.weight):
+                        request.weight = weight
 
     def earliest_deadline_s(self) -> float:
         """Return the time at which the first waiting request expires; inf if none waits."""
