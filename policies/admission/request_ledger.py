@@ -229,7 +229,7 @@ class RequestLedger(PoolTables):
         """Count further tokens of an answer. The next `charge_progress` charges them."""
         if lease.charged_tokens == lease.output_tokens:
             self._streaming.append(lease)
-        lease.output_tokens += output_tokens
+        lease.streamed(output_tokens)
 
     def charge_progress(self, now: float) -> list[str]:
         """Charge the streamed tokens, and update the ledgers of engines with events. Return the engines where answers

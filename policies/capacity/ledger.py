@@ -285,6 +285,7 @@ class BackendLedger:
             self.slots.emptied()
         self.kv.remove(lease, now)
         self.pace.ended(lease, now)
+        self.prefill_pace.ended(lease)
 
     def came_whole(self, lease: Lease, now: float) -> None:
         """Learn from a complete answer that was not streamed."""
@@ -340,7 +341,7 @@ class BackendLedger:
             self.prefill_pace.saw_step(gauges, now)
             self.prefill.set_reported(gauges.scheduled_tokens_max)
         else:
-            self.prefill_pace.saw_page(self.leases, len(self.starting), now)
+            self.prefill_pace.saw_page(len(self.starting), now)
         if gauges.waiting is not None:
             self._infer_starts(gauges, now)
             self._adapt(gauges, before, now, is_sustained=now - arrived_s < SUSTAINED_S)

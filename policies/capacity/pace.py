@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Final
 
 from policies.averages import QUICK, Mean
 from policies.capacity.gauges import Gauges
-from policies.capacity.lease import Lease
+from policies.capacity.lease import Lease, Look
 from policies.request import ServiceTokens
 
 SEEN_MIN: Final = round(2 / QUICK)
@@ -169,12 +168,22 @@ class PrefillPace:
     steps took beyond as many steps without prompts. An engine that reports each of its steps is looked at after each.
     """
 
-    __slots__ = ("_before", "_reports_steps", "_seconds", "_started_tokens", "_step_s", "_tokens")
+    __slots__ = (
+        "_before", "_joined", "_look", "_ran", "_reports_steps", "_seconds", "_started_tokens", "_step_s", "_stepped",
+        "_tokens",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._reports_steps = False
-        self._before: tuple[float, dict[str, int], int] | None = None
-        """The last look: time, output tokens of running answers, and starting prompts (page) or sequences (step)."""
+        self._stepped: tuple[float, int] | None = None
+        """Time of the last step, and the sequences that ran after it."""
+        self._before: tuple[float, int] | None = None
+        """Time of the last page, and the starting prompts then; None if a step came later."""
+        self._look = Look()
+        self._ran = 0
+        """Streamed answers that ran at the last look, and still run."""
+        self._joined: dict[str, Lease] = {}
+        """Streamed answers that have started since, and still run."""
         self._step_s = Mean()
         """Seconds of a step without prompts."""
         self._tokens = Mean()
@@ -189,33 +198,41 @@ class PrefillPace:
         return self._tokens.value / seconds if self._tokens.seen >= SEEN_MIN and seconds > 0.0 else None
 
     def started(self, lease: Lease) -> None:
-        """Count the prompt of an answer that starts."""
+        """Count an answer that starts, and its prompt."""
         self._started_tokens += lease.prefill_tokens
+        if lease.request.streamed:
+            lease.look = self._look
+            self._joined[lease.request.id] = lease
 
-    def saw_page(self, leases: Mapping[str, Lease], starting: int, now: float) -> None:
+    def ended(self, lease: Lease) -> None:
+        """Count an answer no longer, and none of its tokens."""
+        if lease.look is not None:
+            self._look.made_tokens -= lease.made(self._look)
+            if self._joined.pop(lease.request.id, None) is None:
+                self._ran -= 1
+
+    def saw_page(self, starting: int, now: float) -> None:
         """Learn from the answers that ran since the last page, unless none made a token: a step is still under way."""
         if self._reports_steps:
             return
-        outputs = {
-            id: lease.output_tokens
-            for id, lease in leases.items()
-            if lease.started_s is not None and lease.request.streamed
-        }
-        if self._before is not None:
-            at_s, outputs_before, starting_before = self._before
-            made = [outputs[id] - output for id, output in outputs_before.items() if id in outputs]
-            if made and not any(made):
+        look, ran = self._look, self._ran
+        if self._before is not None and ran:
+            made = look.made_tokens - sum([lease.made(look) for lease in self._joined.values()])
+            if not made:
                 return
-            if made:
-                has_prompts = self._started_tokens + starting + starting_before > 0
-                self._learn(self._started_tokens, now - at_s, sum(made) / len(made), has_prompts=has_prompts)
-        self._before, self._started_tokens = (now, outputs, starting), 0
+            at_s, starting_before = self._before
+            has_prompts = self._started_tokens + starting + starting_before > 0
+            self._learn(self._started_tokens, now - at_s, made / ran, has_prompts=has_prompts)
+        self._before, self._started_tokens = (now, starting), 0
+        self._ran += len(self._joined)
+        self._joined.clear()
+        look.number, look.made_tokens = look.number + 1, 0
 
     def saw_step(self, step: Gauges, now: float) -> None:
         """Learn from a step that reports its tokens, if sequences ran after the step before."""
-        before, self._before = self._before, (now, {}, step.running or 0)
-        if step.scheduled_tokens is not None and self._reports_steps and before is not None and before[2]:
-            tokens = max(0, step.scheduled_tokens - before[2])
+        before, self._stepped, self._before = self._stepped, (now, step.running or 0), None
+        if step.scheduled_tokens is not None and self._reports_steps and before is not None and before[1]:
+            tokens = max(0, step.scheduled_tokens - before[1])
             self._learn(tokens, now - before[0], 1.0, has_prompts=tokens > 0)
         self._reports_steps = step.scheduled_tokens is not None
 
