@@ -9,6 +9,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from backends.simulated.simulated_server import SimulatedServer
+from tests.gateway import capture
+from tests.gateway.capture import Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, SMALL, Starter, chat, long_chat, simulated, until
 from tests.gateway.load import tenants
 from tests.ports import free_port
@@ -44,6 +46,35 @@ async def test_all_down_at_start(start: Starter, models: list[str]) -> None:
             assert (await live.ask("/v1/chat/completions", chat(max_tokens=3))).status == 200
         finally:
             await server.stop()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_an_engine_whose_list_of_models_fails_is_asked_all_the_same(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The engine is in service, and knows whether it has a model. Of two such pools nothing says which is meant."""
+    has_list = False
+
+    def control_plane(seen: Seen, context_tokens: int) -> bytes:
+        if b"/v1/models" in seen.line and not has_list:
+            return answer(b"", status=b"500 Internal Server Error")
+        return known(seen, context_tokens)
+
+    known = capture._control_plane
+    monkeypatch.setattr("tests.gateway.capture._control_plane", control_plane)
+    async with Upstream(replies(answer(b"{}"))) as one, Upstream(replies(answer(b"{}"))) as other:
+        urls = [one.url, other.url][:count]
+        pools = [{"name": url[-5:], "backends": [{"url": url, "engine": "vllm"}]} for url in urls]
+        async with start(pools=pools) as live:
+            assert live.gateway.not_ready() == []
+            got = await live.ask(CHAT, chat())
+            assert (got.status, len(one.requests)) == ((200, 1) if count == 1 else (503, 0))
+            unnamed = await live.ask(CHAT, {"messages": []})
+            assert unnamed.status == (503 if count == 1 else 400), "no limit of a model would hold"
+            has_list = True
+            await until(lambda: MODEL in live.gateway.pools[0].models())
+            assert (await live.ask(CHAT, chat())).status == 200
+            assert live.holds_nothing()
 
 
 async def test_all_down_and_nothing_to_admit(start: Starter) -> None:
