@@ -22,7 +22,7 @@ from gateway.pool.backend import PROBE_INTERVAL_S, Backend
 from gateway.pool.breaks import Breaks
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.retries import RetryBudget
-from gateway.pool.setup import admission_engine, policy_by, policy_terms, setup_of
+from gateway.pool.setup import admission_engine, policy_terms, setup_of
 from gateway.pool.shared import Shared
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
@@ -30,6 +30,7 @@ from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.prefix_hashes import prefix_hashes, salt_of
 from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
+from policies.admission.named import named_policy
 from policies.admission.takeover import remove_backend, reweigh, take_over
 from policies.capacity.gauges import EngineFacts
 from policies.placements.least_loaded import least_loaded
@@ -161,7 +162,7 @@ class Pool:
         for name, backend in self.backends.items():
             engine.backends[name].healthy = backend.in_service
         terms = policy_terms(gateway, config)
-        policy = None if terms == self._terms else policy_by(terms, engine.policy.prefixes)
+        policy = None if terms == self._terms else named_policy(**terms, prefixes=engine.policy.prefixes)
         self._terms = terms
         slots = {backend.name: each.max_num_seqs for backend, each in backends.items()}
         setup = setup_of(gateway, config, slots, shared, policy)
