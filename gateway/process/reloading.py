@@ -9,20 +9,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.metrics_core import Metric
 
 from gateway.config.changes import changes, config_hash, needs_restart
 from gateway.config.load import ConfigError
 from gateway.operator.operated import ReloadResult
-from gateway.operator.snapshots.snapshot import GatewayProcess
 from gateway.pool.pools import CannotTakeOver
 from gateway.telemetry.metric_families import family, single
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
-    from gateway.telemetry.metrics import Metrics
+    from gateway.process.gateway import Gateway
 
 logger = logging.getLogger("fairgate")
 
@@ -60,23 +59,10 @@ def _free(parts: list[object]) -> None:
         parts.pop()
 
 
-class Reloadable(GatewayProcess, Protocol):
-    """A gateway that can go on under another config."""
-
-    metrics: Metrics
-
-    @property
-    def is_running(self) -> bool: ...
-
-    def reopen_log(self, target: str) -> None: ...
-    def reload_certificates(self) -> bool: ...
-    async def take_over(self, config: Config) -> None: ...
-
-
 class Reloading:
     """The current file of one gateway's config, and the result of the last reload."""
 
-    def __init__(self, gateway: Reloadable, load: Callable[[], Config] | None) -> None:
+    def __init__(self, gateway: Gateway, load: Callable[[], Config] | None) -> None:
         """Create for a gateway; `load` reads the file anew or raises ConfigError, and is None without a file."""
         self._gateway = gateway
         self._load = load
@@ -106,7 +92,7 @@ class Reloading:
         try:
             gateway.reopen_log(before.access_log)  # a log that was moved away continues in a new file
         except OSError as error:
-            logger.error("the access log goes on where it was: %s", error)
+            logger.error("the access log cannot be reopened, and its present file stays in use: %s", error)
         gateway.reload_certificates()
         if self._load is None:
             return ReloadResult("unchanged", self.hash, why_not=["there is no file: it was started with --backend"])
@@ -144,10 +130,10 @@ class Reloading:
 
 def _log(reloaded: ReloadResult) -> None:
     if reloaded.outcome == "refused":
-        logger.error("the config is not reloaded, the one before stays: %s", "; ".join(reloaded.why_not))
+        logger.error("the config is not reloaded, and the previous one stays in force: %s", "; ".join(reloaded.why_not))
         return
     if reloaded.outcome == "unchanged":
-        logger.info("the config is as it was (%s): nothing is changed", reloaded.hash)
+        logger.info("the config has not changed (%s)", reloaded.hash)
         return
     listed, more = reloaded.changes[:CHANGES_LOGGED_MAX], len(reloaded.changes) - CHANGES_LOGGED_MAX
     rest = f"; and {more} more" if more > 0 else ""
