@@ -22,8 +22,7 @@ from gateway.telemetry.metric_families import single
 from gateway.telemetry.record import RequestRecord
 from gateway.usage.counts import UsageCounts
 from gateway.usage.thread import CLOSE_S, DatabaseThread
-from gateway.usage.used_before import used_before
-from gateway.usage.written import WRITERS_KEPT_S, Batch, add, forget
+from gateway.usage.written import WRITERS_KEPT_S, Batch, add, forget, used_before
 from policies.limits.quotas import Quotas
 
 logger = logging.getLogger("fairgate")
@@ -42,7 +41,6 @@ class UsageRecorder:
         # A quarter: twice this number may wait, and as many may be in the batch under way.
         self.database = DatabaseThread(config)
         self.fault: str | None = None
-        """Fault of the last write; None if it succeeded."""
         self.batches_written = 0
         self._config = config
         self._quotas = quotas

@@ -39,7 +39,7 @@ def counted(url: str, *by: str) -> dict[tuple[str, ...], tuple[float, ...]]:
         return {}
     finally:
         database.close()
-    return {row.by: (*(getattr(row, name) for name in MEASURES), round(row.queue_s, 6)) for row in report.rows}
+    return {row.by: (*(row.sums[name] for name in MEASURES), row.sums["queue_us"] / 1e6) for row in report.rows}
 
 
 def requests_in(url: str) -> int:
