@@ -111,7 +111,6 @@ class RequestReader:
         self._host = b""
         """The last well-formed host: a client names one host every time."""
         self.partial = b""
-        """The beginning of an incomplete head."""
         self._head: Head | None = None
         """The last head, if a repetition of it can be recognised."""
         self.reset()
@@ -127,11 +126,9 @@ class RequestReader:
         self.body_bytes = 0
         self._headers: list[Header] = []
         self._length = b""
-        """Value of the field `content-length`."""
         self._body: bytes | BytesIO = b""
         self._chunked = False
         self._left = 0
-        """Missing bytes of a body of known length."""
         self.is_known = False
         """Whether the head was recognised. llhttp then does not see the request."""
         self._chunk_left = 0
@@ -140,7 +137,6 @@ class RequestReader:
         """The beginning of an incomplete chunk line or trailer."""
         self._in_trailers = False
         self._announced_bytes = 0
-        """Bytes of all chunks announced so far."""
         self._ended = False
         """Whether the announced body is complete."""
         self._wire_bytes = 0

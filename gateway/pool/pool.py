@@ -81,7 +81,6 @@ class Pool:
         self.retries = RetryBudget()
         self.breaks = Breaks()
         self.answers_bytes = 0
-        """Bytes held by all answers that are sent whole."""
         self._settled = settled
         self._terms = policy_terms(gateway, config)
         self.batch_apps = _batch_apps(gateway)
@@ -350,7 +349,7 @@ class Pool:
             del self.backends[backend.name]
             self.breaks.forget(backend.name)
             self.dispatcher.carry_out(remove_backend(self.dispatcher.engine, backend.name, self.dispatcher.clock()))
-            logger.info("pool %s: backend %s has ended what it ran, and is gone", self.name, backend.name)
+            logger.info("pool %s: backend %s has ended its last request, and is removed", self.name, backend.name)
         await backend.close()
         self.on_gone(backend)
 
@@ -367,7 +366,7 @@ class Pool:
 
     def _log_feed(self, backend: Backend, is_read: bool, why: str) -> None:
         if is_read:
-            logger.info("pool %s: backend %s says after each step what it holds", self.name, backend.name)
+            logger.info("pool %s: backend %s is read by its plug-in's report of each step", self.name, backend.name)
         else:
             logger.info("pool %s: backend %s is read by its metrics: %s", self.name, backend.name, why)
 

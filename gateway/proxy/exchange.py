@@ -68,9 +68,7 @@ class Exchange(Relay):
 
     def _begin_answer(self) -> None:
         self._meter: StreamMeter | None = None
-        """Reader of a stream."""
         self._held: list[bytes] = []
-        """Pieces of an answer that is held until it is complete."""
         self._held_bytes_max = self._pool.response_buffer_bytes_max
         self._answer_bytes = 0
         self._finder: MemberFinder | None = None

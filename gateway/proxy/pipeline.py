@@ -93,7 +93,6 @@ class Pipeline:
         """Replace pools and routes. `json_bytes_max`: greatest size of one body of JSON."""
         self._json_bytes_max = json_bytes_max
         self._aliases = dict(aliases)
-        """Engines' names of models by alias."""
         self._pools = list(pools)
         self._pool_of_model: dict[str, Pool] = {}
         self._routes = routes

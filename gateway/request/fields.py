@@ -21,7 +21,6 @@ FLAGS: Final = {
     **dict.fromkeys(("1", "1.0", "on", "t", "true", "y", "yes"), True),
     **dict.fromkeys(("0", "0.0", "off", "f", "false", "n", "no"), False),
 }
-"""Spellings of a flag, in lower case."""
 
 
 class TooManyError(Exception):

@@ -146,7 +146,7 @@ async def test_what_returns_to_the_queue_after_its_key_was_revoked_is_refused(st
         assert (await admin(live, "DELETE", f"/keys/{hash_key(NAMED)}")).status == 200
         [exchange] = live.gateway.pools[0].dispatcher.exchanges()
         assert isinstance(exchange, Exchange)
-        await until(lambda: not live.gateway._keyring.takes(exchange.context.principal))
+        await until(lambda: not exchange.context.keyring.takes(exchange.context.principal))
         assert live.engine.dispatched == 1, "what an engine has is not aborted"
         if preempted:
             exchange.preempt()

@@ -47,7 +47,6 @@ NO_FIELDS: Final = Fields()
 
 STEERING_AT: Final = NAMES.index("priority")
 STEERING: Final = frozenset(NAMES[STEERING_AT:])
-"""Names of the fields that steer an engine."""
 NO_STEERING: Final[tuple[Any, ...]] = astuple(NO_FIELDS)[STEERING_AT:]
 
 
