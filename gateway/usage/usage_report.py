@@ -163,21 +163,14 @@ class Report:
 
     def as_table(self) -> str:
         """Return a table for people: numbers in groups of three, and the total last."""
-        names = [*self.query.by, *self.total.measures(has_prices=self.has_prices)]
-        total = ["total", *[""] * (len(self.query.by) - 1)] if self.query.by else []
-        lines = [names] + [[each or "-" for each in row.by] + self._words(row) for row in self.rows]
-        if self.query.by:
-            lines.append(total + self._words(self.total))
-        widths = [max(len(line[column]) for line in lines) for column in range(len(names))]
+        from simulation.report import columns  # loaded for people only
+
         labels = len(self.query.by)
-        return "".join(
-            "  ".join(
-                cell.ljust(width) if column < labels else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            + "\n"
-            for line in lines
-        )
+        lines = [[*self.query.by, *self.total.measures(has_prices=self.has_prices)]]
+        lines += [[each or "-" for each in row.by] + self._words(row) for row in self.rows]
+        if labels:
+            lines.append(["total", *[""] * (labels - 1), *self._words(self.total)])
+        return columns(lines, left=range(labels)) + "\n"
 
     def _words(self, row: UsageRow) -> list[str]:
         return ["-" if value is None else f"{value:,}" for value in row.measures(has_prices=self.has_prices).values()]
