@@ -86,7 +86,7 @@ class QueueRoom:
         assert engines is not None
         found = engines.with_room(request)
         if isinstance(found, Blocked):
-            return found if but is None else found.but(but)
+            return found
         if but is not None:
             found = [engine for engine in found if engine.name != but]
             if not found:

@@ -4,9 +4,10 @@ The obstacles of a request are checked in this order: a rival at another gateway
 (CEILING), the working set (WORKING_SET), and then each engine by itself (`BackendLedger.obstacle`, `PrefillParts`).
 
 Engines are asked as seldom as possible. `_answers` keeps the obstacles of blocked requests, and only engines that have
-`changed` since are asked again. `_full` has the engines without a slot for any request, `_open` all others. `_opens`
-has the times at which an obstacle may disappear without an event: at that time its engine counts as changed. So an
-event at one engine asks that engine only, and a wake asks only the engines whose time has come.
+`changed` since are asked again. `_full` has the engines without a slot, and `_open` all others: once for requests that
+may wait inside an engine, and once for those that may not. `_opens` has the times at which an obstacle may disappear
+without an event: at that time its engine counts as changed. So an event at one engine asks that engine only, and a wake
+asks only the engines whose time has come.
 """
 
 from __future__ import annotations
@@ -140,10 +141,11 @@ class PoolRoom:
         self._changes = 0
         self._changed: dict[str, int] = {}
         """Number of the last change of each engine that changed since the last reset, the latest last."""
-        self._full: dict[str, Obstacle] = {}
-        """Engines without a slot for any request, which need not be asked until they change."""
-        self._open: dict[str, BackendLedger] = {}
-        """Engines that are not in `_full`."""
+        self._full: tuple[dict[str, Obstacle], dict[str, Obstacle]] = {}, {}
+        """Engines without a slot, which need not be asked until they change: for a request that is not alone, and for
+        one that is (`Standing`)."""
+        self._open: tuple[dict[str, BackendLedger], dict[str, BackendLedger]] = {}, {}
+        """Engines that are not in `_full`, for either."""
         self._backlog: Backlog | None = None
         """Backlog of the order, if it has one."""
         self._full_beside: dict[str, Obstacle] = {}
@@ -161,15 +163,16 @@ class PoolRoom:
             self._answers.clear()
             self._changed.clear()
             self._opens.clear()
-            self._full.clear()
-            self._open = dict(self._backends)
+            self._full = {}, {}
+            self._open = dict(self._backends), dict(self._backends)
             return
         if engine in self._changed:
             del self._changed[engine]
         self._changed[engine] = self._changes
-        if engine in self._full:
-            del self._full[engine]
-            self._open[engine] = self._backends[engine]
+        for full, is_open in zip(self._full, self._open, strict=True):
+            if engine in full:
+                del full[engine]
+                is_open[engine] = self._backends[engine]
 
     def measure(self) -> None:
         """Set the capacity of the tree to the sum over the engines in service.
@@ -224,7 +227,8 @@ class PoolRoom:
             return self._asked_again(request, known)
         if request.engine or request.progress.closed is not None:  # a full engine may be closed to this request as well
             return self._found(request, standing, {}, list(self._backends.values()))
-        return self._found(request, standing, self._full.copy(), list(self._open.values()))
+        is_alone = standing[0]
+        return self._found(request, standing, self._full[is_alone].copy(), list(self._open[is_alone].values()))
 
     def _asked_again(self, request: Request, known: Answers) -> Sequence[BackendLedger] | Blocked:
         """Ask only the engines that have changed since the known answers."""
@@ -253,9 +257,9 @@ class PoolRoom:
                 free.append(ledger)
                 continue
             obstacles[name] = obstacle
-            if obstacle is Obstacle.SLOTS and _is_full(ledger):
-                self._full[name] = obstacle
-                self._open.pop(name, None)
+            if obstacle is Obstacle.SLOTS and _is_full(ledger, is_alone=standing[0]):
+                self._full[standing[0]][name] = obstacle
+                self._open[standing[0]].pop(name, None)
         if free:
             self._answers.pop(request.id, None)
             self._full_beside = obstacles
@@ -282,7 +286,7 @@ class PoolRoom:
         engine, closed = blocked.request.engine, blocked.request.progress.closed or {}
         if engine and Obstacle.CLOSED in blocked.obstacles.values():
             return engine  # no other engine can serve the request, so the others are free for other requests
-        waits = [name for name in self._open if blocked.obstacles.get(name) in OF_ITS_SIZE or name in closed]
+        waits = [name for name in self._open[True] if blocked.obstacles.get(name) in OF_ITS_SIZE or name in closed]
         if len(self._backends) < 2 or not waits or blocked.nearest() in NOT_SOON:
             return None
         request_id, engine = self._reserved
@@ -302,7 +306,7 @@ class PoolRoom:
     def _fraction_left(self, ledger: BackendLedger, request: Request) -> float:
         """Return the engine's KV occupancy, without batch work if its preemption would make room for the request."""
         fraction, capacity = ledger.kv_fraction(), ledger.kv.capacity_tokens
-        if capacity is None or not self.can_be_freed(request, ledger.name):
+        if capacity is None or not len(self._preemption) or not self.can_be_freed(request, ledger.name):
             return fraction
         return fraction - self._batch_tokens(ledger) / capacity
 
@@ -402,9 +406,9 @@ class PoolRoom:
         return {name: len(ledger.leases) for name, ledger in self._backends.items() if ledger.healthy}
 
 
-def _is_full(ledger: BackendLedger) -> bool:
-    """Return whether there is no slot for any request."""
-    return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(is_alone=True)
+def _is_full(ledger: BackendLedger, *, is_alone: bool) -> bool:
+    """Return whether there is no slot for any request of this standing."""
+    return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(is_alone=is_alone)
 
 
 def _has_slot(ledger: BackendLedger, request: Request) -> bool:

@@ -37,7 +37,10 @@ class Room(Protocol):
     """The engines of a pool, as an order sees them."""
 
     def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
-        """Return the engine that gets the request now, or the obstacle at each engine. `but`: an engine left out."""
+        """Return the engine that gets the request now, or the obstacle at each engine.
+
+        `but`: an engine that does not get it.
+        """
 
     def reserve(self, blocked: Blocked) -> str | None:
         """Return an engine to keep free for the head of the queue, which no engine can start now.

@@ -155,7 +155,7 @@ class CounterOrder(Order):
                     self._backlog.take(request)
                     return self._selected(request, placed)
                 if not blocked.others and not request.can_wait:
-                    blocked.others = (placed,)
+                    blocked.others = (placed.but(reserved),)
         return blocked
 
     def remove(self, request: Request, now: float) -> None:

@@ -112,6 +112,25 @@ def test_a_wake_asks_only_the_engines_whose_time_has_come() -> None:
     assert room.opens_s() == 1.3, "the other one is still waited for"
 
 
+def test_a_full_engine_is_not_asked_for_each_request_though_some_may_wait_inside() -> None:
+    engines, tree = {"full": BackendLedger("full", CapacitySettings(), max_num_seqs=2)}, PoolTree()
+    leases = [Lease(make_request("busy"), "full", 0.0) for _ in range(2)]
+    for lease in leases:
+        engines["full"].add(lease)
+        engines["full"].started(lease, 0.0)
+    room = PoolRoom(engines, WorkingSet(tree), tree, Preemption())
+    requests = [make_request(tenant) for tenant in ("many", "many", "alone")]
+    for request in requests:
+        tree.arrived(request, 1.0)
+    room.changed()
+    room.at(0.0)
+    assert isinstance(room.with_room(requests[0]), Blocked)
+    for lease in leases:
+        engines["full"].remove(lease, 0.0)  # it would have room, if it were asked
+    assert isinstance(room.with_room(requests[1]), Blocked), "the engine is known to be full"
+    assert not isinstance(room.with_room(requests[2]), Blocked), "this one may wait inside, so the engine is asked"
+
+
 def test_a_wake_keeps_what_the_engines_have_answered() -> None:
     engine = engines_of("vtc", "one", "two", slots=1)
     while not engine.queued:
