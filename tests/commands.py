@@ -104,14 +104,14 @@ async def _read(pipe: int) -> AsyncIterator[bytes]:
 
 
 def _started(
-    arguments: tuple[str, ...], by: tuple[str, ...], descriptors: tuple[int, ...], *pipes: int
+    arguments: tuple[str, ...], by: tuple[str, ...], program: str, descriptors: tuple[int, ...], *pipes: int
 ) -> BaseProcess | subprocess.Popen[bytes]:
     """With these pipes as its standard input, output and errors; they are closed here."""
     theirs = [Connection(pipe, readable=number == 0, writable=number > 0) for number, pipe in enumerate(pipes)]
     try:
         if by:
             given, output, errors = pipes
-            command = [*by, FAIRGATE, *arguments]
+            command = [*by, program, *arguments]
             return subprocess.Popen(command, stdin=given, stdout=output, stderr=errors, pass_fds=descriptors)
         process = _LOADED.Process(target=_fairgate, args=(arguments, dict(os.environ), os.getcwd(), *theirs))
         process.start()
@@ -123,14 +123,18 @@ def _started(
 
 @asynccontextmanager
 async def running(
-    *arguments: str, given: bytes | None = None, by: tuple[str, ...] = (), descriptors: tuple[int, ...] = ()
+    *arguments: str,
+    given: bytes | None = None,
+    by: tuple[str, ...] = (),
+    program: str = FAIRGATE,
+    descriptors: tuple[int, ...] = (),
 ) -> AsyncIterator[Running]:
-    """`given`: all of its standard input. `by`: what starts it, and passes on `descriptors`."""
+    """`given`: all of its standard input. `by`: what starts the program, and passes on `descriptors`."""
     theirs_in, ours_in = os.pipe()
     (output, theirs_out), (errors, theirs_err) = os.pipe(), os.pipe()
     if given is not None:
         os.write(ours_in, given)  # a pipe takes so much at once
-    process = _started(arguments, by, descriptors, theirs_in, theirs_out, theirs_err)
+    process = _started(arguments, by, program, descriptors, theirs_in, theirs_out, theirs_err)
     if given is not None:
         os.close(ours_in)
     started = Running(process, output, errors)

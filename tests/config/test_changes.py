@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.changes import LIVE, changes, config_hash, needs_restart
+from gateway.config.changes import changes, config_hash, needs_restart
 from gateway.config.model import Config
 from gateway.config.sections.keys import hash_key
 
@@ -98,11 +98,6 @@ def test_what_replicas_count_together_by_needs_a_restart_where_there_are_replica
 ) -> None:
     assert list(refused(config(**REDIS, **fields), config(**REDIS))) == [path]
     assert refused(config(**fields), config()) == {}
-
-
-def test_a_section_that_nobody_has_said_to_be_live_needs_a_restart() -> None:
-    assert set(Config.model_fields) >= LIVE
-    assert set(Config.model_fields) - LIVE >= {"listen", "admin", "workers", "state", "state_file"}
 
 
 def test_what_replicas_may_differ_in_for_a_while_is_live() -> None:

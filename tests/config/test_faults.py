@@ -174,12 +174,6 @@ def test_an_alias_bomb_is_refused_before_it_expands(tmp_path: Path) -> None:
     assert "holds more than 500000 values, aliases expanded" in found
 
 
-def test_a_flood_of_faults_is_cut_and_counted(tmp_path: Path) -> None:
-    found = faults(tmp_path, GOOD + "".join(f"x{i}: 1\n" for i in range(150)))
-    assert len(found) == 101
-    assert found[-1] == ": and 50 more faults"
-
-
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     unreadable: list[tuple[Path | str, str]] = [
         (tmp_path / "none.yaml", "cannot be read: No such file or directory"),
@@ -196,9 +190,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("pools: [{name: p, backends: [{url: 'sim:'}]}]\n", ":1:1: tenants: is empty: nobody could call"),
-        (GOOD + "listen: 0.0.0.0:8190\n", ":1:1: admin: takes the port of listen (0.0.0.0:8190)"),
         (GOOD + "admin: localhost:70000\n", ":3:8: admin: should be host:port"),
-        (GOOD + "policy: {name: vtc, output_weight: 0}\n", ":3:36: policy.output_weight: should be greater than 0"),
         (GOOD + "drain_s: .inf\n", ":3:10: drain_s: should be a number, not text"),
         (GOOD + "drain_s: 1e999\n", ":3:10: drain_s: should be a finite number"),
         (GOOD + "tenants: [{name: t, keys: [{}]}]\n", ":3:28: tenants[0].keys[0].hash: is missing"),
@@ -223,10 +215,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             ":4:8: admin: takes the port of listen (0.0.0.0:7); give it another one",
         ),
         (
-            GOOD + "memory_max: 201326592\nlimits: {body_bytes_max: 20000000}\n",
-            ":4:26: limits.body_bytes_max: is more than memory_max (201326592) has room for: 10278142",
-        ),
-        (
             GOOD + "memory_max: 469762048\nlimits: {connections_max: 3000}\n",
             ":4:27: limits.connections_max: is more than memory_max (469762048) has room for: 2831",
         ),
@@ -235,7 +223,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (GOOD.replace("sim:", "http://h:99999"), ":2:36: pools[0].backends[0].url: should be http://host:port"),
         (GOOD.replace("sim:", "http://h/a/../b"), ":2:36: pools[0].backends[0].url: should have no path, or one such"),
         (GOOD.replace("sim:", "http://h//a"), ":2:36: pools[0].backends[0].url: should have no path, or one such"),
-        (GOOD.replace("sim:", "http://h/a/v1"), ":2:36: pools[0].backends[0].url: should end before /v1"),
         (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'http://h/a/'"), ":2:57: pools[0].backends[1].url: the same"),
         (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'https://h/a'"), ":2:57: pools[0].backends[1].url: the same ba"),
         (GOOD + "listen: localhost:8190\n", ":1:1: admin: takes the port of listen (localhost:8190)"),
@@ -248,6 +235,19 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (MODELS.replace("b1]", "b1], fallback: c"), ":4:39: pools[1].fallback: should be a model that another"),
         (GOOD + "limits: {waiting_comment_s: 0}\n", ":3:29: limits.waiting_comment_s: should be greater than 0"),
         (GOOD + "log_level: warn\n", ":3:12: log_level: should be debug or info or warning or error"),
+        (GOOD + "workers: 0\n", ":3:10: workers: should be greater than or equal to 1"),
+        (GOOD + "workers: all\n", ":3:10: workers: should be a whole number without quotes, or auto"),
+        (GOOD + "workers: 2\n", ":3:10: workers: several cannot share"),
+        (GOOD + "overload: {enter: 0.5}\n", ":3:11: overload.leave: 0.85 is more than enter (0.5)"),
+        (
+            GOOD + "throttle: {user: {tokens: 10}, app_user: {tokens: 11}}\n",
+            ":3:42: throttle.app_user: 11 tokens are more than the 10 that a user may have",
+        ),
+        (
+            GOOD + "throttle: {app_user: {starts: 9}, app: {starts: 8}}\n",
+            ":3:40: throttle.app: 8 starts are fewer than the 9 that one user may have in it",
+        ),
+        (GOOD + "policy: {name: fairserve, alpha: -1}\n", ":3:34: policy.alpha: should be greater than 0"),
     ],
 )  # fmt: skip
 def test_each_fault_has_its_place(tmp_path: Path, text: str, expected: str) -> None:
@@ -328,26 +328,6 @@ def test_limits_that_are_no_limits_or_contradict_each_other(tmp_path: Path) -> N
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("overload: {enter: 0.5}\n", ":3:11: overload.leave: 0.85 is more than enter (0.5)"),
-        (
-            "throttle: {user: {tokens: 10}, app_user: {tokens: 11}}\n",
-            ":3:42: throttle.app_user: 11 tokens are more than the 10 that a user may have",
-        ),
-        (
-            "throttle: {app_user: {starts: 9}, app: {starts: 8}}\n",
-            ":3:40: throttle.app: 8 starts are fewer than the 9 that one user may have in it",
-        ),
-        ("policy: {name: fairserve, alpha: -1}\n", ":3:34: policy.alpha: should be greater than 0"),
-    ],
-)
-def test_each_contradiction_of_limits_has_its_place(tmp_path: Path, text: str, expected: str) -> None:
-    (found,) = faults(tmp_path, GOOD + text)
-    assert found.startswith(expected)
-
-
 FORM = "should be memory, redis://HOST:PORT/DATABASE, rediss://... (TLS) or unix:///PATH"
 ESCAPES = "; in a password, # is written %23, / is %2F and % is %25"
 
@@ -407,12 +387,8 @@ LISTENER = {
 
 @pytest.mark.parametrize("text", LISTENER)
 def test_who_may_ask_what_is_checked(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text(GOOD + text + "\n")
-    with pytest.raises(ConfigError) as caught:
-        load_config(file)
-    [fault] = caught.value.faults
-    assert str(fault).partition(": ")[2].startswith(LISTENER[text]), fault
+    [found] = faults(tmp_path, GOOD + text + "\n")
+    assert found.partition(": ")[2].startswith(LISTENER[text]), found
 
 
 def test_what_may_be_asked_beyond_what_is_known(tmp_path: Path) -> None:
@@ -432,8 +408,11 @@ def test_a_variable_that_has_no_end_is_looked_for_once(tmp_path: Path) -> None:
     assert fault.endswith("write a variable as ${NAME} or ${NAME:-default}, and a plain ${ as $${")
 
 
-def test_no_more_is_kept_of_a_flood_than_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = faults(tmp_path, GOOD + "".join(f"x{i}: 1\n" for i in range(2 * FAULTS_FOUND_MAX)))
-    assert (len(found), found[-1]) == (101, ": and many more faults")
+def test_a_flood_of_faults_is_cut_and_no_more_is_kept_than_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for count, rest in ((150, "50"), (2 * FAULTS_FOUND_MAX, "many")):
+        found = faults(tmp_path, GOOD + "".join(f"x{i}: 1\n" for i in range(count)))
+        assert (len(found), found[-1]) == (101, f": and {rest} more faults")
     monkeypatch.setattr(load, "NODES_MAX", 1000)
     assert faults(tmp_path, f"a: [{'a,' * 1000}]") == [": holds more than 1000 values"], "before they are looked at"

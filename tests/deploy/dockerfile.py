@@ -1,206 +1,84 @@
-"""Builds what a Dockerfile says without a container engine: its own commands, each in the file system it is meant for.
-
-Only what the Dockerfile of this repository uses is understood; anything else is an error, never passed over.
-"""
+"""What deploy/Dockerfile builds, made by its own commands in a root of Debian, without a container engine."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
 
-from tests.deploy.container import Image, Mount, Sandbox, run
+from tests.deploy.debian import run
 
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 BUILD_S = 1500.0
-Base = Callable[[str, Path], Awaitable[Image]]
-"""Makes an image by its name in a folder that does not exist yet."""
 
 
-class Instruction(NamedTuple):
-    line: int
-    name: str
-    text: str
+def steps() -> list[tuple[str, str]]:
+    """Return the name and the text of each instruction of the stage that builds."""
+    stage = DOCKERFILE.partition("\nFROM ${BUILD_IMAGE} AS build\n")[2].partition("\nFROM ")[0]
+    lines = [line for line in stage.replace("\\\n", "").splitlines() if line.strip() and not line.startswith("#")]
+    return [(name, text) for name, _, text in (line.partition(" ") for line in lines)]
 
 
-def instructions(text: str) -> Iterator[Instruction]:
-    """One after the other, with continued lines joined as Docker does."""
-    begun, said = 0, ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith("#") or (not said and not line.strip()):
-            continue
-        begun = begun if said else number
-        said += line.removesuffix("\\")
-        if not line.endswith("\\"):
-            name, _, rest = said.strip().partition(" ")
-            yield Instruction(begun, name.upper(), rest.strip())
-            said = ""
+def context() -> list[str]:
+    """Return what `.dockerignore` lets an image have: nothing but what has a `!` before it."""
+    first, *rules = (ROOT / ".dockerignore").read_text().split()
+    assert (first, rules.pop()) == ("*", "**/__pycache__")
+    assert all(rule.startswith("!") for rule in rules)
+    return [rule.removeprefix("!") for rule in rules]
 
 
-def context_files(context: Path) -> list[str]:
-    """What `.dockerignore` lets an image have: the last pattern that matches a path, or a folder above it, decides."""
-    rules = [line.strip() for line in (context / ".dockerignore").read_text().splitlines()]
-    rules = [rule for rule in rules if rule and not rule.startswith("#")]
-
-    def is_in(path: Path) -> bool:
-        names = [path.as_posix(), *(folder.as_posix() for folder in path.parents if folder.name)]
-        found = True
-        for rule in rules:
-            pattern = rule.removeprefix("!").strip("/")
-            parts = [pattern, pattern.removeprefix("**/")] if pattern.startswith("**/") else [pattern]
-            is_hit = any(_matches(name, part, any_depth=len(parts) > 1) for name in names for part in parts)
-            found = rule.startswith("!") if is_hit else found
-        return found
-
-    skipped = {".git", ".venv", "node_modules"}
-    found = []
-    for folder, folders, files in os.walk(context):
-        folders[:] = [name for name in folders if name not in skipped]
-        found += [(Path(folder) / name).relative_to(context) for name in files]
-    return sorted(path.as_posix() for path in found if is_in(path))
-
-
-def _matches(path: str, pattern: str, *, any_depth: bool) -> bool:
-    steps, wanted = path.split("/"), pattern.split("/")
-    if any_depth:
-        steps = steps[-len(wanted) :]
-    return len(steps) == len(wanted) and all(map(fnmatchcase, steps, wanted))
-
-
-async def built(file: Path, context: Path, arguments: Mapping[str, str], base: Base, where: Path) -> Image:
-    """The image of the last stage. RuntimeError: a command failed; its text says what the command said."""
-    known: dict[str, str] = {}
-    stages: dict[str, Image] = {}
-    image: Image | None = None
-    for each in instructions(file.read_text()):  # noqa: ASYNC240 (nobody else waits)
-        if each.name == "ARG" and image is None:
-            known[each.text] = arguments[each.text]
-        elif each.name == "FROM":
-            name, _, stage = each.text.partition(" AS ")
-            stage = stage or f"stage-{len(stages)}"
-            image = stages[stage] = await base(_substituted(name, known), where / stage)
-        elif image is None:
-            raise ValueError(f"{file}:{each.line}: {each.name} stands before FROM")
+async def built(root: Path) -> None:
+    """Run the stage that builds in this root. RuntimeError: a command failed; its text says what the command said."""
+    workdir, settings = "/", await run(["python3", "-m", "pip", "config", "list"])
+    for name, text in steps():
+        if name == "WORKDIR":
+            workdir = text
+            (root / workdir.lstrip("/")).mkdir()
+        elif name == "COPY":
+            _copy(text, root / workdir.lstrip("/"))
         else:
-            try:
-                await _STEPS[each.name](image, each.text, _Surroundings(context, stages))
-            except KeyError as error:
-                raise ValueError(f"{file}:{each.line}: {each.name} {each.text}: {error} is not understood") from error
-    if image is None:
-        raise ValueError(f"{file}: builds nothing")
-    return image
+            assert name == "RUN", f"{name} {text} is not understood"
+            await run(["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", _inside(root, settings)],
+                      BUILD_S, COMMAND=f"cd {workdir}; {text}", HOME="/root")  # fmt: skip
 
 
-class _Surroundings(NamedTuple):
-    context: Path
-    stages: Mapping[str, Image]
+def _copy(text: str, to: Path) -> None:
+    *sources, target = text.split()
+    for source in context() if sources == ["."] else sources:
+        assert source in context(), f"COPY {text}: the context has no {source}"
+        place = to / (source if sources == ["."] else Path(target, Path(source).name))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / source, place)
 
 
-async def _run(image: Image, text: str, _: _Surroundings) -> None:
-    settings, mounts = await _pip_settings()
-    mounts = [*mounts, *(Mount(path, Path(path), read_only=True) for path in ("/etc/resolv.conf", "/etc/hosts"))]
-    environment = {**image.environment, **settings, **_proxies(), "HOME": "/root"}
-    sandbox = Sandbox(image.root, image.user, image.workdir, environment, mounts)
-    await run(sandbox.argv(["/bin/sh", "-c", text]), BUILD_S)
-
-
-async def _copy(image: Image, text: str, around: _Surroundings) -> None:
-    words = text.split()
-    sources = [word for word in words if not word.startswith("--")]
-    *sources, target = sources
-    options = dict(word.removeprefix("--").split("=", 1) for word in words if word.startswith("--"))
-    to = image.root / (Path(image.workdir) / target).as_posix().lstrip("/")
-    if options.keys() == {"from"}:
-        [source] = sources
-        root = around.stages[options["from"]].root
-        await run(["cp", "-a", str(root / source.lstrip("/")), str(to)], 120)
-        return
-    if options:
-        raise KeyError(*options)
-    files = context_files(around.context)
-    for source in sources:
-        named = [path for path in files if source == "." or path == source or path.startswith(f"{source}/")]
-        if not named:
-            raise FileNotFoundError(f"COPY {text}: the context has no {source}")
-        for path in named:
-            place = to / (path if source == "." else Path(path).name) if target.endswith(("/", ".")) else to
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(around.context / path, place)
-
-
-async def _environment(image: Image, text: str, _: _Surroundings) -> None:
-    pairs = [pair.partition("=") for pair in shlex.split(text)]
-    image.environment |= {name: _substituted(value, image.environment) for name, _, value in pairs}
-
-
-async def _workdir(image: Image, text: str, _: _Surroundings) -> None:
-    image.workdir = text
-    (image.root / text.lstrip("/")).mkdir(parents=True, exist_ok=True)
-
-
-async def _user(image: Image, text: str, _: _Surroundings) -> None:
-    image.user = text
-
-
-async def _entrypoint(image: Image, text: str, _: _Surroundings) -> None:
-    image.entrypoint, image.command = json.loads(text), []
-
-
-async def _command(image: Image, text: str, _: _Surroundings) -> None:
-    image.command = json.loads(text)
-
-
-async def _health(image: Image, text: str, _: _Surroundings) -> None:
-    image.health = json.loads(text.partition(" CMD ")[2])
-
-
-async def _stop_signal(image: Image, text: str, _: _Surroundings) -> None:
-    image.stop_signal = text
-
-
-async def _says_only(image: Image, text: str, _: _Surroundings) -> None:
-    """EXPOSE changes nothing."""
-
-
-_STEPS: dict[str, Callable[[Image, str, _Surroundings], Awaitable[None]]] = {
-    "RUN": _run, "COPY": _copy, "ENV": _environment, "WORKDIR": _workdir, "USER": _user, "ENTRYPOINT": _entrypoint,
-    "CMD": _command, "HEALTHCHECK": _health, "STOPSIGNAL": _stop_signal, "EXPOSE": _says_only,
-}  # fmt: skip
-
-
-UNDERSTOOD = frozenset(("ARG", "FROM", *_STEPS))
-
-
-def _substituted(text: str, known: Mapping[str, str]) -> str:
-    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: known[found[1] or found[2]], text)
+def _inside(root: Path, pip_settings: str) -> str:
+    """Return a script that runs $COMMAND in this root, with this machine's network and package indexes."""
+    found = re.findall(r"\.([a-z-]+)='(.*)'", pip_settings)
+    settings = {f"PIP_{name.replace('-', '_').upper()}": value for name, value in found}
+    named = re.findall(r"(?<![\w:/])(?:file://)?(/\w[\w./-]*)", " ".join(settings.values()))
+    # A simple index refers to files beside it, so its whole folder is there.
+    folders = {"/".join(path.split("/")[:3]) for path in named if Path(path).exists()}
+    script = [f"mount -t proc proc {root}/proc", f"mount --rbind /dev {root}/dev"]
+    for path in ("/etc/resolv.conf", "/etc/hosts", *sorted(folders)):
+        make = "mkdir -p" if Path(path).is_dir() else "touch"
+        script.append(f"{make} {root}{path}; mount --bind {path} {root}{path}")
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in (settings | _proxies()).items()]
+    return "\n".join(
+        [
+            *script,
+            *exports,
+            "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            f'exec chroot {root} sh -ec "$COMMAND"',
+        ]
+    )
 
 
 def _proxies() -> dict[str, str]:
     names = ("http_proxy", "https_proxy", "no_proxy")
     return {name: value for name, value in os.environ.items() if name.lower() in names}
-
-
-async def _pip_settings() -> tuple[dict[str, str], list[Mount]]:
-    """Where pip finds packages is this machine's own affair: its settings, and the local folders that they name."""
-    settings: dict[str, str] = {}
-    for line in (await run(["python3", "-m", "pip", "config", "list"])).splitlines():
-        found = re.fullmatch(r"(?:global|install|:env:)\.([a-z-]+)='(.*)'", line)
-        if found is not None:
-            settings["PIP_" + found[1].replace("-", "_").upper()] = found[2]
-    return settings, [Mount(path, Path(path), read_only=True) for path in _local(settings)]
-
-
-def _local(settings: Mapping[str, str]) -> list[str]:
-    """The files and folders that are named there."""
-    paths = {word.removeprefix("file://") for value in settings.values() for word in value.split()}
-    return sorted({str(_top(Path(path))) for path in paths if path.startswith("/") and Path(path).exists()})
-
-
-def _top(path: Path) -> Path:
-    """A simple index refers to files beside it."""
-    return path.parent if path.name == "simple" else path

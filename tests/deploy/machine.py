@@ -9,10 +9,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.deploy.container import run
+from tests.deploy.debian import run
 from tests.waiting import WAIT_S
 
-PACKAGES = ("systemd", "systemd-sysv", "dbus", "python3", "ca-certificates", "curl")
 STARTED = ("running", "degraded")
 _BOOT = """
 mount --bind {root} {root}

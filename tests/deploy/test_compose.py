@@ -9,11 +9,18 @@ import pytest
 
 from gateway.config.load import load_config
 from tests.deploy.composition import services
+from tests.deploy.dockerfile import ROOT, context, steps
 from tests.deploy.nginx import NGINX, nginx_config
 from tests.waiting import WAIT_S
 
-ROOT = Path(__file__).parents[2]
 PROFILES = ("gpu", "cpu", "gpu-replicas", "cpu-replicas", "observability")
+
+
+def test_the_context_of_the_image_is_there_and_its_build_is_understood() -> None:
+    assert [name for name in context() if not (ROOT / name).exists()] == []
+    assert {name for name, _ in steps()} == {"WORKDIR", "COPY", "RUN"}
+    copied = [source for name, text in steps() if name == "COPY" for source in text.split()[:-1]]
+    assert set(copied) <= {".", *context()}
 
 
 def test_what_is_mounted_into_a_read_only_container_is_a_file_or_folder_that_ships() -> None:

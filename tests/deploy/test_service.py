@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from tests.deploy.conftest import ROOT
-from tests.deploy.container import Image, run
-from tests.deploy.machine import PACKAGES, Machine, installed
+from tests.deploy.debian import WITH_SYSTEMD, debian, run
+from tests.deploy.dockerfile import ROOT
+from tests.deploy.machine import Machine, installed
 from tests.deploy.requests import MODEL, body, by_curl, said_whole
-from tests.deploy.stand_ins import StandIns
 
 pytestmark = pytest.mark.deploy
 
@@ -30,11 +29,11 @@ tenants: [{{name: alice, keys: ["{hash_key(KEY)}"]}}]
 UNITS = ROOT / "deploy/systemd"
 
 
-async def root_with_service(image: Image, stand_ins: StandIns, folder: Path, config: str) -> Path:
+async def root_with_service(fairgate: Path, debians: Path, folder: Path, config: str) -> Path:
     """Return the root of a Debian in which the unit is installed as docs/deploying.md says."""
     root, environment = folder / "root", folder / "environment"
-    await run(["cp", "-a", str(await stand_ins.debian(PACKAGES)), str(root)], 120)
-    await run(["cp", "-a", str(image.root / "opt/fairgate"), str(root / "opt")], 120)
+    await debian(WITH_SYSTEMD, debians, root)
+    await run(["cp", "-a", str(fairgate), str(root / "opt")])
     environment.write_text("TOKEN=of-some-length\n")
     files = [
         (UNITS / "fairgate.service", "etc/systemd/system/fairgate.service", 0o644),
@@ -46,13 +45,14 @@ async def root_with_service(image: Image, stand_ins: StandIns, folder: Path, con
     return root
 
 
-async def test_the_unit_serves_reloads_and_drains(image: Image, stand_ins: StandIns, tmp_path: Path) -> None:
+async def test_the_unit_serves_reloads_and_drains(fairgate: Path, debians: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    root = await root_with_service(image, stand_ins, tmp_path, CONFIG)
+    root = await root_with_service(fairgate, debians, tmp_path, CONFIG)
     async with Machine(root) as machine:
         status, said = await machine.execute("systemctl", "start", "fairgate")
         assert status == 0, said + (await machine.execute("journalctl", "--no-pager", "-u", "fairgate"))[1]
         assert (await machine.execute("fairgate", "healthcheck"))[0] == 0  # `start` returns when clients are served
+        assert "compiled" in (await machine.execute("fairgate", "--version"))[1]
         before = await machine.status_of("fairgate")
         assert before["Uid"].split()[0] != "0"
         assert {before[f"Cap{kind}"] for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {"0" * 16}
@@ -88,8 +88,8 @@ done
 """
 
 
-async def test_an_upgrade_refuses_nobody(image: Image, stand_ins: StandIns, tmp_path: Path) -> None:
-    root = await root_with_service(image, stand_ins, tmp_path, CONFIG + "open_access: true\n")
+async def test_an_upgrade_refuses_nobody(fairgate: Path, debians: Path, tmp_path: Path) -> None:
+    root = await root_with_service(fairgate, debians, tmp_path, CONFIG + "open_access: true\n")
     text = (UNITS / "fairgate.service").read_text().replace("/opt/fairgate/", "/opt/fairgate-%i/")
     (root / "etc/systemd/system/fairgate@.service").write_text(text)
     for version in ("a", "b"):

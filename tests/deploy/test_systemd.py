@@ -42,10 +42,6 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert verified(tmp_path, UNIT.read_text()) == ""
 
 
-def test_systemd_does_not_take_what_is_misspelt(tmp_path: Path) -> None:
-    assert "ProtectSystems" in verified(tmp_path, UNIT.read_text().replace("ProtectSystem=", "ProtectSystems="))
-
-
 def test_what_it_starts_is_shut_in() -> None:
     done = systemd("systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE_MAX}", UNIT)
     assert done.returncode == 0, done.stdout

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gateway.config.load import ConfigError, load_config
-from tests.certificates import Authority
 from tests.docs.examples import PAGES, ROOT, Page, as_json, blocks
 
 ALL = [block for page in PAGES for block in blocks(page)]
@@ -49,13 +48,6 @@ def test_what_is_not_run_says_why_and_is_little() -> None:
 
 def test_every_block_is_of_a_language_that_is_known_here() -> None:
     assert {f"{one.page}:{one.line} {one.language}" for one in ALL if one.language not in LANGUAGES} == set()
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    ours = Authority(tmp_path_factory.mktemp("tls"))
-    cert, key = ours.sign("gateway")
-    return {"/etc/fairgate/tls.crt": cert, "/etc/fairgate/tls.key": key, "/etc/fairgate/ca.pem": ours.ca}
 
 
 def test_every_configuration_that_is_shown_is_one(

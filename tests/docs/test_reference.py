@@ -22,7 +22,6 @@ from gateway.telemetry.record import Outcome
 from policies.capacity.obstacle import Obstacle
 from policies.orders.policy_entries import POLICIES
 from policies.request import Placed
-from tests.certificates import Authority
 from tests.gateway.live import Starter, chat
 
 ROOT = Path(__file__).parents[2]
@@ -102,15 +101,6 @@ def test_every_field_of_the_configuration_has_what_an_operator_looks_for() -> No
     assert [one.path for one in FIELDS if not one.example] == [], "docs/generate/examples.yaml"
     numbers = [one.path for one in FIELDS if re.search(r"from|above", one.bounds) and not one.unit]
     assert numbers == [], "UNITS in docs/generate/config_fields.py"
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What stands for the files that examples name."""
-    folder = tmp_path_factory.mktemp("tls")
-    ours = Authority(folder)
-    cert, key = ours.sign("gateway")
-    return {"/etc/fairgate/tls.crt": cert, "/etc/fairgate/tls.key": key, "/etc/fairgate/ca.pem": ours.ca}
 
 
 def test_the_example_of_each_field_can_be_loaded(

@@ -110,6 +110,10 @@ class Live:
         return f"{'http' if self.gateway.config.tls is None else 'https'}://127.0.0.1:{self.gateway.port}"
 
     @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway.admin_port}"
+
+    @property
     def engine(self) -> AdmissionEngine:
         return self.gateway.pools[0].dispatcher.engine
 
@@ -129,7 +133,7 @@ class Live:
             return await Answer.of(response)
 
     async def get(self, path: str, *, key: str | None = "k", admin: bool = False) -> Answer:
-        url = f"http://127.0.0.1:{self.gateway.admin_port}" if admin else self.url
+        url = self.admin_url if admin else self.url
         headers = {"authorization": f"Bearer {key}"} if key is not None else {}
         async with self.http.get(url + path, headers=headers) as response:
             return await Answer.of(response)

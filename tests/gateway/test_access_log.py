@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,34 +15,10 @@ from gateway.telemetry import log_writer
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Live, Starter, chat, raw_exchange, until
 from tests.http.http_raw import status_of
-from tests.waiting import WAIT_S
+from tests.kit.pipes import piped
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
 LOST = ("fairgate_access_log_lines_lost_total",)
-
-
-@contextmanager
-def small_pipe() -> Iterator[int]:
-    """Standard output is a small pipe, and whoever has this end reads it or does not."""
-    saved = os.dup(1)
-    ours, theirs = os.pipe()
-    fcntl.fcntl(theirs, getattr(fcntl, "F_SETPIPE_SZ", 1031), 4096)
-    os.dup2(theirs, 1)
-    os.close(theirs)
-    try:
-        yield ours
-    finally:
-        os.dup2(saved, 1)
-        os.close(saved)
-        os.close(ours)
-
-
-async def _read_until(descriptor: int, enough: bytes) -> bytes:
-    """Read beside the loop, until this has come."""
-    found = b""
-    while enough not in found:
-        found += await asyncio.wait_for(asyncio.to_thread(os.read, descriptor, 65536), WAIT_S)
-    return found
 
 
 async def _last_lines_lost(live: Live) -> float:
@@ -57,7 +29,7 @@ async def test_a_reader_of_standard_output_that_stalls_stops_nobody(
     start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(log_writer, "BUFFER_BYTES_MAX", 20_000)
-    with small_pipe() as reader:
+    with piped(1) as pipe:
         async with Upstream(replies(OK)) as upstream, start(upstream.url, access_log="stdout") as live:
             for _ in range(60):  # some 30 kB of lines, of which the pipe takes 4 and the buffer 20
                 assert (await live.ask("/v1/chat/completions", chat())).status == 200
@@ -66,10 +38,10 @@ async def test_a_reader_of_standard_output_that_stalls_stops_nobody(
             assert lost > 0
             found = b""
             while "were lost" not in caplog.text:
-                found += await asyncio.wait_for(asyncio.to_thread(os.read, reader, 65536), WAIT_S)
+                found += await pipe.read()
             assert f"{lost:.0f} lines of the access log were lost" in caplog.text
             last = (await live.ask("/v1/chat/completions", chat())).headers["x-request-id"]
-            found += await _read_until(reader, last.encode())
+            found += await pipe.said(last.encode())
             assert await _last_lines_lost(live) == lost
     lines = [json.loads(line) for line in found.splitlines()]
     assert len(lines) == 61 - lost
@@ -78,7 +50,7 @@ async def test_a_reader_of_standard_output_that_stalls_stops_nobody(
 
 async def test_a_gateway_ends_though_nobody_reads_its_log(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "CLOSE_S", 0.05)
-    with small_pipe():
+    with piped(1):
         async with Upstream(replies(OK)) as upstream, start(upstream.url, access_log="stdout") as live:
             for _ in range(20):
                 assert (await live.ask("/v1/chat/completions", chat())).status == 200

@@ -19,7 +19,7 @@ from gateway.config.load import load_config
 from gateway.config.model import Config
 from tests.certificates import Authority
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Upstream, answer, chunk, replies, token
-from tests.gateway.live import MODEL, SMALL, WAIT_S, Live, Starter, chat, events, simulated, until
+from tests.gateway.live import MODEL, SMALL, WAIT_S, Live, Starter, chat, events, until
 from tests.kit.names import Names
 from tests.ports import free_port
 
@@ -122,26 +122,32 @@ async def test_one_that_is_back_while_it_ends_what_it_runs_is_used_again(start: 
             assert sorted(live.engine.backends) == [f"gpu@{ONE}", f"gpu@{TWO}"]
 
 
-async def test_what_waits_is_refused_when_the_last_engine_goes_and_the_next_one_serves(start: Starter) -> None:
+@pytest.mark.parametrize("starts", [False, True])
+async def test_what_waits_when_the_last_address_goes_is_refused_or_held_for_an_engine_that_starts(
+    start: Starter, starts: bool
+) -> None:
     async with engines(ONE, TWO) as (port, _):
-        names = Names(ONE)
-        async with start(pools=pools(port, max_num_seqs=1), limits=OFTEN, resolver=names) as live:
+        names, made = Names(ONE), from_nothing if starts else pools
+        async with start(pools=made(port, max_num_seqs=1), limits=OFTEN, resolver=names) as live:
             asked = [stream(live) for _ in range(12)]
             await until(lambda: len(live.gateway.pools[0].dispatcher) == 12)
             last = live.gateway.pools[0].backends[f"gpu@{ONE}"]
             # An address of the other family is no news while one is known, and afterwards none can be looked up.
             names.answer, names.fails = ["fd00::1"], lambda: last.leaving
-            answers = await asyncio.gather(*asked)
             await until(lambda: not live.engine.backends)
-            refused = [each for each in answers if each.status != 200]
-            assert refused
-            assert {(each.status, each.error["code"]) for each in refused} == {(503, "no_backend")}
-            assert all(events(each.body)[-1] == "[DONE]" for each in answers if each.status == 200)
+            waiting = live.engine.queued
             for path in ("/state", "/metrics", "/ready"):
-                assert (await live.get(path, admin=True)).status == (503 if path == "/ready" else 200), path
+                found = await live.get(path, admin=True)
+                assert found.status == (503 if path == "/ready" and not starts else 200), path
             names.answer, names.fails = [TWO], lambda: False
+            answers = await asyncio.gather(*asked)
+            refused = [(each.status, each.error["code"]) for each in answers if each.status != 200]
+            assert set(refused) == (set() if starts else {(503, "no_backend")})
+            assert all(events(each.body)[-1] == "[DONE]" for each in answers if each.status == 200)
             await until(lambda: in_service(live) == [f"gpu@{TWO}"])
             assert events((await stream(live)).body)[-1] == "[DONE]"
+            sent = [line["backend"] for line in await live.lines(13)].count(f"gpu@{TWO}")
+            assert (sent, waiting > 0) == (waiting + 1, starts)
             await until(live.holds_nothing)
 
 
@@ -212,7 +218,7 @@ async def test_one_engine_is_drained_and_a_reload_keeps_it_so(start: Starter, tm
         fields = {name: value for name, value in config.items() if name != "open_access"}
         names = Names(ONE, TWO)
         async with start(resolver=names, load=partial(load_config, path), **fields) as live:
-            admin = f"http://127.0.0.1:{live.gateway.admin_port}"
+            admin = live.admin_url
             async with live.http.post(f"{admin}/drain/gpu@{TWO}") as drained:
                 assert (await drained.json())["drained"] is True
             async with live.http.post(f"{admin}/drain/gpu") as unknown:
@@ -252,14 +258,6 @@ async def test_over_tls_the_certificate_is_of_the_name(start: Starter, tmp_path:
                 assert [seen.headers["host"] for seen in upstream.requests] == [f"engines.test:{port}"] * is_trusted
 
 
-async def test_the_names_of_this_machine_are_looked_up_as_well(start: Starter) -> None:
-    async with simulated() as sim:
-        backend = {"url": f"http://localhost:{sim.port}", "each_address": True}
-        async with start(pools=[{"name": "pool", "backends": [backend]}]) as live:
-            assert in_service(live) == [f"localhost:{sim.port}@127.0.0.1"]
-            assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
-
-
 @pytest.mark.parametrize(
     ("backends", "words"),
     [
@@ -293,22 +291,3 @@ async def test_a_request_waits_until_the_name_has_its_first_address(start: Start
             assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
             assert live.engine.requests.cold_start.usual_s < 600
             assert in_service(live) == [f"gpu@{ONE}"]
-
-
-async def test_what_waits_outlives_the_last_engine_where_one_starts(start: Starter) -> None:
-    async with engines(ONE, TWO) as (port, _):
-        names = Names(ONE)
-        async with start(pools=from_nothing(port, max_num_seqs=1), limits=OFTEN, resolver=names) as live:
-            asked = [stream(live) for _ in range(12)]
-            await until(lambda: len(live.gateway.pools[0].dispatcher) == 12)
-            last = live.gateway.pools[0].backends[f"gpu@{ONE}"]
-            names.answer, names.fails = ["fd00::1"], lambda: last.leaving
-            await until(lambda: not live.engine.backends)
-            waiting = live.engine.queued
-            assert waiting
-            for path in ("/state", "/metrics", "/ready"):
-                assert (await live.get(path, admin=True)).status == 200, path
-            names.answer, names.fails = [TWO], lambda: False
-            assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
-            assert sum(line["backend"] == f"gpu@{TWO}" for line in await live.lines(12)) == waiting
-            await until(live.holds_nothing)

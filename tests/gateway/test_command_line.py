@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -15,9 +14,9 @@ import pytest
 
 from gateway.config.sections.keys import hash_key
 from tests.commands import run, running
-from tests.gateway.capture import DONE, Peer, Seen, Upstream, replies, token
-from tests.gateway.live import WAIT_S, chat, events, until
-from tests.kit.served import OK, Streams, config_file, is_refused, serving
+from tests.gateway.capture import DONE, Upstream, replies, token
+from tests.gateway.live import WAIT_S, events, until
+from tests.kit.served import OK, Streams, config_file, is_refused, serving, status_of_one
 from tests.ports import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.yaml"
@@ -27,23 +26,21 @@ EXAMPLE = Path(__file__).parents[2] / "config.example.yaml"
 
 
 async def test_serve_in_front_of_a_backend_needs_no_file() -> None:
-    async def script(seen: Seen, peer: Peer) -> None:
-        await peer.send(OK)
-
-    async with Upstream(script) as upstream:
+    alice, other = "alice-has-this-key-0123456789", "another-has-this-key-987654321"
+    async with Upstream(replies(OK)) as upstream:
         async with running("serve", "--backend", upstream.url, "--port", "0", "--admin-port", "0") as command:
             url = (await command.says(r"serving on (http://127\.0\.0\.1:\d+)"))[1]
             await command.says("open access: any key is accepted, each distinct key is its own tenant of equal weight")
-            async with aiohttp.ClientSession() as http:
-                for key in ("one", "two"):
-                    headers = {"authorization": f"Bearer {key}"}
-                    async with http.post(url + "/v1/chat/completions", json=chat(), headers=headers) as response:
-                        assert response.status == 200
+            assert [await status_of_one(url, key) for key in (alice, other)] == [200, 200]
             command.signal(signal.SIGTERM)
             assert await command.ended() == 0
-        lines = [json.loads(line) for line in command.out.splitlines()]
-        assert len({line["tenant"] for line in lines}) == 2
         assert [seen.line for seen in upstream.requests] == [b"POST /v1/chat/completions HTTP/1.1"] * 2
+    tenants = [json.loads(line)["tenant"] for line in command.out.splitlines()]
+    for key, tenant in zip((alice, other), tenants, strict=True):
+        code, hashed, said = await run("keys", "hash", given=key.encode() + b"\n")
+        assert (code, hashed) == (0, hash_key(key) + "\n")
+        assert re.fullmatch("key-[0-9a-f]{12}", tenant)
+        assert f"where any key is taken, it appears as {tenant}\n" in said
 
 
 async def test_serve_prints_lines_that_work_as_printed(tmp_path: Path) -> None:
@@ -94,35 +91,22 @@ async def test_check_says_what_a_good_config_holds() -> None:
     assert missing[0] == 2
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_serve_on_a_taken_port_says_so(tmp_path: Path, workers: int) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        file = config_file(tmp_path, "http://127.0.0.1:1", listen=f"127.0.0.1:{port}", workers=workers)
-        code, _, said = await run("serve", "-c", file)
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("option", "whose", "field"),
+    [("--port", "the listener for clients", "listen"), ("--admin-port", "the admin listener", "admin")],
+)
+async def test_serve_on_a_taken_port_says_which_it_is(
+    tmp_path: Path, option: str, whose: str, field: str, workers: str
+) -> None:
+    async with Upstream(replies(OK)) as upstream:
+        taken = upstream.url.removeprefix("http://")
+        options = (option, taken.partition(":")[2], "--workers", workers)
+        code, _, said = await run("serve", "-c", config_file(tmp_path, upstream.url), *options)
     assert code == 1
     assert "Traceback" not in said
-    wants = f"fairgate: the listener for clients wants 127.0.0.1:{port}: another process listens there"
-    assert f"{wants}. Give another port with --port, or `listen` in the file" in said
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-async def test_serve_on_a_taken_admin_port_says_which_it_is(tmp_path: Path, workers: str) -> None:
-    async with Upstream(replies(OK)) as upstream:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            port = str(taken.getsockname()[1])
-            file = config_file(tmp_path, upstream.url)
-            async with running("serve", "-c", file, "--admin-port", port, "--workers", workers) as command:
-                found = await command.says(
-                    r"the admin listener wants (127\.0\.0\.1:\d+): another process listens there"
-                )
-                await command.says("Give another port with --admin-port, or `admin` in the file")
-                assert found[1] == f"127.0.0.1:{port}"
-                assert await command.ended() == 1
+    assert f"fairgate: {whose} wants {taken}: another process listens there" in said
+    assert f"Give another port with {option}, or `{field}` in the file" in said
 
 
 async def test_options_of_serve_go_before_the_file(tmp_path: Path) -> None:
@@ -134,10 +118,7 @@ async def test_options_of_serve_go_before_the_file(tmp_path: Path) -> None:
             found = await command.says(r"serving on (http://\S+), admin on (http://[^ ]+:\d+)")
             assert (found[1], found[2]) == (f"http://127.0.0.2:{port}", f"http://127.0.0.1:{admin_port}")
             assert str(log) in (await command.says(r"one line for each request: (.*)"))[1]
-            key = (await command.says(r"alice +(fg-\S+)"))[1]
-            async with aiohttp.ClientSession(headers={"authorization": f"Bearer {key}"}) as http:
-                async with http.post(found[1] + "/v1/chat/completions", json=chat()) as response:
-                    assert response.status == 200
+            assert await status_of_one(found[1], (await command.says(r"alice +(fg-\S+)"))[1]) == 200
             command.signal(signal.SIGTERM)
             assert await command.ended() == 0
             assert command.out == b""
@@ -158,29 +139,6 @@ async def test_an_option_that_cannot_be_is_refused(tmp_path: Path, options: tupl
     code, out, said = await run("serve", "-c", config_file(tmp_path, "http://127.0.0.1:1"), *options)
     assert (code, out) == (2, "")
     assert says in said
-
-
-async def test_keys_have_names_where_any_key_is_taken(tmp_path: Path) -> None:
-    alice, other = "alice-has-this-key-0123456789", "another-has-this-key-987654321"
-    code, hashed, said = await run("keys", "hash", given=alice.encode() + b"\n")
-    assert (code, hashed) == (0, hash_key(alice) + "\n")
-    appears = re.search(r"where any key is taken, it appears as (key-[0-9a-f]{12})", said)
-    assert appears is not None
-    options = ["--port", "0", "--admin-port", "0"]
-    async with Upstream(replies(OK)) as upstream:
-        async with running("serve", "--backend", upstream.url, *options) as command:
-            url = (await command.says(r"serving on (http://127\.0\.0\.1:\d+)"))[1]
-            async with aiohttp.ClientSession() as http:
-                for key in (alice, other):
-                    headers = {"authorization": f"Bearer {key}"}
-                    async with http.post(url + "/v1/chat/completions", json=chat(), headers=headers) as response:
-                        assert response.status == 200
-            command.signal(signal.SIGTERM)
-            assert await command.ended() == 0
-        tenants = [json.loads(line)["tenant"] for line in command.out.splitlines()]
-    _, _, said = await run("keys", "hash", given=other.encode() + b"\n")
-    assert tenants[0] == appears[1]
-    assert f"it appears as {tenants[1]}\n" in said
 
 
 async def test_serve_starts_before_its_backend_and_says_so(tmp_path: Path) -> None:
@@ -253,33 +211,29 @@ async def test_what_connected_before_sigterm_is_still_served(tmp_path: Path) -> 
         writer.close()
 
 
-async def test_after_the_deadline_a_stream_ends_with_a_visible_error(tmp_path: Path) -> None:
-    async with Upstream(Streams()) as upstream, serving(tmp_path, upstream.url, drain_s=0.1) as gate:
+@pytest.mark.parametrize(
+    ("drain_s", "workers", "second"),
+    [(0.1, 1, None), (3600, 1, signal.SIGTERM), (3600, 2, signal.SIGINT)],
+    ids=["deadline", "second signal", "second signal to workers"],
+)
+async def test_a_stream_that_is_not_waited_for_ends_with_a_visible_error(
+    tmp_path: Path, drain_s: float, workers: int, second: signal.Signals | None
+) -> None:
+    fields = {"drain_s": drain_s, "workers": workers}
+    async with Upstream(Streams()) as upstream, serving(tmp_path, upstream.url, **fields) as gate:
         async with gate.ask(stream=True) as response:
             await response.content.readexactly(len(token("a")))
             gate.command.signal(signal.SIGTERM)
+            if second is not None:
+                await gate.command.says("draining")
+                await until(lambda: is_refused(gate.url))
+                gate.command.signal(second)
             rest = await response.content.read()
         assert DONE not in rest
         assert events(rest)[-1]["error"]["code"] == "draining"
         assert await gate.command.ended() == 0
         [line] = [json.loads(line) for line in gate.command.out.splitlines()]
         assert (line["outcome"], line["reason"], line["tokens_out"]) == ("failed", "draining", 1)
-
-
-@pytest.mark.parametrize(("workers", "second"), [(1, signal.SIGTERM), (2, signal.SIGINT)])
-async def test_a_second_signal_ends_at_once(tmp_path: Path, workers: int, second: signal.Signals) -> None:
-    fields = {"drain_s": 3600, "workers": workers}
-    async with Upstream(Streams()) as upstream, serving(tmp_path, upstream.url, **fields) as gate:
-        async with gate.ask(stream=True) as response:
-            await response.content.readexactly(len(token("a")))
-            gate.command.signal(signal.SIGTERM)
-            await gate.command.says("draining")
-            await until(lambda: is_refused(gate.url))
-            gate.command.signal(second)
-            rest = await response.content.read()
-        assert DONE not in rest
-        assert events(rest)[-1]["error"]["code"] == "draining"
-        assert await gate.command.ended() == 0
         assert "Traceback" not in gate.command.said
 
 

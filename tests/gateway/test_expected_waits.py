@@ -2,75 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
-from tests.gateway.live import Answer, Live, Starter, chat, until
+from tests.gateway.capture import Upstream
+from tests.gateway.live import Starter, chat, until
+from tests.kit.busy import OK, busy
 
 PATH = "/v1/chat/completions"
 EXPECTED, WILLING = "x-fairgate-expected-wait-s", "x-fairgate-wait-s-max"
-OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
-STREAM = STREAM_HEAD + chunk(token("a")) + chunk(DONE) + STREAM_END
-
-
-class Full:
-    """A gateway whose engine is kept busy until `release`, and before which some requests wait."""
-
-    def __init__(self, live: Live) -> None:
-        self.live = live
-        self.release = asyncio.Event()
-        self.asked: list[asyncio.Task[Answer]] = []
-
-    async def answers(self, seen: Seen, peer: Peer) -> None:
-        await self.release.wait()
-        await peer.send(STREAM if seen.json.get("stream") else OK)
-
-    async def wait(self, count: int, **fields: Any) -> list[asyncio.Task[Answer]]:
-        queued = self.live.engine.queued
-        tasks = [asyncio.ensure_future(self.live.ask(PATH, chat(max_tokens=5, **fields))) for _ in range(count)]
-        self.asked += tasks
-        await until(lambda: self.live.engine.queued == queued + count)
-        return tasks
-
-
-@asynccontextmanager
-async def full(start: Starter, **limits: Any) -> AsyncIterator[Full]:
-    engine: list[Full] = []
-
-    async def script(seen: Seen, peer: Peer) -> None:
-        await engine[0].answers(seen, peer)
-
-    async with Upstream(script) as upstream, start(upstream.url, limits=limits) as live:
-        engine.append(Full(live))
-        holder = asyncio.ensure_future(live.ask(PATH, chat(n=128, max_tokens=1), key="holder"))
-        await until(lambda: live.engine.dispatched)
-        try:
-            yield engine[0]
-        finally:
-            engine[0].release.set()
-        await asyncio.gather(holder, *engine[0].asked)
 
 
 async def test_an_answer_that_waited_says_what_was_expected_and_one_at_once_says_nothing(start: Starter) -> None:
-    async with full(start) as one:
-        tasks = await one.wait(5)
+    async with busy(start) as one:
+        tasks = await one.fill(5)
         one.release.set()
         waits = sorted([float((await task).headers[EXPECTED]) for task in tasks])
         assert 0 < waits[0] < waits[-1]
-        assert EXPECTED not in (await one.live.ask(PATH, chat(max_tokens=5))).headers
+        assert EXPECTED not in (await one.ask()).headers
 
 
 @pytest.mark.parametrize("willing", ["0", "0.001"])
 async def test_who_is_not_willing_to_wait_so_long_is_refused_at_once(start: Starter, willing: str) -> None:
-    async with full(start) as one:
-        await one.wait(5)
-        refused = await one.live.ask(PATH, chat(max_tokens=5), **{WILLING: willing})
+    async with busy(start) as one:
+        await one.fill(5)
+        refused = await one.ask(said={WILLING: willing})
         assert (refused.status, refused.error["code"]) == (429, "wait_too_long")
         assert refused.headers["x-should-retry"] == "false"
         told_s = float(refused.headers[EXPECTED])
@@ -81,13 +38,13 @@ async def test_who_is_not_willing_to_wait_so_long_is_refused_at_once(start: Star
 
 
 async def test_who_is_willing_waits_and_who_need_not_wait_is_not_asked(start: Starter) -> None:
-    async with full(start) as one:
-        task = asyncio.ensure_future(one.live.ask(PATH, chat(max_tokens=5), **{WILLING: "500"}))
+    async with busy(start) as one:
+        task = one.ask(said={WILLING: "500"})
         await until(lambda: one.live.engine.queued == 1)
         one.release.set()
         assert (await task).status == 200
         await until(lambda: not one.live.engine.dispatched)
-        assert (await one.live.ask(PATH, chat(max_tokens=5), **{WILLING: "0"})).status == 200
+        assert (await one.ask(said={WILLING: "0"})).status == 200
 
 
 async def test_what_is_no_number_of_seconds_is_an_error(start: Starter) -> None:
@@ -98,16 +55,16 @@ async def test_what_is_no_number_of_seconds_is_an_error(start: Starter) -> None:
 
 
 async def test_a_refusal_for_a_full_queue_says_when_it_would_be_served(start: Starter) -> None:
-    async with full(start, queue_requests_max=5) as one:
-        await one.wait(5)
-        refused = await one.live.ask(PATH, chat(max_tokens=5))
+    async with busy(start, limits={"queue_requests_max": 5}) as one:
+        await one.fill(5)
+        refused = await one.ask()
         assert (refused.status, refused.error["code"]) == (429, "queue_full")
         assert int(refused.headers["retry-after"]) - 1 <= float(refused.headers[EXPECTED])
 
 
 async def test_a_stream_that_waits_says_about_how_long_and_behind_how_many(start: Starter) -> None:
-    async with full(start, waiting_comment_s=0.1) as one:
-        await one.wait(3)
+    async with busy(start, limits={"waiting_comment_s": 0.1}) as one:
+        await one.fill(3)
         async with one.live.post(PATH, chat(max_tokens=5, stream=True)) as response:
             assert float(response.headers[EXPECTED]) > 0
             comment = (await response.content.readuntil(b"\n\n")).decode()
@@ -117,8 +74,8 @@ async def test_a_stream_that_waits_says_about_how_long_and_behind_how_many(start
 
 
 async def test_operators_see_what_was_expected_and_how_often_that_was_true(start: Starter) -> None:
-    async with full(start) as one:
-        await one.wait(3)
+    async with busy(start) as one:
+        await one.fill(3)
         [pool] = (await one.live.get("/state", admin=True)).json["pools"]
         waits = [each["expected_wait_s"] for each in pool["requests"]]
         assert waits == sorted(waits)

@@ -9,25 +9,18 @@ import pytest
 
 from tests.commands import running
 from tests.gateway.capture import Upstream, answer, replies
-from tests.gateway.live import Starter, chat
-from tests.kit.served import config_file
+from tests.gateway.live import Starter
+from tests.kit.served import config_file, status_of_one
 from tests.ports import free_port
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
-PATH = "/v1/chat/completions"
-
-
-async def _status(http: aiohttp.ClientSession, host: str, port: int) -> int:
-    headers = {"authorization": "Bearer k"}
-    async with http.post(f"http://{host}:{port}{PATH}", json=chat(), headers=headers) as response:
-        return response.status
 
 
 async def test_all_addresses_of_the_machine_are_those_of_both_families(start: Starter) -> None:
     both = {"listen": "[::]:0", "admin": "[::]:0", "admin_token": "a" * 32}
     async with Upstream(replies(OK)) as upstream, start(upstream.url, **both) as live:
         for host in ("127.0.0.1", "[::1]"):
-            assert await _status(live.http, host, live.gateway.port) == 200
+            assert await status_of_one(f"http://{host}:{live.gateway.port}") == 200
             async with live.http.get(f"http://{host}:{live.gateway.admin_port}/health") as response:
                 assert response.status == 200
         assert [line["client"] for line in await live.lines(2)] == ["127.0.0.1", "::1"]
@@ -35,9 +28,9 @@ async def test_all_addresses_of_the_machine_are_those_of_both_families(start: St
 
 async def test_one_family_may_be_chosen(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url, listen="[::1]:0") as live:
-        assert await _status(live.http, "[::1]", live.gateway.port) == 200
+        assert await status_of_one(f"http://[::1]:{live.gateway.port}") == 200
         with pytest.raises(aiohttp.ClientConnectionError):
-            await _status(live.http, "127.0.0.1", live.gateway.port)
+            await status_of_one(f"http://127.0.0.1:{live.gateway.port}")
 
 
 async def test_it_listens_at_each_address_of_a_list(start: Starter) -> None:
@@ -45,10 +38,10 @@ async def test_it_listens_at_each_address_of_a_list(start: Starter) -> None:
     listen = [f"127.0.0.1:{ports[0]}", f"127.0.0.2:{ports[1]}"]
     async with Upstream(replies(OK)) as upstream, start(upstream.url, listen=listen) as live:
         assert live.gateway.port == ports[0]
-        assert await _status(live.http, "127.0.0.1", ports[0]) == 200
-        assert await _status(live.http, "127.0.0.2", ports[1]) == 200
+        assert await status_of_one(f"http://127.0.0.1:{ports[0]}") == 200
+        assert await status_of_one(f"http://127.0.0.2:{ports[1]}") == 200
         with pytest.raises(aiohttp.ClientConnectionError):
-            await _status(live.http, "127.0.0.1", ports[1])
+            await status_of_one(f"http://127.0.0.1:{ports[1]}")
 
 
 async def test_an_address_of_a_list_that_is_taken_is_named(start: Starter) -> None:
@@ -64,8 +57,8 @@ async def test_workers_listen_at_each_address_too(tmp_path: Path) -> None:
     port = free_port()
     async with Upstream(replies(OK)) as upstream:
         file = config_file(tmp_path, upstream.url, listen=["[::]:0", f"127.0.0.2:{port}"], workers=2)
-        async with running("serve", "-c", file) as command, aiohttp.ClientSession() as http:
+        async with running("serve", "-c", file) as command:
             found = await command.says(r"serving on http://\[::1\]:(\d+) with 2 workers")
             await command.says(r"(?s)worker \d serves.*worker \d serves")
-            for address in (("127.0.0.1", int(found[1])), ("[::1]", int(found[1])), ("127.0.0.2", port)):
-                assert await _status(http, *address) == 401
+            for address in (f"127.0.0.1:{found[1]}", f"[::1]:{found[1]}", f"127.0.0.2:{port}"):
+                assert await status_of_one(f"http://{address}") == 401

@@ -23,8 +23,17 @@ OF_A_REQUEST = (StoredRequest, RequestContext, Exchange)
 ASKED = 12
 
 
+@pytest.fixture(scope="module")
+def _frozen() -> Iterator[None]:
+    """What was there before is not looked through for each test."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
-def _uncollected() -> Iterator[None]:
+def _uncollected(_frozen: None) -> Iterator[None]:
     gc.collect()
     gc.disable()
     yield

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import openai
 import pytest
 
-from tests.gateway.capture import STREAM_HEAD, Peer, Seen, Upstream, chunk, token
-from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until
+from tests.gateway.live import MODEL, Live, Starter, simulated
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
@@ -60,18 +58,6 @@ async def test_responses(start: Starter, stream: bool) -> None:
             assert whole.output
 
 
-async def test_the_synchronous_client(start: Starter) -> None:
-    def ask(url: str) -> tuple[str | None, list[str]]:
-        with openai.OpenAI(base_url=url + "/v1", api_key="k", max_retries=0) as api:
-            whole: Any = api.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5)
-            stream: Any = api.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5, stream=True)
-            return whole.choices[0].message.content, [each.choices[0].delta.content or "" for each in stream]
-
-    async with simulated(time_scale=0) as sim, start(sim.url) as live:
-        whole, pieces = await asyncio.to_thread(ask, live.url)
-        assert whole == "".join(pieces)
-
-
 async def test_the_error_classes(start: Starter) -> None:
     async with simulated() as sim, start(sim.url, tenants=[{"name": "t"}]) as live:
         key = live.gateway.minted_keys[0].key
@@ -97,25 +83,6 @@ async def test_the_error_classes(start: Starter) -> None:
             assert broken.value.code == "backend_failed"
 
 
-async def test_a_full_queue_is_a_rate_limit_error(start: Starter) -> None:
-    async def script(seen: Seen, peer: Peer) -> None:
-        await peer.gone()
-
-    async with Upstream(script) as upstream, start(upstream.url, limits={"queue_requests_max": 1}) as live:
-        waiting = [asyncio.ensure_future(live.ask("/v1/chat/completions", chat(n=128)))]
-        await until(lambda: live.engine.dispatched)
-        waiting.append(asyncio.ensure_future(live.ask("/v1/chat/completions", chat())))
-        await until(lambda: live.engine.queued)
-        async with client(live) as api:
-            with pytest.raises(openai.RateLimitError) as full:
-                await api.completions.create(model=MODEL, prompt="x")
-            assert full.value.code == "queue_full"
-            assert int(full.value.response.headers["retry-after"]) >= 1
-        for task in waiting:
-            task.cancel()
-        await until(live.holds_nothing)
-
-
 @pytest.mark.parametrize("api_name", ["chat", "responses"])
 async def test_a_stream_that_breaks_raises_in_the_client(start: Starter, api_name: str) -> None:
     async with simulated() as sim, start(sim.url) as live, client(live) as api:
@@ -132,19 +99,3 @@ async def test_a_stream_that_breaks_raises_in_the_client(start: Starter, api_nam
 async def _read(stream: Any) -> None:
     async for _ in stream:
         pass
-
-
-async def test_closing_a_stream_in_the_client_frees_the_engine(start: Starter) -> None:
-    async def script(seen: Seen, peer: Peer) -> None:
-        await peer.send(STREAM_HEAD + chunk(token("a")))
-        await peer.gone()
-        gone.set()
-
-    gone = asyncio.Event()
-    async with Upstream(script) as upstream, start(upstream.url) as live, client(live) as api:
-        stream: Any = await api.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
-        async for _ in stream:
-            break
-        await stream.close()
-        await until(gone.is_set)
-        await until(live.holds_nothing)

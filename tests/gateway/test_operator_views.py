@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import pty
 import re
+import signal
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,11 @@ from gateway.operator.snapshots import state_document as present
 from gateway.operator.snapshots.snapshot import decoded, encoded, moved, together
 from gateway.operator.snapshots.snapshot import snapshot_of as of_process
 from gateway.operator.snapshots.spans import due
-from tests.commands import FAIRGATE, run
-from tests.gateway.live import Live, Starter, chat, simulated, until
+from tests.commands import run
+from tests.gateway.live import Starter, chat, simulated, until
 from tests.kit.overload import CHAT, full, question, seen, tenants
 from tests.kit.served import config_file
+from tests.kit.terminals import on_terminal
 from tests.ports import free_port
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -129,13 +129,6 @@ async def test_an_engine_that_is_down_says_why(start: Starter) -> None:
         assert engine["reason"] in pool["limited_by_is"]
 
 
-async def test_the_views_ask_for_the_token(start: Starter) -> None:
-    async with simulated(time_scale=0) as sim, start(sim.url, admin_token="t" * 32) as live:
-        for path in ("/state", "/config"):
-            assert (await live.get(path, admin=True)).status == 401
-            assert (await live.get(path, key="t" * 32, admin=True)).status == 200
-
-
 @given(
     st.dictionaries(
         st.text(max_size=3),
@@ -231,13 +224,9 @@ def test_the_values_of_many_tenants_are_bounded(tmp_path: Path) -> None:
 # --- fairgate top ---
 
 
-def admin(live: Live) -> str:
-    return f"http://127.0.0.1:{live.gateway.admin_port}"
-
-
 async def test_top_shows_tenants_engines_and_what_limits_them_in_80_columns(start: Starter) -> None:
     async with full(start) as gate:
-        code, out, said = await run("top", "--once", "--admin", admin(gate.live))
+        code, out, said = await run("top", "--once", "--admin", gate.live.admin_url)
         assert (code, said) == (0, "")
         assert all(len(line) <= 80 for line in out.splitlines())
         assert "\x1b" not in out
@@ -257,7 +246,7 @@ async def test_long_names_give_way_to_numbers(start: Starter) -> None:
         pools[0]["backends"].append({"url": sim.url, "name": "engine"})  # type: ignore[attr-defined]
         async with start(pools=pools, tenants=tenants(name)) as live:
             assert (await live.ask(CHAT, chat(max_tokens=2), key=name)).status == 200
-            code, out, _ = await run("top", "--once", "--admin", admin(live))
+            code, out, _ = await run("top", "--once", "--admin", live.admin_url)
             assert code == 0
             assert all(len(line) <= 80 for line in out.splitlines()), out
             assert re.search(r"^a-tenant-\S*… +1 +100.0% +100.0% +0 +0 +\d+ ms +\d+ ms +0", out, re.M), out
@@ -266,7 +255,7 @@ async def test_long_names_give_way_to_numbers(start: Starter) -> None:
 
 async def test_top_says_so_where_nobody_has_asked_for_anything(start: Starter) -> None:
     async with simulated(time_scale=0) as sim, start(sim.url) as live:
-        code, out, _ = await run("top", "--once", "--admin", admin(live))
+        code, out, _ = await run("top", "--once", "--admin", live.admin_url)
         assert code == 0
         assert "No request came in the last 60 s." in out
         assert "Nothing limits the pool" in out
@@ -278,36 +267,26 @@ async def test_top_finds_the_admin_listener_and_its_token_in_the_file(start: Sta
         code, out, _ = await run("top", "--once", "-c", path)
         assert code == 0
         assert "pool pool" in out
-        code, _, said = await run("top", "--once", "--admin", admin(live))
+        code, _, said = await run("top", "--once", "--admin", live.admin_url)
         assert code == 1
         assert "admin_token" in said
 
 
-async def test_top_says_what_is_wrong_with_its_input() -> None:
+@pytest.mark.parametrize("command", [("top", "--once"), ("explain", "req_1")], ids=["top", "explain"])
+async def test_a_command_says_what_is_wrong_with_its_input(command: tuple[str, str]) -> None:
     for address, message in (("ftp://x", "must be http://host:port"), (f"http://127.0.0.1:{free_port()}", "refused")):
-        code, _, said = await run("top", "--once", "--admin", address)
+        code, _, said = await run(*command, "--admin", address)
         assert code == 2
         assert message in said
 
 
 async def test_top_shows_in_colour_on_a_terminal_what_it_shows_without(start: Starter) -> None:
-    async with full(start) as gate:
-        leader, follower = pty.openpty()
-        process = await asyncio.create_subprocess_exec(
-            FAIRGATE, "top", "--interval", "0.1", "--admin", admin(gate.live),
-            stdout=follower, stderr=follower, env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "30"},
-        )  # fmt: skip
-        os.close(follower)
-        os.set_blocking(leader, False)
-        shown = bytearray()
-        asyncio.get_running_loop().add_reader(leader, lambda: shown.extend(os.read(leader, 65536)))
-        try:
-            await until(lambda: shown.count(b"pool pool") >= 3)  # it goes on
-            assert b"\x1b[1m" in shown
-            plain = ESCAPES.sub("", shown.decode())
-            assert re.search(r"holder +1 +100.0% +100.0% +1 +3 ", plain)
-        finally:
-            asyncio.get_running_loop().remove_reader(leader)
-            process.send_signal(2)
-            assert await process.wait() == 0
-            os.close(leader)
+    async with (
+        full(start) as gate,
+        on_terminal("top", "--interval", "0.1", "--admin", gate.live.admin_url) as terminal,
+    ):
+        await until(lambda: terminal.said.count("pool pool") >= 3)  # it goes on
+        assert "\x1b[1m" in terminal.said
+        assert re.search(r"holder +1 +100.0% +100.0% +1 +3 ", ESCAPES.sub("", terminal.said))
+        terminal.process.send_signal(signal.SIGINT)
+        assert await terminal.process.wait() == 0

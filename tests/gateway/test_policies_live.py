@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import get_args
 
 import pytest
@@ -32,16 +31,6 @@ def test_every_setting_of_a_policy_can_be_written_in_the_file_and_reaches_it(nam
     config = PolicyConfig(name=name, **written)
     assert config.settings() == written
     assert named_policy(name, **config.settings()).order is not None
-
-
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-async def test_every_policy_serves_all_tenants(start: Starter, policy: str) -> None:
-    async with simulated() as engine, start(engine.url, policy=policy) as live:
-        asked = [live.ask(PATH, chat(max_tokens=5), key=f"k{number % 3}") for number in range(24)]
-        assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
-        lines = await live.lines(24)
-        assert {line["policy"] for line in lines} == {policy}
-        await until(live.holds_nothing)
 
 
 async def test_rpm_refuses_what_is_beyond_the_limit_and_says_when_to_come_back(start: Starter) -> None:

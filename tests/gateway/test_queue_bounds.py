@@ -3,67 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from hashlib import sha256
-from typing import Any
 
-from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, bounds_of
+from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
 from gateway.config.sections.keys import open_name
-from tests.gateway.capture import Peer, Seen, Upstream, answer
-from tests.gateway.live import Answer, Live, Starter, chat, until
-
-OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
-
-
-class Held:
-    """A gateway whose engine is kept busy by one request until `release`."""
-
-    def __init__(self, live: Live, upstream: Upstream, release: asyncio.Event) -> None:
-        self.live = live
-        self.upstream = upstream
-        self.release = release
-        self.asked: list[asyncio.Task[Answer]] = []
-
-    def ask(
-        self, key: str, content: str = "x", path: str = "/v1/chat/completions", more: str = ""
-    ) -> asyncio.Task[Answer]:
-        """`more`: in a field that is no prompt."""
-        task = asyncio.ensure_future(self.live.ask(path, chat(content, max_tokens=5, unheard_of=more), key=key))
-        self.asked.append(task)
-        return task
-
-    async def fill(self, key: str, count: int, more: str = "") -> list[asyncio.Task[Answer]]:
-        before = self.live.engine.queued
-        tasks = [self.ask(key, more=more) for _ in range(count)]
-        await until(lambda: self.live.engine.queued == before + count)
-        return tasks
-
-
-@asynccontextmanager
-async def held(start: Starter, memory_max: int = MEMORY_MAX, **limits: Any) -> AsyncIterator[Held]:
-    release = asyncio.Event()
-
-    async def script(seen: Seen, peer: Peer) -> None:
-        if seen.json.get("n"):
-            await release.wait()
-        await peer.send(OK)
-
-    async with Upstream(script) as upstream, start(upstream.url, limits=limits, memory_max=memory_max) as live:
-        holding = Held(live, upstream, release)
-        holder = asyncio.ensure_future(live.ask("/v1/chat/completions", chat(n=128, max_tokens=1), key="holder"))
-        await until(lambda: upstream.requests)
-        try:
-            yield holding
-        finally:
-            release.set()
-        await asyncio.gather(holder, *holding.asked)
-        await until(live.holds_nothing)
+from tests.gateway.live import Answer, Starter
+from tests.kit.busy import busy
 
 
 async def test_the_flood_is_told_to_slow_down_and_the_steady_tenant_gets_in(start: Starter) -> None:
-    async with held(start, queue_requests_max=6) as gate:
-        flood = [task for _ in range(6) for task in await gate.fill("flood", 1)]  # one after the other
+    async with busy(start, limits={"queue_requests_max": 6}) as gate:
+        flood = [task for _ in range(6) for task in await gate.fill(1, "flood")]  # one after the other
         refused = await gate.ask("flood")
         assert (refused.status, refused.error["code"]) == (429, "queue_full")
         assert refused.error["type"] == "rate_limit_error"
@@ -84,7 +34,7 @@ async def test_the_flood_is_told_to_slow_down_and_the_steady_tenant_gets_in(star
         gate.release.set()
         assert (await steady).status == 200
         assert [task.result().status for task in await _all(flood)] == [200] * 5 + [429]
-        order = [seen.json["messages"][0]["content"] for seen in gate.upstream.requests]
+        order = [seen.json["messages"][0]["content"] for seen in gate.engine.requests]
         assert order[1:3].count("steady") == 1
 
 
@@ -94,17 +44,17 @@ async def _all(tasks: list[asyncio.Task[Answer]]) -> list[asyncio.Task[Answer]]:
 
 
 async def test_bytes_are_bounded_as_requests_are(start: Starter) -> None:
-    async with held(start, memory_max=MEMORY_MAX_LEAST) as gate:
+    async with busy(start, memory_max=MEMORY_MAX_LEAST) as gate:
         most = bounds_of(MEMORY_MAX_LEAST, 1).queue_bytes
-        await gate.fill("flood", 10, "x" * (most // 11))
-        refused = await gate.ask("flood", more="x" * 1_000_000)
+        await gate.fill(10, "flood", unheard_of="x" * (most // 11))  # in a field that is no prompt
+        refused = await gate.ask("flood", unheard_of="x" * 1_000_000)
         assert (refused.status, refused.error["code"]) == (429, "queue_full")
         assert 0.9 * most < gate.live.engine.queued_bytes <= most
-        await gate.fill("steady", 1)
+        await gate.fill(1, "steady")
 
 
 async def test_who_waits_too_long_is_told_when_to_come_back(start: Starter) -> None:
-    async with held(start, queue_wait_s_max=0.2) as gate:
+    async with busy(start, limits={"queue_wait_s_max": 0.2}) as gate:
         got = await gate.ask("k")
         assert (got.status, got.error["code"]) == (503, "queue_timeout")
         assert int(got.headers["retry-after"]) >= 1

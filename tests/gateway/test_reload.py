@@ -8,18 +8,15 @@ import os
 import re
 import signal
 import ssl
-from contextlib import AsyncExitStack
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from gateway.process.gateway import Gateway
 from tests.certificates import Authority
 from tests.commands import run
 from tests.gateway.capture import Upstream, token
-from tests.gateway.live import events, simulated, until
+from tests.gateway.live import Starter, events, simulated, until
 from tests.kit.reloading import ALICE, is_whole, pool, reloadable
 from tests.kit.served import Streams, config_file, serving
 from tests.kit.working import working
@@ -143,23 +140,20 @@ async def test_a_page_of_another_origin_changes_nothing(tmp_path: Path) -> None:
     async with simulated() as engine, reloadable(tmp_path, engine) as gate:
         for path in ("/reload", "/drain/e0", "/resume/e0"):
             assert (await gate.post(path, origin="https://evil.example")).status == 403
-        own = f"http://127.0.0.1:{gate.live.gateway.admin_port}"
+        own = gate.live.admin_url
         assert (await gate.post("/reload", origin=own)).status == 200
-
-
-def text_of(path: str) -> str:
-    return Path(path).read_text()
 
 
 async def test_the_listener_shows_another_certificate(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     files = [authority.sign(name) for name in ("first", "second")]
+    certificates = [Path(certificate).read_text() for certificate, _ in files]  # noqa: ASYNC240 (nobody else waits)
     sections = [{"cert_file": certificate, "key_file": key} for certificate, key in files]
     async with simulated() as engine, reloadable(tmp_path, engine, tls=sections[0]) as gate:
         address = ("127.0.0.1", gate.live.gateway.port)
         assert await gate.changed(tls=sections[1])
         shown = await asyncio.to_thread(ssl.get_server_certificate, address)
-        assert shown.strip() in text_of(files[1][0])
+        assert shown.strip() in certificates[1]
         got = await gate.reload(tls=None)
         assert got.json["why_not"] == ["tls is spoken or not by every connection: it needs a restart"]
         assert (await gate.reload(tls={**sections[1], "cert_file": "/no/such.pem"})).status == 409
@@ -320,43 +314,30 @@ async def test_sighup_and_the_commands_reload_while_a_stream_goes_on(tmp_path: P
 
 @pytest.mark.parametrize("way", ["signal", "listener"])
 async def test_all_workers_reload_however_one_is_asked(tmp_path: Path, way: str) -> None:
-    async with (
-        Upstream(Streams()) as upstream,
-        working(tmp_path, upstream.url) as gate,
-        aiohttp.ClientSession() as http,
-    ):
+    async with Upstream(Streams()) as upstream, working(tmp_path, upstream.url) as gate:
         tenants = [{"name": "alice", "weight": 4}]
         config_file(tmp_path, upstream.url, workers=2, tenants=tenants)
         if way == "signal":
             gate.command.signal(signal.SIGHUP)
         else:
-            async with http.post(gate.admin + "/reload") as response:
+            async with gate.http.post(gate.admin + "/reload") as response:
                 assert (await response.json())["outcome"] == "changed"
         await until(lambda: gate.command.said.count("tenants[alice].weight: 1 -> 4") == 2)
         assert await gate.serves(), "with the key that was minted at the start"
         before = gate.pids()
         os.kill(before[0], signal.SIGKILL)
         await until(lambda: gate.pids()[0] != before[0])
-        async with http.get(gate.admin + "/metrics") as response:
+        async with gate.http.get(gate.admin + "/metrics") as response:
             hashes = re.findall(r'^fairgate_config_info\{hash="(\w+)"\} 1', await response.text(), re.M)
         assert len(hashes) == 1, "a worker that is started later has the config of the others"
         config_file(tmp_path, upstream.url, workers=2, tenants=[*tenants, {"name": "dora"}])
-        async with http.post(gate.admin + "/reload") as response:
+        async with gate.http.post(gate.admin + "/reload") as response:
             assert "dora has no key" in "".join((await response.json())["why_not"])
         assert "Traceback" not in gate.command.said
 
 
-async def test_without_a_file_there_is_nothing_to_read(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(simulated())
-        gate = await stack.enter_async_context(reloadable(tmp_path, engine))
-        gateway = Gateway(gate.live.gateway.config)
-        await gateway.start()
-        try:
-            reloaded = await gateway.reloading.run()
-            assert (reloaded.outcome, reloaded.why_not) == (
-                "unchanged",
-                ["there is no file: it was started with --backend"],
-            )
-        finally:
-            await gateway.stop(0)
+async def test_without_a_file_there_is_nothing_to_read(start: Starter) -> None:
+    async with simulated() as engine, start(engine.url) as live:
+        reloaded = await live.gateway.reloading.run()
+    assert reloaded.outcome == "unchanged"
+    assert reloaded.why_not == ["there is no file: it was started with --backend"]

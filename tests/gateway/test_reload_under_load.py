@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from gateway.config.sections.keys import hash_key
 from gateway.pool.replication.ticker import Exchanges
-from tests.gateway.live import WAIT_S, Answer, Simulated, chat, simulated, until
+from tests.gateway.live import Answer, Simulated, simulated, until
 from tests.kit.reloading import ALICE, BOB, is_whole, pool, reloadable
 from tests.redis_server import RedisServer
 
@@ -120,65 +117,3 @@ async def test_replicas_reload_one_by_one(tmp_path: Path) -> None:
 
 def _is_heard(exchange: Exchanges) -> bool:
     return not exchange.is_alone
-
-
-class Balancer:
-    """Clients that ask one replica after another, and the next one where the first takes nothing more."""
-
-    def __init__(self, http: aiohttp.ClientSession) -> None:
-        self.ports: list[int] = []
-        self.answers = 0
-        self.failed: list[object] = []
-        self.is_over = False
-        self._http = http
-
-    async def keep_asking(self, turn: int) -> None:
-        while not self.is_over:
-            turn += 1
-            ports = self.ports[turn % len(self.ports) :] + self.ports[: turn % len(self.ports)]
-            got = await self._ask(ports)
-            if got is None or not is_whole(got):
-                self.failed.append(got)
-            self.answers += 1
-
-    async def _ask(self, ports: list[int]) -> Answer | None:
-        body = json.dumps(chat(stream=True, max_tokens=20, ignore_eos=True)).encode()
-        headers = {"authorization": f"Bearer {ALICE}", "connection": "close"}
-        for port in ports:
-            try:
-                url = f"http://127.0.0.1:{port}/v1/chat/completions"
-                async with self._http.post(url, data=body, headers=headers) as response:
-                    got = await Answer.of(response)
-            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):  # closed before it took anything
-                continue
-            if got.status != 503:
-                return got
-        return None
-
-
-async def test_a_rolling_restart_of_two_replicas_fails_no_request(tmp_path: Path) -> None:
-    async with RedisServer() as redis, simulated() as engine, AsyncExitStack() as stack:
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        clients = Balancer(http)
-        stacks = []
-        for name in ("one", "two"):
-            (tmp_path / name).mkdir()
-            own = await stack.enter_async_context(AsyncExitStack())
-            gate = await own.enter_async_context(reloadable(tmp_path / name, engine, state=redis.url))
-            stacks.append((own, gate))
-            clients.ports.append(gate.live.gateway.port)
-        asking = [asyncio.ensure_future(clients.keep_asking(turn)) for turn in range(8)]
-        for place, (own, gate) in enumerate(stacks):
-            answers = clients.answers
-            await until(lambda answers=answers: clients.answers > answers + 40)  # type: ignore[misc]
-            gate.drain_s = WAIT_S
-            await own.aclose()
-            fresh = await stack.enter_async_context(
-                reloadable(tmp_path / ("one", "two")[place], engine, state=redis.url)
-            )
-            clients.ports[place] = fresh.live.gateway.port
-        answers = clients.answers
-        await until(lambda: clients.answers > answers + 40)
-        clients.is_over = True
-        await asyncio.gather(*asking)
-        assert clients.failed == []

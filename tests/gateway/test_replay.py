@@ -1,128 +1,20 @@
-"""What the gateway decides is decided by its engine's events alone: the same events give the same decisions."""
+"""The log of a gateway goes into a replay as it is, and the replay shows what was there."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import copy
 import hashlib
 import re
-from collections.abc import Sequence
-from typing import Any
 
-import pytest
 from click.testing import CliRunner
 
 from backends.simulated.engine_profiles import profile
 from gateway.commands.main import main
 from gateway.config.sections.keys import open_name
-from policies.admission.decisions import Decision, Dispatch, Reject
-from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from simulation.replay import replay_under
 from simulation.traces.reader import Trace
-from tests.gateway.live import MODEL, Live, Starter, chat, long_chat, simulated, until
+from tests.gateway.live import Starter, chat, simulated, until
 from tests.waiting import WAIT_S
-
-EVENTS = ("add_backend", "arrived", "progressed", "finished", "failed", "cancelled", "backend_changed", "woke")
-
-
-class RecordingEngine(AdmissionEngine):
-    """The gateway's engine, which writes down every event before it decides."""
-
-    made: list[RecordingEngine]
-
-    def __init__(self, policy: Any, **settings: Any) -> None:
-        super().__init__(policy, **settings)
-        self.settings = settings
-        self.events: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self.decisions: list[list[Decision]] = []
-        self.is_inside_event = False
-        self.made.append(self)
-
-
-def _recorded(name: str) -> Any:
-    original = getattr(AdmissionEngine, name)
-
-    def event(self: RecordingEngine, *args: Any, **named: Any) -> Sequence[Decision] | None:
-        decisions: Sequence[Decision] | None
-        if self.is_inside_event:
-            # The engine may treat one event as another one: from outside that is one event.
-            decisions = original(self, *args, **named)
-            return decisions
-        self.events.append((name, copy.deepcopy(args), named))
-        self.is_inside_event = True
-        try:
-            decisions = original(self, *args, **named)
-        finally:
-            self.is_inside_event = False
-        self.decisions.append(list(decisions or ()))
-        return decisions
-
-    return event
-
-
-for _name in EVENTS:
-    setattr(RecordingEngine, _name, _recorded(_name))
-
-
-def _replay(recording: RecordingEngine, policy: str) -> list[list[Decision]]:
-    engine = AdmissionEngine(named_policy(policy), **recording.settings)
-    return [list(getattr(engine, name)(*args, **named) or ()) for name, args, named in recording.events]
-
-
-@pytest.mark.interpreted_only("extends the engine")
-@pytest.mark.parametrize("policy", ["vtc", "fcfs"])
-async def test_recorded_traffic_replays_to_the_same_decisions(
-    start: Starter, monkeypatch: pytest.MonkeyPatch, policy: str
-) -> None:
-    RecordingEngine.made = []
-    monkeypatch.setattr("gateway.pool.setup.AdmissionEngine", RecordingEngine)
-    limits = {"queue_requests_max": 15, "queue_wait_s_max": 0.4, "attempts_max": 2}
-    async with simulated() as one, simulated() as two, start(one.url, two.url, policy=policy, limits=limits) as live:
-        one.faults.refuse_next = two.faults.refuse_in_stream_next = 3
-        one.faults.cut_body_next = 2
-        await asyncio.gather(*(_visits(live, range(first, 120, 60)) for first in range(60)))
-        one.faults.reset_next = 5
-        await asyncio.gather(*(_visits(live, range(first, 120, 60)) for first in range(60)))
-        await until(live.holds_nothing)
-    [recording] = RecordingEngine.made
-    names = {name for name, _, _ in recording.events}
-    assert names == set(EVENTS)
-    assert {type(each) for decisions in recording.decisions for each in decisions} == {Dispatch, Reject}
-    assert _replay(recording, policy) == recording.decisions
-
-
-async def _visits(live: Live, numbers: range) -> None:
-    """One client after the other: streams, whole answers, embeddings, and some that leave, of five tenants."""
-    for number in numbers:
-        key = f"tenant-{number % 5}"
-        size = 1 + number * 37 % 60
-        if number % 7 == 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await live.ask("/v1/chat/completions", long_chat(), key=key)
-        elif number % 3 == 0:
-            await live.ask("/v1/embeddings", {"model": MODEL, "input": "x" * size}, key=key)
-        else:
-            fields = {"max_tokens": size * 3, "ignore_eos": True, "user": str(number % 4)}
-            await live.ask("/v1/chat/completions", chat("x" * size * 20, stream=number % 2 == 0, **fields), key=key)
-
-
-@pytest.mark.interpreted_only("extends the engine")
-async def test_the_recorded_events_tell_two_policies_apart(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison above is not empty: what was decided was not simply the order of arrival."""
-    RecordingEngine.made = []
-    monkeypatch.setattr("gateway.pool.setup.AdmissionEngine", RecordingEngine)
-    async with simulated() as sim, start(sim.url) as live:
-        body = chat(max_tokens=20, ignore_eos=True, stream=True)
-        keys = ["light" if number % 20 == 19 else "heavy" for number in range(60)]
-        await asyncio.gather(*(live.ask("/v1/chat/completions", body, key=key) for key in keys))
-    [recording] = RecordingEngine.made
-    dispatched = [each.id for decisions in recording.decisions for each in decisions]
-    arrived = [args[0].id for name, args, _ in recording.events if name == "arrived"]
-    assert sorted(dispatched) == sorted(arrived)
-    assert dispatched != arrived
 
 
 async def test_the_access_log_of_a_gateway_goes_into_a_replay_as_it_is(start: Starter) -> None:

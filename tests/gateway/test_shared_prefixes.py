@@ -12,6 +12,7 @@ from gateway.storage.redis.redis_store import pool_key
 from policies.replicas.messages import PrefixReport
 from policies.replicas.prefixes import VERSION
 from tests.gateway.live import WAIT_S, Live, Starter, simulated, until
+from tests.kit.pairs import pair
 from tests.kit.turns import ask, cached_in_turns, index_of, text
 from tests.redis_server import RedisServer
 
@@ -32,27 +33,14 @@ async def ignored(live: Live) -> float:
 async def test_turns_that_come_to_different_gateways_find_what_one_gateway_finds(start: Starter) -> None:
     async with simulated() as a, simulated() as b, simulated() as c, start(a.url, b.url, c.url) as one:
         expected = await cached_in_turns(one)
-    async with (
-        RedisServer() as redis,
-        simulated() as a,
-        simulated() as b,
-        simulated() as c,
-        start(a.url, b.url, c.url, state=redis.url) as first,
-        start(a.url, b.url, c.url, state=redis.url) as second,
-    ):
+    async with pair(start, 3) as (redis, _, first, second):
         await listening(redis, 2)
         assert await cached_in_turns(first, second) == pytest.approx(expected, rel=0.01)
     assert expected > 0
 
 
 async def test_what_others_publish_is_ignored_and_said_once(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
-    async with (
-        RedisServer() as redis,
-        simulated() as a,
-        simulated() as b,
-        start(a.url, b.url, state=redis.url) as first,
-        start(a.url, b.url, state=redis.url) as second,
-    ):
+    async with pair(start, 2) as (redis, _, first, second):
         await listening(redis, 2)
         of_tomorrow = PrefixReport(VERSION + 1, "other", {"backend": [(1, 2)]}, {})
         for content in (b"", b"garbage", msgspec.msgpack.encode(of_tomorrow), msgspec.msgpack.encode([1, "other"])):
@@ -70,13 +58,7 @@ async def test_what_others_publish_is_ignored_and_said_once(start: Starter, capl
 
 
 async def test_without_redis_each_goes_on_and_they_hear_each_other_again(start: Starter) -> None:
-    async with (
-        RedisServer() as redis,
-        simulated() as a,
-        simulated() as b,
-        start(a.url, b.url, state=redis.url) as first,
-        start(a.url, b.url, state=redis.url) as second,
-    ):
+    async with pair(start, 2) as (redis, _, first, second):
         await listening(redis, 2)
         await ask(first, text(0, 100))
         await until(lambda: len(index_of(second)) > 0)

@@ -17,8 +17,7 @@ import pytest
 
 from tests.commands import Running, running
 from tests.gateway.capture import Upstream
-from tests.gateway.live import chat
-from tests.kit.served import Streams, config_file
+from tests.kit.served import Streams, config_file, status_of_one
 
 PASS_ON = """
 import os, sys
@@ -64,14 +63,6 @@ async def activated(config: str, listeners: dict[str, socket.socket], notified: 
             os.close(each)
 
 
-async def ask(session: aiohttp.ClientSession, url: str) -> int:
-    """Return the status of one whole request on a connection of its own."""
-    headers = {"authorization": "Bearer sk-somebody", "connection": "close"}
-    async with session.post(f"{url}/v1/chat/completions", json=chat(max_tokens=3), headers=headers) as a:
-        await a.read()
-        return a.status
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_an_upgrade_refuses_nobody(workers: int, tmp_path: Path) -> None:
@@ -82,12 +73,12 @@ async def test_an_upgrade_refuses_nobody(workers: int, tmp_path: Path) -> None:
         with listening() as clients, listening() as operator:
             listeners = {"http": clients, "admin": operator}
             # A connection that comes before any gateway waits for the first one.
-            early = asyncio.create_task(ask(session, url_of(clients)))
+            early = asyncio.create_task(status_of_one(url_of(clients), max_tokens=3))
             async with activated(config, listeners) as old:
 
                 async def keep_asking() -> None:
                     while not upgraded.is_set():
-                        answers.append(await ask(session, url_of(clients)))
+                        answers.append(await status_of_one(url_of(clients), max_tokens=3))
 
                 await old.says("serving on")
                 assert await early == 200
@@ -98,7 +89,7 @@ async def test_an_upgrade_refuses_nobody(workers: int, tmp_path: Path) -> None:
                     assert await old.ended() == 0
                     served_by_both = len(answers)
                     # The new gateway answers alone, on both listeners.
-                    assert await ask(session, url_of(clients)) == 200
+                    assert await status_of_one(url_of(clients), max_tokens=3) == 200
                     async with session.get(f"{url_of(operator)}/health") as health:
                         assert health.status == 200
                     upgraded.set()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import os
 import re
 import signal
 from collections.abc import AsyncIterator
@@ -20,51 +18,8 @@ from gateway.telemetry import log_writer
 from tests.commands import FAIRGATE
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import WAIT_S, chat
-from tests.kit.served import config_file
-
-PIPE_BYTES = 4096
-
-
-class Pipe:
-    """A small pipe. Nobody reads it unless a test does."""
-
-    def __init__(self) -> None:
-        self.ours, self.theirs = os.pipe()
-        fcntl.fcntl(self.theirs, getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_BYTES)
-        self.filled = 0
-
-    def fill(self) -> None:
-        """No byte more fits in."""
-        os.set_blocking(self.theirs, False)
-        try:
-            while True:
-                self.filled += os.write(self.theirs, b"." * (1 if self.filled else PIPE_BYTES))
-        except BlockingIOError:
-            os.set_blocking(self.theirs, True)
-
-    async def said(self, pattern: bytes) -> bytes:
-        """What was written, once the pattern is in it."""
-        found = b""
-        os.set_blocking(self.ours, False)
-        async with asyncio.timeout(WAIT_S):
-            while re.search(pattern, found) is None:
-                try:
-                    found += os.read(self.ours, 65536)
-                except BlockingIOError:
-                    await self._readable()
-        return found
-
-    async def _readable(self) -> None:
-        loop, readable = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self.ours, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(self.ours)
-
-    def close(self) -> None:
-        os.close(self.ours)
-        os.close(self.theirs)
+from tests.kit.pipes import Pipe, piped
+from tests.kit.served import config_file, status_of_one
 
 
 @asynccontextmanager
@@ -93,11 +48,9 @@ async def test_a_gateway_serves_and_ends_though_nobody_reads_its_messages(tmp_pa
         assert found is not None
         url = found[1].decode()
         pipe.fill()
-        headers = {"authorization": "Bearer k"}
-        async with http.post(url + "/tokenize", json=chat(), headers=headers) as response:
+        async with http.post(url + "/tokenize", json=chat(), headers={"authorization": "Bearer k"}) as response:
             assert response.status == 502  # of which a message is written
-        async with http.post(url + "/v1/chat/completions", json=chat(), headers=headers) as response:
-            assert response.status == 200
+        assert await status_of_one(url) == 200
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(WAIT_S):
             assert await process.wait() == 0
@@ -106,29 +59,24 @@ async def test_a_gateway_serves_and_ends_though_nobody_reads_its_messages(tmp_pa
 
 async def test_messages_come_when_somebody_reads_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "BUFFER_BYTES_MAX", 2000)
-    pipe = Pipe()
-    saved = os.dup(2)
-    os.dup2(pipe.theirs, 2)
     logger = logging.getLogger("fairgate.stalled")
     logger.propagate = False
-    logger.addHandler(log := StderrLog())
-    logging.getLogger("fairgate").addHandler(log)
-    try:
-        pipe.fill()
-        for number in range(100):
-            logger.warning("message %d %s", number, "x" * 80)
-        found = await pipe.said(rb"[0-9]+ lines of the log of messages were lost")
-        kept = re.findall(rb"message ([0-9]+) x", found)
-        [lost] = re.findall(rb"([0-9]+) lines of the log of messages were lost", found)
-        assert [int(number) for number in kept] == list(range(len(kept)))
-        assert 0 < len(kept) < 100
-        assert len(kept) + int(lost) == 100
-        logger.warning("again")
-        assert b"again\n" in await pipe.said(rb"again\n")
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        logger.removeHandler(log)
-        logging.getLogger("fairgate").removeHandler(log)
-        log.close()
-        pipe.close()
+    with piped(2) as pipe:
+        logger.addHandler(log := StderrLog())
+        logging.getLogger("fairgate").addHandler(log)
+        try:
+            pipe.fill()
+            for number in range(100):
+                logger.warning("message %d %s", number, "x" * 80)
+            found = await pipe.said(rb"[0-9]+ lines of the log of messages were lost")
+            kept = re.findall(rb"message ([0-9]+) x", found)
+            [lost] = re.findall(rb"([0-9]+) lines of the log of messages were lost", found)
+            assert [int(number) for number in kept] == list(range(len(kept)))
+            assert 0 < len(kept) < 100
+            assert len(kept) + int(lost) == 100
+            logger.warning("again")
+            assert b"again\n" in await pipe.said(rb"again\n")
+        finally:
+            logger.removeHandler(log)
+            logging.getLogger("fairgate").removeHandler(log)
+            log.close()

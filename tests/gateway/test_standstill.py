@@ -32,8 +32,7 @@ def backends(live: Live, limit_s: float = LIMIT_S) -> list[Backend]:
     return found
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("steps", [False, True])
+@pytest.mark.parametrize(("stream", "steps"), [(False, True), (True, False)], ids=["steps", "stream"])
 async def test_it_is_out_of_service_until_it_goes_on(start: Starter, stream: bool, steps: bool) -> None:
     async with simulated() as sim:
         pools = [{"name": "pool", "backends": [{"url": sim.url, "steps": steps}]}]

@@ -4,50 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config.sections.keys import hash_key
+from gateway.telemetry.log_line import Line
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, chat, simulated
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}')
-FIELDS: dict[str, type | tuple[type, ...]] = {
-    "ts": float,
-    "request_id": str,
-    "tenant": str,
-    "app": str,
-    "user": str,
-    "weight": float,
-    "interaction": str,
-    "stage": int,
-    "model": str,
-    "policy": str,
-    "path": str,
-    "stream": bool,
-    "outcome": str,
-    "reason": str,
-    "queue_ms": float,
-    "waited_ms": dict,
-    "ttft_ms": (float, type(None)),
-    "total_ms": float,
-    "tokens_in": int,
-    "tokens_out": int,
-    "tokens_cached": int,
-    "tokens_cached_expected": int,
-    "tokens_wasted": int,
-    "tokens_in_estimated": int,
-    "tokens_out_max": int,
-    "backend": str,
-    "placed": str,
-    "tries": int,
-    "client": str,
-    "client_request_id": str,
-    "group": str,
-    "key": str,
-}
 
 
 async def test_a_line_has_the_documented_fields(start: Starter) -> None:
@@ -57,8 +24,8 @@ async def test_a_line_has_the_documented_fields(start: Starter) -> None:
         stream = await live.ask("/v1/chat/completions", chat(stream=True, max_tokens=6, ignore_eos=True), key=key)
         lines = await live.lines(2)
         for line in lines:
-            assert list(line) == list(FIELDS)
-            assert all(isinstance(line[name], kind) for name, kind in FIELDS.items()), line
+            assert list(line) == list(Line.__struct_fields__)
+            assert msgspec.convert(line, Line)
             assert (line["tenant"], line["app"], line["model"], line["policy"]) == ("t", "default", MODEL, "fairserve")
             assert (line["outcome"], line["reason"], line["tries"]) == ("completed", "", 1)
             assert line["backend"] == sim.url.removeprefix("http://")
@@ -195,19 +162,3 @@ async def test_minted_keys_open_their_own_tenant_only(start: Starter) -> None:
             assert (await live.ask("/v1/chat/completions", chat(), key=key)).status == 200
         assert [line["tenant"] for line in await live.lines(2)] == list(minted)
         assert (await live.ask("/v1/chat/completions", chat(), key="fg-" + "x" * 43)).status == 401
-
-
-async def test_a_key_is_read_from_any_of_the_three_headers(start: Starter) -> None:
-    tenants: list[dict[str, Any]] = [{"name": "t", "keys": [{"hash": hash_key("the-key")}]}]
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=tenants) as live:
-        for name in ("authorization", "x-api-key", "api-key"):
-            value = "Bearer the-key" if name == "authorization" else "the-key"
-            got = await live.ask("/v1/chat/completions", chat(), key=None, **{name: value})
-            assert got.status == 200, name
-        assert not live.gateway.minted_keys
-
-
-async def test_no_log_is_written_when_it_is_off(start: Starter) -> None:
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, access_log="off") as live:
-        assert (await live.ask("/v1/chat/completions", chat())).status == 200
-    assert list(start.directory.iterdir()) == []

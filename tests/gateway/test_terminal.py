@@ -2,70 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import pty
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-import aiohttp
 import pytest
 
-from tests.commands import FAIRGATE
-from tests.gateway.capture import Upstream, answer, replies
-from tests.gateway.live import chat, until
-
-OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
-
-
-class Terminal:
-    """What a terminal was sent so far."""
-
-    def __init__(self) -> None:
-        self.said = ""
-
-
-@asynccontextmanager
-async def _serving(*arguments: str) -> AsyncIterator[Terminal]:
-    """`fairgate serve`, on a terminal of its own."""
-    ours, theirs = pty.openpty()
-    loop, terminal = asyncio.get_running_loop(), Terminal()
-
-    def read() -> None:
-        try:
-            terminal.said += os.read(ours, 65536).decode()
-        except OSError:  # the other side is closed
-            loop.remove_reader(ours)
-
-    files = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    process = await asyncio.create_subprocess_exec(FAIRGATE, "serve", *arguments, **files)
-    os.close(theirs)
-    loop.add_reader(ours, read)
-    try:
-        yield terminal
-    finally:
-        process.terminate()
-        await process.wait()
-        loop.remove_reader(ours)
-        os.close(ours)
+from tests.gateway.capture import Upstream, replies
+from tests.gateway.live import until
+from tests.kit.served import OK, status_of_one
+from tests.kit.terminals import Terminal, on_terminal
 
 
 async def _asked(terminal: Terminal, times: int) -> None:
     await until(lambda: re.search(r"serving on (http://[^,]+),.*\n", terminal.said))
     found = re.search(r"serving on (http://[^,]+),", terminal.said)
     assert found is not None
-    async with aiohttp.ClientSession() as http:
-        for _ in range(times):
-            url, headers = f"{found[1]}/v1/chat/completions", {"authorization": "Bearer k"}
-            async with http.post(url, json=chat(), headers=headers) as response:
-                assert response.status == 200
+    for _ in range(times):
+        assert await status_of_one(found[1]) == 200
 
 
 @pytest.mark.slow
 async def test_the_banner_stays_in_sight() -> None:
     async with Upstream(replies(OK)) as upstream:
-        async with _serving("--backend", upstream.url, "--port", "0", "--admin-port", "0") as terminal:
+        async with on_terminal("serve", "--backend", upstream.url, "--port", "0", "--admin-port", "0") as terminal:
             await _asked(terminal, 30)
     assert "one line for each request: off" in terminal.said
     assert '"tenant"' not in terminal.said
@@ -75,7 +33,7 @@ async def test_the_banner_stays_in_sight() -> None:
 @pytest.mark.slow
 async def test_lines_come_where_they_are_asked_for() -> None:
     async with Upstream(replies(OK)) as upstream:
-        asked = ("--access-log", "stdout")
-        async with _serving("--backend", upstream.url, "--port", "0", "--admin-port", "0", *asked) as terminal:
+        options = ("--backend", upstream.url, "--port", "0", "--admin-port", "0", "--access-log", "stdout")
+        async with on_terminal("serve", *options) as terminal:
             await _asked(terminal, 2)
             await until(lambda: terminal.said.count('"tenant"') == 2)

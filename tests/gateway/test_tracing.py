@@ -6,12 +6,9 @@ import asyncio
 import logging
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.semconv._incubating.attributes import client_attributes, gen_ai_attributes, url_attributes
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
@@ -22,7 +19,7 @@ from gateway.config.sections.keys import hash_key
 from gateway.storage.store_errors import StoreRefused
 from gateway.telemetry import span_export
 from gateway.telemetry.trace import Sampler
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, long_chat, simulated, until
 from tests.ports import free_port
 from tests.waiting import WAIT_S
@@ -38,48 +35,28 @@ CONVENTIONS = {
 }
 
 
-class Collector:
+class Collector(Upstream):
     """Takes spans by OTLP over HTTP, or answers with another status."""
 
     def __init__(self) -> None:
+        super().__init__(self._take)
         self.spans: list[Any] = []
         self.resources: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.status = 200
-        self.asked = 0
-        self.url = ""
+        self.status = b"200 OK"
 
-    async def take(self, request: web.Request) -> web.Response:
-        self.asked += 1
-        if self.status == 200:
-            asked = ExportTraceServiceRequest.FromString(await request.read())
-            self.headers.append({name.lower(): value for name, value in request.headers.items()})
-            for of_resource in asked.resource_spans:
+    async def _take(self, seen: Seen, peer: Peer) -> None:
+        assert seen.line.startswith(b"POST /v1/traces ")
+        if self.status == b"200 OK":
+            for of_resource in ExportTraceServiceRequest.FromString(seen.body).resource_spans:
                 self.resources.append(values(of_resource.resource))
                 self.spans += [span for of_scope in of_resource.scope_spans for span in of_scope.spans]
-        return web.Response(status=self.status)
+        await peer.send(answer(b"", status=self.status))
 
     async def got(self, count: int) -> list[Any]:
         """The spans, once there are so many, by when they began."""
         await until(lambda: len(self.spans) >= count)
         assert len(self.spans) == count
         return sorted(self.spans, key=lambda span: int(span.start_time_unix_nano))
-
-
-@asynccontextmanager
-async def collector() -> AsyncIterator[Collector]:
-    taken = Collector()
-    app = web.Application()
-    app.add_routes([web.post("/v1/traces", taken.take)])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    taken.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield taken
-    finally:
-        await runner.cleanup()
 
 
 def lost(spans: span_export.SpanExport) -> float:
@@ -110,7 +87,7 @@ def outcomes(live: Live) -> list[tuple[str, float]]:
 
 async def test_a_span_says_what_the_log_says(start: Starter) -> None:
     tracing = {"sample_ratio": 1, "headers": {"x-token": "secret"}}
-    async with collector() as taken, simulated(time_scale=0) as sim:
+    async with Collector() as taken, simulated(time_scale=0) as sim:
         tracing["endpoint"] = taken.url
         async with start(sim.url, tenants=TENANTS, tracing=tracing) as live:
             body = chat(stream=True, max_tokens=6, ignore_eos=True, user="somebody")
@@ -138,14 +115,14 @@ async def test_a_span_says_what_the_log_says(start: Starter) -> None:
         names = ("tenant", "app", "interaction", "stage", "policy", "backend", "outcome", "request_id", "user")
         assert {name: said[f"fairgate.{name}"] for name in names} == {name: line[name] for name in names}
         assert "error.type" not in said
-        assert (taken.resources[0]["service.name"], taken.headers[0]["x-token"]) == ("fairgate", "secret")
+        assert (taken.resources[0]["service.name"], taken.requests[0].headers["x-token"]) == ("fairgate", "secret")
         assert b"secret" not in shown
         assert (metrics["fairgate_spans_total", "sent"], metrics["fairgate_spans_total", "lost"]) == (1, 0)
 
 
 async def test_waits_and_ends_are_told_by_their_reason(start: Starter) -> None:
     slow = {"capacity": {"max_concurrency": 1}}
-    async with collector() as taken, simulated() as sim:
+    async with Collector() as taken, simulated() as sim:
         tracing = {"endpoint": taken.url, "sample_ratio": 1}
         pools = [{"name": "pool", "backends": [{"url": sim.url, "max_num_seqs": 1}], **slow}]
         async with start(pools=pools, tenants=TENANTS, tracing=tracing, limits={"queue_requests_max": 1}) as live:
@@ -172,7 +149,7 @@ async def test_waits_and_ends_are_told_by_their_reason(start: Starter) -> None:
 
 
 async def test_an_engine_that_fails_is_an_error(start: Starter) -> None:
-    async with collector() as taken, Upstream(replies(answer(b"{}", status=b"500 Internal Server Error"))) as upstream:
+    async with Collector() as taken, Upstream(replies(answer(b"{}", status=b"500 Internal Server Error"))) as upstream:
         async with start(upstream.url, tracing={"endpoint": taken.url, "sample_ratio": 1}) as live:
             await live.ask("/v1/chat/completions", chat())
             (span,) = await taken.got(1)
@@ -180,7 +157,7 @@ async def test_an_engine_that_fails_is_an_error(start: Starter) -> None:
 
 
 async def test_the_engine_hears_of_the_span_and_its_parent_is_the_clients(start: Starter) -> None:
-    async with collector() as taken, Upstream(replies(OK)) as upstream:
+    async with Collector() as taken, Upstream(replies(OK)) as upstream:
         async with start(upstream.url, tracing={"endpoint": taken.url, "sample_ratio": 0}) as live:
             for fields in (
                 {"traceparent": RECORDED, "tracestate": "a=1"},
@@ -239,14 +216,14 @@ async def test_a_collector_that_is_away_costs_spans_which_are_counted_and_said(
 ) -> None:
     caplog.set_level(logging.INFO, "fairgate")
     monkeypatch.setattr(span_export, "SEND_S", 0.05)
-    async with collector() as taken, Upstream(replies(OK)) as upstream:
-        taken.status = 400
+    async with Collector() as taken, Upstream(replies(OK)) as upstream:
+        taken.status = b"400 Bad Request"
         async with start(upstream.url, tracing={"endpoint": taken.url, "sample_ratio": 1}) as live:
             assert (await live.ask("/v1/chat/completions", chat())).status == 200
             spans = live.gateway.spans
             assert spans is not None
             await until(lambda: lost(spans) == 1)
-            taken.status = 200
+            taken.status = b"200 OK"
             await live.ask("/v1/chat/completions", chat())
             await taken.got(1)
             await until(lambda: "again" in caplog.text)
@@ -302,16 +279,11 @@ def test_the_part_that_is_recorded_is_the_ratio() -> None:
      f"00-{TRACE}-{'0' * 16}-01".encode(), f"00-{TRACE}-{PARENT}-1".encode(), b"\xff" * 55],
 )  # fmt: skip
 def test_what_is_no_trace_begins_a_new_one(said: bytes) -> None:
-    trace = Sampler(1.0).begin([(b"traceparent", said), (b"tracestate", b"a=1")])
-    assert trace is not None
-    assert (trace.parent_id, trace.state) == (0, b"")
-    assert trace.trace_id != int(TRACE, 16)
-
-
-def test_two_parents_are_none() -> None:
-    trace = Sampler(1.0).begin([(b"traceparent", RECORDED.encode())] * 2)
-    assert trace is not None
-    assert trace.parent_id == 0
+    for headers in ([(b"traceparent", said), (b"tracestate", b"a=1")], [(b"traceparent", RECORDED.encode())] * 2):
+        trace = Sampler(1.0).begin(headers)
+        assert trace is not None
+        assert (trace.parent_id, trace.state) == (0, b"")
+        assert trace.trace_id != int(TRACE, 16)
 
 
 # --- what the config may say ---

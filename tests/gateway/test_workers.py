@@ -17,7 +17,6 @@ from gateway.config.memory_bounds import MEMORY_MAX_LEAST
 from gateway.config.model import Config
 from gateway.operator.effective import effective
 from gateway.process.supervisor import share_of
-from tests.commands import run
 from tests.gateway.capture import Upstream
 from tests.gateway.live import until
 from tests.kit.served import Streams, config_file
@@ -69,20 +68,6 @@ async def test_workers_end_with_their_supervisor(tmp_path: Path) -> None:
         gate.command.process.kill()
         await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
         assert not directory.exists()
-
-
-@pytest.mark.parametrize(
-    ("fields", "fault"),
-    [
-        ({"workers": 0}, "workers: should be greater than or equal to 1"),
-        ({"workers": "all"}, "workers: should be a whole number without quotes, or auto"),
-        ({"workers": 2, "pools": [{"name": "p", "backends": [{"url": "sim:a"}]}]}, "workers: several cannot share"),
-    ],
-)
-async def test_what_cannot_be_is_a_fault_of_the_config(tmp_path: Path, fields: dict[str, Any], fault: str) -> None:
-    code, _, said = await run("check", config_file(tmp_path, "http://127.0.0.1:1", **fields))
-    assert code == 2
-    assert fault in said
 
 
 def test_a_worker_owns_its_part_of_what_one_machine_has() -> None:

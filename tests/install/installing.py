@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-
-import aiohttp
-
-from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("gateway", "policies", "backends", "simulation")
@@ -93,52 +84,14 @@ def installed(tool: str, wheel: Path, directory: Path, **asked: str) -> Path:
     return commands / "fairgate"
 
 
+def away(where: Path) -> tuple[str, ...]:
+    """What starts a command in this directory, with nothing of this tree."""
+    return ("env", *(f"--unset={name}" for name in os.environ.keys() - environment().keys()), "-C", str(where))
+
+
 def misleading(directory: Path) -> Path:
     """A working directory in which every package of ours is found first by whoever looks there."""
     for name in PACKAGES:
         (directory / name).mkdir(parents=True)
         (directory / name / "__init__.py").write_text("raise SystemExit('the wrong package')\n")
     return directory
-
-
-@asynccontextmanager
-async def running(fairgate: Path, where: Path, *arguments: str, says: str) -> AsyncIterator[re.Match[str]]:
-    """The command in this directory, once it has said so on either of its outputs."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        fairgate, *arguments, cwd=where, env=environment(), stdout=pipe, stderr=asyncio.subprocess.STDOUT
-    )
-    assert process.stdout is not None
-    said = ""
-    reading: asyncio.Future[bytes] | None = None
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while (found := re.search(says, said)) is None:
-                line = await process.stdout.readline()
-                assert line, said
-                said += line.decode()
-        reading = asyncio.ensure_future(process.stdout.read())
-        yield found
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await (process.stdout.read() if reading is None else reading)
-        await process.wait()
-
-
-async def first_token(url: str) -> str:
-    """The first piece of a streamed answer."""
-    body = {"model": "simulated", "stream": True, "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
-    headers = {"authorization": "Bearer somebody"}
-    async with (
-        aiohttp.ClientSession() as http,
-        asyncio.timeout(WAIT_S),
-        http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response,
-    ):
-        assert response.status == 200, await response.text()
-        async for line in response.content:
-            if line.startswith(b"data: {"):
-                for choice in json.loads(line[6:])["choices"]:
-                    if choice["delta"].get("content"):
-                        return str(choice["delta"]["content"])
-    raise AssertionError("the answer ended without a token")

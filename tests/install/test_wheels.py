@@ -16,17 +16,18 @@ from pathlib import Path
 import pytest
 
 from gateway import __version__
+from tests.commands import running
 from tests.install.installing import (
     COMPILE,
     PACKAGES,
     TOOLS,
+    away,
     built,
     environment,
-    first_token,
     installed,
     misleading,
-    running,
 )
+from tests.kit.served import status_of_one
 
 DIST = os.environ.get("FAIRGATE_TEST_WHEELS")
 SERVE = ("serve", "--backend", "sim:demo", "--port", "0", "--admin-port", "0")
@@ -45,35 +46,31 @@ def wheel(build: str) -> Path:
     return found
 
 
+def ran(fairgate: Path, where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([fairgate, *arguments], cwd=where, env=environment(), capture_output=True, text=True)
+
+
 def version(fairgate: Path, where: Path) -> str:
-    command = [fairgate, "--version"]
-    return subprocess.run(command, cwd=where, env=environment(), capture_output=True, text=True).stdout.strip()
+    return ran(fairgate, where, "--version").stdout.strip()
 
 
-async def served(fairgate: Path, directory: Path) -> str:
-    """The first token, from a directory that holds folders of our names."""
-    where = misleading(directory / "elsewhere")
-    async with running(fairgate, where, *SERVE, says=r"serving on (http://[^ ,]+)") as url:
-        return await first_token(url[1])
+async def serves(fairgate: Path, where: Path, *arguments: str) -> bool:
+    """Does a gateway that is started in this directory answer?"""
+    async with running(*arguments, by=away(where), program=str(fairgate)) as gateway:
+        url = await gateway.says(r"serving on (http://[^ ,]+)")
+        return await status_of_one(url[1], stream=True, max_tokens=4) == 200
 
 
-async def test_an_installed_wheel_serves_from_any_directory(pure: Path, tmp_path: Path) -> None:
-    fairgate = installed("uv", pure, tmp_path)
-    assert await served(fairgate, tmp_path)
-    where = tmp_path / "elsewhere"
+async def test_an_installed_wheel_serves_from_any_directory_and_says_where_experiments_are(
+    pure: Path, tmp_path: Path
+) -> None:
+    fairgate, where = installed("uv", pure, tmp_path), misleading(tmp_path / "elsewhere")
+    assert await serves(fairgate, where, *SERVE)
     assert version(fairgate, where) == f"fairgate {__version__}, interpreted"
-    engine = running(fairgate, where, "sim", "--port", "0", says=r"(http://127\.0\.0\.1:\d+)")
-    async with engine as found:
-        workers = (*SERVE[:2], found[1], *SERVE[3:], "--workers", "2")
-        async with running(fairgate, where, *workers, says=r"serving on (http://[^ ,]+)") as url:
-            assert await first_token(url[1])
-
-
-def test_an_installed_wheel_says_where_experiments_are(pure: Path, tmp_path: Path) -> None:
-    fairgate = installed("uv", pure, tmp_path)
-    command = [fairgate, "reproduce", "fig9"]
-    where = misleading(tmp_path / "elsewhere")
-    said = subprocess.run(command, cwd=where, env=environment(), capture_output=True, text=True)
+    async with running("sim", "--port", "0", by=away(where), program=str(fairgate)) as engine:
+        url = await engine.says(r"(http://127\.0\.0\.1:\d+)")
+        assert await serves(fairgate, where, *SERVE[:2], url[1], *SERVE[3:], "--workers", "2")
+    said = ran(fairgate, where, "reproduce", "fig9")
     assert (said.returncode, said.stdout) == (2, "")
     assert said.stderr.startswith("fairgate: the experiments are no part of an installation: clone the repository")
     assert said.stderr.count("\n") == 1
@@ -86,8 +83,8 @@ def test_an_installed_wheel_says_where_experiments_are(pure: Path, tmp_path: Pat
 async def test_each_tool_installs_each_wheel(tool: str, build: str, tmp_path: Path) -> None:
     started_s = time.monotonic()
     fairgate = installed(tool, wheel(build), tmp_path)
-    assert await served(fairgate, tmp_path)
-    print(f"{tool}, {build}: {time.monotonic() - started_s:.1f} s from an empty environment to the first token")
+    assert await serves(fairgate, misleading(tmp_path / "elsewhere"), *SERVE)
+    print(f"{tool}, {build}: {time.monotonic() - started_s:.1f} s from an empty environment to the first answer")
     assert version(fairgate, tmp_path) == f"fairgate {__version__}, {build}"
 
 

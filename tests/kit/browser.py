@@ -26,7 +26,7 @@ class Window:
     faults: list[str] = field(default_factory=list)
 
     async def open(self, live: Live, path: str = "/") -> None:
-        await self.page.goto(f"http://127.0.0.1:{live.gateway.admin_port}{path}")
+        await self.page.goto(live.admin_url + path)
 
     async def shows(self, where: str, text: str | re.Pattern[str]) -> None:
         await expect(self.page.locator(where)).to_contain_text(text)

@@ -3,48 +3,81 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from tests.gateway.live import SMALL, Live, chat, until
+import aiohttp
+
+from tests.gateway.live import SMALL, Answer, Live, chat, events, until
 
 OUTPUT_TOKENS = 10
 ENGINE = replace(SMALL, base_s=5e-3)
 """A request takes longer than the gateways need to hear of each other."""
 LEAST_ANSWERS = 40
 """Enough that every gateway has dispatched and heard of the others meanwhile."""
+ASKED = "asked"
+"""What all clients here call each of their requests, so that the decisions on them can be asked for."""
+Ask = Callable[[], Awaitable[Answer]]
 
 
 class Flood:
-    """A tenant's clients at one gateway, each with one request at a time; what they were told that they used."""
+    """Clients of one tenant, each with one request at a time; what they were told that they used."""
 
-    def __init__(self, live: Live, tenant: str, clients: int) -> None:
-        self.answers = 0
-        self.service = 0
-        self.refused: list[int] = []
-        self.is_over = False
-        self._live = live
+    def __init__(self, tenant: str, clients: Sequence[Ask]) -> None:
         self.tenant = tenant
-        self._tasks = [asyncio.create_task(self._ask_again_and_again()) for _ in range(clients)]
+        self.answers = self.service = 0
+        self.faults: list[Any] = []
+        self._is_over = False
+        self._tasks = [asyncio.create_task(self._ask_again_and_again(ask)) for ask in clients]
 
-    async def _ask_again_and_again(self) -> None:
-        body = chat(self.tenant, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-        while not self.is_over:
-            got = await self._live.ask("/v1/chat/completions", body, key=f"key-of-{self.tenant}")
-            if got.status != 200:
-                self.refused.append(got.status)
+    @classmethod
+    def at(
+        cls, live: Live, tenant: str, clients: int, *, users: int = 1, output_tokens: int = OUTPUT_TOKENS, **fields: Any
+    ) -> Flood:
+        """Flood a gateway in this process; `fields` are of the body."""
+        fields = {"max_tokens": output_tokens, "ignore_eos": True, **fields}
+        if fields.get("stream"):
+            fields["stream_options"] = {"include_usage": True}
+        bodies = [chat(tenant, user=f"user-{number % users}", **fields) for number in range(clients)]
+        key, path = f"key-of-{tenant}", "/v1/chat/completions"
+        return cls(tenant, [partial(live.ask, path, body, key=key, x_request_id=ASKED) for body in bodies])
+
+    async def _ask_again_and_again(self, ask: Ask) -> None:
+        while not self._is_over:
+            try:
+                got = await ask()
+            except aiohttp.ClientError as error:
+                self.faults.append(error)
                 return
-            usage = got.json["usage"]
+            if got.status != 200:
+                self.faults.append(got.body)
+                return
+            usage = events(got.body)[-2]["usage"] if got.body.startswith(b"data: ") else got.json["usage"]
             self.answers += 1
             self.service += usage["prompt_tokens"] + 2 * usage["completion_tokens"]
 
-    async def end(self) -> None:
-        """Those under way are answered; none was refused or failed."""
-        self.is_over = True
+    async def stop(self) -> None:
+        """Ask nothing more. Those under way are answered."""
+        self._is_over = True
         await asyncio.gather(*self._tasks)
-        assert self.refused == []
+
+    async def end(self) -> None:
+        """Stop; none was refused or failed."""
+        await self.stop()
+        assert self.faults == []
 
 
 async def answered(*floods: Flood, more: int = LEAST_ANSWERS) -> None:
     """Let so many more be answered in all."""
     first = sum(flood.answers for flood in floods)
-    await until(lambda: sum(flood.answers for flood in floods) >= first + more or any(one.refused for one in floods))
+    await until(lambda: sum(flood.answers for flood in floods) >= first + more or any(one.faults for one in floods))
+
+
+async def ratio_of(heavy: Flood, light: Flood, *, warm: int, more: int) -> float:
+    """Return what one receives over what the other does, once both are under way."""
+    await answered(heavy, light, more=warm)
+    before = heavy.service, light.service
+    await answered(heavy, light, more=more)
+    return (heavy.service - before[0]) / max(1, light.service - before[1])

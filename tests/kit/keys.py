@@ -24,7 +24,7 @@ TENANTS = [{"name": "alice", "weight": 2.0, "keys": [hash_key(NAMED)]}, {"name":
 
 
 async def admin(live: Live, method: str, path: str, body: Any = None, *, token: str = TOKEN) -> Answer:
-    url = f"http://127.0.0.1:{live.gateway.admin_port}{path}"
+    url = live.admin_url + path
     data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
     async with live.http.request(method, url, data=data, headers={"authorization": f"Bearer {token}"}) as response:
         return await Answer.of(response)

@@ -10,12 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from gateway.config.load import load_config
 from gateway.config.sections.keys import hash_key
-from gateway.process.gateway import Gateway
-from tests.gateway.live import WAIT_S, Answer, Live, Simulated, chat, events, until
+from tests.gateway.live import Answer, Live, Simulated, Starter, chat, events, until
 
 ALICE, BOB = "key-of-alice-0123456789abcdef", "key-of-bob-0123456789abcdef"
 
@@ -27,8 +24,6 @@ class Reloadable:
         self.path = path
         self.live = live
         self.fields = fields
-        self.drain_s = 0.0
-        """How long what runs may take when it stops."""
 
     def write(self, **fields: Any) -> None:
         self.fields = {**self.fields, **fields}
@@ -39,7 +34,7 @@ class Reloadable:
         return await self.post("/reload")
 
     async def post(self, path: str, **headers: str) -> Answer:
-        url = f"http://127.0.0.1:{self.live.gateway.admin_port}{path}"
+        url = self.live.admin_url + path
         async with self.live.http.post(url, headers=headers) as response:
             return await Answer.of(response)
 
@@ -85,16 +80,8 @@ async def reloadable(directory: Path, *engines: Simulated, **fields: Any) -> Asy
         **fields,
     }
     path.write_text(json.dumps(config))
-    load = partial(load_config, path)
-    gateway = Gateway(load(), load=load)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WAIT_S)) as http:
-        gate = Reloadable(path, Live(gateway, http, log), config)
-        try:
-            await gateway.start()
-            yield gate
-        finally:
-            async with asyncio.timeout(WAIT_S):
-                await gateway.stop(gate.drain_s)
+    async with Starter(directory)(load=partial(load_config, path), **config) as live:
+        yield Reloadable(path, live, config)
 
 
 def is_whole(answer: Answer) -> bool:

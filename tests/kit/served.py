@@ -14,7 +14,7 @@ import aiohttp
 
 from tests.commands import Running, running
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, answer, chunk, token
-from tests.gateway.live import chat
+from tests.gateway.live import WAIT_S, chat
 
 OK = answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}')
 
@@ -70,6 +70,15 @@ class Streams:
         await peer.send(STREAM_HEAD + chunk(token("a")))
         await self.go_on.wait()
         await peer.send(chunk(token("b", "stop") + DONE) + STREAM_END)
+
+
+async def status_of_one(url: str, key: str = "k", **fields: Any) -> int:
+    """Ask one chat request on a connection of its own, and return the status of its whole answer."""
+    headers = {"authorization": f"Bearer {key}", "connection": "close"}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WAIT_S)) as http:
+        async with http.post(f"{url}/v1/chat/completions", json=chat(**fields), headers=headers) as response:
+            await response.read()
+            return response.status
 
 
 def is_refused(url: str) -> bool:

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, ConnectionError
 
 from tests.gateway.live import WAIT_S
@@ -49,6 +51,10 @@ def test_the_image_of_the_gateway_is_made_from_those_images() -> None:
     assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${BUILD_IMAGE}", "${RUN_IMAGE}"]
     assert re.findall(r"^ARG (.*)$", text, re.MULTILINE) == ["BUILD_IMAGE", "RUN_IMAGE"]
     assert re.findall(r"--from=(\S+)", text) == ["build"]
+    runs = text.rpartition("\nFROM ")[2].splitlines()[1:]
+    assert {"COPY --from=build /opt/fairgate /opt/fairgate", "USER 10001:10001", 'ENTRYPOINT ["fairgate"]'} < {*runs}
+    assert {'CMD ["serve", "-c", "/etc/fairgate/config.yaml"]', "STOPSIGNAL SIGTERM"} < {*runs}
+    assert any(line.endswith(' CMD ["fairgate", "healthcheck"]') for line in runs)
     images = composed()["x-images"]
     for service in ("gateway", "replica", "sim"):
         build = composed()["services"][service]["build"]
@@ -184,7 +190,8 @@ async def test_redis_asks_for_the_password(tmp_path: Path) -> None:
 async def answer(port: int, password: str | None) -> str:
     """What it says to a PING, once it listens."""
     while True:
-        async with Redis(host="127.0.0.1", port=port, password=password, decode_responses=True) as client:
+        once = Retry(NoBackoff(), 0)
+        async with Redis(host="127.0.0.1", port=port, password=password, decode_responses=True, retry=once) as client:
             try:
                 return "PONG" if await client.ping() else ""
             except AuthenticationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from docs.examples.tiny_gguf import make_model
 from tests.gateway.live import MODEL, Live, Starter, until
-from tests.gateway.load import Load, tenants
+from tests.gateway.load import tenants
+from tests.kit.floods import Flood, ratio_of
 from tests.llama_server import LlamaServer
 
 SLOTS, CONTEXT = 6, 2048
@@ -24,16 +26,14 @@ def start(tmp_path: Path) -> Starter:
 
 
 async def ratio(live: Live) -> float:
-    """Return how often the tokens of the tenant `one` the tenant `four` gets, while both always want more."""
+    """Return how often the service of the tenant `one` the tenant `four` gets, while both always want more."""
     backends = live.gateway.pools[0].backends.values()
     await until(lambda: all(each.in_service and each.models for each in backends))
-    load = Load(live)
-    for tenant, clients in CLIENTS.items():
-        load.flood(tenant, clients, output_tokens=OUTPUT_TOKENS)
-    got = await load.service(ANSWERS)
-    await load.stop()
+    one, four = (Flood.at(live, name, clients, output_tokens=OUTPUT_TOKENS) for name, clients in CLIENTS.items())
+    found = await ratio_of(four, one, warm=50, more=ANSWERS)
+    await asyncio.gather(one.end(), four.end())
     await until(live.holds_nothing)
-    return got["four"] / got["one"]
+    return found
 
 
 async def test_on_a_vllm(real_vllm: str, start: Starter) -> None:
