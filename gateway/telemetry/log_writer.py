@@ -25,7 +25,7 @@ PIPE_BYTES: Final = getattr(select, "PIPE_BUF", 512)
 class LogWriter:
     """A writer of batches of lines, in order. Lines that find no room, or that cannot be written, are counted.
 
-    Each count has one thread that changes it: the caller's, or the writer's own.
+    Each count has one side that changes it: the callers, one at a time, or the writing thread.
     """
 
     def __init__(self, what: str, target: str | int) -> None:
@@ -39,6 +39,7 @@ class LogWriter:
         else:
             self._descriptor = _opened(target)
         self._batches: SimpleQueue[tuple[bytes, int] | None] = SimpleQueue()
+        self._taking = threading.RLock()  # a collection of garbage may log while it is held
         self._taken_bytes = self._done_bytes = 0
         self._found_no_room = self._not_written = self._reported = 0
         self._is_abandoned = False
@@ -50,15 +51,16 @@ class LogWriter:
 
     def write(self, lines: bytes, count: int) -> None:
         """Take a batch of `count` lines. Never waits for a disk or a reader."""
-        if self._taken_bytes - self._done_bytes + len(lines) > BUFFER_BYTES_MAX:
-            self._found_no_room += count
-            return
-        self._taken_bytes += len(lines)
-        self._batches.put((lines, count))
-        if self._worker is None:
-            # A daemon thread, since a reader that hangs must not keep the process.
-            self._worker = threading.Thread(target=self._run, name=self._what, daemon=True)
-            self._worker.start()
+        with self._taking:
+            if self._taken_bytes - self._done_bytes + len(lines) > BUFFER_BYTES_MAX:
+                self._found_no_room += count
+                return
+            self._taken_bytes += len(lines)
+            self._batches.put((lines, count))
+            if self._worker is None:
+                # A daemon thread, since a reader that hangs must not keep the process.
+                self._worker = threading.Thread(target=self._run, name=self._what, daemon=True)
+                self._worker.start()
 
     def close(self) -> None:
         """Write the rest within CLOSE_S."""

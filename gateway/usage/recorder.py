@@ -83,7 +83,8 @@ class UsageRecorder:
         """Write after half a second. Raise `OperationalError`, having written, if the file has been replaced."""
         await asyncio.sleep(FLUSH_S)
         await self.flush()
-        replaced, self._replaced_reported = self.database.replaced - self._replaced_reported, self.database.replaced
+        replaced = self.database.replaced - self._replaced_reported
+        self._replaced_reported += replaced
         if replaced:
             raise OperationalError(
                 f"{self.database.place} was replaced or removed while it was open: usage goes into the file that is "
@@ -178,9 +179,7 @@ class UsageRecorder:
         self.fault = why
 
     def _report_dropped(self) -> None:
-        dropped, self._dropped_reported = (
-            self.counts.requests_dropped - self._dropped_reported,
-            self.counts.requests_dropped,
-        )
+        dropped = self.counts.requests_dropped - self._dropped_reported
+        self._dropped_reported += dropped
         if dropped:
             logger.warning("no room for the usage of %d requests; their lines in the access log remain", dropped)
