@@ -68,7 +68,7 @@ test-vllm: $(INSTALLED)  ## installs a pinned CPU build of vLLM (3.5 GB) and run
 	bash deploy/real-vllm/setup.sh
 	FAIRGATE_TEST_VLLM=1 $(BIN)/pytest -q -m vllm tests/vllm --timeout 600
 
-test-deploy: $(INSTALLED)  ## as root on Debian: builds the image without a container engine, and runs compose's profiles
+test-deploy: $(INSTALLED)  ## as root on Debian: what the Dockerfile builds, run by systemd's unit
 	FAIRGATE_TEST_DEPLOY=1 $(BIN)/pytest -q -s -m deploy tests/deploy
 
 bench-gpu: compiled  ## waits, shares and bursts before a vLLM of yours: make bench-gpu URL=http://localhost:8000

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -111,6 +112,31 @@ class PostgresServer:
 
     async def _control(self, *what: str) -> None:
         await asyncio.to_thread(call, program("pg_ctl"), "-D", self.directory / "data", *what)
+
+
+class Databases:
+    """Empty databases of one server, for what breaks no server: `with Databases() as made`."""
+
+    def __init__(self) -> None:
+        self._server = PostgresServer()
+        self._names = map("usage_{}".format, count())
+        self._is_started = False
+
+    def __enter__(self) -> Databases:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._is_started:
+            asyncio.run(self._server.__aexit__(kind, error, trace))
+
+    async def another(self) -> str:
+        """Return the url of a database of its own, which nobody has used yet."""
+        if not self._is_started:
+            await self._server.__aenter__()
+            self._is_started = True
+        name = next(self._names)
+        await self._server.ask(f"CREATE DATABASE {name}")
+        return self._server.url.removesuffix("postgres") + name
 
 
 @asynccontextmanager

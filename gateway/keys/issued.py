@@ -156,11 +156,8 @@ async def _learn(table: KeyTable, keyring: Keyring, *, logs: bool) -> bool:
             issued[_digest(key_hash)] = holder
     if ignored:
         logger.warning(
-            "entries of the table of keys (%s) are ignored, %d in all, such as %s",
-            table.place,
-            len(ignored),
-            ignored[0],
-        )
+            "%d entries of the table of keys (%s) are ignored, such as %s", len(ignored), table.place, ignored[0],
+        )  # fmt: skip
     is_long = read >= ENTRIES_READ_MAX
     if is_long:
         # An entry that was not read may revoke a key of the config, which would be accepted otherwise.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 from backends.upstream_errors import UpstreamError
+from tests.gateway import capture
 
 REQUEST = b"POST /v1/x HTTP/1.1\r\nhost: test\r\ncontent-length: 2\r\n\r\n"
 BODY = b"{}"
@@ -20,13 +19,12 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0)
 
 
-class Peer:
+class Peer(capture.Peer):
     """The server's side of one connection; `number` counts connections from 0."""
 
     def __init__(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__(reader, writer)
         self.number = number
-        self.reader = reader
-        self.writer = writer
 
     async def request(self) -> bytes:
         """One whole request, or b"" when the client closed."""
@@ -36,26 +34,6 @@ class Peer:
             return b""
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         return head + await self.reader.readexactly(length)
-
-    async def send(self, data: bytes) -> None:
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def gone(self) -> None:
-        """Returns when the client has closed the connection."""
-        try:
-            while await self.reader.read(65536):
-                pass
-        except ConnectionError:
-            pass
-
-    def reset(self) -> None:
-        """End the connection with RST, unless it is closed already."""
-        if self.writer.is_closing():
-            return
-        sock = self.writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.writer.transport.abort()
 
 
 Script = Callable[[Peer], Awaitable[None]]

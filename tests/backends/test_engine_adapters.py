@@ -74,7 +74,6 @@ DRAINED = b'{"choices":[{"finish_reason":"abort"}],"usage":{"prompt_tokens":2,"c
         (500, b'{"error":{"message":"boom","code":500}}', False),
         (400, b'{"error":{"message":"prompt too long","code":400}}', False),
         (200, DRAINED, True),
-        (200, DRAINED.replace(b":0", b":3"), False),
         (200, b'{"choices":[{"finish_reason":"stop","message":{"content":"\\"abort\\""}}]}', False),
     ],
 )
@@ -84,11 +83,8 @@ def test_a_refusal_of_vllm_is_backpressure(status: int, body: bytes, is_refusal:
 
 def test_a_refusal_of_any_other_server() -> None:
     adapter = OpenAiAdapter()
-    assert [status for status in (200, 400, 401, 429, 500, 502, 503, 529) if adapter.is_refusal(status, b"")] == [
-        429,
-        503,
-        529,
-    ]
+    refusals = {status for status in (200, 400, 401, 429, 500, 502, 503, 529) if adapter.is_refusal(status, b"")}
+    assert refusals == {429, 503, 529}
 
 
 ODD_PAGES = {
@@ -106,13 +102,7 @@ ODD_PAGES = {
 @pytest.mark.parametrize("name", ODD_PAGES)
 def test_what_no_gauge_can_be_says_nothing(name: str) -> None:
     snapshot = VllmAdapter().snapshot(ODD_PAGES[name] + "\nvllm:num_requests_waiting 1\n", 1.0)
-    assert snapshot is not None
-    assert snapshot.waiting == 1
-    assert snapshot.running in (None, 1)
-    assert snapshot.kv_usage is None
-    assert snapshot.kv_capacity_tokens is None
-    assert snapshot.preemptions_total is None
-    assert snapshot.block_size is None
+    assert snapshot in (Gauges(1.0, running=None, waiting=1), Gauges(1.0, running=1, waiting=1))
 
 
 def test_samples_without_end_are_bounded() -> None:

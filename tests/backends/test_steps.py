@@ -164,7 +164,10 @@ async def test_a_listener_that_does_not_ask_misses_all_but_the_newest() -> None:
     told.leave(listener)
 
 
-async def test_without_steps_a_heart_beats_and_only_an_idle_engine_is_known_to_be_as_it_was() -> None:
+async def test_without_steps_a_heart_beats_and_only_an_idle_engine_is_known_to_be_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("backends.vllm_plugin.steps.HEARTBEAT_S", 0.03)
     told = steps()
     listener = told.listen()
     assert listener is not None

@@ -190,16 +190,6 @@ def test_the_other_two_dialects_pass_untouched_and_are_counted(dialect: Dialect,
     assert facts(meter) == (2, True, Usage(14, 2), None, True, False)
 
 
-@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
-def test_a_stream_cut_at_any_byte_loses_exactly_the_usage_event(end: bytes) -> None:
-    data = stream(ROLE, chunk("a"), FINAL_USAGE, DONE, end=end)
-    every_byte = list(range(len(data)))
-    for cuts in [every_byte, *([cut] for cut in every_byte)]:
-        forwarded, meter = read(Dialect.OPENAI, data, cuts, strip=True)
-        assert forwarded == stream(ROLE, chunk("a"), DONE, end=end)
-        assert facts(meter) == (1, True, Usage(14, 3, 8), None, True, False)
-
-
 def chat_end(reason: str) -> bytes:
     return b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"%b"}]}\n\ndata: [DONE]\n\n' % reason.encode()
 

@@ -234,6 +234,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (MODELS.replace("b1]", "b1], fallback: b1"), ":4:39: pools[1].fallback: should be a model that another"),
         (MODELS.replace("b1]", "b1], fallback: c"), ":4:39: pools[1].fallback: should be a model that another"),
         (GOOD + "limits: {waiting_comment_s: 0}\n", ":3:29: limits.waiting_comment_s: should be greater than 0"),
+        (GOOD + "usage: 'mysql://u:p@h/x'\n", ":3:8: usage: should be the path of a file for SQLite, or postgresql://"),
+        (GOOD + "usage: 'postgresql://u:p#q@h:5x/d'\n", ":3:8: usage: should be the path of a file"),
+        (GOOD + "usage: {url: u.db, keep_days: 1}\n", ":3:31: usage.keep_days: should be"),
+        (GOOD + "usage: {url: u.db, prices: {m: {input: -1, output: 1}}}\n", ":3:40: usage.prices.m.input: should be"),
+        (GOOD + "usage: {url: u.db, prices: {m: {input: 1}}}\n", ":3:32: usage.prices.m.output: "),
+        (GOOD + "usage: {url: u.db, path: u.db}\n", ":3:20: usage.path: "),
         (GOOD + "log_level: warn\n", ":3:12: log_level: should be debug or info or warning or error"),
         (GOOD + "workers: 0\n", ":3:10: workers: should be greater than or equal to 1"),
         (GOOD + "workers: all\n", ":3:10: workers: should be a whole number without quotes, or auto"),
@@ -267,9 +273,10 @@ pools:
 tenants:
   - name: t
     keys: [fg-hunter2, {fg-hunter2-0123456789012345678901234567890123456789: x}]
+usage: mysql://u:hunter2@h/x
 """
     found = faults(tmp_path, text)
-    assert len(found) == 9
+    assert len(found) == 10
     assert "hunter2" not in "".join(found)
 
 

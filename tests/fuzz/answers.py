@@ -161,56 +161,26 @@ _STREAM += (b'"response":{', b'"delta":{"content":"x"}', b"Traceback (most recen
 _HEAD = (
     b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 x\r\n\r\n", b"\r\n", b"\r\n\r\n", b"Content-Length: 5\r\n", b"0\r\n\r\n",
 )  # fmt: skip
-_HEAD += (
-    b"Transfer-Encoding: chunked\r\n",
-    b"HTTP/1.0 ",
-    b"099",
-    b"204",
-    b": ",
-    b"\n",
-    b"\0",
-    b"Connection: close\r\n",
-)
+_HEAD += (b"Transfer-Encoding: chunked\r\n", b"HTTP/1.0 ", b"099", b"204", b": ", b"\n", b"\0")
+_HEAD += (b"Connection: close\r\n",)
 _METRICS = (
     b"vllm:num_requests_running", b"vllm:kv_cache_usage_perc", b"vllm:cache_config_info", b'{engine="0"}', b" 1\n",
 )  # fmt: skip
-_METRICS += (
-    b"1e308",
-    b"NaN",
-    b"+Inf",
-    b"-1",
-    b'block_size="16"',
-    b'num_gpu_blocks="9"',
-    b'="',
-    b"{",
-    b"}",
-    b"\\",
-    b"\n#",
-)
+_METRICS += (b"1e308", b"NaN", b"+Inf", b"-1", b'block_size="16"', b'num_gpu_blocks="9"', b'="', b"{", b"}", b"\\")
+_METRICS += (b"\n#",)
 
 _CARDS = (b'"id"', b'"max_model_len"', b'"data"', b"9" * 40, b"-1")
 
 _STEPS = (b'"v":1', b'"start":"a"', b'"seq":', b'"now_s":', b'"age_s":', b'"ranks":[', b'"rank":0', b'"free_blocks":')
-_STEPS += (
-    b'"total_blocks":',
-    b'"kv_tokens":',
-    b"9" * 40,
-    b"1e12",
-    b"1e13",
-    b"-1",
-    b"1.5",
-    b"}\n",
-    b'"prompt_tokens_total":',
-)
+_STEPS += (b'"total_blocks":', b'"kv_tokens":', b"9" * 40, b"1e12", b"1e13", b"-1", b"1.5", b"}\n")
+_STEPS += (b'"prompt_tokens_total":',)
 
 # Objects that an engine writes in three bytes take a hundred: of answers, what is read at once has a bound of its own.
-HARNESSES = (
-    # Read twice, in the shortest events there are.
-    Harness("stream", read_stream, (), _COMMON + _USAGE + _STREAM, s_per_mb_max=5.0, memory_ratio_max=6.0),
-    Harness("whole", read_whole, (), _COMMON + _USAGE, memory_ratio_max=40.0),
+HARNESSES = (Harness("stream", read_stream, (), _COMMON + _USAGE + _STREAM, s_per_mb_max=5.0, memory_ratio_max=6.0),)
+HARNESSES += (Harness("whole", read_whole, (), _COMMON + _USAGE, memory_ratio_max=40.0),)
+HARNESSES += (
     Harness("error", read_error, (), (*_COMMON, b'"error":', b'"message":', b'"detail":', b'"loc":', b'"msg":')),
-    Harness("head", read_head, (), _HEAD),
-    Harness("metrics", read_metrics, (), _METRICS),
-    Harness("cards", read_cards, (UpstreamError,), _COMMON + _CARDS, memory_ratio_max=40.0),
-    Harness("steps", read_steps, (_InvalidMessage, _FeedLost), _COMMON + _STEPS),
 )
+HARNESSES += (Harness("head", read_head, (), _HEAD), Harness("metrics", read_metrics, (), _METRICS))
+HARNESSES += (Harness("cards", read_cards, (UpstreamError,), _COMMON + _CARDS, memory_ratio_max=40.0),)
+HARNESSES += (Harness("steps", read_steps, (_InvalidMessage, _FeedLost), _COMMON + _STEPS),)

@@ -65,6 +65,9 @@ class Peer:
             pass
 
     def reset(self) -> None:
+        """End the connection with RST, unless it is closed already."""
+        if self.writer.is_closing():
+            return
         linger = struct.pack("ii", 1, 0)
         self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.writer.transport.abort()

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import uvloop
 
+from tests.certificates import Authority
 from tests.gateway.live import Starter
-from tests.postgres_server import PostgresServer
+from tests.postgres_server import Databases
 
 
 def pytest_asyncio_loop_factories(
@@ -25,11 +26,32 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starter:
     return Starter(tmp_path)
 
 
+@pytest.fixture
+def quick_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gateways hear of keys that are made or revoked so soon that nobody waits for it."""
+    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
+
+
+@pytest.fixture(scope="session")
+def databases() -> Iterator[Databases]:
+    """Databases of one PostgreSQL, which is started when somebody needs the first, and stays."""
+    with Databases() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Signs certificates that others trust."""
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Signs certificates that nobody trusts."""
+    return Authority(tmp_path_factory.mktemp("others"), "stranger")
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-async def usage_url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+async def usage_url(request: pytest.FixtureRequest, tmp_path: Path, databases: Databases) -> str:
     """Where usage may be kept: what `usage` says in the config."""
-    if request.param == "sqlite":
-        yield str(tmp_path / "made" / "usage.db")
-    else:
-        async with PostgresServer() as server:
-            yield server.url
+    return await databases.another() if request.param == "postgresql" else str(tmp_path / "made" / "usage.db")

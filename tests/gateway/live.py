@@ -22,6 +22,7 @@ from backends.name_resolution import Resolver, resolve
 from backends.simulated.engine_profiles import EngineProfile
 from gateway.config.model import Config
 from gateway.config.sections.keys import open_name
+from gateway.http.server_state import ServerState
 from gateway.process.gateway import Gateway
 from gateway.storage.hub.run_directory import WorkerSlot
 from policies.admission.engine import AdmissionEngine
@@ -108,6 +109,12 @@ class Live:
     @property
     def url(self) -> str:
         return f"{'http' if self.gateway.config.tls is None else 'https'}://127.0.0.1:{self.gateway.port}"
+
+    @property
+    def server(self) -> ServerState:
+        """What the listener for clients holds."""
+        assert self.gateway._server is not None
+        return self.gateway._server.state
 
     @property
     def admin_url(self) -> str:

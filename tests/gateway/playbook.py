@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,7 +30,8 @@ QUEUED = tuple(path for path in ASKED if path not in BESIDE)
 STREAMED = QUEUED[:4]
 _ROUTES = [{"path": "/v1/new", "treatment": "compute"}]
 
-_WHOLE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\n"
+_WHOLE_HEAD = b"HTTP/1.1 200 OK\r\n%b"
+_JSON = b"application/json; charset=utf-8"
 _PLAIN_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 _LENGTH_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n"
 
@@ -40,7 +42,7 @@ class Sent(NamedTuple):
     raw: bytes
     closes: bool = False
     later: bytes = b""
-    """What follows once tokens of `raw` have gone out."""
+    """What follows once the client has something of `raw`."""
 
 
 def stream(data: bytes) -> Sent:
@@ -64,8 +66,19 @@ FRAMINGS = tuple(_FRAMINGS)
 """How an answer in one piece may be framed; the first and third break off whatever is in them."""
 
 
-def whole(framing: str, data: bytes, kind: bytes = b"application/json; charset=utf-8") -> Sent:
-    return Sent(_WHOLE_HEAD % kind + _FRAMINGS[framing](data), closes=True)
+def head_of(kind: bytes | None) -> bytes:
+    """The first lines of an answer's head."""
+    return _WHOLE_HEAD % (b"" if kind is None else b"Content-Type: %b\r\n" % kind)
+
+
+def whole(framing: str, data: bytes, kind: bytes = _JSON) -> Sent:
+    return Sent(head_of(kind) + _FRAMINGS[framing](data), closes=True)
+
+
+def in_pieces(kind: bytes | None, first: bytes, *rest: bytes) -> Sent:
+    """Chunks of any kind, of which the engine sends no more until the client has the first."""
+    head = head_of(kind) + b"Transfer-Encoding: chunked\r\n\r\n"
+    return Sent(head + chunk(first), later=b"".join(map(chunk, rest)) + STREAM_END)
 
 
 @dataclass
@@ -93,14 +106,24 @@ class Played:
 class Stage:
     """One gateway and one engine for many plays; each is of a tenant of its own."""
 
-    def __init__(self, live: Live, engine: Upstream, next_sent: list[Sent]) -> None:
+    def __init__(self, live: Live, engine: Upstream, next_sent: list[Sent], has_first: asyncio.Event) -> None:
         self.live = live
         self.engine = engine
         self._next = next_sent
+        self._has_first = has_first
 
     async def play(self, path: str, sent: Sent, /, **fields: Any) -> Played:
         """Ask for a path with its body and these fields. The engine is asked once, and nothing is left behind."""
-        return await self._played(sent, lambda key: self.live.ask(path, {**ASKED[path], **fields}, key=key))
+
+        async def ask(key: str) -> Answer:
+            async with self.live.post(path, {**ASKED[path], **fields}, key=key) as response:
+                first = await response.content.readany()
+                self._has_first.set()
+                answer = await Answer.of(response)
+                answer.body = first + answer.body
+                return answer
+
+        return await self._played(sent, ask)
 
     async def fetch(self, path: str, sent: Sent) -> Played:
         """GET something of a response that the engine has."""
@@ -117,6 +140,7 @@ class Stage:
             for backend in pool.backends:
                 pool.breaks.forget(backend)  # each play is the first of its kind
         self._next[:] = [sent]
+        self._has_first.clear()
         try:
             answer = await ask(f"key-{number}")
         except aiohttp.ClientError:
@@ -130,10 +154,7 @@ class Stage:
 @asynccontextmanager
 async def stage(start: Starter, **limits: Any) -> AsyncIterator[Stage]:
     next_sent: list[Sent] = []
-    gateways: list[Live] = []
-
-    def has_gone_out() -> bool:
-        return any(lease.output_tokens for lease in gateways[0].engine.requests.leases.values())
+    has_first = asyncio.Event()
 
     async def script(seen: Seen, peer: Peer) -> None:
         [(raw, closes, later)] = next_sent
@@ -141,11 +162,10 @@ async def stage(start: Starter, **limits: Any) -> AsyncIterator[Stage]:
         await peer.send(raw[:middle])
         await peer.send(raw[middle:])
         if later:
-            await until(has_gone_out)
+            await has_first.wait()
             await peer.send(later)
         if closes:
             peer.writer.close()
 
     async with Upstream(script) as engine, start(engine.url, routes=_ROUTES, limits=limits) as live:
-        gateways.append(live)
-        yield Stage(live, engine, next_sent)
+        yield Stage(live, engine, next_sent, has_first)

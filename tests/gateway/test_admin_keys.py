@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from datetime import datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +21,23 @@ from policies.request import of_batch
 from tests.commands import run
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, chat, simulated, until
-from tests.kit.held import Held
-from tests.kit.keys import MOMENT, NAMED, OK, TENANTS, TOKEN, admin, answers
+from tests.kit.held import Held, one_at_a_time
+from tests.kit.keys import MOMENT, NAMED, OK, TENANTS, TOKEN, admin, answers, issuing, made, rotated
 from tests.kit.served import config_file
-from tests.postgres_server import PostgresServer
+from tests.postgres_server import Databases, PostgresServer
 from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.usefixtures("quick_keys")
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "redis"])
-async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[dict[str, str]]:
+async def place(request: pytest.FixtureRequest, tmp_path: Path, databases: Databases) -> AsyncIterator[dict[str, str]]:
     """Where the table of keys is, as the config says it."""
-    if request.param == "sqlite":
-        yield {"usage": str(tmp_path / "usage.db")}
-    elif request.param == "postgresql":
-        async with PostgresServer() as server:
-            yield {"usage": server.url}
-    else:
+    if request.param == "redis":
         async with RedisServer() as redis:
             yield {"state": redis.url}
-
-
-@pytest.fixture(autouse=True)
-def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
+    else:
+        yield {"usage": await databases.another() if request.param == "postgresql" else str(tmp_path / "usage.db")}
 
 
 async def test_keys_are_made_and_revoked_at_every_gateway(start: Starter, place: dict[str, str]) -> None:
@@ -54,12 +49,12 @@ async def test_keys_are_made_and_revoked_at_every_gateway(start: Starter, place:
     ):
         terms = {"tenant": "bob", "apps": ["chat", "batch"], "models": [MODEL], "expires": "9000-01-31", "weight": 4}
         terms |= {"label": "laptop of Ann", "class": "batch"}
-        made = await admin(one, "POST", "/keys", terms)
-        assert made.status == 201
-        key = made.json["key"]
-        terms["created"] = made.json["created"]
+        got = await admin(one, "POST", "/keys", terms)
+        assert got.status == 201
+        key = got.json["key"]
+        terms["created"] = got.json["created"]
         assert datetime.fromisoformat(terms["created"]).tzinfo is not None
-        assert made.json == {**terms, "hash": hash_key(key), "key": key}
+        assert got.json == {**terms, "hash": hash_key(key), "key": key}
         for live in (one, two):
             await answers(live, key, 200, x_fairgate_app="batch")
         asked = (await one.ask("/v1/chat/completions", chat(), key=key)).headers["x-request-id"]
@@ -71,15 +66,9 @@ async def test_keys_are_made_and_revoked_at_every_gateway(start: Starter, place:
         assert (line["tenant"], line["weight"], line["app"]) == ("bob", 4.0, "chat")
 
         listed = (await admin(two, "GET", "/keys")).json["keys"]
+        of_config = {"tenant": "alice", "apps": ["default"], "class": "interactive", "from": "config"}
         assert listed == [
-            {
-                "tenant": "alice",
-                "hash": hash_key(NAMED),
-                "apps": ["default"],
-                "class": "interactive",
-                "from": "config",
-                "revoked": False,
-            },
+            {**of_config, "hash": hash_key(NAMED), "revoked": False},
             {**terms, "hash": hash_key(key), "from": "redis" if "state" in place else "database", "revoked": False},
         ]
         for name in (hash_key(key), hash_key(NAMED)):
@@ -100,21 +89,15 @@ async def test_what_waits_by_a_key_that_is_taken_back_is_refused(start: Starter,
     fields = {"admin_token": TOKEN, **({"usage": str(start.directory / "usage.db")} if way == "revoked" else {})}
     left = {"its tenant is removed": [TENANTS[1]], "the key is removed": [{**bob, "keys": [hash_key(other)]}]}.get(way)
     async with Upstream(engine) as upstream:
-        pools = [
-            {"name": "pool", "backends": [{"url": upstream.url, "max_num_seqs": 1}], "capacity": {"waiting_target": 0}}
-        ]
+        pools = one_at_a_time(upstream.url)
         config = start.config(pools=pools, tenants=left or [bob], **fields)
         async with start(load=lambda: config, pools=pools, tenants=[bob], **fields) as live:
             runs = asyncio.create_task(live.ask("/v1/chat/completions", chat(), key=NAMED))
             await until(lambda: upstream.requests)
             stays = asyncio.create_task(live.ask("/v1/chat/completions", chat(), key=other))
             await until(lambda: live.engine.queued == 1)
-            paths = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
-            wait = [
-                asyncio.create_task(live.ask(path, chat(stream=stream), key=NAMED))
-                for path in paths
-                for stream in (False, True)
-            ]
+            each = product(("/v1/chat/completions", "/v1/responses", "/v1/messages"), (False, True))
+            wait = [asyncio.create_task(live.ask(path, chat(stream=stream), key=NAMED)) for path, stream in each]
             await until(lambda: live.engine.queued == 7)
             if left is not None:
                 assert (await admin(live, "POST", "/reload")).status == 200
@@ -160,11 +143,10 @@ async def test_what_returns_to_the_queue_after_its_key_was_revoked_is_refused(st
 
 
 async def test_a_body_that_comes_after_its_key_was_revoked_goes_nowhere(start: Starter) -> None:
-    fields: dict[str, Any] = {"usage": str(start.directory / "usage.db"), "admin_token": TOKEN, "tenants": TENANTS}
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+    async with issuing(start) as (upstream, live):
         body = json.dumps(chat("x" * 300_000)).encode()
         for path in ("/v1/chat/completions", "/tokenize"):
-            key = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
+            key = await made(live)
             await answers(live, key, 200)
             reader, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
             head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
@@ -183,7 +165,7 @@ async def test_the_command_makes_tenants_that_the_file_does_not_have(start: Star
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=[], usage=url) as live:
         config = config_file(start.directory, upstream.url, tenants=[], usage=url)
         terms = "--tenant carol --weight 3 --app x --class batch"
-        code, out, said = await run("keys", "create", *terms.split(), "-c", config)
+        code, out, said = await run("keys", "create", *terms.split(), "--label", "laptop of Ann", "-c", config)
         assert (code, said) == (0, "")
         key = out.split()[1]
         await answers(live, key, 200)
@@ -191,7 +173,8 @@ async def test_the_command_makes_tenants_that_the_file_does_not_have(start: Star
         line = next(line for line in await live.lines(1) if line["outcome"] == "completed")
         assert (line["tenant"], line["weight"], line["app"]) == ("carol", 3.0, "x")
         listed = (await run("keys", "list", "-c", config))[1]
-        assert re.fullmatch(f"{hash_key(key)}  database carol apps=x weight=3 created={MOMENT} class=batch\n", listed)
+        line = f'{hash_key(key)}  database carol apps=x weight=3 label="laptop of Ann" created={MOMENT} class=batch\n'
+        assert re.fullmatch(line, listed)
         assert (await run("keys", "revoke", "-c", config, given=key.encode() + b"\n"))[1].endswith("revoked\n")
         await answers(live, key, 401)
         code, _, said = await run("keys", "create", "--tenant", "carol", "-c", config)
@@ -199,21 +182,40 @@ async def test_the_command_makes_tenants_that_the_file_does_not_have(start: Star
 
 
 async def test_keys_stay_known_while_the_database_is_gone(start: Starter) -> None:
-    async with PostgresServer() as server, Upstream(replies(OK)) as upstream:
-        fields: dict[str, Any] = {"tenants": TENANTS, "usage": server.url, "admin_token": TOKEN}
-        async with start(upstream.url, **fields) as live:
-            key = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
-            await answers(live, key, 200)
-            await server.crash()
-            got = await admin(live, "POST", "/keys", {"tenant": "bob"})
-            assert (got.status, "127.0.0.1" in got.json["error"]) == (503, True)
-            assert (await live.ask("/v1/chat/completions", chat(), key=key)).status == 200
-            await server.start()
-            usage = live.gateway.usage
-            assert usage is not None
-            second = await admin(live, "POST", "/keys", {"tenant": "bob"})
-            await answers(live, second.json["key"], 200)
-            await until(lambda: usage.fault is None)
+    async with PostgresServer() as server, issuing(start, usage=server.url) as (_, live):
+        key = await made(live)
+        await answers(live, key, 200)
+        await server.crash()
+        got = await admin(live, "POST", "/keys", {"tenant": "bob"})
+        assert (got.status, "127.0.0.1" in got.json["error"]) == (503, True)
+        assert (await live.ask("/v1/chat/completions", chat(), key=key)).status == 200
+        await server.start()
+        usage = live.gateway.usage
+        assert usage is not None
+        await answers(live, await made(live), 200)
+        await until(lambda: usage.fault is None)
+
+
+async def test_keys_stay_known_while_redis_is_gone_or_has_forgotten_them(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with RedisServer() as redis, issuing(start, usage=None, state=redis.url) as (upstream, live):
+        config = config_file(start.directory, upstream.url, tenants=TENANTS, state=redis.url)
+        key = await made(live)
+        await answers(live, key, 200)
+        await redis.command("FLUSHALL")
+        await until(lambda: "the table of keys has vanished from the redis: the keys known so far hold" in caplog.text)
+        assert (await live.ask("/v1/chat/completions", chat(), key=key)).status == 200
+        code, out, _ = await run("keys", "revoke", hash_key(key), "-c", config)
+        assert (code, "the table of keys was empty" in out) == (0, True)
+        await answers(live, key, 401)
+        key = await made(live)
+        await answers(live, key, 200)
+        await redis.kill()
+        await until(lambda: live.gateway.store.fault)
+        assert (await live.ask("/v1/chat/completions", chat(), key=key)).status == 200
+        code, _, said = await run("keys", "create", "--tenant", "bob", "-c", config)
+        assert (code, "Connection refused" in said, "Traceback" in said) == (1, True, False)
 
 
 async def test_a_key_is_for_models_that_engines_are_known_to_have(start: Starter) -> None:
@@ -227,23 +229,6 @@ async def test_a_key_is_for_models_that_engines_are_known_to_have(start: Starter
         assert (got.status, f"no pool serves 'later'; there are: {MODEL}. " in got.json["error"]) == (400, True)
 
 
-async def test_the_command_refuses_what_a_key_can_never_be_used_for(tmp_path: Path) -> None:
-    pools = [{"name": "pool", "models": ["a"], "backends": [{"url": "http://127.0.0.1:1"}]}]
-    fields: dict[str, Any] = {"apps": [{"name": "chat"}], "usage": str(tmp_path / "u.db"), "tenants": TENANTS}
-    config = config_file(tmp_path, "", **fields, pools=pools)
-    for option, value, why in (
-        ("--expires", "2001-01-31", "2001-01-31 is past"),
-        ("--model", "b", "no pool serves 'b'; there are: a. Name a new one under `models`"),
-        ("--app", "cat", "the config has no app 'cat' under `apps`; there are: chat, default."),
-    ):
-        code, out, said = await run("keys", "create", "--tenant", "bob", option, value, "-c", config)
-        assert (code, out, f"Invalid value for {option}: {why}" in " ".join(said.split())) == (2, "", True), said
-    terms = ("--expires", "9000-01-31", "--model", "a", "--app", "chat", "--app", "default")
-    assert (await run("keys", "create", "--tenant", "bob", *terms, "-c", config))[0] == 0
-    anything = config_file(tmp_path, "http://127.0.0.1:1", usage=str(tmp_path / "u.db"), tenants=TENANTS)
-    assert (await run("keys", "create", "--tenant", "bob", "--model", "b", "--app", "cat", "-c", anything))[0] == 0
-
-
 async def test_a_key_that_cannot_be_made_says_why(start: Starter) -> None:
     fields: dict[str, Any] = {
         "tenants": TENANTS,
@@ -254,35 +239,32 @@ async def test_a_key_that_cannot_be_made_says_why(start: Starter) -> None:
         "pools": [{"name": "pool", "models": ["a"], "backends": [{"url": "http://127.0.0.1:1"}]}],
     }
     async with start(**fields) as live:
-        for body, status, said in [
-            (b"{", 400, "send JSON such as"),
-            ([], 400, "send JSON such as"),
-            ({"tenant": 1}, 400, "send JSON such as"),
-            ({"tenant": "eve"}, 400, "has no tenant named 'eve', and the key brings no weight"),
-            ({"tenant": "a b", "weight": 1}, 400, "can have no tenant whose name is not 1 to 128 characters"),
-            ({"tenant": "", "weight": 1}, 400, "can have no tenant whose name is not"),
-            ({"tenant": "bob", "weight": 0}, 400, "weight: Input should be greater than 0"),
-            ({"tenant": "bob", "weight": "3"}, 400, "weight: Input should be a valid number"),
-            ({"tenant": "bob", "expires": "soon"}, 400, "expires: should be a day such as"),
-            ({"tenant": "bob", "expires": "2001-01-31"}, 400, "expires: 2001-01-31 is past"),
-            (
-                {"tenant": "bob", "models": ["a", "b"]},
-                400,
-                "models: no pool serves 'b'; there are: a, also. Name a new one",
-            ),
-            (
-                {"tenant": "bob", "apps": ["chat", "cat"]},
-                400,
-                "apps: the config has no app 'cat' under `apps`; there are: chat, default",
-            ),
-            ({"tenant": "bob", "apps": []}, 400, "apps: "),
-            ({"tenant": "bob", "label": "a\nb"}, 400, "label: should be 1 to 100 characters that can be printed"),
-            ({"tenant": "bob", "hash": "sha256:00"}, 400, "'hash' is none of: tenant, expires"),
+        for body, said in [
+            (b"{", "send JSON such as"),
+            ([], "send JSON such as"),
+            ({"tenant": 1}, "send JSON such as"),
+            ({"tenant": "eve"}, "has no tenant named 'eve', and the key brings no weight"),
+            ({"tenant": "a b", "weight": 1}, "can have no tenant whose name is not 1 to 128 characters"),
+            ({"tenant": "", "weight": 1}, "can have no tenant whose name is not"),
+            ({"hash": "sha256:00"}, "'hash' is none of: tenant, expires"),
+            ({"weight": 0}, "weight: Input should be greater than 0"),
+            ({"weight": "3"}, "weight: Input should be a valid number"),
+            ({"expires": "soon"}, "expires: should be a day such as"),
+            ({"expires": "2001-01-31"}, "expires: 2001-01-31 is past"),
+            ({"models": ["a", "b"]}, "models: no pool serves 'b'; there are: a, also. Name a new one"),
+            ({"apps": ["chat", "cat"]}, "apps: the config has no app 'cat' under `apps`; there are: chat, default"),
+            ({"apps": []}, "apps: "),
+            ({"label": "a\nb"}, "label: should be 1 to 100 characters that can be printed"),
+            ({"quota": {"requests_per_day": 0}}, "quota.requests_per_day: Input should be greater than or equal to 1"),
+            ({"quota": {"per_model": {"a": {"words": 1}}}}, "quota.per_model.a.words: Extra inputs are not permitted"),
+            ({"quota": 7}, "quota: Input should be a valid dictionary"),
+            ({"quota": {"tokens_per_minute": 9, "tokens_per_day": 5}}, "tokens_per_day: 5 is less than tokens_per_min"),
+            ({"quota": {"per_model": {"b": {"concurrent": 1}}}}, "quota: no pool serves 'b'; there are: a. "),
+            ({"quota": {"per_model": {"also": {"concurrent": 1}}}}, "quota: no pool serves 'also'; there are: a. "),
         ]:
-            got = await admin(live, "POST", "/keys", body)
-            assert got.status == status, body
-            assert said in got.json["error"], body
-            assert len((await admin(live, "GET", "/keys")).json["keys"]) == 1, body
+            got = await admin(live, "POST", "/keys", {"tenant": "bob"} | body if isinstance(body, dict) else body)
+            assert (got.status, said in got.json["error"]) == (400, True), got.json
+        assert len((await admin(live, "GET", "/keys")).json["keys"]) == 1
 
 
 async def test_nobody_makes_keys_without_the_token_or_a_place_for_them(start: Starter) -> None:
@@ -305,11 +287,11 @@ async def test_a_key_for_each_of_thirty_tenants_is_made_at_once_and_told_with_it
     options = [word for name in names for word in ("--tenant", name)]
     code, out, said = await run("keys", "create", "-c", config, "--json", *options)
     assert (code, said) == (0, "")
-    made = [json.loads(line) for line in out.splitlines()]
-    assert [each["tenant"] for each in made] == names
-    assert all(hash_key(each["key"]) == each["hash"] for each in made)
+    keys = [json.loads(line) for line in out.splitlines()]
+    assert [each["tenant"] for each in keys] == names
+    assert all(hash_key(each["key"]) == each["hash"] for each in keys)
     listed = (await run("keys", "list", "-c", config))[1]
-    assert {line.split()[0] for line in listed.splitlines() if " database " in line} == {each["hash"] for each in made}
+    assert {line.split()[0] for line in listed.splitlines() if " database " in line} == {each["hash"] for each in keys}
     code, out, said = await run("keys", "create", "-c", config, "--tenant", "team-0", "--tenant", "nobody")
     assert (code, out, "no tenant named 'nobody'" in said) == (2, "", True)
     assert (await run("keys", "list", "-c", config))[1] == listed, "all of them, or none"
@@ -329,20 +311,17 @@ async def test_what_becomes_of_keys_is_in_the_log(start: Starter, caplog: pytest
         ]
 
     tenants = [TENANTS[0] | {"keys": [{"hash": hash_key(NAMED), "label": "old"}]}, TENANTS[1]]
-    url = str(start.directory / "usage.db")
-    async with Upstream(replies(OK)) as upstream:
-        async with start(upstream.url, tenants=tenants, usage=url, admin_token=TOKEN) as live:
-            first = (await admin(live, "POST", "/keys", {"tenant": "bob", "label": "first"})).json
-            await answers(live, first["key"], 200)  # what the table says at the start is no event
-            made = (await admin(live, "POST", "/keys", {"tenant": "bob", "label": "laptop"})).json
-            tail = made["hash"][-4:]
-            await until(lambda: events() == [f"key {tail} of bob (laptop) is made"])
-            moved = (await admin(live, "POST", f"/keys/{made['hash']}/rotate", {"grace": "1h"})).json
-            await until(lambda: len(events()) == 3)
-            assert events()[1] == f"key {moved['hash'][-4:]} of bob (laptop) is made"
-            assert re.fullmatch(rf"key {tail} of bob \(laptop\) has other terms, until 2\d{{3}}-.* UTC", events()[2])
-            await admin(live, "DELETE", f"/keys/{hash_key(NAMED)}")
-            await until(lambda: events()[3:] == [f"key {hash_key(NAMED)[-4:]} of alice (old) is revoked"])
+    async with issuing(start, tenants=tenants) as (_, live):
+        await answers(live, await made(live, label="first"), 200)  # what the table says at the start is no event
+        laptop = await made(live, label="laptop")
+        tail = hash_key(laptop)[-4:]
+        await until(lambda: events() == [f"key {tail} of bob (laptop) is made"])
+        moved = hash_key(await rotated(live, laptop, grace="1h"))
+        await until(lambda: len(events()) == 3)
+        assert events()[1] == f"key {moved[-4:]} of bob (laptop) is made"
+        assert re.fullmatch(rf"key {tail} of bob \(laptop\) has other terms, until 2\d{{3}}-.* UTC", events()[2])
+        await admin(live, "DELETE", f"/keys/{hash_key(NAMED)}")
+        await until(lambda: events()[3:] == [f"key {hash_key(NAMED)[-4:]} of alice (old) is revoked"])
 
 
 def test_a_key_that_expires_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,17 +12,14 @@ from yarl import URL
 
 from gateway.config.sections.keys import hash_key
 from gateway.proxy.renamed import CANDIDATES_MAX, Renamed
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, named
+from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, named, replies
 from tests.gateway.live import MODEL, Answer, Live, Starter, chat, events, simulated, until
+from tests.gateway.playbook import ASKED
 from tests.ports import free_port
 
 ALIAS = "gpt-4o"
 ALIASES = {ALIAS: MODEL, "grüße/gpt": MODEL}
-CHAT, RESPONSES, MESSAGES, AUDIO = "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/audio/transcriptions"
-
-
-def part(name: str, value: str, more: str = "") -> bytes:
-    return f'--x\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n{value}\r\n'.encode()
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
 
 async def test_an_answer_has_the_name_that_was_asked(start: Starter) -> None:
@@ -48,14 +45,7 @@ async def test_an_answer_has_the_name_that_was_asked(start: Starter) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 async def test_each_chunk_of_a_stream_has_the_name_that_was_asked(start: Starter, path: str) -> None:
-    body: dict[str, Any] = {
-        "model": ALIAS,
-        "stream": True,
-        "max_tokens": 5,
-        "messages": [{"role": "user", "content": "x"}],
-    }
-    if path == RESPONSES:
-        body = {"model": ALIAS, "stream": True, "max_output_tokens": 5, "input": "x"}
+    body = {**ASKED[path], "model": ALIAS, "stream": True, "max_tokens": 5, "max_output_tokens": 5}
     async with simulated(time_scale=0) as sim, start(sim.url, aliases=ALIASES) as live:
         aliased, plain = await live.ask(path, body), await live.ask(path, body | {"model": MODEL})
         named_models = [model for event in events(aliased.body) if event != "[DONE]" for model in models_in(event)]
@@ -93,24 +83,8 @@ async def test_a_long_answer_and_a_long_event_have_it_too(start: Starter) -> Non
         await until(live.holds_nothing)
 
 
-async def test_a_form_is_asked_by_the_engine_s_name(start: Starter) -> None:
-    sound = part("file", "RIFF model", '; filename="a.wav"')
-    body = part("priority", "1") + sound + part("model", ALIAS) + part("language", "de") + b"--x--\r\n"
-    async with Upstream(replies_ok()) as upstream, start(upstream.url, aliases=ALIASES) as live:
-        got = await live.ask(AUDIO, body, content_type="multipart/form-data; boundary=x")
-        assert got.status == 200
-        assert upstream.requests[0].body == sound + part("model", MODEL) + part("language", "de") + b"--x--\r\n"
-
-
-def replies_ok() -> Any:
-    async def script(seen: Seen, peer: Peer) -> None:
-        await peer.send(answer(b'{"text":"hi","usage":{"prompt_tokens":1,"completion_tokens":1}}'))
-
-    return script
-
-
 async def test_a_request_beside_the_queue_is_asked_by_the_engine_s_name(start: Starter) -> None:
-    async with Upstream(replies_ok()) as upstream, start(upstream.url, aliases=ALIASES) as live:
+    async with Upstream(replies(answer(b"{}"))) as upstream, start(upstream.url, aliases=ALIASES) as live:
         assert (await live.ask("/tokenize", {"model": ALIAS, "prompt": "x"})).status == 200
         assert upstream.requests[0].json == {"model": MODEL, "prompt": "x"}
 
@@ -141,13 +115,9 @@ async def test_aliases_are_listed_and_kept_from_keys_that_may_ask_for_neither(st
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_pool_without_an_engine_is_stood_in_for(start: Starter, stream: bool) -> None:
     async with simulated(models=("small",), time_scale=0) as sim:
+        down = [{"url": f"http://127.0.0.1:{free_port()}"}]
         pools = [
-            {
-                "name": "large",
-                "models": ["big"],
-                "fallback": "small",
-                "backends": [{"url": f"http://127.0.0.1:{free_port()}"}],
-            },
+            {"name": "large", "models": ["big"], "fallback": "small", "backends": down},
             {"name": "small", "models": ["small"], "backends": [{"url": sim.url}]},
         ]
         async with start(pools=pools, aliases={ALIAS: "big"}) as live:
@@ -212,23 +182,6 @@ def test_an_answer_without_end_of_members_is_looked_at_within_bounds() -> None:
     for count, name in ((CANDIDATES_MAX - 2, b"mine"), (2 * CANDIDATES_MAX - 2, b"m")):
         answered = many % b",".join([b'"b":{}'] * count)
         assert Renamed("mine").in_answer(answered).endswith(b'"model":"%b"}' % name)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_alias_is_the_answer_s_model_whatever_the_engine_calls_itself(start: Starter, stream: bool) -> None:
-    shown = {"model": "another name", "content": [{"type": "tool_use", "input": {"model": MODEL}}]}
-
-    async def script(seen: Seen, peer: Peer) -> None:
-        if seen.json.get("stream"):
-            ends = named("message_start", message=shown) + named("message_stop")
-            await peer.send(STREAM_HEAD + chunk(ends) + STREAM_END)
-        else:
-            await peer.send(answer(json.dumps(shown).encode()))
-
-    async with Upstream(script) as upstream, start(upstream.url, aliases=ALIASES) as live:
-        got = await live.ask(MESSAGES, chat(max_tokens=2, stream=stream) | {"model": ALIAS})
-        found = events(got.body)[0]["message"] if stream else got.json
-        assert found == shown | {"model": ALIAS}
 
 
 async def card_of(live: Live, name: str, key: str = "k") -> Answer:

@@ -10,12 +10,12 @@ import asyncio
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Starter, chat
 from tests.http.http_raw import dripped, statuses_of
+from tests.kit.usage import OK
 
 TENANTS = [{"name": "t", "keys": [hash_key("k")]}]
-OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
 HEAD = b"GET /version HTTP/1.1\r\nHost: x\r\nA: "
 HEAD_BYTES_MAX = 65536
 
@@ -51,7 +51,6 @@ async def test_of_a_head_without_end_no_more_is_held_than_a_head_may_have(start:
         assert not reader.at_eof()
         writer.write(b"a")
         assert statuses_of(await reader.read()) == [431]
-        assert await dripped(live.gateway.port, b"", b"\r\n" * 100_000 + b"GET\n") == [
-            400
-        ]  # empty lines are not held at all
+        emptied = await dripped(live.gateway.port, b"", b"\r\n" * 100_000 + b"GET\n")
+        assert emptied == [400], "empty lines are not held at all"
         writer.close()

@@ -12,27 +12,25 @@ import pytest
 
 from gateway.config.sections.keys import hash_key
 from tests.certificates import Authority
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
-from tests.kit.keys import TENANTS, TOKEN, admin, answers
+from tests.kit.keys import OK, TENANTS, TOKEN, admin, answers
 from tests.kit.names import Names
-from tests.kit.usage import FAILURES
+from tests.kit.usage import CHAT, FAILURES
 from tests.redis_server import RedisServer
-
-OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
-CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    often = (
+    for name in (
         "keys.issued.POLL_S",
         "http.tls.certificates.LOOK_S",
         "pool.learned_file.SAVE_INTERVAL_S",
         "telemetry.background.RETRY_S",
-    )
-    for name in (
-        *often,
+        "proxy.batches.batch_lane.TURN_S",
+        "proxy.batches.batch_lane.FORGET_S",
+        "keys.stored_responses.RETRY_S",
+        "usage.recorder.FLUSH_S",
         "storage.redis.redis_store.RENEW_S",
         "pool.pool.PROBE_INTERVAL_S",
         "pool.replication.learned.INTERVAL_S",
@@ -42,20 +40,19 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backends.step_feed.RETRY_S_MAX", 0.01)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        "(x'00ff', 'x')",
-        "(NULL, 'x')",
-        "(CAST(x'ff61' AS TEXT), 'x')",
-        f"(CAST('{hash_key('other')}' AS BLOB), '{{\"tenant\":\"bob\"}}')",
-        f"('{hash_key('other')}', x'00ff')",
-        f"('{hash_key('other')}', CAST(x'7b22ff' AS TEXT))",
-        "('sha256:' || CAST(x'ff' AS TEXT), 'x'), ('sha256:' || CAST(x'fe' AS TEXT), 'x'), ('sha256:b', 'x')",
-    ],
+BAD_ROWS = (
+    "(x'00ff', 'x')",
+    "(NULL, 'x')",
+    "(CAST(x'ff61' AS TEXT), 'x')",
+    f"(CAST('{hash_key('bytes')}' AS BLOB), '{{\"tenant\":\"bob\"}}')",
+    f"('{hash_key('no text')}', x'00ff')",
+    f"('{hash_key('no UTF-8')}', CAST(x'7b22ff' AS TEXT))",
+    "('sha256:' || CAST(x'ff' AS TEXT), 'x'), ('sha256:' || CAST(x'fe' AS TEXT), 'x'), ('sha256:b', 'x')",
 )
-async def test_a_bad_row_in_the_table_of_keys_is_passed_over(
-    start: Starter, row: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+
+
+async def test_bad_rows_in_the_table_of_keys_are_passed_over(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gateway.keys.in_database.PAGE", 1)
     path = start.directory / "usage.db"
@@ -64,16 +61,17 @@ async def test_a_bad_row_in_the_table_of_keys_is_passed_over(
         before = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json
         await answers(live, before["key"], 200)
         with sqlite3.connect(path) as other:
-            other.execute(f"INSERT INTO fairgate_keys VALUES {row}")
+            other.execute(f"INSERT INTO fairgate_keys VALUES {', '.join(BAD_ROWS)}")
         after = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
         await answers(live, after, 200)
-        assert (await live.ask(CHAT, chat(), key="other")).status == 401
+        for key in ("bytes", "no text", "no UTF-8"):
+            assert (await live.ask(CHAT, chat(), key=key)).status == 401
         assert (await admin(live, "DELETE", f"/keys/{before['hash']}")).status == 200
         await answers(live, before["key"], 401)
         listed = await admin(live, "GET", "/keys")
         assert hash_key(after) in {each["hash"] for each in listed.json["keys"]}
         assert "faults" not in (await admin(live, "GET", "/ready")).json
-        assert "NULL" in row or "entries of the table of keys (database) are ignored" in caplog.text
+        assert "8 entries of the table of keys (database) are ignored" in caplog.text, "a row without a hash is none"
 
 
 async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Starter) -> None:
@@ -84,13 +82,11 @@ async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Start
         async with start(upstream.url, **fields):
             pass
         with sqlite3.connect(path) as other:
-            row = "(CAST(strftime('%s') AS INTEGER) / 3600 * 3600"
-            other.execute(
-                f"INSERT INTO fairgate_usage VALUES {row}, x'ff', '', '', '', '', 1, 0, 9e999, 0, 0, 0, 0, 0)"
-            )
-            other.execute(
-                f"INSERT INTO fairgate_usage VALUES {row}, CAST(x'ff' AS TEXT), '', '', '', '', 1, 0, 7, 0, 0, 0, 0, 0)"
-            )
+            for tenant, tokens in (("x'ff'", "9e999"), ("CAST(x'ff' AS TEXT)", "7")):
+                row = f"CAST(strftime('%s') AS INTEGER) / 3600 * 3600, {tenant}"
+                other.execute(
+                    f"INSERT INTO fairgate_usage VALUES ({row}, '', '', '', '', 1, 0, {tokens}, 0, 0, 0, 0, 0)"
+                )
         async with start(upstream.url, **fields, admin_token=TOKEN) as live:
             key = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
             await answers(live, key, 200)

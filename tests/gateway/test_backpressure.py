@@ -9,7 +9,6 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -49,9 +48,7 @@ class Reader:
 
 def held_bytes(live: Live) -> list[int]:
     """What waits in the gateway for each client."""
-    server = live.gateway._server
-    assert server is not None
-    return [connection._transport.get_write_buffer_size() for connection in server.state.connections]
+    return [connection._transport.get_write_buffer_size() for connection in live.server.connections]
 
 
 @asynccontextmanager
@@ -71,10 +68,9 @@ class Spoken(NamedTuple):
 
 
 @pytest.fixture(params=["http", "https"])
-def spoken(request: pytest.FixtureRequest, tmp_path: Path) -> Spoken:
+def spoken(request: pytest.FixtureRequest, authority: Authority) -> Spoken:
     if request.param == "http":
         return Spoken()
-    authority = Authority(tmp_path)
     certificate, key = authority.sign("listener")
     return Spoken({"cert_file": certificate, "key_file": key}, authority.client())
 
@@ -96,28 +92,15 @@ async def test_a_slow_reader_stops_its_own_engine_and_loses_nothing(
         await until(live.holds_nothing)
 
 
-async def test_many_slow_readers_hold_no_more_than_their_number(start: Starter) -> None:
-    engine = Floods(pieces=ENDLESS, framed=True)
-    async with flooded(start, engine) as (live, _):
-        live.engine.backends[next(iter(live.engine.backends))].slots.count = 64
-        slow = [await Reader.of(live, stream=True) for _ in range(8)]
-        await stuck(engine, len(slow))
-        held = held_bytes(live)
-        assert max(held) <= HELD_BYTES_MAX
-        for reader in slow:
-            reader.close()
-        await until(live.holds_nothing)
-
-
 async def test_others_go_on_beside_a_slow_reader(start: Starter) -> None:
     engine = Floods(pieces=ENDLESS, framed=True)
     async with flooded(start, engine) as (live, _):
         slow = await Reader.of(live, stream=True)
-        before = await stuck(engine, 1)
+        await stuck(engine, 1)
         for _ in range(5):
             answer = await live.ask("/v1/chat/completions", chat(stream=True, user="brief"))
             assert (answer.status, len(events(answer.body))) == (200, 17)
-        assert engine.sent[0] < before[0] + (1 << 20)  # what the kernel's buffers still took
+        assert 0 < max(held_bytes(live)) <= HELD_BYTES_MAX
         slow.close()
         await until(live.holds_nothing)
 

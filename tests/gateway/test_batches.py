@@ -8,33 +8,35 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 
 from gateway.config.sections.keys import hash_key
 from gateway.proxy.batches.batch_api import NEW_BATCH_BYTES_MAX
-from tests.commands import running
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, simulated, until
 from tests.kit.batching import (
     CHAT,
     OK,
     TENANTS,
+    batching,
     change,
     client,
     counts,
+    finished,
     holding,
     is_over,
+    items_of,
     jsonl,
     line,
     lines_of,
     made,
+    made_of,
     number_of,
     when,
 )
-from tests.kit.served import config_file
+from tests.kit.served import config_file, served
 from tests.kit.usage import counted
 from tests.waiting import eventually
 
@@ -59,12 +61,8 @@ async def test_a_batch_is_answered_in_order_and_its_usage_counted(start: Starter
             assert (batch.status, batch.metadata, counts(batch)) == ("validating", {"run": "7"}, (0, 0, 0))
             assert batch.expires_at - batch.created_at == 86_400
             done = await when(api, batch.id, is_over)
-            assert (done.status, done.errors, done.error_file_id, counts(done)) == (
-                "completed",
-                None,
-                None,
-                (300, 300, 0),
-            )
+            assert (done.status, done.errors, done.error_file_id) == ("completed", None, None)
+            assert counts(done) == (300, 300, 0)
             results = await lines_of(api, done.output_file_id)
             assert [each["custom_id"] for each in results] == [f"item-{n}" for n in range(300)]
             assert {(each["response"]["status_code"], each["error"]) for each in results} == {(200, None)}
@@ -77,102 +75,119 @@ async def test_a_batch_is_answered_in_order_and_its_usage_counted(start: Starter
     assert sums[4] == sum(each["completion_tokens"] for each in used)
 
 
-async def test_what_an_engine_finds_wrong_stands_in_the_file_of_errors(start: Starter, tmp_path: Path) -> None:
-    async with simulated(time_scale=0) as sim:
-        async with start(sim.url, tenants=TENANTS, usage=str(tmp_path / "u.db")) as live, client(live.url) as api:
-            lines = [line(0), line(1, max_tokens=-1), line(2, max_tokens=100_000), line(3)]
-            done = await when(api, (await made(api, jsonl(*lines))).id, is_over)
-            assert (done.status, counts(done)) == ("completed", (4, 2, 2))
-            assert [each["custom_id"] for each in await lines_of(api, done.output_file_id)] == ["item-0", "item-3"]
-            errors = await lines_of(api, done.error_file_id)
-            assert [each["custom_id"] for each in errors] == ["item-1", "item-2"]
-            assert all(each["response"]["body"]["error"]["message"] for each in errors)
-            for endpoint, body in (("/v1/embeddings", {"input": "a"}), ("/v1/completions", {"prompt": "a"})):
-                asked = {"custom_id": "a", "method": "POST", "url": endpoint, "body": {"model": MODEL, **body}}
-                done = await when(api, (await made(api, jsonl(asked), endpoint)).id, is_over)
-                assert (done.status, counts(done)) == ("completed", (1, 1, 0))
+async def test_what_an_engine_finds_wrong_stands_in_the_file_of_errors(start: Starter) -> None:
+    usage = str(start.directory / "u.db")
+    async with (
+        simulated(time_scale=0) as sim,
+        start(sim.url, tenants=TENANTS, usage=usage) as live,
+        client(live.url) as api,
+    ):
+        lines = [line(0), line(1, max_tokens=-1), line(2, max_tokens=100_000), line(3)]
+        done = await finished(api, jsonl(*lines))
+        assert (done.status, counts(done)) == ("completed", (4, 2, 2))
+        assert [each["custom_id"] for each in await lines_of(api, done.output_file_id)] == ["item-0", "item-3"]
+        errors = await lines_of(api, done.error_file_id)
+        assert [each["custom_id"] for each in errors] == ["item-1", "item-2"]
+        assert all(each["response"]["body"]["error"]["message"] for each in errors)
+        for endpoint, body in (("/v1/embeddings", {"input": "a"}), ("/v1/completions", {"prompt": "a"})):
+            asked = {"custom_id": "a", "method": "POST", "url": endpoint, "body": {"model": MODEL, **body}}
+            done = await finished(api, jsonl(asked), endpoint)
+            assert (done.status, counts(done)) == ("completed", (1, 1, 0))
 
-            async def shown() -> bool:
-                metrics = await live.metrics()
-                items = [metrics["fairgate_batch_items_total", each] for each in ("completed", "failed")]
-                return metrics["fairgate_batches",] == 0 and items == [4, 2]
+        async def shown() -> bool:
+            return (await live.metrics())["fairgate_batches",] == 0 and await items_of(live) == [4, 2]
 
-            await eventually(shown)
+        await eventually(shown)
 
 
-async def test_a_batch_with_bad_lines_fails_and_says_which(start: Starter, tmp_path: Path) -> None:
-    async with Upstream(replies(OK)) as upstream:
-        async with start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db")) as live, client(live.url) as api:
-            bad = [
-                b"{",
-                b"[]",
-                b"",
-                *jsonl(
-                    line(0), line(0), line(1, "/v1/embeddings"), line(2, model="other"), line(3, stream=True),
-                    line(4) | {"method": "GET"}, line(5) | {"custom_id": ""}, {"custom_id": "x"}, line(6),
-                ).splitlines(),
-                b"\xff",
-                jsonl(line(7))[:-1].replace(b"item-7", b"\xff"),
-            ]  # fmt: skip
-            done = await when(api, (await made(api, b"\n".join(bad))).id, is_over)
-            assert (done.status, done.output_file_id, done.error_file_id) == ("failed", None, None)
-            assert [(each.line, each.code, each.param) for each in done.errors.data] == [
-                (1, "invalid_json_line", None),
-                (2, "invalid_request", None),
-                (5, "duplicate_custom_id", "custom_id"),
-                (6, "mismatched_url", "url"),
-                (7, "model_not_found", "body.model"),
-                (8, "invalid_request", "body.stream"),
-                (9, "invalid_request", "method"),
-                (10, "invalid_request", "custom_id"),
-                (11, "invalid_request", "method"),
-                (13, "invalid_json_line", None),
-                (14, "invalid_json_line", None),
-            ]
-            asked = await live.ask("/v1/batches", b'{"input_file_id":"\xff"}')
-            assert (asked.status, asked.json["error"]["code"]) == (400, "invalid_request")
-            empty = await when(api, (await made(api, b"\n")).id, is_over)
-            assert [each.code for each in empty.errors.data] == ["empty_file"]
+async def test_a_batch_with_bad_lines_fails_and_says_which(start: Starter) -> None:
+    bad = [
+        b"{",
+        b"[]",
+        b"",
+        *jsonl(
+            line(0), line(0), line(1, "/v1/embeddings"), line(2, model="other"), line(3, stream=True),
+            line(4) | {"method": "GET"}, line(5) | {"custom_id": ""}, {"custom_id": "x"}, line(6),
+        ).splitlines(),
+        b"\xff",
+        jsonl(line(7))[:-1].replace(b"item-7", b"\xff"),
+    ]  # fmt: skip
+    async with batching(start) as (upstream, _, api):
+        done = await finished(api, b"\n".join(bad))
+        assert (done.status, done.output_file_id, done.error_file_id) == ("failed", None, None)
+        assert [(each.line, each.code, each.param) for each in done.errors.data] == [
+            (1, "invalid_json_line", None),
+            (2, "invalid_request", None),
+            (5, "duplicate_custom_id", "custom_id"),
+            (6, "mismatched_url", "url"),
+            (7, "model_not_found", "body.model"),
+            (8, "invalid_request", "body.stream"),
+            (9, "invalid_request", "method"),
+            (10, "invalid_request", "custom_id"),
+            (11, "invalid_request", "method"),
+            (13, "invalid_json_line", None),
+            (14, "invalid_json_line", None),
+        ]
+        empty = await finished(api, b"\n")
+        assert [each.code for each in empty.errors.data] == ["empty_file"]
         assert upstream.requests == []
 
 
-async def test_what_describes_a_batch_is_small(start: Starter, tmp_path: Path) -> None:
-    """However large a file may be: it is JSON, and read at one go."""
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, usage=str(tmp_path / "u.db")) as live:
-        got = await live.ask("/v1/batches", {"metadata": {"a": "x" * NEW_BATCH_BYTES_MAX}})
-        assert (got.status, got.error["code"]) == (413, "body_too_large")
+async def test_a_byte_order_mark_and_blank_lines_are_no_faults(start: Starter) -> None:
+    content = b"\xef\xbb\xbf" + jsonl(line(0)) + b"     \t\r\n" + jsonl(line(1)) + b"\n   "
+    async with batching(start) as (_, _, api):
+        done = await finished(api, content)
+        assert (done.status, counts(done)) == ("completed", (2, 2, 0))
+        assert [each["custom_id"] for each in await lines_of(api, done.output_file_id)] == ["item-0", "item-1"]
+        assert (await api.files.content(done.input_file_id)).content == content
 
 
-async def test_files_and_batches_are_their_tenants_own_and_bounded(start: Starter, tmp_path: Path) -> None:
+async def test_questions_that_are_wrong_are_the_clients_fault(start: Starter, usage_url: str) -> None:
+    async with batching(start, usage=usage_url) as (_, live, _):
+        for query in ("files?after=%00", "files?purpose=%00", "batches?after=a%00b", f"batches?limit={'9' * 5000}"):
+            got = await live.get(f"/v1/{query}")
+            assert (got.status, got.error["code"]) == (400, "invalid_request"), query
+        named = {"input_file_id": "file\0", "endpoint": CHAT, "completion_window": "24h"}
+        large = {"metadata": {"a": "x" * NEW_BATCH_BYTES_MAX}}  # however large a file may be
+        for body, status, code in (
+            (named, 404, "not_found"),
+            (large, 413, "body_too_large"),
+            (b'{"input_file_id":"\xff"}', 400, "invalid_request"),
+        ):
+            got = await live.ask("/v1/batches", body)
+            assert (got.status, got.error["code"]) == (status, code)
+
+
+async def test_files_and_batches_are_their_tenants_own(start: Starter) -> None:
     held = asyncio.Event()
-    bounds = {"files_max": 7, "stored_bytes_max": 5000, "lines_max": 10, "batches_max": 2}
-    async with (
-        Upstream(holding(held, {0})) as upstream,
-        start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db"), batches=bounds) as live,
-        client(live.url) as api,
-        client(live.url, "b") as other,
-    ):
+    async with batching(start, holding(held, {0})) as (_, live, api), client(live.url, "b") as other:
         content = jsonl(line(0)).replace(b"\n", b"\r\n\r\n")
         file = await api.files.create(file=("a b.jsonl", content), purpose="batch")
-        assert (file.filename, file.bytes, file.purpose, file.status) == (
-            "a b.jsonl",
-            len(content),
-            "batch",
-            "processed",
-        )
+        found = (file.filename, file.bytes, file.purpose, file.status)
+        assert found == ("a b.jsonl", len(content), "batch", "processed")
         assert (await api.files.content(file.id)).content == content
-        batch = await api.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        batch = await made_of(api, file.id)
         with pytest.raises(openai.BadRequestError, match=f"{batch.id} is not over and reads this file"):
             await api.files.delete(file.id)
         for ask in (
             other.files.retrieve(file.id), other.files.content(file.id), other.files.delete(file.id),
-            other.batches.retrieve(batch.id), other.batches.cancel(batch.id),
-            other.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h"),
+            other.batches.retrieve(batch.id), other.batches.cancel(batch.id), made_of(other, file.id),
         ):  # fmt: skip
             with pytest.raises(openai.NotFoundError) as error:
                 await ask
             assert error.value.code == "not_found"
         assert ([one async for one in other.files.list()], [one async for one in other.batches.list()]) == ([], [])
+        held.set()
+        await when(api, batch.id, is_over)
+        assert (await api.files.delete(file.id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await api.files.retrieve(file.id)
+
+
+async def test_files_and_batches_of_a_tenant_are_bounded_and_listed_by_pages(start: Starter) -> None:
+    bounds = {"files_max": 7, "stored_bytes_max": 5000, "lines_max": 10, "batches_max": 2}
+    async with batching(start, holding(asyncio.Event(), {0}), batches=bounds) as (_, _, api):
+        asked = await api.files.create(file=("f", jsonl(line(0))), purpose="batch")
         for content, purpose, why in (
             (b"\n" * 11, "batch", "more than 10 lines"),
             (b"x" * 5000, "batch", "more than 5000 bytes together"),
@@ -180,59 +195,45 @@ async def test_files_and_batches_are_their_tenants_own_and_bounded(start: Starte
         ):
             with pytest.raises(openai.BadRequestError, match=why):
                 await api.files.create(file=("f", content), purpose=purpose)  # type: ignore[arg-type]
-        second = await api.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-        for each in (batch, second):
-            await when(api, each.id, lambda one: one.status == "in_progress")
-        files = [await api.files.create(file=("f", b"\n" * 10), purpose="batch") for _ in range(2)]
+        first, second = [await made_of(api, asked.id) for _ in range(2)]
+        for batch in (first, second):  # two files for the results of each are kept from then on
+            await when(api, batch.id, lambda one: one.status == "in_progress")
+        files = [asked, *[await api.files.create(file=("f", b"\n" * 10), purpose="batch") for _ in range(2)]]
         with pytest.raises(openai.BadRequestError, match="you keep 7 files, results of batches included"):
             await api.files.create(file=("f", b""), purpose="batch")
         newest = [one.id async for one in api.files.list(limit=1, order="desc")]
-        assert newest == [files[1].id, files[0].id, file.id]
+        assert newest == [file.id for file in reversed(files)]
         for of in (api.batches, api.files):
             with pytest.raises(openai.BadRequestError, match="limit should be a number from 1"):
                 await of.list(extra_query={"limit": "9" * 5000})
         page = await api.batches.list(limit=1)
         assert ([one.id for one in page.data], page.has_more) == ([second.id], True)
-        assert [one.id async for one in api.batches.list(after=second.id)] == [batch.id]
+        assert [one.id async for one in api.batches.list(after=second.id)] == [first.id]
         with pytest.raises(openai.RateLimitError, match="2 of your batches are not over"):
-            await api.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-        held.set()
-        await when(api, batch.id, is_over)
-        await when(api, second.id, is_over)
-        assert (await api.files.delete(file.id)).deleted
-        with pytest.raises(openai.NotFoundError):
-            await api.files.retrieve(file.id)
+            await made_of(api, asked.id)
 
 
-async def test_results_that_take_all_the_room_leave_the_rest_unasked(start: Starter, tmp_path: Path) -> None:
+async def test_results_that_take_all_the_room_leave_the_rest_unasked(start: Starter) -> None:
     content = jsonl(*map(line, range(5)))
     bounds = {"stored_bytes_max": len(content) + 3500, "running_max": 1}
-    async with (
-        Upstream(replies(answer(b'{"said":"%s"}' % (b"y" * 1000)))) as upstream,
-        start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db"), batches=bounds) as live,
-        client(live.url) as api,
-    ):
-        done = await when(api, (await made(api, content)).id, is_over)
+    async with batching(start, replies(answer(b'{"said":"%s"}' % (b"y" * 1000))), batches=bounds) as (upstream, _, api):
+        done = await finished(api, content)
         assert (done.status, counts(done), len(upstream.requests)) == ("completed", (5, 2, 3), 3)
         assert [each["error"]["code"] for each in await lines_of(api, done.error_file_id)] == ["no_room"] * 3
         kept = [one.bytes async for one in api.files.list()]
         assert (len(kept), sum(kept) <= bounds["stored_bytes_max"]) == (3, True)
 
 
-async def test_an_answer_that_is_no_utf_8_is_a_line_that_is(start: Starter, tmp_path: Path) -> None:
-    async with Upstream(replies(answer(b'{"said":"\xff"}'))) as upstream:
-        async with start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db")) as live, client(live.url) as api:
-            done = await when(api, (await made(api, jsonl(line(0)))).id, is_over)
-            content = (await api.files.content(done.output_file_id)).content
-            assert json.loads(content)["response"]["body"] == {"said": "\ufffd"}
+async def test_an_answer_that_is_no_utf_8_is_a_line_that_is(start: Starter) -> None:
+    async with batching(start, replies(answer(b'{"said":"\xff"}'))) as (_, _, api):
+        done = await finished(api, jsonl(line(0)))
+        content = (await api.files.content(done.output_file_id)).content
+        assert json.loads(content)["response"]["body"] == {"said": "\ufffd"}
 
 
-async def test_a_batch_that_is_cancelled_keeps_what_was_answered(start: Starter, tmp_path: Path) -> None:
-    async with (
-        Upstream(holding(asyncio.Event(), {1, 3})) as upstream,
-        start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db"), batches={"running_max": 2}) as live,
-        client(live.url) as api,
-    ):
+async def test_a_batch_that_is_cancelled_keeps_what_was_answered(start: Starter) -> None:
+    script = holding(asyncio.Event(), {1, 3})
+    async with batching(start, script, batches={"running_max": 2}) as (_, live, api):
         batch = await made(api, jsonl(*map(line, range(6))))
         await when(api, batch.id, lambda one: counts(one) == (6, 2, 0))
         assert (await api.batches.cancel(batch.id)).status == "cancelling"
@@ -245,29 +246,26 @@ async def test_a_batch_that_is_cancelled_keeps_what_was_answered(start: Starter,
         ]
         await until(live.holds_nothing)
         assert (await api.batches.cancel(batch.id)).status == "cancelled"
-    assert (await usage_of(str(tmp_path / "u.db"), 2))["alice", "chat"][0] == 2
+    assert (await usage_of(str(start.directory / "u.db"), 2))["alice", "chat"][0] == 2
 
 
-@pytest.mark.slow
 async def test_a_batch_expires_after_its_window(start: Starter, usage_url: str) -> None:
-    async with Upstream(holding(asyncio.Event(), {1})) as upstream:
-        async with start(upstream.url, tenants=TENANTS, usage=usage_url) as live, client(live.url) as api:
-            batch = await made(api, jsonl(line(0), line(1)))
-            await when(api, batch.id, lambda one: counts(one) == (2, 1, 0))
-        # Another gateway goes on with it, and sees that its time is over.
-        entry = f'"expires_at": {batch.expires_at}', f'"expires_at": {int(time.time()) - 1}'
-        statement = "UPDATE fairgate_batches SET entry = REPLACE(entry, %s, %s)"
-        await asyncio.to_thread(change, usage_url, statement, *entry)
-        async with start(upstream.url, tenants=TENANTS, usage=usage_url) as live, client(live.url) as api:
-            done = await when(api, batch.id, is_over)
-            assert (done.status, counts(done)) == ("expired", (2, 1, 1))
-            assert [each["error"]["code"] for each in await lines_of(api, done.error_file_id)] == ["batch_expired"]
+    script = holding(asyncio.Event(), {1})
+    async with batching(start, script, usage=usage_url) as (_, _, api):
+        batch = await made(api, jsonl(line(0), line(1)))
+        await when(api, batch.id, lambda one: counts(one) == (2, 1, 0))
+    # Another gateway goes on with it, and sees that its time is over.
+    entry = f'"expires_at": {batch.expires_at}', f'"expires_at": {int(time.time()) - 1}'
+    statement = "UPDATE fairgate_batches SET entry = REPLACE(entry, %s, %s)"
+    await asyncio.to_thread(change, usage_url, statement, *entry)
+    async with batching(start, script, usage=usage_url) as (_, _, api):
+        done = await when(api, batch.id, is_over)
+        assert (done.status, counts(done)) == ("expired", (2, 1, 1))
+        assert [each["error"]["code"] for each in await lines_of(api, done.error_file_id)] == ["batch_expired"]
 
 
 @pytest.mark.slow
-async def test_what_is_refused_comes_again_and_what_engines_fail_on_does_not_for_ever(
-    start: Starter, tmp_path: Path
-) -> None:
+async def test_what_is_refused_comes_again_and_what_engines_fail_on_does_not_for_ever(start: Starter) -> None:
     tries: Counter[int] = Counter()
 
     async def script(seen: Seen, peer: Peer) -> None:
@@ -278,47 +276,54 @@ async def test_what_is_refused_comes_again_and_what_engines_fail_on_does_not_for
         else:
             await peer.send(OK)
 
-    quota = {"requests_per_minute": 6000, "concurrent": 1}
-    tenants = [{**TENANTS[0], "quota": quota}]
-    async with Upstream(script) as upstream:
-        async with start(upstream.url, tenants=tenants, usage=str(tmp_path / "u.db")) as live, client(live.url) as api:
-            done = await when(api, (await made(api, jsonl(*map(line, range(4))))).id, is_over)
-            assert (done.status, counts(done)) == ("completed", (4, 3, 1))
-            [error] = await lines_of(api, done.error_file_id)
-            assert (error["custom_id"], error["response"]["status_code"]) == ("item-1", 502)
-            assert tries[1] == 2
-            log = await live.lines(7)
+    tenants = [{**TENANTS[0], "quota": {"requests_per_minute": 6000, "concurrent": 1}}]
+    async with batching(start, script, tenants=tenants) as (_, live, api):
+        done = await finished(api, jsonl(*map(line, range(4))))
+        assert (done.status, counts(done)) == ("completed", (4, 3, 1))
+        [error] = await lines_of(api, done.error_file_id)
+        assert (error["custom_id"], error["response"]["status_code"]) == ("item-1", 502)
+        assert tries[1] == 2
+        log = await live.lines(7)
         assert "refused" in {each["outcome"] for each in log if each["path"] == CHAT}
-    sums = await usage_of(str(tmp_path / "u.db"), 4)
+    sums = await usage_of(str(start.directory / "u.db"), 4)
     assert (sums["alice", "chat"][0], sums["alice", "chat"][4]) == (4, 6)
 
 
-@pytest.mark.slow
-async def test_lines_of_a_key_that_was_revoked_fail(start: Starter, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("way", "code", "said"), [("revoked", "invalid_api_key", "was revoked"), ("expired", "expired_api_key", "expired")]
+)
+async def test_lines_of_a_key_that_is_taken_back_meanwhile_fail(
+    start: Starter, way: str, code: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
     held = asyncio.Event()
     async with (
-        Upstream(holding(held, {0})) as upstream,
-        start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db"), batches={"running_max": 1}) as live,
-        client(live.url) as api,
+        batching(start, holding(held, {0}), batches={"running_max": 1}) as (upstream, live, other),
+        client(live.url, "new") as api,
     ):
-        batch = await made(api, jsonl(line(0), line(1)))
-        await until(lambda: upstream.requests)
         keys = live.gateway.keys
         assert keys is not None
-        await keys.issue(live.gateway.config.tenants[0].keys[0].model_copy(update={"hash": hash_key("new")}), "alice")
-        await keys.revoke(hash_key("k"))
-        async with client(live.url, "new") as again:
+        key = live.gateway.config.tenants[0].keys[0].model_copy(update={"hash": hash_key("new")})
+        await keys.issue(key, "alice")
 
-            async def is_taken() -> bool:
-                return (await live.get("/v1/models", key="new")).status == 200
+        async def is_answered(status: int) -> bool:
+            return (await live.get("/v1/models", key="new")).status == status
 
-            await eventually(is_taken)
-            held.set()
-            done = await when(again, batch.id, is_over)
-            assert (done.status, counts(done)) == ("completed", (2, 1, 1))
-            [error] = await lines_of(again, done.error_file_id)
-            assert (error["custom_id"], error["response"]["status_code"]) == ("item-1", 401)
-            assert "was revoked" in error["response"]["body"]["error"]["message"]
+        await eventually(lambda: is_answered(200))
+        batch = await made(api, jsonl(line(0), line(1)))
+        await until(lambda: upstream.requests)
+        if way == "revoked":
+            await keys.revoke(key.hash)
+        else:
+            await keys.issue(key.model_copy(update={"expires": "2020-01-31"}), "alice")
+        await eventually(lambda: is_answered(401))
+        held.set()
+        done = await when(other, batch.id, is_over)
+        assert (done.status, counts(done)) == ("completed", (2, 1, 1))
+        [error] = await lines_of(other, done.error_file_id)
+        assert (error["custom_id"], error["response"]["status_code"]) == ("item-1", 401)
+        fault = error["response"]["body"]["error"]
+        assert (fault["code"], said in fault["message"]) == (code, True)
 
 
 async def test_without_a_database_it_is_said_what_to_set(start: Starter) -> None:
@@ -329,21 +334,13 @@ async def test_without_a_database_it_is_said_what_to_set(start: Starter) -> None
 
 
 @pytest.mark.slow
-async def test_batches_of_one_tenant_wait_for_each_other_and_not_those_of_others(
-    start: Starter, tmp_path: Path
-) -> None:
+async def test_batches_of_one_tenant_wait_for_each_other_and_not_those_of_others(start: Starter) -> None:
     held = asyncio.Event()
-    async with (
-        Upstream(holding(held, {0})) as upstream,
-        start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db")) as live,
-        client(live.url) as api,
-        client(live.url, "b") as other,
-    ):
+    async with batching(start, holding(held, {0})) as (_, live, api), client(live.url, "b") as other:
         batches = [await made(api, jsonl(line(0))) for _ in range(6)]
         for batch in batches[:4]:
             await when(api, batch.id, lambda one: one.status == "in_progress")
-        done = await when(other, (await made(other, jsonl(line(1)))).id, is_over)
-        assert done.status == "completed"
+        assert (await finished(other, jsonl(line(1)))).status == "completed"
         assert [(await api.batches.retrieve(one.id)).status for one in batches[4:]] == ["validating"] * 2
         await api.batches.cancel(batches[5].id)
         assert (await when(api, batches[5].id, is_over)).status == "cancelled"
@@ -354,43 +351,39 @@ async def test_batches_of_one_tenant_wait_for_each_other_and_not_those_of_others
 
 @pytest.mark.slow
 async def test_one_gateway_of_several_drives_a_batch(start: Starter, usage_url: str) -> None:
-    fields: dict[str, Any] = {"tenants": TENANTS, "usage": usage_url}
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as one:
-        async with start(upstream.url, **fields) as two, client(one.url) as api, client(two.url) as other:
-            asked = [await made(each, jsonl(*map(line, range(50)))) for each in (api, other, api, other)]
-            for batch in asked:
-                done = await when(other, batch.id, is_over)
-                assert (done.status, counts(done)) == ("completed", (50, 50, 0))
-            assert {one.id async for one in api.batches.list()} == {batch.id for batch in asked}
+    async with (
+        batching(start, usage=usage_url) as (upstream, _, api),
+        start(upstream.url, tenants=TENANTS, usage=usage_url) as two,
+        client(two.url) as other,
+    ):
+        asked = [await made(each, jsonl(*map(line, range(50)))) for each in (api, other, api, other)]
+        for batch in asked:
+            done = await when(other, batch.id, is_over)
+            assert (done.status, counts(done)) == ("completed", (50, 50, 0))
+        assert {one.id async for one in api.batches.list()} == {batch.id for batch in asked}
         assert len(upstream.requests) == 200
     assert (await usage_of(usage_url, 200))["alice", "chat"][0] == 200
 
 
 @pytest.mark.slow
-async def test_after_a_kill_a_batch_goes_on_where_it_stopped(tmp_path: Path, usage_url: str) -> None:
-    held, lines = asyncio.Event(), 200
+async def test_after_a_kill_a_batch_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    held, lines, url = asyncio.Event(), 200, str(tmp_path / "usage.db")
     async with Upstream(holding(held, set(range(100, lines)))) as upstream:
-        config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=usage_url)
-        async with running("serve", "-c", config) as command:
-            address = (await command.says(r"serving on (http://\S+),"))[1]
-            async with client(address) as api:
-                batch = await made(api, jsonl(*map(line, range(lines))))
-                await when(api, batch.id, lambda one: one.request_counts.completed > 50)
-            command.signal(signal.SIGKILL)
-            await command.ended()
+        config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url)
+        async with served(config) as gate, client(gate.url) as api:
+            batch = await made(api, jsonl(*map(line, range(lines))))
+            await when(api, batch.id, lambda one: one.request_counts.completed > 50)
+            await gate.ends(signal.SIGKILL)
         before = Counter(number_of(seen) for seen in upstream.requests)
         held.set()
-        await asyncio.to_thread(change, usage_url, "UPDATE fairgate_batches SET lease_s = 0")  # as time would have
-        async with running("serve", "-c", config) as command:
-            address = (await command.says(r"serving on (http://\S+),"))[1]
-            async with client(address) as api:
-                done = await when(api, batch.id, is_over)
-                assert (done.status, counts(done)) == ("completed", (lines, lines, 0))
-                results = await lines_of(api, done.output_file_id)
-            command.signal(signal.SIGTERM)
-            assert await command.ended() == 0
+        await asyncio.to_thread(change, url, "UPDATE fairgate_batches SET lease_s = 0")  # as time would have
+        async with served(config) as gate, client(gate.url) as api:
+            done = await when(api, batch.id, is_over)
+            assert (done.status, counts(done)) == ("completed", (lines, lines, 0))
+            results = await lines_of(api, done.output_file_id)
+            assert await gate.ends(signal.SIGTERM) == 0
         assert [each["custom_id"] for each in results] == [f"item-{n}" for n in range(lines)]
         after = Counter(number_of(seen) for seen in upstream.requests) - before
         assert sum(after.values()) <= lines - 50, "what had its result is not asked again"
-    sums = (await usage_of(usage_url, lines))["alice", "chat"]
+    sums = (await usage_of(url, lines))["alice", "chat"]
     assert (sums[0], sums[2], sums[4]) == (lines, 7 * lines, 2 * lines)

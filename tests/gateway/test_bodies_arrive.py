@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from contextlib import AsyncExitStack
 from itertools import product
 
 import pytest
@@ -15,6 +14,7 @@ from policies.placements.placement_entries import PLACEMENTS
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import Starter, until
 from tests.kit.forms import AUDIO, CHAT, COMPLETIONS, END, FORM, MESSAGES, part
+from tests.kit.together import together
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
 TENANTS = [{"name": name, "keys": [hash_key(name)]} for name in ("alice", "bob")]
@@ -98,36 +98,33 @@ def salted(body: bytes, tenant: str) -> bytes:
 
 @pytest.mark.parametrize(("policy", "placement", "engines", "shared"), COMBINATIONS)
 async def test_what_was_sent_arrives(start: Starter, policy: str, placement: str, engines: str, shared: bool) -> None:
-    async with AsyncExitStack() as stack:
-        upstreams = [
-            await stack.enter_async_context(Upstream(replies(OK), context_tokens=1 << 20)) for _ in engines.split()
-        ]
+    wide = [Upstream(replies(OK), context_tokens=1 << 20) for _ in engines.split()]
+    async with together(wide) as upstreams:
         backends = [{"url": each.url, "engine": kind} for each, kind in zip(upstreams, engines.split(), strict=True)]
         isolated = "never" if shared else "where_possible"
-        live = await stack.enter_async_context(
-            start(
-                pools=[{"name": "p", "models": ["simulated"], "backends": backends, "isolate_caches": isolated}],
-                policy={"name": policy, "placement": placement}
-                | ({"requests_per_minute": 10_000} if policy == "rpm" else {}),
-                tenants=TENANTS,
-                aliases={"alias": "simulated"},
-                routes=[{"path": "/v1/unheard-of", "treatment": "generate"}],
-            )
+        own = {"requests_per_minute": 10_000} if policy == "rpm" else {}
+        running = start(
+            pools=[{"name": "p", "models": ["simulated"], "backends": backends, "isolate_caches": isolated}],
+            policy={"name": policy, "placement": placement, **own},
+            tenants=TENANTS,
+            aliases={"alias": "simulated"},
+            routes=[{"path": "/v1/unheard-of", "treatment": "generate"}],
         )
-        pool = live.gateway.pools[0]
-        for kind, upstream in zip(engines.split(), upstreams, strict=True):
-            for backend in pool.backends.values():
-                pool.drain(backend, backend.url != upstream.url)
-            for number, (name, (path, sent, arrives)) in enumerate(BODIES.items()):
-                tenant = ("alice", "bob")[number % 2]
-                label = FORM if sent.startswith(b"--") else "application/json"
-                got = await live.ask(path, sent, key=tenant, content_type=label)
-                assert got.status == 200, (name, got.body)
-                [seen] = upstream.requests
-                upstream.requests.clear()
-                is_salted = kind == "vllm" and not shared
-                assert seen.body == (salted(arrives, tenant) if is_salted else arrives), (name, kind)
-        await until(live.holds_nothing)
+        async with running as live:
+            pool = live.gateway.pools[0]
+            for kind, upstream in zip(engines.split(), upstreams, strict=True):
+                for backend in pool.backends.values():
+                    pool.drain(backend, backend.url != upstream.url)
+                for number, (name, (path, sent, arrives)) in enumerate(BODIES.items()):
+                    tenant = ("alice", "bob")[number % 2]
+                    label = FORM if sent.startswith(b"--") else "application/json"
+                    got = await live.ask(path, sent, key=tenant, content_type=label)
+                    assert got.status == 200, (name, got.body)
+                    [seen] = upstream.requests
+                    upstream.requests.clear()
+                    is_salted = kind == "vllm" and not shared
+                    assert seen.body == (salted(arrives, tenant) if is_salted else arrives), (name, kind)
+            await until(live.holds_nothing)
 
 
 @pytest.mark.parametrize("engines", [("vllm", "openai"), ("openai", "vllm")])

@@ -8,6 +8,7 @@ from typing import Any
 from gateway.config.sections.keys import hash_key
 from policies.request import of_batch
 from tests.gateway.live import Live, Starter, chat, simulated, until
+from tests.kit.usage import CHAT
 
 APPS = [{"name": "nightly", "class": "batch"}]
 TENANTS: list[dict[str, Any]] = [
@@ -31,16 +32,15 @@ async def test_what_makes_a_request_class_batch(start: Starter) -> None:
     async with simulated() as sim, start(sim.url, tenants=TENANTS, apps=APPS) as live:
         for key, headers, body, leaf in [
             ("key-of-team", {}, {}, "team"),
-            ("key-of-team", {"x-fairgate-app": "nightly"}, {}, of_batch("team")),
+            ("key-of-team", {"x_fairgate_app": "nightly"}, {}, of_batch("team")),
             ("key-of-night", {}, {}, of_batch("team")),
-            ("key-of-night", {"x-fairgate-class": "interactive"}, {"service_tier": "priority"}, of_batch("team")),
-            ("key-of-owner", {"x-fairgate-class": "batch"}, {}, of_batch("owner")),
+            ("key-of-night", {"x_fairgate_class": "interactive"}, {"service_tier": "priority"}, of_batch("team")),
+            ("key-of-owner", {"x_fairgate_class": "batch"}, {}, of_batch("owner")),
             ("key-of-owner", {}, {"service_tier": "flex"}, of_batch("owner")),
             ("key-of-owner", {}, {"service_tier": "auto"}, "owner"),
         ]:
             sim.faults.is_still = True
-            fields = {name.replace("-", "_"): value for name, value in headers.items()}
-            asked = asyncio.ensure_future(live.ask("/v1/chat/completions", chat(**LONG, **body), key=key, **fields))
+            asked = asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=4, **body), key=key, **headers))
             await until(lambda leaf=leaf: waits(live) == {leaf})  # type: ignore[misc]
             sim.faults.is_still = False
             assert (await asked).status == 200, key
@@ -50,14 +50,9 @@ async def test_other_work_gets_the_room_and_nothing_is_lost_or_charged_twice(sta
     async with simulated() as sim, start(sim.url, tenants=TENANTS, apps=APPS) as live:
         live.watch_charges()
         sim.faults.is_still = True
-        night = [
-            asyncio.ensure_future(live.ask("/v1/chat/completions", chat(f"n{n}", **LONG), key="key-of-night"))
-            for n in range(40)
-        ]
+        night = [asyncio.ensure_future(live.ask(CHAT, chat(f"n{n}", **LONG), key="key-of-night")) for n in range(40)]
         await until(lambda: live.engine.queued > 0 and live.engine.queued + live.engine.dispatched == 40)
-        owner = asyncio.ensure_future(
-            live.ask("/v1/chat/completions", chat("o", max_tokens=3, ignore_eos=True), key="key-of-owner")
-        )
+        owner = asyncio.ensure_future(live.ask(CHAT, chat("o", max_tokens=3, ignore_eos=True), key="key-of-owner"))
         await until(lambda: "owner" in {each.request.flow.tenant for each in live.engine.requests.leases.values()})
         preemption = live.engine.requests.preemption
         assert preemption.preempted == 1, "one for the dispatch, since no batch request waits inside the engine"
@@ -75,14 +70,12 @@ async def test_other_work_gets_the_room_and_nothing_is_lost_or_charged_twice(sta
 async def test_a_stream_that_was_begun_is_not_preempted(start: Starter) -> None:
     async with simulated() as sim, start(sim.url, tenants=TENANTS, apps=APPS) as live:
         streams = [
-            asyncio.ensure_future(
-                live.ask("/v1/chat/completions", chat(f"n{n}", stream=True, **LONG), key="key-of-night")
-            )
+            asyncio.ensure_future(live.ask(CHAT, chat(f"n{n}", stream=True, **LONG), key="key-of-night"))
             for n in range(12)
         ]
         leases = live.engine.requests.leases
         await until(lambda: sum(lease.started_s is not None for lease in leases.values()) > 0)
-        owner = await live.ask("/v1/chat/completions", chat("o", max_tokens=3), key="key-of-owner")
+        owner = await live.ask(CHAT, chat("o", max_tokens=3), key="key-of-owner")
         assert owner.status == 200
         assert [each.status for each in await asyncio.gather(*streams)] == [200] * 12
         assert live.engine.requests.preemption.preempted <= 2, "as many as wait inside the engine"

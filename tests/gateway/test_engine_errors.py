@@ -24,7 +24,7 @@ from tests.gateway.capture import (
     replies,
     token,
 )
-from tests.gateway.live import Answer, Starter, chat, events, simulated, until
+from tests.gateway.live import Answer, Starter, chat, events, until
 from tests.gateway.playbook import ASKED, Sent, stage
 
 SECRET = "engine-7.internal"
@@ -244,14 +244,6 @@ async def test_what_a_repeat_may_mend_says_when_to_repeat(start: Starter) -> Non
         for status in (b"429 Too Many Requests", b"503 Service Unavailable"):  # not the tenant has asked too much
             got = (await on.play("/tokenize", Sent(answer(PLAIN, *FIELDS, status=status)))).got
             assert (got.status, got.error["code"], got.headers["retry-after"]) == (503, "server_busy", "1")
-
-
-async def test_an_engine_that_is_gone_is_asked_again_when_its_probes_may_have_found_it(start: Starter) -> None:
-    async with simulated(time_scale=0) as sim, start(sim.url) as live:
-        await sim.server.stop()
-        again_ms = [int((await live.ask("/tokenize", ASKED["/tokenize"])).headers["retry-after-ms"]) for _ in range(4)]
-        assert all(1000 <= each <= 1100 for each in again_ms[:2])
-        assert all(4000 <= each <= 4400 for each in again_ms[2:])
 
 
 async def test_that_a_copy_still_holds_is_no_error(start: Starter) -> None:

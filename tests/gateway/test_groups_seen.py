@@ -12,13 +12,12 @@ from gateway.config.model import Config
 from gateway.config.sections.keys import hash_key
 from gateway.pool.parts import parts_of
 from tests.commands import run
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Starter, chat, until
 from tests.kit.batching import holding
 from tests.kit.served import config_file
+from tests.kit.usage import CHAT, OK
 
-CHAT = "/v1/chat/completions"
-OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 GROUPS = [
     {"name": "science", "weight": 2, "guaranteed_share": 0.5}, {"name": "physics", "group": "science"},
     {"name": "law", "max_share": 0.6, "quota": {"tokens_per_day": 100}},
@@ -90,12 +89,8 @@ async def test_metrics_and_log_have_group_key_and_budget(start: Starter) -> None
     assert received["physics"] == received["science"] == 2 * received["law"] > 0
     assert 'fairgate_group_service_due{group="law",pool="pool"}' in found
     lines = [json.loads(line) for line in live.log.read_text().splitlines()]
-    assert [(line["group"], line["key"]) for line in lines[:4]] == [
-        ("physics", "nightly"),
-        ("physics", ""),
-        ("law", ""),
-        ("", ""),
-    ]
+    found_names = [(line["group"], line["key"]) for line in lines[:4]]
+    assert found_names == [("physics", "nightly"), ("physics", ""), ("law", ""), ("", "")]
 
 
 async def test_a_group_at_its_ceiling_is_named_with_its_limit_wherever_somebody_asks(start: Starter) -> None:

@@ -22,13 +22,11 @@ async def test_a_body_counts_until_its_answer_begins(start: Starter) -> None:
         await peer.send(chunk(DONE) + STREAM_END)
 
     async with Upstream(script) as upstream, start(upstream.url) as live:
-        server = live.gateway._server
-        assert server is not None
         asked = asyncio.ensure_future(live.ask(CHAT, chat("x" * 10_000, stream=True), key="k"))
         await until(lambda: upstream.requests)
-        assert server.state.bodies_bytes > 10_000
+        assert live.server.bodies_bytes > 10_000
         begin.set()
-        await until(lambda: not server.state.bodies_bytes)
+        await until(lambda: not live.server.bodies_bytes)
         assert not asked.done()
         end.set()
         assert (await asked).status == 200

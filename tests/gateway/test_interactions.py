@@ -233,31 +233,28 @@ def test_a_response_that_is_gone_on_from_is_found_by_its_id() -> None:
     assert gone_on_by not in new.keys.strong
 
 
-@pytest.mark.parametrize(
-    ("body", "id"),
-    [
-        (chat(USER, CALLS, RESULT), "c"),
-        (chat(USER, TOOL_USE, TOOL_RESULT), "t"),
-        (chat(USER, TOOL_USE, REMINDED), "t"),
-        ({"input": [ITEM, REASONING, FUNCTION_CALL, OUTPUT]}, "c"),
-        (chat(RESULT), "c"),
-        (chat(USER, CALLS, RESULT, {"role": "user", "content": "<reminder>Be quick.</reminder>"}), "c"),
-        (chat(USER, {"role": "assistant", "content": "Calling tools: [{'id': 'call-1'}]"}, USER), "call-1"),
-        (chat(USER, {"role": "assistant", "content": 'Calling tools: [{"id": "call-2"}]'}, USER), "call-2"),
-    ],
-    ids=[
-        "chat",
-        "messages",
-        "messages and text",
-        "responses",
-        "all else is cut",
-        "reminder",
-        "called in text",
-        "called in JSON in text",
-    ],
-)
-def test_whoever_brings_the_id_of_a_call_back_proves_that_it_was_answered(body: dict[str, Any], id: str) -> None:
-    assert claim(body).keys.strong == answer_keys(NO_CLAIM, answered(id), "").strong
+BROUGHT_BACK: dict[str, tuple[dict[str, Any], str]] = {
+    "chat": (chat(USER, CALLS, RESULT), "c"),
+    "messages": (chat(USER, TOOL_USE, TOOL_RESULT), "t"),
+    "messages and text": (chat(USER, TOOL_USE, REMINDED), "t"),
+    "responses": ({"input": [ITEM, REASONING, FUNCTION_CALL, OUTPUT]}, "c"),
+    "all else is cut": (chat(RESULT), "c"),
+    "reminder": (chat(USER, CALLS, RESULT, {"role": "user", "content": "<reminder>Be quick.</reminder>"}), "c"),
+    "in a text": (
+        chat(USER, {"role": "assistant", "content": "Calling tools: [{'id': 'call-1'}]"}, USER),
+        "call-1",
+    ),
+    "called in JSON in text": (
+        chat(USER, {"role": "assistant", "content": 'Calling tools: [{"id": "call-2"}]'}, USER),
+        "call-2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROUGHT_BACK)
+def test_whoever_brings_the_id_of_a_call_back_proves_that_it_was_answered(name: str) -> None:
+    body, id_ = BROUGHT_BACK[name]
+    assert claim(body).keys.strong == answer_keys(NO_CLAIM, answered(id_), "").strong
 
 
 def test_what_the_user_says_beside_a_result_is_no_question() -> None:

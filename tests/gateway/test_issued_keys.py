@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from gateway.telemetry.background import Background
 from tests.gateway.live import until
 from tests.kit.keys import database_at
 from tests.kit.stores import opened
-from tests.postgres_server import PostgresServer
+from tests.postgres_server import Databases
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.usefixtures("quick_keys")
 TENANTS = [TenantConfig.model_validate({"name": "alice", "keys": [hash_key("named")]}), TenantConfig(name="bob")]
 
 
@@ -40,16 +42,23 @@ def holder(keyring: Keyring, key: str) -> str | None:
 
 
 @pytest.fixture(params=["redis", "sqlite", "postgresql"])
-async def table(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KeyTable]:
+async def table(request: pytest.FixtureRequest, tmp_path: Path, databases: Databases) -> AsyncIterator[KeyTable]:
     if request.param == "redis":
         async with RedisServer() as redis, opened(redis.url) as store:
             yield RedisKeys(store)
-    elif request.param == "sqlite":
-        async with database_at(str(tmp_path / "usage.db")) as database:
-            yield DatabaseKeys(database)
     else:
-        async with PostgresServer() as server, database_at(server.url) as database:
+        url = await databases.another() if request.param == "postgresql" else str(tmp_path / "usage.db")
+        async with database_at(url) as database:
             yield DatabaseKeys(database)
+
+
+@contextmanager
+def following(table: KeyTable, tenants: Sequence[TenantConfig] = TENANTS) -> Iterator[Keyring]:
+    """A keyring that hears of the table's changes."""
+    keyring = Keyring(tenants, open_access=False, mints=False)
+    task = Background().repeat(Follower(table, keyring).turn, "keys")
+    yield keyring
+    task.cancel()
 
 
 async def test_the_table_takes_so_many_keys_and_no_more(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,46 +91,26 @@ async def test_entries_change_in_one_step_or_not_at_all(table: KeyTable, monkeyp
 
 
 async def test_a_keyring_follows_every_table(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
-    monkeypatch.setattr("gateway.keys.in_database.PAGE", 2)
-    keyring = Keyring(TENANTS, open_access=False, mints=False)
-    following = Background().repeat(Follower(table, keyring).turn, "keys")
-    for key in "abcde":
-        await table.issue(key_of(key), "bob")
-    await table.issue(key_of("new", weight=3.0, apps=["chat"], models=["m"]), "carol")
-    await table.revoke(hash_key("named"))
-    await until(lambda: holder(keyring, "named") is None)
-    assert [holder(keyring, key) for key in "abcdef"] == ["bob"] * 5 + [None]
-    carol = keyring.principal(b"new", "new", 0.0)
-    assert (carol.tenant, carol.weight, carol.apps, carol.models) == ("carol", 3.0, ("chat",), frozenset({"m"}))
-    await table.forget(hash_key("a"))
-    await until(lambda: holder(keyring, "a") is None)
-    following.cancel()
-
-
-async def test_a_keyring_follows_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
-    async with RedisServer() as redis:
-        entries = {hash_key(str(number)): '{"tenant":"bob"}' for number in range(1000)}
-        async with redis.client() as client:
-            await client.hset(TABLE, mapping={**entries, CHANGED: "1"})
-        keyring = Keyring(TENANTS, open_access=False, mints=False)
-        async with opened(redis.url) as store:
-            following = Background().repeat(Follower(RedisKeys(store), keyring).turn, "keys")
-            await until(lambda: holder(keyring, "0") == "bob")
-            assert all(holder(keyring, str(number)) == "bob" for number in range(1000))
-            assert (holder(keyring, "1000"), holder(keyring, "named")) == (None, "alice")
-            await RedisKeys(store).issue(key_of("1000"), "alice")
-            await until(lambda: holder(keyring, "1000") == "alice")
-            await RedisKeys(store).forget(hash_key("1000"))
-            await until(lambda: holder(keyring, "1000") is None)
-            following.cancel()
+    monkeypatch.setattr("gateway.keys.in_database.PAGE", 200)
+    await table.note(
+        {hash_key(str(number)): '{"tenant":"bob"}' for number in range(600)}
+    )  # more than Redis gives at once
+    with following(table) as keyring:
+        await until(lambda: holder(keyring, "0") == "bob")
+        assert {holder(keyring, str(number)) for number in range(600)} == {"bob"}
+        assert (holder(keyring, "600"), holder(keyring, "named")) == (None, "alice")
+        await table.issue(key_of("new", weight=3.0, apps=["chat"], models=["m"]), "carol")
+        await table.revoke(hash_key("named"))
+        await until(lambda: holder(keyring, "named") is None)
+        carol = keyring.principal(b"new", "new", 0.0)
+        assert (carol.tenant, carol.weight, carol.apps, carol.models) == ("carol", 3.0, ("chat",), frozenset({"m"}))
+        await table.forget(hash_key("0"))
+        await until(lambda: holder(keyring, "0") is None)
 
 
 async def test_of_a_table_without_end_so_much_is_read_and_no_more(
     table: KeyTable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
     for module in ("keys.issued", "keys.in_redis", "keys.in_database"):
         monkeypatch.setattr(f"gateway.{module}.ENTRIES_READ_MAX", 30)
     monkeypatch.setattr("gateway.keys.in_database.PAGE", 20)
@@ -129,19 +118,15 @@ async def test_of_a_table_without_end_so_much_is_read_and_no_more(
     alices = [f"alice{number}" for number in range(10)]
     named = TenantConfig.model_validate({"name": "alice", "keys": [hash_key(each) for each in [*alices, "stays"]]})
     others = 600 if isinstance(table, RedisKeys) else 60  # beyond what Redis keeps in one piece
-    for number in range(others):
-        await table.issue(key_of(str(number)), "bob")
-    for each in alices:
-        await table.revoke(hash_key(each))
-    keyring = Keyring([named, TenantConfig(name="bob")], open_access=False, mints=False)
-    following = Background().repeat(Follower(table, keyring).turn, "keys")
-    await until(lambda: holder(keyring, alices[0]) is None)
-    assert [holder(keyring, each) for each in [*alices, "stays"]] == [None] * 10 + ["alice"]
-    assert 0 < [holder(keyring, str(number)) for number in range(others)].count("bob") <= 30
-    await table.revoke(hash_key("stays"))  # it goes on following
-    await until(lambda: holder(keyring, "stays") is None)
-    assert caplog.text.count("is not read beyond 30 entries") == 1
-    following.cancel()
+    await table.note({hash_key(str(number)): '{"tenant":"bob"}' for number in range(others)})
+    await table.note({hash_key(each): "" for each in alices})
+    with following(table, [named, TenantConfig(name="bob")]) as keyring:
+        await until(lambda: holder(keyring, alices[0]) is None)
+        assert [holder(keyring, each) for each in [*alices, "stays"]] == [None] * 10 + ["alice"]
+        assert 0 < [holder(keyring, str(number)) for number in range(others)].count("bob") <= 30
+        await table.revoke(hash_key("stays"))  # it goes on following
+        await until(lambda: holder(keyring, "stays") is None)
+        assert caplog.text.count("is not read beyond 30 entries") == 1
 
 
 def test_a_revoked_key_is_nobodys_wherever_it_is_from() -> None:
@@ -181,35 +166,28 @@ def test_what_is_noted_of_a_key_is_read_again(terms: dict[str, Any]) -> None:
     assert read_entry(key.hash.encode(), entry("alice", key).encode()) == ("alice", key)
 
 
-@pytest.mark.parametrize(
-    "noted",
-    [
-        *(b"bob", b"bob \xff", b'"bob"'),
-        *(
-            b"{",
-            b"[]",
-            b'{"expires":"2027-01-31"}',
-            b'{"tenant":"bob","weight":-1.0}',
-            b'{"tenant":"a b","weight":1.0}',
-            b'{"tenant":""}',
-            b'{"tenant":"bob","models":["' + b'","'.join(b"%d" % number for number in range(1001)) + b'"]}',
-            b'{"tenant":"bob","x":' + b"[" * 100_000,
-        ),
-    ],
-)
-async def test_an_entry_that_cannot_be_read_lets_nobody_in(
-    noted: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
-    keyring = Keyring(TENANTS, open_access=False, mints=False)
+UNREADABLE = [
+    *(b"bob", b"bob \xff", b'"bob"', b"{", b"[]", b'{"expires":"2027-01-31"}', b'{"tenant":""}'),
+    *(b'{"tenant":"bob","weight":-1.0}', b'{"tenant":"a b","weight":1.0}', b'{"tenant":"bob","x":' + b"[" * 100_000),
+    b'{"tenant":"bob","models":["' + b'","'.join(b"%d" % number for number in range(1001)) + b'"]}',
+]
+
+
+async def test_entries_that_cannot_be_read_let_nobody_in(caplog: pytest.LogCaptureFixture) -> None:
+    entries = {hash_key(f"bad {number}").encode(): noted for number, noted in enumerate(UNREADABLE)}
+    entries |= {
+        b"\xff": b'{"tenant":"bob"}',
+        b"sha256:12": b'{"tenant":"bob"}',
+        hash_key("of eve").encode(): b'{"tenant":"eve"}',
+    }
     async with RedisServer() as redis, opened(redis.url) as store:
         async with redis.client() as client:
-            await client.hset(TABLE, mapping={hash_key("x"): noted, hash_key("y"): '{"tenant":"bob"}', CHANGED: "1"})
-        following = Background().repeat(Follower(RedisKeys(store), keyring).turn, "keys")
-        await until(lambda: holder(keyring, "y") == "bob")
-        assert holder(keyring, "x") is None
-        assert "are ignored, 1 in all, such as" in caplog.text
-        following.cancel()
+            await client.hset(TABLE, mapping={**entries, hash_key("good"): '{"tenant":"bob"}', CHANGED: "1"})
+        with following(RedisKeys(store)) as keyring:
+            await until(lambda: holder(keyring, "good") == "bob")
+            assert {holder(keyring, f"bad {number}") for number in range(len(UNREADABLE))} == {None}
+            assert holder(keyring, "of eve") is None
+            assert f"{len(entries)} entries of the table of keys (redis) are ignored" in caplog.text
 
 
 def test_a_key_is_taken_until_it_expires() -> None:

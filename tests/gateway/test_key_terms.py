@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Answer, Live, Starter, chat
+from tests.kit.usage import CHAT, OK
 
-OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
-CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+MESSAGES = "/v1/messages"
 
 
 def with_keys(**terms: dict[str, Any]) -> list[dict[str, Any]]:
@@ -26,23 +26,14 @@ async def test_a_key_that_has_expired_says_so(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=tenants) as live:
         for key, when in (("old", "2001-02-01 00:00:00 UTC"), ("stale", "2001-01-31 10:00:00 UTC")):
             got = await live.ask(CHAT, chat(), key=key)
-            assert (got.status, got.error["code"], got.error["type"]) == (
-                401,
-                "expired_api_key",
-                "authentication_error",
-            )
+            found = (got.status, got.error["code"], got.error["type"])
+            assert found == (401, "expired_api_key", "authentication_error")
             assert f"expired at {when}" in got.error["message"]
         got = await live.ask(MESSAGES, chat(), key="old")
         assert (got.status, got.error["type"]) == (401, "authentication_error")
+        assert [(await live.ask(CHAT, chat(), key="old")).status for _ in range(30)] == [401] * 30, "no guess"
         assert [(await live.ask(CHAT, chat(), key="good")).status for _ in range(2)] == [200, 200]
         assert len(upstream.requests) == 2
-
-
-async def test_a_right_key_that_has_expired_is_no_guess(start: Starter) -> None:
-    tenants = with_keys(old={"expires": "2001-01-31"}, good={})
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=tenants) as live:
-        assert [(await live.ask(CHAT, chat(), key="old")).status for _ in range(30)] == [401] * 30
-        assert (await live.ask(CHAT, chat(), key="good")).status == 200
 
 
 async def models_of(live: Live, key: str) -> list[str]:
@@ -62,11 +53,10 @@ async def test_other_models_do_not_exist_for_a_key(start: Starter, path: str) ->
 
             assert await models_of(live, "any") == ["a", "b", "c"]
             assert await models_of(live, "some") == ["b"]
-            refused = [await ask(model) for model in ("a", "c", "nonsense")]
-            assert [got.status for got in refused] == [404] * 3
-            for model, got in zip(("a", "c", "nonsense"), refused, strict=True):
+            for model in ("a", "c", "nonsense"):
+                got = await ask(model)
                 said = f"the model '{model}' does not exist, or this key may not ask for it; it may ask for: b, later"
-                assert said in got.error["message"]
+                assert (got.status, said in got.error["message"]) == (404, True)
             missing = await ask(None)
             assert (missing.status, "'model' is missing" in missing.error["message"]) == (400, True)
             assert [(await ask("b")).status, (await ask("a", "any")).status] == [200, 200]

@@ -6,7 +6,8 @@ import asyncio
 import json
 import re
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ import pytest
 
 from gateway.config.sections.keys import hash_key
 from gateway.operator.self_service.own_page import PATH
-from tests.commands import running
 from tests.gateway.capture import Upstream, replies
-from tests.gateway.live import Starter, chat, simulated, until
+from tests.gateway.live import Answer, Live, Simulated, Starter, chat, simulated, until
 from tests.kit.browser import CHROMIUM, expect, window
-from tests.kit.served import config_file
+from tests.kit.served import Served, config_file, served
 from tests.kit.usage import CHAT, OK, written
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
@@ -36,28 +36,42 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.operator.self_service.self_service.AGAIN_S", 0.0)
 
 
+@asynccontextmanager
+async def live_before_engine(
+    start: Starter, capacity: dict[str, int] | None = None, **fields: Any
+) -> AsyncIterator[tuple[Simulated, Live]]:
+    async with simulated() as sim:
+        pools = [{"name": "pool", "backends": [{"url": sim.url}], "capacity": capacity or {}}]
+        async with start(pools=pools, tenants=TENANTS, groups=GROUPS, **fields) as live:
+            yield sim, live
+
+
+def ask(live: Live, count: int, key: str, **fields: Any) -> list[asyncio.Future[Answer]]:
+    """So many requests at once."""
+    bodies = [chat(f"{key}{n}", max_tokens=4, **fields) for n in range(count)]
+    return [asyncio.ensure_future(live.ask(CHAT, body, key=key)) for body in bodies]
+
+
+async def come(live: Live, count: int) -> None:
+    """Until so many wait or run."""
+    await until(lambda: live.engine.queued + live.engine.dispatched == count)
+
+
 async def test_a_tenant_sees_its_place_its_limits_and_its_requests_and_nothing_of_others(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live:
+    async with live_before_engine(start) as (sim, live):
         sim.faults.is_still = True
         asked = [
-            asyncio.ensure_future(live.ask("/v1/chat/completions", chat(f"{key}{n}", max_tokens=4), key=key))
-            for n in range(8)
-            for key in ("key-of-alice", "key-of-mallory", "key-of-mallory")
+            each for _ in range(8) for key in ("alice", "mallory", "mallory") for each in ask(live, 1, f"key-of-{key}")
         ]
-        asked.append(
-            asyncio.ensure_future(
-                live.ask("/v1/chat/completions", chat("b", max_tokens=4, service_tier="flex"), key="key-of-alice")
-            )
-        )
-        await until(lambda: live.engine.queued + live.engine.dispatched == 25)
+        asked += ask(live, 1, "key-of-alice", service_tier="flex")
+        await come(live, 25)
         got = await live.get("/fairgate/me", key="key-of-alice")
         assert got.status == 200
         assert b"mallory" not in got.body
         me = got.json
         assert [place["name"] for place in me["place"]] == ["research", "nlp", "alice"]
         assert me["place"][0]["guaranteed_share"] == 0.3
-        assert me["limits"][0]["limit"] == 100
-        assert me["limits"][0]["remaining"] == 91
+        assert (me["limits"][0]["limit"], me["limits"][0]["remaining"]) == (100, 91)
         [pool] = me["pools"]
         own, batch = pool["interactive"], pool["batch"]
         assert own["queued_requests"] + own["running_requests"] == 8
@@ -78,7 +92,7 @@ async def test_a_fault_is_answered_logged_and_leaves_the_place_free(
     def unforeseen(*_: Any) -> None:
         raise TypeError("nobody thought of it")
 
-    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS, limits={"unqueued_max": 1}) as live:
+    async with live_before_engine(start, limits={"unqueued_max": 1}) as (_, live):
         with monkeypatch.context() as patch:
             patch.setattr("gateway.operator.self_service.self_service.own_standing", unforeseen)
             got = await live.get("/fairgate/me", key="key-of-alice")
@@ -90,12 +104,18 @@ async def test_a_fault_is_answered_logged_and_leaves_the_place_free(
         ]  # fmt: skip
 
 
-async def test_only_a_key_that_is_known_sees_anything(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live:
-        assert (await live.get("/fairgate/me", key="key-of-nobody")).status == 401
-        assert (await live.get("/fairgate/me", key=None)).status == 401
-        assert (await live.ask("/fairgate/me", {}, key="key-of-alice")).status == 405
-        assert (await live.get("/fairgate/you", key="key-of-alice")).status == 404
+async def test_only_a_key_that_is_known_sees_anything_but_the_files_of_the_page(start: Starter) -> None:
+    async with live_before_engine(start) as (_, live):
+        assert [(await live.get("/fairgate/me", key=key)).status for key in ("key-of-nobody", None)] == [401, 401]
+        for path in (PATH, f"{PATH}/me.js", f"{PATH}/page.css"):
+            got = await live.get(path, key=None)
+            assert got.status == 200
+            assert "script-src 'self'" in got.headers["content-security-policy"]
+            assert b"alice" not in got.body
+        for path in ("/fairgate/you", f"{PATH}/index.html"):
+            assert (await live.get(path, key="key-of-alice")).status == 404
+        for path in ("/fairgate/me", PATH):
+            assert (await live.ask(path, {}, key="key-of-alice")).status == 405
 
 
 async def me(live: Any, key: str) -> Any:
@@ -130,11 +150,8 @@ async def test_it_says_what_was_received_and_used_and_costs(
 
 
 async def test_the_wait_that_is_told_is_behind_what_waits_of_its_own(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live:
-        asked = [
-            asyncio.ensure_future(live.ask(CHAT, chat(f"{n}", max_tokens=4, user="u"), key="key-of-mallory"))
-            for n in range(150)
-        ]
+    async with live_before_engine(start) as (sim, live):
+        asked = ask(live, 150, "key-of-mallory", user="u")
         requests, clock = live.engine.requests, live.gateway.pools[0].dispatcher.clock
         waiting = requests.waiting
         await until(
@@ -152,12 +169,10 @@ async def test_the_wait_that_is_told_is_behind_what_waits_of_its_own(start: Star
 
 
 async def test_a_wait_that_nobody_has_learned_is_not_told(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live:
+    async with live_before_engine(start) as (sim, live):
         sim.faults.is_still = True
-        asked = [
-            asyncio.ensure_future(live.ask(CHAT, chat(f"{n}", max_tokens=4), key="key-of-alice")) for n in range(60)
-        ]
-        await until(lambda: live.engine.queued + live.engine.dispatched == 60 and live.engine.queued > 0)
+        asked = ask(live, 60, "key-of-alice")
+        await come(live, 60)
         [pool] = (await me(live, "key-of-alice"))["pools"]
         assert pool["waits_for"]
         assert pool["interactive"]["expected_wait_s"] is None
@@ -167,20 +182,13 @@ async def test_a_wait_that_nobody_has_learned_is_not_told(start: Starter) -> Non
         assert (pool["interactive"]["expected_wait_s"], pool["waits_for"]) == (0.0, "")
 
 
-async def test_why_a_team_was_slow_is_remembered_by_the_minute_and_names_nobody(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with AsyncExitStack() as stack:
-        sim = await stack.enter_async_context(simulated())
-        pools = [{"name": "pool", "backends": [{"url": sim.url}], "capacity": {"waiting_target": 0}}]
-        live = await stack.enter_async_context(start(tenants=TENANTS, groups=GROUPS, pools=pools))
+async def test_why_a_team_was_slow_is_remembered_by_the_minute_and_names_nobody(start: Starter) -> None:
+    async with live_before_engine(start, capacity={"waiting_target": 0}) as (sim, live):
         sim.faults.is_still = True
-        flood = [
-            asyncio.ensure_future(live.ask(CHAT, chat(f"{n}", max_tokens=4), key="key-of-mallory")) for n in range(60)
-        ]
-        await until(lambda: live.engine.queued + live.engine.dispatched == 60)
-        own = asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=4), key="key-of-alice"))
-        await until(lambda: live.engine.queued + live.engine.dispatched == 61)
+        flood = ask(live, 60, "key-of-mallory")
+        await come(live, 60)
+        [own] = ask(live, 1, "key-of-alice")
+        await come(live, 61)
         sim.faults.is_still = False
         got = await own
         await asyncio.gather(*flood)
@@ -199,18 +207,11 @@ async def test_why_a_team_was_slow_is_remembered_by_the_minute_and_names_nobody(
 
 
 async def test_who_waits_is_due_its_part_of_what_is_served(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live:
-        asked = [
-            asyncio.ensure_future(live.ask(CHAT, chat(f"{n}", max_tokens=4), key="key-of-mallory")) for n in range(40)
-        ]
-        await asyncio.gather(*asked)
+    async with live_before_engine(start) as (sim, live):
+        await asyncio.gather(*ask(live, 40, "key-of-mallory"))
         sim.faults.is_still = True
-        asked = [
-            asyncio.ensure_future(live.ask(CHAT, chat(f"{key}{n}", max_tokens=4), key=key))
-            for key in ("key-of-mallory", "key-of-alice")
-            for n in range(60)
-        ]
-        await until(lambda: live.engine.queued + live.engine.dispatched == 120)
+        asked = ask(live, 60, "key-of-mallory") + ask(live, 60, "key-of-alice")
+        await come(live, 120)
         [pool] = (await me(live, "key-of-alice"))["pools"]
         received, due = (pool["recently"][name] for name in ("service_received", "service_due"))
         assert received < due, "it has waited for a third of what mallory received"
@@ -224,60 +225,41 @@ async def test_all_workers_and_replicas_answer_for_all(tmp_path: Path, is_shared
         sim = await stack.enter_async_context(simulated())
         sim.faults.is_still = True
         state = {"state": (await stack.enter_async_context(RedisServer())).url} if is_shared else {}
-        urls = []
+        gates = []
         for replica in range(1 + is_shared):
-            directory = tmp_path / str(replica)
-            directory.mkdir()
-            config = config_file(directory, sim.url, tenants=TENANTS, groups=GROUPS, workers=2, **state)
-            command = await stack.enter_async_context(running("serve", "-c", config))
-            urls.append((await command.says(r"serving on (http://[^ ,]+)"))[1])
+            (tmp_path / str(replica)).mkdir()
+            fields = {"tenants": TENANTS, "groups": GROUPS, "workers": 2, **state}
+            gate = await stack.enter_async_context(served(config_file(tmp_path / str(replica), sim.url, **fields)))
+            # Each request on a connection of its own, so that all workers have some.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            gate.http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+            gates.append(gate)
+        keys = ["key-of-alice", "key-of-mallory"] * 20
+        asked = [asyncio.create_task(gate.status(key, max_tokens=4)) for gate in gates for key in keys]
 
-        async def asks(url: str, http: aiohttp.ClientSession, n: int) -> int:
-            headers = {"authorization": f"Bearer key-of-{'alice' if n % 2 else 'mallory'}"}
-            async with http.post(url + CHAT, json=chat(str(n), max_tokens=4), headers=headers) as response:
-                return response.status
-
-        # Each on a connection of its own, so that all workers have some.
-        http = await stack.enter_async_context(
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
-        )
-        asked = [asyncio.create_task(asks(url, http, n)) for url in urls for n in range(40)]
-
-        async def seen(url: str) -> tuple[int, int]:
-            async with http.get(f"{url}/fairgate/me", headers={"authorization": "Bearer key-of-alice"}) as response:
-                assert response.status == 200, await response.text()
+        async def seen(gate: Served) -> tuple[int, int]:
+            headers = {"authorization": "Bearer key-of-alice"}
+            async with gate.http.get(f"{gate.url}/fairgate/me", headers=headers) as response:
                 text = await response.text()
+                assert response.status == 200, text
                 assert "mallory" not in text
-                [pool] = (await response.json())["pools"]
+                [pool] = json.loads(text)["pools"]
                 own = pool["interactive"]
-                return (
-                    own["queued_requests"] + own["running_requests"],
-                    len(pool["requests"]) + pool["requests_left_out"],
-                )
+                listed = len(pool["requests"]) + pool["requests_left_out"]
+                return own["queued_requests"] + own["running_requests"], listed
 
         async def all_see_all() -> bool:
-            found = [await seen(url) for url in urls for _ in range(8)]
-            return set(found) == {(20 * len(urls), 20 * len(urls))}
+            found = {await seen(gate) for gate in gates for _ in range(8)}
+            return found == {(20 * len(gates), 20 * len(gates))}
 
         await eventually(all_see_all, again_s=1.0)  # more than 50 a second are refused
         sim.faults.is_still = False
         assert set(await asyncio.gather(*asked)) == {200}
 
 
-async def test_files_of_the_page_are_anybodys_and_hold_nothing(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live:
-        for path in (PATH, f"{PATH}/me.js", f"{PATH}/page.css"):
-            got = await live.get(path, key=None)
-            assert got.status == 200
-            assert "script-src 'self'" in got.headers["content-security-policy"]
-            assert b"alice" not in got.body
-        assert (await live.get(f"{PATH}/index.html", key=None)).status == 404
-        assert (await live.ask(PATH, {}, key="key-of-alice")).status == 405
-
-
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)")
 async def test_the_page_asks_for_a_key_and_shows_what_is_its_own(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url, tenants=TENANTS, groups=GROUPS) as live, window(quiet=False) as seen:
+    async with live_before_engine(start) as (_, live), window(quiet=False) as seen:
         for key in ("key-of-alice", "key-of-mallory"):
             assert (await live.ask(CHAT, chat(max_tokens=4), key=key)).status == 200
         await seen.page.goto(live.url + PATH)

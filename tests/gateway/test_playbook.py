@@ -1,4 +1,4 @@
-"""The engine does this, the client sees that, and the tenant pays so much: answers that end before their end, or not.
+"""The engine does this, the client sees that, and the tenant pays so much: answers of any kind, whole, cut or silent.
 
 An answer that is cut is a failure that the client sees, however the engine framed it: an error while nothing went out,
 a broken connection or an event of error afterwards. It is charged for what came.
@@ -17,9 +17,6 @@ from tests.gateway.capture import (
     DONE,
     STREAM_END,
     STREAM_HEAD,
-    Peer,
-    Seen,
-    Upstream,
     answer,
     chunk,
     messages_stream,
@@ -28,8 +25,8 @@ from tests.gateway.capture import (
     token,
     usage_event,
 )
-from tests.gateway.live import Starter, chat, events
-from tests.gateway.playbook import BESIDE, FRAMINGS, QUEUED, STREAMED, STREAMS, Sent, stage, stream, whole
+from tests.gateway.live import Starter, events
+from tests.gateway.playbook import BESIDE, FRAMINGS, QUEUED, STREAMED, STREAMS, Sent, in_pieces, stage, stream, whole
 
 FAILED = ("failed", "backend_failed")
 COMPLETED = ("completed", "")
@@ -265,14 +262,66 @@ async def test_an_event_that_went_out_in_part_is_not_ended_for_the_engine(start:
         assert played.tokens[1] >= 1
 
 
-async def test_a_client_that_leaves_amid_an_unfinished_stream_pays_once(start: Starter) -> None:
-    async def script(seen: Seen, peer: Peer) -> None:
-        await peer.send(STREAM_HEAD + chunk(token("a") * 2))
-        await peer.gone()
+# --- answers of any kind ---
 
-    async with Upstream(script) as upstream, start(upstream.url) as live:
-        async with live.post("/v1/chat/completions", chat(stream=True)) as response:
-            await response.content.readexactly(len(token("a")))
-        [line] = await live.lines(1)
-        assert (line["outcome"], line["tokens_out"]) == ("abandoned", 2)
-        assert live.holds_nothing()
+TEXT, LINES = [b"Once upon", b" a time"], [b'{"message":{"content":"a"},"done":false}\n', b'{"done":true}\n']
+KINDS: dict[bytes, list[bytes]] = {
+    b"audio/pcm": [b"\x01" * 4000] * 3,
+    b"Audio/MPEG": [b"ID3" * 900, b"\0" * 9],
+    b"application/x-ndjson": LINES,
+    b"application/jsonl": LINES,
+    b"text/plain; charset=utf-8": TEXT,
+}
+NAMES_OF_EVENTS = (
+    b"Text/Event-Stream", b"TEXT/EVENT-STREAM; Charset=UTF-8", b"text/plain", b"application/octet-stream",
+    b"application/json", b"Application/JSON; charset=utf-8", None,
+)  # fmt: skip
+BEGINNINGS = (b": hi\n\n", b"\xef\xbb\xbf", b"\n", b"event: x\n", b"id: 1\n", b"retry: 5\n\n")
+CHAT_EVENTS = EVENTS["/v1/chat/completions"]
+SEEN_OF_CHAT = b"".join(CHAT_EVENTS).replace(usage_event(11, 3), b"")
+
+
+async def test_what_is_no_json_goes_on_as_it_comes(start: Starter) -> None:
+    async with stage(start) as on:
+        for path, is_stream, (kind, parts) in product(("/v1/new", "/v1/completions"), (False, True), KINDS.items()):
+            played = await on.play(path, in_pieces(kind, *parts), stream=is_stream)
+            assert (played.end, played.got.body) == ((200, *COMPLETED), b"".join(parts)), (path, kind)
+            assert played.got.headers["content-type"] == kind.decode()
+        played = await on.play("/v1/completions", Sent(answer(b"hello", kind=b"text/plain")))
+        assert (played.got.body, played.got.headers["content-length"]) == (b"hello", "5")
+
+
+async def test_a_stream_of_events_is_one_by_any_name_and_may_begin_in_any_way(start: Starter) -> None:
+    async with stage(start) as on:
+        for kind, begun in (*product(NAMES_OF_EVENTS, [b""]), *product([b"application/json"], BEGINNINGS)):
+            sent = in_pieces(kind, begun + CHAT_EVENTS[0], *CHAT_EVENTS[1:])
+            played = await on.play("/v1/chat/completions", sent, stream=True)
+            assert (played.end, played.tokens, played.got.body) == ((200, *COMPLETED), (11, 3), begun + SEEN_OF_CHAT)
+            assert played.got.headers.get("content-type", "") == (kind or b"").decode()
+
+
+async def test_json_is_json_by_any_spelling_and_where_a_stream_was_asked_for(start: Starter) -> None:
+    async with stage(start) as on:
+        for kind, is_stream in product(
+            (b"application/json", b"APPLICATION/JSON", b"application/problem+json; charset=utf-8"), (False, True)
+        ):
+            played = await on.play("/v1/chat/completions", whole("chunks", b'{"choices":[]', kind), stream=is_stream)
+            assert played.end == (502, *FAILED), kind
+        sent = whole("chunks", b'{"data":"data:","usage":{"prompt_tokens":7,"completion_tokens":2}}', b"text/plain")
+        played = await on.play("/v1/chat/completions", sent, stream=True)
+        assert (played.end, played.tokens) == ((200, *COMPLETED), (7, 2))
+        assert sent.raw.endswith(chunk(played.got.body) + STREAM_END)
+
+
+# --- nothing more ---
+
+
+async def test_an_engine_that_falls_silent_is_given_up(start: Starter) -> None:
+    async with stage(start, upstream_silence_s=0.1) as on:
+        for path in ("/v1/chat/completions", "/tokenize"):
+            played = await on.play(path, Sent(b""))
+            assert played.end == (504, "failed", "backend_timeout"), path
+            assert played.got.error["code"] == "backend_timeout", path
+        played = await on.play("/v1/chat/completions", Sent(STREAM_HEAD + chunk(token("a"))), stream=True)
+        assert (played.end, played.tokens[1]) == ((200, "failed", "backend_timeout"), 1)
+        assert events(played.got.body)[-1]["error"]["code"] == "backend_timeout"

@@ -26,7 +26,7 @@ from tests.certificates import Authority
 from tests.commands import run
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Live, Starter, chat, simulated, until
-from tests.kit.keys import NAMED, TENANTS, TOKEN, admin, answers
+from tests.kit.keys import NAMED, TENANTS, TOKEN, admin, answers, issuing, made
 from tests.kit.served import config_file
 from tests.kit.usage import CHAT, FAILURES, OK, counted, database_at, written
 from tests.waiting import eventually
@@ -54,7 +54,8 @@ async def requests_of(live: Live, count: int) -> None:
 
 
 def copied(path: Path, copy: Path) -> None:
-    """Not by reading the file here: a process that closes it loses the locks that its connections have."""
+    """As `.restore` of SQLite's command line does it: a process that read the file here would lose the locks that its
+    connections have, as soon as it closed the file."""
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
         source.backup(target)
 
@@ -81,12 +82,7 @@ def as_earlier(copy: Path, path: Path) -> None:
     moved(copy, path)
 
 
-def by_sqlite(copy: Path, path: Path) -> None:
-    """What `.restore` of its command line does."""
-    copied(copy, path)
-
-
-RESTORED = [by_sqlite, moved, overwritten, removed_and_copied, as_earlier]
+RESTORED = [copied, moved, overwritten, removed_and_copied, as_earlier]
 
 
 @pytest.mark.parametrize("restore", RESTORED)
@@ -94,14 +90,13 @@ async def test_a_restored_database_has_the_keys_and_gets_the_usage(
     start: Starter, restore: Callable[[Path, Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     path, copy = start.directory / "usage.db", start.directory / "copy.db"
-    fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(path), "admin_token": TOKEN}
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+    async with issuing(start) as (upstream, live):
         config = config_file(start.directory, upstream.url, tenants=TENANTS, usage=str(path))
-        old = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
+        old = await made(live)
         await answers(live, old, 200)
         await written(live)
         copied(path, copy)
-        young = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
+        young = await made(live)
         await answers(live, young, 200)
         await requests_of(live, 5)
         await written(live)
@@ -117,7 +112,7 @@ async def test_a_restored_database_has_the_keys_and_gets_the_usage(
         await written(live)
         assert counted(str(path), "tenant")["alice",][0] == 3, "what came after the copy is in it, and nothing else"
         assert (await live.metrics())["fairgate_usage_requests_dropped_total",] >= 5, "what is lost is counted"
-        if restore not in (overwritten, by_sqlite):  # there it is the same file
+        if restore not in (overwritten, copied):  # there it is the same file
             await until(lambda: f"{path} was replaced or removed while it was open" in caplog.text)
             assert await failures(live, "usage") == 1
         await eventually(lambda: _is_well(live))
@@ -134,10 +129,9 @@ async def test_a_database_that_is_removed_is_made_anew_and_keys_can_be_revoked(
     start: Starter, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = start.directory / "usage.db"
-    fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(path), "admin_token": TOKEN}
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+    async with issuing(start) as (upstream, live):
         config = config_file(start.directory, upstream.url, tenants=TENANTS, usage=str(path))
-        key, other = [(await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"] for _ in range(2)]
+        key, other = [await made(live) for _ in range(2)]
         await answers(live, other, 200)
         path.unlink()
         await until(path.exists)
@@ -192,17 +186,17 @@ def _becomes(path: Path, content: bytes) -> None:
 async def test_workers_go_on_with_a_restored_database(start: Starter) -> None:
     path, copy = start.directory / "usage.db", start.directory / "copy.db"
     fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(path), "admin_token": TOKEN}
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as one:
+    async with issuing(start) as (upstream, one):
         async with start(upstream.url, **fields) as two:
             await written(one)
             copied(path, copy)
-            key = (await admin(one, "POST", "/keys", {"tenant": "bob"})).json["key"]
+            key = await made(one)
             for live in (one, two):
                 await answers(live, key, 200)
             moved(copy, path)
-            while (made := await admin(two, "POST", "/keys", {"tenant": "bob"})).status == 503:
+            while (new := await admin(two, "POST", "/keys", {"tenant": "bob"})).status == 503:
                 pass  # what was under way at the moment of the restore fails, and says so
-            fresh = made.json["key"]
+            fresh = new.json["key"]
             for live in (one, two):
                 await answers(live, key, 401)
                 await answers(live, fresh, 200)
@@ -211,31 +205,31 @@ async def test_workers_go_on_with_a_restored_database(start: Starter) -> None:
             assert counted(str(path), "tenant")["alice",][0] == 4
 
 
-def test_what_is_written_to_a_file_that_is_replaced_meanwhile_is_no_success(tmp_path: Path) -> None:
-    path, copy = tmp_path / "usage.db", tmp_path / "copy.db"
-    database = database_at(str(path))
-    _note(database, "1")
-    shutil.copy(path, copy)
-    with pytest.raises(StoreUnavailable, match="replaced or removed meanwhile"), database.transaction() as step:
-        step.do("INSERT INTO fairgate_notes VALUES ('x', '2') ON CONFLICT (name) DO UPDATE SET value = '2'")
-        moved(copy, path)
-    with database.transaction(writes=False) as step:
-        assert step.ask("SELECT value FROM fairgate_notes WHERE name = 'x'") == [("1",)]
-    _note(database, "3")
-    assert database.replaced == 1
-    database.close()
-    again = database_at(str(path))
-    with again.transaction(writes=False) as step:
-        assert step.ask("SELECT value FROM fairgate_notes WHERE name = 'x'") == [("3",)]
-    assert again.replaced == 0
-    again.close()
-
-
 def _note(database: Database, value: str) -> None:
     with database.transaction() as step:
         step.do(
-            f"INSERT INTO fairgate_notes VALUES ('x', '{value}') ON CONFLICT (name) DO UPDATE SET value = '{value}'"
+            "INSERT INTO fairgate_notes VALUES ('x', %s) ON CONFLICT (name) DO UPDATE SET value = %s", (value, value)
         )
+
+
+def _noted(database: Database) -> list[tuple[Any, ...]]:
+    with database.transaction(writes=False) as step:
+        return step.ask("SELECT value FROM fairgate_notes WHERE name = 'x'")
+
+
+def test_what_is_written_to_a_file_that_is_replaced_meanwhile_is_no_success(tmp_path: Path) -> None:
+    path, copy = tmp_path / "usage.db", tmp_path / "copy.db"
+    with closing(database_at(str(path))) as database:
+        _note(database, "1")
+        shutil.copy(path, copy)
+        with pytest.raises(StoreUnavailable, match="replaced or removed meanwhile"), database.transaction() as step:
+            step.do("UPDATE fairgate_notes SET value = '2' WHERE name = 'x'")
+            moved(copy, path)
+        assert _noted(database) == [("1",)]
+        _note(database, "3")
+        assert database.replaced == 1
+    with closing(database_at(str(path))) as again:
+        assert (_noted(again), again.replaced) == ([("3",)], 0)
 
 
 def test_to_open_a_database_ends_no_lock_of_another_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

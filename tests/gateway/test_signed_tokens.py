@@ -24,13 +24,12 @@ from gateway.config.sections.keys import IssuerConfig
 from gateway.http.errors import ApiError
 from gateway.keys import issuers
 from gateway.keys.identity import Keyring
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Answer, Live, Starter, chat
-from tests.kit.held import Held
+from tests.kit.held import Held, one_at_a_time
+from tests.kit.usage import CHAT, OK
 from tests.waiting import until
 
-OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
-CHAT = "/v1/chat/completions"
 TENANTS = [{"name": "physics", "weight": 3.0}, {"name": "chemistry"}]
 RSA_KEYS = [rsa.generate_private_key(public_exponent=65537, key_size=2048) for _ in range(2)]
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
@@ -104,6 +103,10 @@ async def until_taken(live: Live, token: str) -> None:
     assert got.status == 200
 
 
+async def status(live: Live, token: str, **fields: str) -> int:
+    return (await live.ask(CHAT, chat(), key=token, **fields)).status
+
+
 async def logged(live: Live, got: Answer) -> dict[str, Any]:
     """The line of this request in the access log."""
     found: list[dict[str, Any]] = []
@@ -130,7 +133,7 @@ async def test_a_token_names_tenant_user_and_app(start: Starter) -> None:
         assert (line["tenant"], line["weight"], line["app"]) == ("chemistry", 1.0, "search")
         other = await logged(live, await live.ask(CHAT, chat(), key=token, x_fairgate_app="chat"))
         assert (other["app"], other["user"]) == ("chat", line["user"]), "the token says who asks, not the request"
-        assert (await live.ask(CHAT, chat(), key=token, x_fairgate_app="admin")).status == 403
+        assert await status(live, token, x_fairgate_app="admin") == 403
         bob = await logged(live, await live.ask(CHAT, chat(), key=issuer.token(sub="bob")))
         assert (bob["tenant"], bob["weight"], bob["app"]) == ("physics", 3.0, "default")
         assert bob["user"] != line["user"]
@@ -152,32 +155,28 @@ async def test_a_token_that_says_something_else_is_refused(start: Starter) -> No
         ]:
             assert why in refused(await live.ask(CHAT, chat(), key=issuer.token(**claims))), claims
         assert len(upstream.requests) == taken
+        for exp in [int("9" * 400), int("9" * 4000), 1e308, float("inf"), float("nan")]:  # no clock has such an end
+            assert await status(live, issuer.token(exp=exp)) in (200, 401), exp
 
 
 async def test_a_token_is_taken_until_it_expires(start: Starter) -> None:
     async with serving(start, leeway_s=0) as (live, issuer, _):
         message = refused(await live.ask(CHAT, chat(), key=issuer.token(exp=int(time.time()) - 1)), "expired_api_key")
         assert "its issuer" in message
-    async with serving(start, leeway_s=600) as (live, issuer, _):
-        assert (await live.ask(CHAT, chat(), key=issuer.token(exp=int(time.time()) - 100))).status == 200
-
-
-async def test_a_token_that_was_taken_before_expires(start: Starter) -> None:
-    async with serving(start, leeway_s=0) as (live, issuer, _):
         token = issuer.token(exp=int(time.time()) + 2)
-        assert (await live.ask(CHAT, chat(), key=token)).status == 200
         while (got := await live.ask(CHAT, chat(), key=token)).status == 200:
             pass
         assert "ask its issuer for a new one" in refused(got, "expired_api_key")
+    async with serving(start, leeway_s=600) as (live, issuer, _):
+        assert await status(live, issuer.token(exp=int(time.time()) - 100)) == 200
 
 
 async def test_only_the_algorithms_of_the_config_are_taken(start: Starter) -> None:
     async with serving(start) as (live, issuer, _):
+        claims = {"iss": issuer.url, "aud": "fairgate", "exp": time.time() + 60, "tenant": "physics"}
         public = str(issuer.keys[0]["n"])  # the classic: a public key taken for a shared secret
         for token in (
-            jwt.encode(
-                {"iss": issuer.url, "aud": "fairgate", "exp": time.time() + 60, "tenant": "physics"}, None, "none"
-            ),
+            jwt.encode(claims, None, "none"),
             issuer.token(public, alg="HS256"),
             issuer.token(alg="RS512"),
             issuer.token(RSA_KEYS[1]),
@@ -198,9 +197,9 @@ async def test_an_issuer_changes_its_keys(start: Starter, monkeypatch: pytest.Mo
         while (got := await live.ask(CHAT, chat(), key=fresh)).status != 200:
             assert got.error["code"] == "issuer_unavailable"
         issuer.status = 500
-        assert (await live.ask(CHAT, chat(), key=issuer.token(kid="third"))).status == 503
+        assert await status(live, issuer.token(kid="third")) == 503
         await until(lambda: any("answers 500" in fault for fault in live.gateway.faults()))
-        assert (await live.ask(CHAT, chat(), key=issuer.token(sub="eve"))).status == 200
+        assert await status(live, issuer.token(sub="eve")) == 200
         issuer.status = 200
         await until(lambda: not live.gateway.faults())
 
@@ -210,22 +209,18 @@ async def test_keys_are_read_no_more_often_than_is_decent(start: Starter) -> Non
         reads = issuer.reads
         for n in range(15):
             assert "none of the keys" in refused(await live.ask(CHAT, chat(), key=issuer.token(kid=f"invented {n}")))
+        assert await status(live, issuer.token(kid=None)) == 200, "there is one key: no id is needed"
         assert issuer.reads == reads
-
-
-async def test_a_token_without_a_key_id_is_taken_where_there_is_one_key(start: Starter) -> None:
-    async with serving(start) as (live, issuer, _):
-        assert (await live.ask(CHAT, chat(), key=issuer.token(kid=None))).status == 200
 
 
 async def test_a_reload_takes_a_tenant_away(start: Starter) -> None:
     async with serving(start) as (live, issuer, _):
         token = issuer.token()
-        assert (await live.ask(CHAT, chat(), key=token)).status == 200
+        assert await status(live, token) == 200
         config = live.gateway.config
         await live.gateway.take_over(config.model_copy(update={"tenants": config.tenants[1:]}))
         assert "names no tenant" in refused(await live.ask(CHAT, chat(), key=token))
-        assert (await live.ask(CHAT, chat(), key=issuer.token(tenant="chemistry"))).status == 200
+        assert await status(live, issuer.token(tenant="chemistry")) == 200
 
 
 GROUPS = [{"name": "north"}, {"name": "labs", "group": "north"}, {"name": "south"}]
@@ -252,8 +247,7 @@ async def test_a_token_names_only_tenants_in_the_groups_that_it_names(start: Sta
 async def test_a_reload_that_moves_a_tenant_counts_for_tokens_that_were_taken(start: Starter) -> None:
     engine = Held()
     async with issuer_running() as issuer, Upstream(engine) as upstream:
-        backends = [{"url": upstream.url, "max_num_seqs": 1}]
-        pools = [{"name": "pool", "backends": backends, "capacity": {"waiting_target": 0}}]
+        pools = one_at_a_time(upstream.url)
         fields: dict[str, Any] = {"tenants": GROUPED, "groups": GROUPS, "jwt": issuer.config(group_claim="orgs")}
         async with start(pools=pools, **fields) as live:
             token, config = issuer.token(orgs=["south"]), live.gateway.config
@@ -270,7 +264,7 @@ async def test_a_reload_that_moves_a_tenant_counts_for_tokens_that_were_taken(st
             engine.may.set()
             assert ((await waits).status, (await runs).status) == (401, 200)
             assert "in a group" in refused(await live.ask(CHAT, chat(), key=token))
-            assert (await live.ask(CHAT, chat(), key=issuer.token(orgs=["north"]))).status == 200
+            assert await status(live, issuer.token(orgs=["north"])) == 200
 
 
 def test_groups_of_tokens_need_groups(start: Starter) -> None:
@@ -284,13 +278,7 @@ async def test_tokens_that_are_wrong_count_as_wrong_keys(start: Starter) -> None
         token = issuer.token(sub="new")
         statuses = [(await live.ask(CHAT, chat(), key=issuer.token(RSA_KEYS[1], sub=str(n)))).status for n in range(21)]
         assert statuses == [401] * 20 + [429]
-        assert (await live.ask(CHAT, chat(), key=token)).status == 429, "no token is checked for who guesses"
-
-
-async def test_an_end_that_no_clock_has_is_refused_or_taken_and_no_fault(start: Starter) -> None:
-    async with serving(start) as (live, issuer, _):
-        for exp in [int("9" * 400), int("9" * 4000), 1e308, float("inf"), float("nan")]:
-            assert (await live.ask(CHAT, chat(), key=issuer.token(exp=exp))).status in (200, 401), exp
+        assert await status(live, token) == 429, "no token is checked for who guesses"
 
 
 async def test_a_token_has_one_spelling(start: Starter) -> None:
@@ -298,15 +286,10 @@ async def test_a_token_has_one_spelling(start: Starter) -> None:
     async with serving(start) as (live, issuer, _):
         token = issuer.token()
         assert len(token.rpartition(".")[2]) % 4, "the last letter has bits that say nothing"
-        others = [
-            token[:-1] + letters[letters.index(token[-1]) ^ 1],
-            token + "=",
-            token + "==",
-            token.replace(".", "=.", 1),
-        ]
-        for other in others:
+        twin = token[:-1] + letters[letters.index(token[-1]) ^ 1]
+        for other in (twin, token + "=", token + "==", token.replace(".", "=.", 1)):
             refused(await live.ask(CHAT, chat(), key=other))
-        assert (await live.ask(CHAT, chat(), key=token)).status == 200
+        assert await status(live, token) == 200
 
 
 async def test_rsa_keys_that_can_be_broken_are_none(start: Starter) -> None:

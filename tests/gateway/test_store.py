@@ -16,6 +16,7 @@ from tests.gateway.live import WAIT_S, until
 from tests.kit.stores import POOL, opened, scripted, url
 from tests.ports import free_port
 from tests.redis_server import Proxy, RedisServer
+from tests.waiting import eventually
 
 KEY = pool_key("pool", "counter")
 ACL = "~fairgate:* &fairgate:* +info +eval +evalsha +@read +@write +time +publish +subscribe"
@@ -113,25 +114,21 @@ async def test_a_replica_and_what_is_no_redis_are_refused() -> None:
     server.close()
 
 
-@pytest.mark.parametrize(
-    ("version", "message"),
-    [
+async def test_an_old_redis_is_refused() -> None:
+    for version, message in (
         ("5.0.14", "is Redis 5.0; 6.2 or later is needed, or any Valkey"),
         ("6.0.20", "is Redis 6.0; 6.2 or later"),
         ("", "does not say which version"),
-    ],
-)
-async def test_an_old_redis_is_refused(version: str, message: str) -> None:
-    async with scripted(version) as where:
-        assert message in await refused(where)
+    ):
+        async with scripted(version) as where:
+            assert message in await refused(where)
 
 
 async def test_nobody_there_passes() -> None:
     for where in (f"redis://127.0.0.1:{free_port()}/0", "unix:///nowhere/redis.sock"):
-        store = RedisStore(where, (POOL,))
         with pytest.raises(StoreUnavailable, match=r"Connection refused|No such file"):
-            await store.open()
-        await store.close()
+            async with opened(where):
+                pass
 
 
 async def test_a_redis_that_is_full_or_a_cluster_that_is_not_whole_passes() -> None:
@@ -140,12 +137,9 @@ async def test_a_redis_that_is_full_or_a_cluster_that_is_not_whole_passes() -> N
         (RedisServer(cluster=True, slots=(0, 0)), "CLUSTERDOWN"),
     ):
         async with server as redis:
-            store = RedisStore(redis.url, (POOL,))
-            try:
-                with pytest.raises(StoreUnavailable, match=why):
-                    await store.open()
-            finally:
-                await store.close()
+            with pytest.raises(StoreUnavailable, match=why):
+                async with opened(redis.url):
+                    pass
 
 
 # --- deployments ---
@@ -343,9 +337,8 @@ async def test_a_member_stays_one_and_one_that_is_no_longer_welcome_shares_nothi
     async with RedisServer() as redis, opened(redis.url) as store:
         keeping = Background().repeat(store.turn, "store")
         await redis.command("FLUSHALL")
-        async with redis.client() as client, asyncio.timeout(WAIT_S):
-            while not await client.hexists(pool_key("pool", "members"), store.replica):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        async with redis.client() as client:
+            await eventually(lambda: client.hexists(pool_key("pool", "members"), store.replica))
         await redis.command("SET", "fairgate:{pool}:layout", LAYOUT + 1)
         await until(lambda: store.fault is not None and "layout" in store.fault)
         with pytest.raises(StoreUnavailable, match="layout"):

@@ -15,10 +15,9 @@ import ssl
 import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
-import openai
 import pytest
 
 import gateway.http.server
@@ -34,21 +33,17 @@ OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates"))
+class Tls(NamedTuple):
+    """The listener's section of the config, and who signed its certificate."""
+
+    section: dict[str, str]
+    authority: Authority
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("others"), "stranger")
-
-
-@pytest.fixture(scope="module")
-def tls(authority: Authority) -> dict[str, str]:
-    """The section of the config."""
+def tls(authority: Authority) -> Tls:
     certificate, key = authority.sign("listener")
-    return {"cert_file": certificate, "key_file": key}
+    return Tls({"cert_file": certificate, "key_file": key}, authority)
 
 
 class Client:
@@ -73,6 +68,15 @@ class Client:
         lines += [b"Content-Type: application/json", b"Content-Length: %d" % len(body)]
         self.writer.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
 
+    async def rest(self) -> bytes:
+        """What comes until the end, or until the connection breaks."""
+        found = b""
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(WAIT_S):
+                while piece := await self.reader.read(65536):
+                    found += piece
+        return found
+
     @property
     def shown(self) -> str:
         """Which certificate it was shown."""
@@ -92,69 +96,40 @@ def fingerprint(cert_file: str) -> str:
 # --- what clients do ---
 
 
-async def test_the_official_client(start: Starter, authority: Authority, tls: dict[str, str]) -> None:
-    async with simulated(time_scale=0) as sim, start(sim.url, tls=tls) as live:
-        assert live.url.startswith("https://")
-        async with openai.AsyncOpenAI(
-            base_url=live.url + "/v1",
-            api_key="k",
-            max_retries=0,
-            http_client=openai.DefaultAsyncHttpxClient(verify=authority.client()),
-        ) as api:
-            answered: Any = await api.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5)
-            assert answered.choices[0].message.content
-            stream: Any = await api.chat.completions.create(
-                model=MODEL, messages=HELLO, max_tokens=7, stream=True, extra_body={"ignore_eos": True}
-            )
-            assert sum([bool(each.choices[0].delta.content) async for each in stream]) == 7
-        server = live.gateway._server
-        assert server is not None
-        await until(lambda: len(server.state.connections) == 0)
-
-
-async def test_a_connection_is_kept_and_may_be_asked_ahead(
-    start: Starter, authority: Authority, tls: dict[str, str]
-) -> None:
+async def test_a_connection_is_kept_and_may_be_asked_ahead(start: Starter, tls: Tls) -> None:
     body = json.dumps(chat()).encode()
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, tls=tls) as live:
-        async with Client.of(live, authority.client()) as client:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tls=tls.section) as live:
+        async with Client.of(live, tls.authority.client()) as client:
             for fields in ((), (), (b"Connection: close",)):
                 client.ask(body, *fields)
-            async with asyncio.timeout(WAIT_S):
-                answers = await client.reader.read()
+            answers = await client.rest()
         assert answers.count(b"HTTP/1.1 200 OK") == 3
         assert len(upstream.requests) == 3
 
 
-async def test_large_bodies_go_both_ways(start: Starter, authority: Authority, tls: dict[str, str]) -> None:
+async def test_large_bodies_go_both_ways(start: Starter, tls: Tls) -> None:
     text = "x" * 8_000_000
     large = answer(json.dumps({"choices": [], "said": text}).encode())
-    async with Upstream(replies(large)) as upstream, start(upstream.url, tls=tls) as live:
-        async with Client.of(live, authority.client()) as client:
+    async with Upstream(replies(large)) as upstream, start(upstream.url, tls=tls.section) as live:
+        async with Client.of(live, tls.authority.client()) as client:
             asked = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "more": text}
             client.ask(json.dumps(asked).encode(), b"Connection: close")
-            async with asyncio.timeout(WAIT_S):
-                head, _, body = (await client.reader.read()).partition(b"\r\n\r\n")
+            head, _, body = (await client.rest()).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 OK")
         assert json.loads(body)["said"] == text
         assert upstream.requests[0].json["more"] == text
 
 
-async def test_who_sends_too_much_is_told_while_it_sends(
-    start: Starter, authority: Authority, tls: dict[str, str]
-) -> None:
+async def test_who_sends_too_much_is_told_while_it_sends(start: Starter, tls: Tls) -> None:
     """The answer is not lost in the body that nobody reads."""
-    async with simulated() as sim, start(sim.url, tls=tls, limits={"body_bytes_max": 100_000}) as live:
-        async with Client.of(live, authority.client()) as client:
+    async with simulated() as sim, start(sim.url, tls=tls.section, limits={"body_bytes_max": 100_000}) as live:
+        async with Client.of(live, tls.authority.client()) as client:
             client.ask(b"x" * 4_000_000)
-            async with asyncio.timeout(WAIT_S):
-                assert b"413" in (await client.reader.read())[:20]
+            assert b"413" in (await client.rest())[:20]
 
 
-async def test_a_client_that_leaves_takes_nothing_with_it(
-    start: Starter, authority: Authority, tls: dict[str, str]
-) -> None:
-    async with simulated() as sim, start(sim.url, tls=tls, trusting=authority.client()) as live:
+async def test_a_client_that_leaves_takes_nothing_with_it(start: Starter, tls: Tls) -> None:
+    async with simulated() as sim, start(sim.url, tls=tls.section, trusting=tls.authority.client()) as live:
         async with live.post(CHAT, long_chat()) as response:
             await response.content.readuntil(b"\n\n")
         await until(sim.is_idle)
@@ -163,46 +138,35 @@ async def test_a_client_that_leaves_takes_nothing_with_it(
         assert (line["outcome"], line["reason"]) == ("abandoned", "client_disconnected")
 
 
-async def test_an_answer_that_breaks_off_does_not_look_whole(
-    start: Starter, authority: Authority, tls: dict[str, str]
-) -> None:
+async def test_an_answer_that_breaks_off_does_not_look_whole(start: Starter, tls: Tls) -> None:
     """To HTTP/1.0 the end of the connection is the end of the answer: TLS must not say that all was well."""
 
     async def breaks(seen: Seen, peer: Peer) -> None:
         await peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
         peer.reset()
 
-    async with Upstream(breaks) as upstream, start(upstream.url, tls=tls) as live:
-        async with Client.of(live, authority.client()) as client:
+    async with Upstream(breaks) as upstream, start(upstream.url, tls=tls.section) as live:
+        async with Client.of(live, tls.authority.client()) as client:
             body = json.dumps(chat()).encode()
             head = b"POST /v1/chat/completions HTTP/1.0\r\nAuthorization: Bearer k\r\n"
             client.writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            async with asyncio.timeout(WAIT_S):
-                got = await ended(client)
-        assert got is None or b" 200 " not in got[:20]
-
-
-async def ended(client: Client) -> bytes | None:
-    """What came until the end; None where that was none."""
-    try:
-        return await client.reader.read()
-    except ConnectionError:
-        return None
+            got = await client.rest()
+        assert b" 200 " not in got[:20]
 
 
 # --- who is let in ---
 
 
 async def test_only_new_versions_and_http_1_are_agreed_on(
-    start: Starter, authority: Authority, tls: dict[str, str], caplog: pytest.LogCaptureFixture
+    start: Starter, tls: Tls, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with simulated() as sim, start(sim.url, tls=tls) as live:
-        both = authority.client()
+    async with simulated() as sim, start(sim.url, tls=tls.section) as live:
+        both = tls.authority.client()
         both.set_alpn_protocols(["h2", "http/1.1"])
         async with Client.of(live, both) as client:
             assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
             assert client.writer.get_extra_info("cipher")[1] == "TLSv1.3"
-        old = authority.client()
+        old = tls.authority.client()
         old.set_ciphers("DEFAULT:@SECLEVEL=0")
         with warnings.catch_warnings(action="ignore"):
             old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -215,21 +179,17 @@ async def test_only_new_versions_and_http_1_are_agreed_on(
 
 
 @pytest.mark.parametrize("shows", ["nothing", "a stranger's", "its own"])
-async def test_a_certificate_may_be_asked_of_clients(
-    start: Starter, authority: Authority, stranger: Authority, tls: dict[str, str], shows: str
-) -> None:
-    shown = {"nothing": None, "a stranger's": stranger.sign("client"), "its own": authority.sign("client")}[shows]
-    asking = {**tls, "client_ca_file": authority.ca}
+async def test_a_certificate_may_be_asked_of_clients(start: Starter, stranger: Authority, tls: Tls, shows: str) -> None:
+    shown = {"nothing": None, "a stranger's": stranger.sign("client"), "its own": tls.authority.sign("client")}[shows]
+    asking = {**tls.section, "client_ca_file": tls.authority.ca}
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tls=asking) as live:
         async with contextlib.AsyncExitStack() as stack:
-            got: bytes | None = None
+            got = b""
             with contextlib.suppress(ssl.SSLError):  # TLS 1.3 says so with the first read
-                client = await stack.enter_async_context(Client.of(live, authority.client(shown)))
+                client = await stack.enter_async_context(Client.of(live, tls.authority.client(shown)))
                 client.ask(json.dumps(chat()).encode(), b"Connection: close")
-                async with asyncio.timeout(WAIT_S):
-                    got = await ended(client)
+                got = await client.rest()
         if shows == "its own":
-            assert got is not None
             assert got.startswith(b"HTTP/1.1 200 OK")
         else:
             assert not got
@@ -238,10 +198,8 @@ async def test_a_certificate_may_be_asked_of_clients(
             assert (line["outcome"], line["reason"]) == ("refused", "malformed_http")
 
 
-async def test_plain_http_is_closed_and_counted(
-    start: Starter, authority: Authority, tls: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
-    async with simulated() as sim, start(sim.url, tls=tls) as live:
+async def test_plain_http_is_closed_and_counted(start: Starter, tls: Tls, caplog: pytest.LogCaptureFixture) -> None:
+    async with simulated() as sim, start(sim.url, tls=tls.section) as live:
         got = await raw_exchange(live.gateway.port, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"HTTP" not in got
         [line] = await live.lines(1)
@@ -252,43 +210,37 @@ async def test_plain_http_is_closed_and_counted(
 
 
 async def test_who_never_agrees_on_tls_is_closed_in_time(
-    start: Starter, tls: dict[str, str], quick_sweep: None, caplog: pytest.LogCaptureFixture
+    start: Starter, tls: Tls, quick_sweep: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with simulated() as sim, start(sim.url, tls=tls, limits={"client_head_s": 1}) as live:
+    async with simulated() as sim, start(sim.url, tls=tls.section, limits={"client_head_s": 1}) as live:
         assert await raw_exchange(live.gateway.port, b"\x16\x03\x01\x02\x00\x01") == b""  # a hello that does not end
         [line] = await live.lines(1)
         assert (line["outcome"], line["reason"]) == ("refused", "client_too_slow")
         assert not faults(caplog)
 
 
-async def test_who_only_knocks_is_not_counted_as_refused(start: Starter, tls: dict[str, str]) -> None:
-    async with simulated() as sim, start(sim.url, tls=tls) as live:
-        server = live.gateway._server
-        assert server is not None
+async def test_who_only_knocks_is_not_counted_as_refused(start: Starter, tls: Tls) -> None:
+    async with simulated() as sim, start(sim.url, tls=tls.section) as live:
         _, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
-        await until(lambda: len(server.state.connections) == 1)
+        await until(lambda: len(live.server.connections) == 1)
         writer.close()
-        await until(lambda: len(server.state.connections) == 0)
+        await until(lambda: len(live.server.connections) == 0)
         assert not any("malformed_http" in name for name in await live.metrics())
 
 
-async def test_half_a_handshake_is_a_connection_of_its_address(
-    start: Starter, authority: Authority, tls: dict[str, str]
-) -> None:
-    async with simulated() as sim, start(sim.url, tls=tls, limits={"client_connections_max": 1}) as live:
-        server = live.gateway._server
-        assert server is not None
+async def test_half_a_handshake_is_a_connection_of_its_address(start: Starter, tls: Tls) -> None:
+    async with simulated() as sim, start(sim.url, tls=tls.section, limits={"client_connections_max": 1}) as live:
         _, knocking = await asyncio.open_connection("127.0.0.1", live.gateway.port)
-        await until(lambda: len(server.state.connections) == 1)
+        await until(lambda: len(live.server.connections) == 1)
         with pytest.raises((ConnectionError, ssl.SSLError)):
-            async with Client.of(live, authority.client()):
+            async with Client.of(live, tls.authority.client()):
                 pass
         [line] = await live.lines(1)
         assert line["reason"] == "too_many_at_once"
         knocking.close()
-        await until(lambda: len(server.state.connections) == 0)
-        async with Client.of(live, authority.client()):
-            assert len(server.state.connections) == 1
+        await until(lambda: len(live.server.connections) == 0)
+        async with Client.of(live, tls.authority.client()):
+            assert len(live.server.connections) == 1
 
 
 # --- new certificates ---
@@ -371,16 +323,14 @@ async def test_without_tls_there_is_nothing_to_reload(start: Starter) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_the_command_serves_https_and_says_so(
-    tmp_path: Path, authority: Authority, tls: dict[str, str], workers: int
-) -> None:
+async def test_the_command_serves_https_and_says_so(tmp_path: Path, tls: Tls, workers: int) -> None:
     async with Upstream(replies(OK)) as upstream:
-        file = config_file(tmp_path, upstream.url, tls=tls, workers=workers)
+        file = config_file(tmp_path, upstream.url, tls=tls.section, workers=workers)
         async with running("serve", "-c", file) as command:
             url = (await command.says(r"serving on (https://127\.0\.0\.1:\d+)"))[1]
             key = (await command.says(r"alice +(fg-\S+)"))[1]
             for _ in range(4):
-                async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=authority.client())) as http:
+                async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls.authority.client())) as http:
                     headers = {"authorization": f"Bearer {key}"}
                     async with http.post(url + CHAT, json=chat(), headers=headers) as response:
                         assert response.status == 200

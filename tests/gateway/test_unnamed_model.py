@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Starter, chat, simulated, until
+from tests.kit.usage import CHAT, OK
 
-OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
-CHAT = "/v1/chat/completions"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: chat(max_tokens=2),
     "/v1/responses": {"input": "x"},
@@ -27,15 +26,14 @@ def without(body: dict[str, Any], how: str, size: int = 1) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name != "model"} | UNNAMED[how] | {"padding": "x" * size}
 
 
-@pytest.mark.parametrize("size", [1, 400_000])
-@pytest.mark.parametrize("how", UNNAMED)
 @pytest.mark.parametrize("path", BODIES)
-async def test_the_model_that_answers_is_written_in(start: Starter, path: str, how: str, size: int) -> None:
-    body = without(BODIES[path], how, size)
+async def test_the_model_that_answers_is_written_in(start: Starter, path: str) -> None:
+    bodies = [without(BODIES[path], how, size) for how in UNNAMED for size in (1, 400_000)]
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        assert (await live.ask(path, body)).status == 200
-        assert upstream.requests[0].json == body | {"model": MODEL}
-        assert [line["model"] for line in await live.lines(1)] == [MODEL]
+        for body in bodies:
+            assert (await live.ask(path, body)).status == 200
+        assert [seen.json for seen in upstream.requests] == [body | {"model": MODEL} for body in bodies]
+        assert {line["model"] for line in await live.lines(len(bodies))} == {MODEL}
 
 
 async def test_limits_of_a_model_and_its_price_hold_for_what_names_none(start: Starter) -> None:

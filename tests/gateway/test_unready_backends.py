@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from backends.simulated.simulated_server import SimulatedServer
 from tests.gateway.capture import Seen, Upstream, answer, replies
-from tests.gateway.live import MODEL, SMALL, Starter, chat, long_chat, simulated, until
+from tests.gateway.live import MODEL, Live, Simulated, Starter, chat, long_chat, simulated, until
 from tests.gateway.load import tenants
+from tests.kit.together import together
 from tests.ports import free_port
 
 CHAT = "/v1/chat/completions"
@@ -21,6 +23,11 @@ CHAT = "/v1/chat/completions"
 @pytest.fixture(autouse=True)
 def _probe_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 0.02)
+
+
+def nobody() -> list[dict[str, str]]:
+    """An engine that is not there."""
+    return [{"url": f"http://127.0.0.1:{free_port()}"}]
 
 
 @pytest.mark.parametrize("models", [[], [MODEL]], ids=["learned", "configured"])
@@ -34,53 +41,15 @@ async def test_all_down_at_start(start: Starter, models: list[str]) -> None:
         assert "gpu-1" in why
         assert "probe" in why
         assert (await live.get("/health", admin=True)).status == 200
-        got = await live.ask("/v1/chat/completions", chat())
-        assert (got.status, got.error["code"]) == (503, "no_backend")
-        assert int(got.headers["retry-after"]) >= 1
+        for path in (CHAT, "/tokenize"):
+            got = await live.ask(path, chat())
+            assert (got.status, got.error["code"]) == (503, "no_backend")
+            assert int(got.headers["retry-after"]) >= 1
         assert live.holds_nothing()
-        server = SimulatedServer(SMALL, model_names=(MODEL,))
-        await server.start("127.0.0.1", port)
-        try:
+        async with simulated(port=port):
             await until(lambda: not live.gateway.not_ready())
             assert (await live.get("/ready", admin=True)).json == {"ready": True, "why_not": []}
-            assert (await live.ask("/v1/chat/completions", chat(max_tokens=3))).status == 200
-        finally:
-            await server.stop()
-
-
-@pytest.mark.parametrize("count", [1, 2])
-async def test_an_engine_whose_list_of_models_fails_is_asked_all_the_same(
-    start: Starter, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
-    """The engine is in service, and knows whether it has a model. Of two such pools nothing says which is meant."""
-    has_list = False
-
-    def control_plane(seen: Seen, context_tokens: int) -> bytes:
-        if b"/v1/models" in seen.line and has_list:
-            return answer(json.dumps({"data": [{"id": MODEL}]}).encode())
-        return answer(b"", status=b"200 OK" if b"/health" in seen.line else b"500 Internal Server Error")
-
-    monkeypatch.setattr("tests.gateway.capture._control_plane", control_plane)
-    async with Upstream(replies(answer(b"{}"))) as one, Upstream(replies(answer(b"{}"))) as other:
-        urls = [one.url, other.url][:count]
-        pools = [{"name": url[-5:], "backends": [{"url": url, "engine": "vllm"}]} for url in urls]
-        async with start(pools=pools) as live:
-            assert live.gateway.not_ready() == []
-            got = await live.ask(CHAT, chat())
-            assert (got.status, len(one.requests)) == ((200, 1) if count == 1 else (503, 0))
-            unnamed = await live.ask(CHAT, {"messages": []})
-            assert unnamed.status == (503 if count == 1 else 400), "no limit of a model would hold"
-            has_list = True
-            await until(lambda: MODEL in live.gateway.pools[0].models())
-            assert (await live.ask(CHAT, chat())).status == 200
-            assert live.holds_nothing()
-
-
-async def test_all_down_and_nothing_to_admit(start: Starter) -> None:
-    async with start(f"http://127.0.0.1:{free_port()}") as live:
-        got = await live.ask("/tokenize", chat())
-        assert got.status == 503
-        assert "retry-after" in got.headers
+            assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
 
 
 async def test_a_backend_that_goes_down_is_noticed_without_a_request(start: Starter) -> None:
@@ -88,30 +57,40 @@ async def test_a_backend_that_goes_down_is_noticed_without_a_request(start: Star
         assert not live.gateway.not_ready()
         await sim.server.stop()
         await until(live.gateway.not_ready)
-        got = await live.ask("/v1/chat/completions", chat())
+        got = await live.ask(CHAT, chat())
         assert (got.status, got.error["code"]) == (503, "no_backend")
         assert "retry-after" in got.headers
+
+
+@asynccontextmanager
+async def all_gone(start: Starter, count: int, **pool: Any) -> AsyncIterator[tuple[Live, list[Any], list[Simulated]]]:
+    """Yield a gateway whose engines are all gone, what was asked of it before and after that, and the engines."""
+    async with together([simulated() for _ in range(count)]) as engines:
+        backends = [{"url": sim.url} for sim in engines]
+        async with start(pools=[{"name": "p", "backends": backends, **pool}]) as live:
+            running = [asyncio.ensure_future(live.ask(CHAT, long_chat(n=8))) for _ in range(count)]
+            await until(lambda: live.engine.dispatched == count)
+            asked = [live.ask(CHAT, chat(max_tokens=3), key=f"k{number}") for number in range(40)]
+            waiting = [asyncio.ensure_future(each) for each in asked]
+            await until(lambda: live.engine.queued >= 20)
+            for sim in engines:
+                await sim.server.stop()
+            await asyncio.gather(*running)
+            await until(lambda: not live.engine.is_served)
+            waiting.append(asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3))))
+            yield live, waiting, engines
+            await until(live.holds_nothing)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_when_the_last_engine_goes_what_waits_is_refused_as_what_comes(start: Starter, count: int) -> None:
     """Not held for as long as a request may wait, and not told that an engine failed on it."""
-    async with AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(simulated()) for _ in range(count)]
-        async with start(*[sim.url for sim in engines]) as live:
-            running = [asyncio.ensure_future(live.ask(CHAT, long_chat(n=8))) for _ in range(count)]
-            await until(lambda: live.engine.dispatched == count)
-            waiting = [asyncio.ensure_future(live.ask(CHAT, chat())) for _ in range(40)]
-            await until(lambda: live.engine.queued >= 20)
-            for sim in engines:
-                await sim.server.stop()
-            await asyncio.gather(*running)
-            got = [*await asyncio.gather(*waiting), await live.ask(CHAT, chat())]
-            ends = {(each.status, each.error["code"]) for each in got if each.status != 200}
-            assert ends <= {(503, "no_backend"), (502, "backend_failed")}
-            assert [each.error["code"] for each in got[20:]] == ["no_backend"] * 21
-            assert all("retry-after" in each.headers for each in got if each.status == 503)
-            await until(live.holds_nothing)
+    async with all_gone(start, count) as (_, waiting, _):
+        got = await asyncio.gather(*waiting)
+        ends = {(each.status, each.error["code"]) for each in got if each.status != 200}
+        assert ends <= {(503, "no_backend"), (502, "backend_failed")}
+        assert [each.error["code"] for each in got[20:]] == ["no_backend"] * 21
+        assert all("retry-after" in each.headers for each in got if each.status == 503)
 
 
 FROM_NOTHING = {"start_s_max": 600, "models": [MODEL]}
@@ -153,31 +132,16 @@ async def test_without_an_engine_requests_wait_are_told_and_go_in_order(start: S
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_when_the_last_engine_goes_what_waits_is_held_for_the_next_one(start: Starter, count: int) -> None:
-    async with AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(simulated()) for _ in range(count)]
-        pool = {"name": "p", "backends": [{"url": sim.url} for sim in engines], **FROM_NOTHING}
-        async with start(pools=[pool]) as live:
-            running = [asyncio.ensure_future(live.ask(CHAT, long_chat(n=8))) for _ in range(count)]
-            await until(lambda: live.engine.dispatched == count)
-            waiting = [
-                asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3), key=f"k{number}")) for number in range(40)
-            ]
-            await until(lambda: live.engine.queued >= 20)
-            for sim in engines:
-                await sim.server.stop()
-            await asyncio.gather(*running)
-            await until(lambda: not live.engine.is_served)
-            waiting.append(asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3))))
-            await until(lambda: live.engine.requests.cold_start.allowance_s())
-            async with simulated(port=engines[0].port):
-                got = await asyncio.gather(*waiting)
-            # Before its end was noticed, the engine may have had some of the first in its hands.
-            assert [each.status for each in got[20:]] == [200] * 21
-            await until(live.holds_nothing)
+    async with all_gone(start, count, **FROM_NOTHING) as (live, waiting, engines):
+        await until(lambda: live.engine.requests.cold_start.allowance_s())
+        async with simulated(port=engines[0].port):
+            got = await asyncio.gather(*waiting)
+        # Before its end was noticed, the engine may have had some of the first in its hands.
+        assert [each.status for each in got[20:]] == [200] * 21
 
 
 async def test_a_start_that_does_not_come_ends_in_a_refusal(start: Starter) -> None:
-    pool = {"name": "p", "backends": [{"url": f"http://127.0.0.1:{free_port()}"}], **FROM_NOTHING, "start_s_max": 0.05}
+    pool = {"name": "p", "backends": nobody(), **FROM_NOTHING, "start_s_max": 0.05}
     async with start(pools=[pool], limits={"queue_wait_s_max": 0.05}) as live:
         got = await live.ask(CHAT, chat())
         assert (got.status, got.error["code"]) == (503, "no_backend")
@@ -188,12 +152,7 @@ async def test_a_start_that_does_not_come_ends_in_a_refusal(start: Starter) -> N
 async def test_the_pool_that_stands_in_goes_before_a_start(start: Starter) -> None:
     async with simulated(models=("other",)) as sim:
         pools = [
-            {
-                "name": "p",
-                "backends": [{"url": f"http://127.0.0.1:{free_port()}"}],
-                "fallback": "other",
-                **FROM_NOTHING,
-            },
+            {"name": "p", "backends": nobody(), "fallback": "other", **FROM_NOTHING},
             {"name": "q", "models": ["other"], "backends": [{"url": sim.url}]},
         ]
         async with start(pools=pools) as live:
@@ -209,7 +168,7 @@ async def test_the_pool_that_stands_in_goes_before_a_start(start: Starter) -> No
 async def test_one_pool_down_does_not_touch_the_other(start: Starter) -> None:
     async with simulated(models=("up",)) as sim:
         pools = [
-            {"name": "down", "models": ["down"], "backends": [{"url": f"http://127.0.0.1:{free_port()}"}]},
+            {"name": "down", "models": ["down"], "backends": nobody()},
             {"name": "up", "models": ["up"], "backends": [{"url": sim.url}]},
         ]
         async with start(pools=pools) as live:
@@ -219,3 +178,31 @@ async def test_one_pool_down_does_not_touch_the_other(start: Starter) -> None:
             assert "down" in " ".join((await live.get("/ready", admin=True)).json["why_not"])
             passed = await live.ask("/tokenize", {"prompt": "x"})  # names no model: any engine in service will do
             assert passed.status == 200
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_an_engine_whose_list_of_models_fails_is_asked_all_the_same(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The engine is in service, and knows whether it has a model. Of two such pools nothing says which is meant."""
+    has_list = False
+
+    def control_plane(seen: Seen, context_tokens: int) -> bytes:
+        if b"/v1/models" in seen.line and has_list:
+            return answer(json.dumps({"data": [{"id": MODEL}]}).encode())
+        return answer(b"", status=b"200 OK" if b"/health" in seen.line else b"500 Internal Server Error")
+
+    monkeypatch.setattr("tests.gateway.capture._control_plane", control_plane)
+    async with Upstream(replies(answer(b"{}"))) as one, Upstream(replies(answer(b"{}"))) as other:
+        urls = [one.url, other.url][:count]
+        pools = [{"name": url[-5:], "backends": [{"url": url, "engine": "vllm"}]} for url in urls]
+        async with start(pools=pools) as live:
+            assert live.gateway.not_ready() == []
+            got = await live.ask(CHAT, chat())
+            assert (got.status, len(one.requests)) == ((200, 1) if count == 1 else (503, 0))
+            unnamed = await live.ask(CHAT, {"messages": []})
+            assert unnamed.status == (503 if count == 1 else 400), "no limit of a model would hold"
+            has_list = True
+            await until(lambda: MODEL in live.gateway.pools[0].models())
+            assert (await live.ask(CHAT, chat())).status == 200
+            assert live.holds_nothing()

@@ -11,25 +11,22 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from pydantic import SecretStr
 
 from gateway.config.sections.keys import hash_key
-from gateway.config.sections.usage import UsageConfig
 from gateway.storage.store_errors import StoreRefused
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import OTHER_USERS, OTHERS, UsageTotals
-from gateway.usage.recorder import UsageRecorder
 from gateway.usage.written import Batch, add, forget
-from tests.commands import running
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until
-from tests.kit.served import config_file
+from tests.kit.served import config_file, served
 from tests.kit.usage import CHAT, OK, TENANTS, counted, database_at, requests_in, written
 from tests.postgres_server import PostgresServer
 
@@ -99,70 +96,48 @@ async def test_tokens_of_a_cut_interaction_are_wasted(start: Starter, tmp_path: 
     assert counted(url) == logged(lines)
 
 
-async def test_sums_equal_the_access_log_though_the_process_is_killed(tmp_path: Path) -> None:
+async def test_nothing_is_counted_twice_though_the_process_is_killed(tmp_path: Path) -> None:
     url, total_sent = str(tmp_path / "usage.db"), 0
-    lines: list[dict[str, Any]] = []
     async with Upstream(replies(OK)) as upstream:
         config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url)
-        for is_quiet in (False, True, False, True):
+        for is_quiet in (False, True):
             before, sent = requests_in(url), 0
-            async with running("serve", "-c", config) as command, aiohttp.ClientSession() as http:
-                address = (await command.says(r"serving on (http://\S+),"))[1] + CHAT
-                while sent < 100 or requests_in(url) < before + 50:  # what has ended is counted while others come
-                    headers = {"authorization": f"Bearer {'kb'[sent % 2]}"}
-                    async with http.post(address, json=chat(user=str(sent % 5)), headers=headers) as response:
-                        assert response.status == 200
-                        await response.read()
+            async with served(config) as gate:
+                while sent < 50 or requests_in(url) < before + 25:  # what has ended is counted while others come
+                    assert await gate.status("kb"[sent % 2], user=str(sent % 5)) == 200
                     sent += 1
-                if is_quiet:  # then nothing is lost, and nothing of the lives before is counted again
+                if is_quiet:  # then nothing is lost, and nothing of the life before is counted again
                     await until(lambda: requests_in(url) == before + sent)  # noqa: B023 (called here only)
-                command.signal(signal.SIGKILL)
-                await command.ended()
-                lines += lines_of(command.out)
+                await gate.ends(signal.SIGKILL)
                 total_sent += sent
-    assert len(lines) <= total_sent
-    assert requests_in(url) <= total_sent, "nothing is counted twice"
+    assert requests_in(url) <= total_sent
 
 
 async def test_workers_count_into_one_file(tmp_path: Path) -> None:
     url = str(tmp_path / "usage.db")
     async with Upstream(replies(OK)) as upstream:
         config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url, workers=2)
-        async with running("serve", "-c", config) as command:
-            address = (await command.says(r"serving on (http://\S+) with 2 workers"))[1] + CHAT
-            await command.says(r"worker 0 serves")
-            await command.says(r"worker 1 serves")
+        async with served(config) as gate:
+            for worker in range(2):
+                await gate.command.says(f"worker {worker} serves")
             for number in range(20):
-                async with aiohttp.ClientSession() as http:  # a connection of its own, for either worker
-                    headers = {"authorization": "Bearer k"}
-                    async with http.post(address, json=chat(user=str(number % 3)), headers=headers) as response:
-                        assert response.status == 200
-            command.signal(signal.SIGTERM)
-            assert await command.ended() == 0
-    assert counted(url) == logged(lines_of(command.out))
+                async with aiohttp.ClientSession() as gate.http:  # a connection of its own, for either worker
+                    assert await gate.status("k", user=str(number % 3)) == 200
+            assert await gate.ends(signal.SIGTERM) == 0
+    assert counted(url) == logged(lines_of(gate.command.out))
     assert requests_in(url) == 20
 
 
 # --- once ---
 
 
-def test_a_batch_counts_once_however_often_it_is_sent(tmp_path: Path) -> None:
-    url = str(tmp_path / "usage.db")
-    _counts_once(url)
-
-
-async def test_a_batch_counts_once_in_postgresql() -> None:
-    async with PostgresServer() as server:
-        await asyncio.to_thread(_counts_once, server.url)
-
-
-def _counts_once(url: str) -> None:
+def test_a_batch_counts_once_however_often_it_is_sent(usage_url: str) -> None:
     hour = int(time.time()) // 3600
     tally = UsageTotals()
     tally.requests, tally.input = 2, 10
     sums = {(hour, "t\0\ud800", "", user, "", "nightly\0"): tally for user in ("a", "b", OTHER_USERS)}
-    first, second = database_at(url), database_at(url)
-    try:
+    first, second = database_at(usage_url), database_at(usage_url)
+    with closing(first), closing(second):
         for database, batch in (
             (first, Batch("one", 1, sums)),
             (first, Batch("one", 1, sums)),
@@ -172,37 +147,43 @@ def _counts_once(url: str) -> None:
             (second, Batch("one", 1, sums)),
         ):
             add(database, batch, int(time.time()))
-        assert {key: value[0] for key, value in counted(url, "tenant", "user").items()} == {
+        assert {key: value[0] for key, value in counted(usage_url, "tenant", "user").items()} == {
             ("t\N{REPLACEMENT CHARACTER}?", user): 6 for user in (hidden("a"), hidden("b"), OTHERS)
         }
-        assert counted(url, "key")["nightly\N{REPLACEMENT CHARACTER}",][0] == 18
+        assert counted(usage_url, "key")["nightly\N{REPLACEMENT CHARACTER}",][0] == 18
         forget(first, int(time.time()) + 3 * 86_400, keep_days=2)
-        assert counted(url, "tenant") == counted(url, "key") == {}
-    finally:
-        first.close()
-        second.close()
+        assert counted(usage_url, "tenant") == counted(usage_url, "key") == {}
 
 
 # --- a database that is gone ---
 
 
 async def test_a_server_that_is_gone_is_caught_up(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    asked, outages = 0, 0
+
+    async def is_gone(live: Live) -> int:
+        """Requests while it is; how many."""
+        await until(lambda: caplog.text.count("usage is not written, and kept in memory until it can be") == outages)
+        during = await mixed(live, 2)
+        assert (await live.metrics())["fairgate_usage_written",] == 0
+        assert (await live.metrics())["fairgate_usage_waiting_sums",] > 0
+        await server.start()
+        await written(live)
+        return during
+
     async with PostgresServer() as server, simulated(time_scale=0) as sim:
+        await server.crash()  # before the gateway starts
         async with start(sim.url, tenants=TENANTS, usage=server.url) as live:
-            asked = await mixed(live, 2)
+            outages = 1
+            asked += await is_gone(live) + await mixed(live, 2)
             await written(live)
             await server.crash()
             asked += await mixed(live, 2)
-            await until(lambda: "usage is not written, and kept in memory until it can be" in caplog.text)
-            assert (await live.metrics())["fairgate_usage_written",] == 0
-            assert (await live.metrics())["fairgate_usage_waiting_sums",] > 0
-            asked += await mixed(live, 2)
-            await server.start()
-            await written(live)
-            asked += await mixed(live, 1)
+            outages = 2
+            asked += await is_gone(live) + await mixed(live, 1)
             lines = await live.lines(asked)
         assert await asyncio.to_thread(counted, server.url) == logged(lines)
-        assert caplog.text.count("usage is not written") == 1
+        assert caplog.text.count("usage is not written") == 2
 
 
 async def test_a_server_that_does_not_answer_is_waited_for_by_nobody(
@@ -227,50 +208,29 @@ async def test_a_server_that_does_not_answer_is_waited_for_by_nobody(
         assert await asyncio.to_thread(counted, server.url) == logged(lines)
 
 
-async def test_a_gateway_starts_before_its_server(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
-    async with PostgresServer() as server, Upstream(replies(OK)) as upstream:
-        await server.crash()
-        async with start(upstream.url, tenants=TENANTS, usage=server.url) as live:
-            assert "usage is not written" in caplog.text
-            assert (await live.ask(CHAT, chat())).status == 200
-            await server.start()
-            await written(live)
-            lines = await live.lines(1)
-        assert await asyncio.to_thread(counted, server.url) == logged(lines)
-
-
 async def test_a_disk_that_is_full_stops_nobody_and_is_caught_up(tmp_path: Path) -> None:
     url, sent = str(tmp_path / "usage.db"), 0
-    async with Upstream(replies(OK)) as upstream, aiohttp.ClientSession() as http:
-        config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url)
-        async with running("serve", "-c", config) as command:
-            address = (await command.says(r"serving on (http://\S+),"))[1] + CHAT
-
-            async def ask() -> None:
-                headers = {"authorization": "Bearer k"}
-                async with http.post(address, json=chat(user=str(sent)), headers=headers) as response:
-                    assert response.status == 200
-
-            def limit(file_bytes: int) -> None:
-                _, most = resource.prlimit(command.process.pid, resource.RLIMIT_FSIZE)
-                resource.prlimit(command.process.pid, resource.RLIMIT_FSIZE, (file_bytes, most))
-
+    async with Upstream(replies(OK)) as upstream:
+        async with served(config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url)) as gate:
             for file_bytes in (resource.RLIM_INFINITY, 1, resource.RLIM_INFINITY):
-                limit(file_bytes)
+                _, most = resource.prlimit(gate.command.process.pid, resource.RLIMIT_FSIZE)
+                resource.prlimit(gate.command.process.pid, resource.RLIMIT_FSIZE, (file_bytes, most))
                 for _ in range(10):
-                    await ask()
+                    assert await gate.status("k", user=str(sent)) == 200
                     sent += 1
                 if file_bytes == 1:
-                    await command.says(f"usage is not written, and kept in memory until it can be: {url}: ")
+                    await gate.command.says(f"usage is not written, and kept in memory until it can be: {url}: ")
                 else:
                     await until(lambda: requests_in(url) == sent)  # noqa: B023 (called here only)
-            await command.says("usage is written again")
-            command.signal(signal.SIGTERM)
-            assert await command.ended() == 0
-    assert counted(url) == logged(lines_of(command.out))
+            await gate.command.says("usage is written again")
+            assert await gate.ends(signal.SIGTERM) == 0
+    assert counted(url) == logged(lines_of(gate.command.out))
 
 
-async def test_what_cannot_be_written_at_the_end_is_said(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_cannot_be_written_at_the_end_is_said(
+    start: Starter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.usage.database.BUSY_S", 0.01)
     url = str(start.directory / "usage.db")
     async with Upstream(replies(OK)) as upstream:
         async with start(upstream.url, tenants=TENANTS, usage=url) as live:
@@ -283,9 +243,8 @@ async def test_what_cannot_be_written_at_the_end_is_said(start: Starter, caplog:
     assert "the usage of 3 requests was not written" in caplog.text
 
 
-@pytest.mark.parametrize("content", [b"no database, but a text that is longer than its head" * 20])
-async def test_a_file_that_is_no_database_is_not_touched(start: Starter, content: bytes) -> None:
-    path = start.directory / "usage.db"
+async def test_a_file_that_is_no_database_is_not_touched(start: Starter) -> None:
+    path, content = start.directory / "usage.db", b"no database, but a text that is longer than its head" * 20
     path.write_bytes(content)
     with pytest.raises(StoreRefused, match="is not a database; move it away"):
         async with start("http://127.0.0.1:1", tenants=TENANTS, usage=str(path)):
@@ -293,13 +252,10 @@ async def test_a_file_that_is_no_database_is_not_touched(start: Starter, content
     assert path.read_bytes() == content
 
 
-async def test_tables_of_another_version_are_not_touched(tmp_path: Path) -> None:
-    url = str(tmp_path / "usage.db")
-    database = database_at(url)
-    with database.transaction() as step:
+async def test_tables_of_another_version_are_not_touched(start: Starter) -> None:
+    url = str(start.directory / "usage.db")
+    with closing(database_at(url)) as database, database.transaction() as step:
         step.do("UPDATE fairgate_notes SET value = '1' WHERE name = 'layout'")
-    database.close()
-    recorder = UsageRecorder(UsageConfig(url=SecretStr(url)), None)
     with pytest.raises(StoreRefused, match="tables of layout 1, and this version writes layout 2"):
-        await recorder.open()
-    await recorder.close()
+        async with start("http://127.0.0.1:1", tenants=TENANTS, usage=url):
+            pass

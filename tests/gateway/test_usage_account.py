@@ -9,8 +9,8 @@ from typing import Any
 from tests.gateway.capture import DONE, answer, messages_stream, named, token
 from tests.gateway.live import Starter
 from tests.gateway.playbook import Sent, Stage, stage, stream
+from tests.kit.usage import CHAT
 
-CHAT = "/v1/chat/completions"
 CONTEXT = 4096
 WORDS = [{"role": "user", "content": "word " * 40}]
 RELAYED = {"response_buffer_bytes_max": 4096}

@@ -47,12 +47,3 @@ def test_names_of_an_hour_are_bounded() -> None:
     assert sum(tally.requests for key, tally in sums.items() if key[1] == OTHERS) == 5
     counts.ended(request_of("another", "0"))
     assert [key[3] for key in counts.take()] == [OTHER_USERS], "also among the users of a tenant that is told apart"
-
-
-def test_a_sum_adds_what_a_record_says() -> None:
-    counts = UsageCounts(users_max=1)
-    for _ in range(3):
-        counts.ended(request_of("u"))
-    [tally] = counts.take().values()
-    assert (tally.requests, tally.input, tally.cached, tally.output, tally.queue_us) == (3, 9, 3, 6, 750_000)
-    assert (tally.refused, tally.wasted) == (0, 0)

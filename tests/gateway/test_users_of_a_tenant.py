@@ -11,13 +11,12 @@ from gateway.config.sections.keys import hash_key
 from gateway.http.errors import ApiError
 from gateway.keys.identity import Keyring
 from tests.commands import run
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Live, Starter, chat, until
 from tests.kit.served import config_file
+from tests.kit.usage import CHAT, OK
 from tests.redis_server import RedisServer
 
-CHAT = "/v1/chat/completions"
-OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 USERS: list[dict[str, Any]] = [
     {"name": "eve@x.org", "blocked": True},
     {"name": "ann", "quota": {"requests_per_day": 2}},

@@ -46,21 +46,14 @@ READ = b"GET /version HTTP/1.1"
 ASKED: dict[str, Case] = {
     # RFC 9112, 2.2: lines
     "an empty line before a request is forgiven": Case(b"\r\n" + WORK + b"\r\n" + KEY + LENGTH, 200, False, WORK),
-    "a space before the first field is refused": Case(WORK + b"\r\n " + KEY + LENGTH, 400, True),
-    "a bare CR is refused": Case(WORK + b"\r\nA: b\rc\r\n" + KEY + LENGTH, 400, True),
     # 9112, 2.3: versions
     "HTTP/1.0 is answered and ends": Case(b"GET /version HTTP/1.0\r\n" + KEY + b"\r\n", 200, True, READ),
     "HTTP/1.0 ends, too, where the length of the answer is not known": Case(
         b"GET /version HTTP/1.0\r\nConnection: keep-alive\r\n" + KEY + b"\r\n", 200, True, READ
     ),
-    "a higher minor version is not known": Case(b"GET /version HTTP/1.2\r\n" + KEY + b"\r\n", 505, True),
-    "another major version is refused": Case(b"GET /version HTTP/2.0\r\n" + KEY + b"\r\n", 505, True),
     # 9110, 9.1: methods
-    "a method nobody knows": Case(b"FROB /version HTTP/1.1\r\n" + KEY + b"\r\n", 501, True),
-    "methods are told apart by case": Case(b"get /version HTTP/1.1\r\n" + KEY + b"\r\n", 400, True),
     "a method that is not offered there": Case(b"DELETE /version HTTP/1.1\r\n" + KEY + b"\r\n", 405, False),
     "TRACE is not offered": Case(b"TRACE /version HTTP/1.1\r\n" + KEY + b"\r\n", 405, False),
-    "CONNECT is not offered": Case(b"CONNECT x:443 HTTP/1.1\r\n" + KEY + b"\r\n", 501, True),
     "HEAD comes with GET": Case(
         b"HEAD /version HTTP/1.1\r\n" + KEY + b"\r\n", 200, False, b"HEAD /version HTTP/1.1"
     ),
@@ -77,32 +70,10 @@ ASKED: dict[str, Case] = {
         b"GET http://y/version?a HTTP/1.1\r\n" + KEY + b"\r\n", 200, False, b"GET /version?a HTTP/1.1"
     ),
     "absolute form in TLS's scheme": Case(b"GET https://y:8/version HTTP/1.1\r\n" + KEY + b"\r\n", 200, False, READ),
-    "absolute form of another scheme": Case(b"GET ftp://y/version HTTP/1.1\r\n" + KEY + b"\r\n", 400, True),
     "asterisk form": Case(b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", 204, False),
     "asterisk form of an absolute target": Case(b"OPTIONS http://x HTTP/1.1\r\nHost: x\r\n\r\n", 204, False),
-    "asterisk form is for OPTIONS": Case(b"GET * HTTP/1.1\r\n" + KEY + b"\r\n", 400, True),
-    "authority form is for CONNECT": Case(b"GET x:80 HTTP/1.1\r\n" + KEY + b"\r\n", 400, True),
-    "white space in the target": Case(b"GET /version /x HTTP/1.1\r\n" + KEY + b"\r\n", 400, True),
-    "no Host": Case(b"GET /version HTTP/1.1\r\n\r\n", 400, True),
-    "two Hosts": Case(b"GET /version HTTP/1.1\r\nHost: y\r\n" + KEY + b"\r\n", 400, True),
     # 9112, 5 and 6: fields and lengths
-    "space before a colon": Case(b"GET /version HTTP/1.1\r\nA : b\r\n" + KEY + b"\r\n", 400, True),
-    "a folded line": Case(b"GET /version HTTP/1.1\r\nA: b\r\n c\r\n" + KEY + b"\r\n", 400, True),
-    "a length and chunks": Case(WORK + b"\r\n" + KEY + b"Transfer-Encoding: chunked\r\n" + LENGTH, 400, True),
     "chunks": Case(WORK + b"\r\n" + KEY + b"Transfer-Encoding: chunked\r\n" + CHUNKS, 200, False, WORK),
-    "an unknown coding": Case(WORK + b"\r\n" + KEY + b"Transfer-Encoding: gzip, chunked\r\n" + CHUNKS, 501, True),
-    "chunked is not last": Case(WORK + b"\r\n" + KEY + b"Transfer-Encoding: chunked, gzip\r\n" + CHUNKS, 400, True),
-    "chunks in HTTP/1.0": Case(
-        b"POST /v1/chat/completions HTTP/1.0\r\n" + KEY + b"Transfer-Encoding: chunked\r\n" + CHUNKS, 400, True
-    ),
-    "lengths that differ": Case(WORK + b"\r\n" + KEY + b"Content-Length: 3\r\n" + LENGTH, 400, True),
-    "a length of thousands of zeros": Case(
-        WORK + b"\r\n" + KEY + b"Content-Length: " + b"0" * 5000 + b"\r\n\r\n", 400, True
-    ),
-    "a length beyond the limit": Case(WORK + b"\r\n" + KEY + b"Content-Length: 99999999\r\n\r\n", 413, True),
-    "a chunk beyond the limit, as soon as it is announced": Case(
-        WORK + b"\r\n" + KEY + b"Transfer-Encoding: chunked\r\n\r\n5f5e0ff\r\n", 413, True
-    ),
     "a chunk extension is ignored": Case(
         WORK + b"\r\n" + KEY + b"Transfer-Encoding: chunked\r\n\r\n%x;a=b\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n",
         200,
@@ -148,26 +119,15 @@ ASKED: dict[str, Case] = {
     "an upgrade with a body is ignored": Case(
         WORK + b"\r\nConnection: upgrade\r\nUpgrade: websocket\r\n" + KEY + LENGTH, 200, False, WORK
     ),
-    "prior knowledge of HTTP/2": Case(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, True),
     # 9110, 10.1.1: expectations
     "a body that is there needs no 100": Case(WORK + b"\r\nExpect: 100-continue\r\n" + KEY + LENGTH, 200, False, WORK),
     "no 100 for whom nobody knows": Case(
         WORK + b"\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 10\r\n\r\n", 401, True
     ),
-    "another expectation": Case(WORK + b"\r\nExpect: tea\r\n" + KEY + LENGTH, 417, True),
     # 9110, 15.5.2 and what is ours
     "no key": Case(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n", 401, False),
     "no such path": Case(b"GET /nowhere HTTP/1.1\r\n" + KEY + b"\r\n", 404, False),
-    "a path in another spelling": Case(b"GET //version HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
     "a path that climbs": Case(b"GET /v1/../version HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
-    "a path that climbs in percent": Case(b"GET /v1/%2e%2e/version HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
-    "a path with a slash in percent": Case(b"GET /v1%2fmodels HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
-    "a path with NUL in percent": Case(b"GET /version%00 HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
-    "a path with a dot": Case(b"GET /./version HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
-    "a path with a backslash": Case(b"GET /v1\\..\\version HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
-    "a path with a parameter": Case(b"GET /version;a=b HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
-    "a path with a slash at its end": Case(b"GET /version/ HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
-    "a path in percent": Case(b"GET /v%65rsion HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
 }  # fmt: skip
 
 CASES = ASKED | {name: Case(sent, status, True) for name, (sent, status) in REFUSED.items()}

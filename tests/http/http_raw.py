@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-from gateway.http.addresses import TrustedProxies
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.http.server import HttpServer
 from gateway.http.server_limits import ServerLimits
-from gateway.http.server_state import Handler, HeadHook, RefusedHook, ServerState
+from gateway.http.server_state import Handler, ServerState
 from tests.waiting import WAIT_S, until
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -32,19 +33,13 @@ def echo(request: HttpRequest, responder: Responder) -> None:
 class Served:
     """A running server, the requests its handler got and their responders."""
 
-    def __init__(
-        self,
-        behave: Handler,
-        limits: ServerLimits,
-        on_head: HeadHook | None,
-        on_refused: RefusedHook | None,
-        proxies: TrustedProxies | None,
-    ) -> None:
+    def __init__(self, behave: Handler, limits: ServerLimits, **hooks: Any) -> None:
         self.requests: list[HttpRequest] = []
         self.responders: list[Responder] = []
+        self.clients: list[asyncio.StreamWriter | socket.socket] = []
+        """What is closed at the end."""
         self._behave = behave
-        state = ServerState(self._handle, limits, on_head=on_head, on_refused=on_refused, proxies=proxies)
-        self.server = HttpServer(state)
+        self.server = HttpServer(ServerState(self._handle, limits, **hooks))
         self.port = 0
 
     def _handle(self, request: HttpRequest, responder: Responder) -> None:
@@ -52,8 +47,20 @@ class Served:
         self.responders.append(responder)
         self._behave(request, responder)
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
+    async def connect(self, payload: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A client that has sent so much."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
+        self.clients.append(writer)
+        writer.write(payload)
+        return reader, writer
+
+    def client_that_sends(self, payload: bytes) -> socket.socket:
+        """A client that reads nothing on its own."""
+        sock = socket.create_connection(("127.0.0.1", self.port))
+        self.clients.append(sock)
+        sock.setblocking(False)
+        sock.sendall(payload)
+        return sock
 
     async def exchange(self, payload: bytes) -> bytes:
         """Send, and read until the server ends the connection."""
@@ -98,6 +105,14 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
         return head, body
 
 
+async def refusal(reader: asyncio.StreamReader) -> tuple[int, str]:
+    """The status and the code of a refusal, which says when to ask again where that helps."""
+    head, body = await read_answer(reader)
+    [status] = statuses_of(head)
+    assert (b"retry-after: " in head) == (status in (429, 503))
+    return status, json.loads(body)["error"]["code"]
+
+
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([0-9]{3}) [A-Za-z '-]+\r\n")
 
 
@@ -112,18 +127,15 @@ def status_of(answer: bytes) -> int:
 
 
 @asynccontextmanager
-async def serving(
-    behave: Handler = echo,
-    limits: ServerLimits | None = None,
-    on_head: HeadHook | None = None,
-    on_refused: RefusedHook | None = None,
-    proxies: TrustedProxies | None = None,
-) -> AsyncIterator[Served]:
-    served = Served(behave, limits or ServerLimits(), on_head, on_refused, proxies)
+async def serving(behave: Handler = echo, limits: ServerLimits | None = None, **hooks: Any) -> AsyncIterator[Served]:
+    """A server with this handler, these limits and what else `ServerState` takes."""
+    served = Served(behave, limits or ServerLimits(), **hooks)
     served.port = await served.server.listen("127.0.0.1", 0)
     try:
         yield served
     finally:
+        for client in served.clients:
+            client.close()
         await served.server.close(0)
         assert len(served.server.state.connections) == 0
         assert served.server.state.bodies_bytes == 0

@@ -33,12 +33,10 @@ async def test_who_is_refused_before_it_is_read_is_told_to_whoever_wants_to_know
 @pytest.mark.parametrize("framing", [b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n"])
 async def test_100_continue_is_sent_when_the_body_is_wanted(framing: bytes) -> None:
     async with serving() as served:
-        reader, writer = await served.connect()
-        writer.write(POST + framing + b"Expect: 100-continue\r\n\r\n")
+        reader, writer = await served.connect(POST + framing + b"Expect: 100-continue\r\n\r\n")
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"hello" if b"Length" in framing else b"5\r\nhello\r\n0\r\n\r\n")
         assert (await read_answer(reader))[1] == b"POST /a hello"
-        writer.close()
 
 
 async def test_100_continue_is_not_sent_when_the_body_is_there_or_refused() -> None:
@@ -59,24 +57,20 @@ def refuse_without_key(request: HttpRequest) -> tuple[int, list[tuple[bytes, byt
 
 async def test_the_head_hook_refuses_before_the_body_is_read() -> None:
     async with serving(on_head=refuse_without_key) as served:
-        reader, writer = await served.connect()
-        writer.write(POST + b"Expect: 100-continue\r\nContent-Length: 10000000\r\n\r\n")
+        reader, _ = await served.connect(POST + b"Expect: 100-continue\r\nContent-Length: 10000000\r\n\r\n")
         head, _ = await read_answer(reader)
         assert statuses_of(head) == [401]
         assert b"connection: close" in head
         assert served.server.state.bodies_bytes == 0
-        writer.close()
 
 
 async def test_the_head_hook_keeps_a_connection_without_a_body_and_lets_others_pass() -> None:
     async with serving(on_head=refuse_without_key) as served:
-        reader, writer = await served.connect()
-        writer.write(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
+        reader, writer = await served.connect(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
         assert statuses_of((await read_answer(reader))[0]) == [401]
         assert served.requests == []
         writer.write(POST + b"Authorization: Bearer k\r\nContent-Length: 5\r\n\r\nhello")
         assert (await read_answer(reader))[1] == b"POST /a hello"
-        writer.close()
 
 
 async def test_a_head_hook_that_fails_gives_500(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
+from email.utils import formatdate
 
 import pytest
 
 from backends.answers.sse import Dialect
 from gateway.http.errors import ApiError, Reason, dialect_of
-from gateway.http.headers import bearer_key, forward_request_headers, forward_response_headers
+from gateway.http.headers import (
+    RETRY_AFTER_S_MAX,
+    bearer_key,
+    forward_request_headers,
+    forward_response_headers,
+    retry_after_s,
+)
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -61,57 +69,44 @@ def test_the_dialect_follows_the_path() -> None:
     assert dialect_of("/v1/chat/completions") is Dialect.OPENAI
 
 
+@pytest.mark.parametrize(
+    ("said", "wait_s"),
+    [("700", 700), (" 1.5", 1.5), ("9" * 400, RETRY_AFTER_S_MAX), ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
+     ("soon", 0), ("-5", 0), ("nan", 0), ("", 0)],
+)  # fmt: skip
+def test_when_an_engine_wants_to_be_asked_again(said: str, wait_s: float) -> None:
+    assert retry_after_s([(b"retry-after", said.encode())]) == wait_s
+
+
+def test_an_engine_may_say_at_which_date_it_wants_to_be_asked_again() -> None:
+    in_an_hour = formatdate(time.time() + 3600, usegmt=True).encode()
+    assert retry_after_s([(b"retry-after", in_an_hour)]) == pytest.approx(3600, abs=60)
+
+
 HOP_BY_HOP = ["connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"]
 KEPT = [(b"content-type", b"application/json"), (b"openai-organization", b"o"), (b"traceparent", b"t")]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *HOP_BY_HOP,
-        "http2-settings",
-        "content-length",
-        "host",
-        "authorization",
-        "x-api-key",
-        "api-key",
-        "cookie",
-        "proxy-authorization",
-        "proxy-connection",
-        "x-forwarded-for",
-        "x-forwarded-host",
-        "forwarded",
-        "x-real-ip",
-        "accept-encoding",
-        "expect",
-        "x-vllm-priority",
-        "x-data-parallel-rank",
-        "x-session-id",
-        "x-override-priority",
-        "endpoint-load-metrics-format",
-        "x-fairgate-tenant",
-        "x-request-id",
-    ],
-)
+PRIVATE = """
+    http2-settings content-length host authorization x-api-key api-key cookie proxy-authorization
+    proxy-connection x-forwarded-for x-forwarded-host forwarded x-real-ip accept-encoding expect
+    x-vllm-priority x-data-parallel-rank x-session-id x-override-priority endpoint-load-metrics-format
+    x-fairgate-tenant x-request-id
+"""
+
+
+@pytest.mark.parametrize("name", [*HOP_BY_HOP, *PRIVATE.split()])
 def test_a_request_field_is_dropped(name: str) -> None:
     assert forward_request_headers([KEPT[0], (name.encode(), b"close"), *KEPT[1:]]) == KEPT
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *HOP_BY_HOP,
-        "content-length",
-        "server",
-        "date",
-        "alt-svc",
-        "set-cookie",
-        "endpoint-load-metrics",
-        "x-request-id",
-        "proxy-authenticate",
-        "x-fairgate-backend",
-    ],
-)
+ENGINES_OWN = """
+    content-length server date alt-svc set-cookie endpoint-load-metrics x-request-id proxy-authenticate
+    x-fairgate-backend
+"""
+
+
+@pytest.mark.parametrize("name", [*HOP_BY_HOP, *ENGINES_OWN.split()])
 def test_an_answer_field_is_dropped(name: str) -> None:
     assert forward_response_headers([KEPT[0], (name.encode(), b"close"), *KEPT[1:]]) == KEPT
 

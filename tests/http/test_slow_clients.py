@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from gateway.http.http_request import HttpRequest
@@ -24,19 +22,7 @@ from tests.http.http_raw import CHUNKED, POST, account_of, dripped, read_answer,
 )
 async def test_a_dripping_body_is_not_waited_for(quick_sweep: None, framing: bytes, limits: ServerLimits) -> None:
     async with serving(limits=limits) as served:
-        reader, writer = await served.connect()
-
-        async def drip() -> None:
-            writer.write(POST + framing)
-            while True:
-                writer.write(b"a")
-                await asyncio.sleep(0.005)
-
-        dripping = asyncio.create_task(drip())
-        head, _ = await read_answer(reader)
-        assert statuses_of(head) == [408]
-        dripping.cancel()
-        writer.close()
+        assert await dripped(served.port, POST + framing, b"a") == [408]
 
 
 async def test_whoever_sends_fast_enough_has_the_time(quick_sweep: None) -> None:
@@ -48,7 +34,6 @@ async def test_whoever_sends_fast_enough_has_the_time(quick_sweep: None) -> None
         await until(lambda: served.server.state.now > began + 0.2)
         writer.write(b"x")
         assert statuses_of((await read_answer(reader))[0]) == [200]
-        writer.close()
 
 
 async def test_whoever_is_not_known_is_not_waited_for_when_it_takes_no_answers() -> None:
@@ -62,17 +47,14 @@ async def test_whoever_is_not_known_is_not_waited_for_when_it_takes_no_answers()
                 writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
                 await writer.drain()
         await until(lambda: len(served.server.state.connections) == 0)
-        writer.close()
 
 
 async def test_a_half_sent_head_of_nobody_is_gone_when_its_time_is_over(quick_sweep: None) -> None:
     limits = ServerLimits(client_head_s=0.05, linger_s=1000)
     async with serving(limits=limits, on_head=account_of) as served:
-        reader, writer = await served.connect()
-        writer.write(b"GET / HTTP/1.1\r\nHo")
+        reader, _ = await served.connect(b"GET / HTTP/1.1\r\nHo")
         assert statuses_of(await reader.read()) == [408]
         await until(lambda: len(served.server.state.connections) == 0)
-        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -117,21 +99,18 @@ async def test_dribbling_does_not_extend_the_time_for_a_head(
 
 async def test_whoever_connects_and_waits_has_less_time_for_a_head(quick_sweep: None) -> None:
     async with serving(limits=ServerLimits(client_head_s=1000)) as served:
-        _, writer = await served.connect()
+        await served.connect()
         await until(lambda: len(served.server.state.connections) == 1)
         [connection] = served.server.state.connections
         was, now = connection.deadline, served.server.state.now
         await until(lambda: served.server.state.now > now)
         connection.data_received(b"GET / HT")
         assert connection.deadline == was
-        writer.close()
 
 
 async def test_a_client_that_sends_on_after_its_refusal_is_cut(quick_sweep: None) -> None:
     async with serving(limits=ServerLimits(linger_s=0.05)) as served:
-        reader, writer = await served.connect()
-        writer.write(b"nonsense\r\n\r\n")
+        reader, writer = await served.connect(b"nonsense\r\n\r\n")
         assert statuses_of(await reader.read()) == [400]
         with pytest.raises(ConnectionError):
             await send(writer, 10_000_000_000)
-        writer.close()

@@ -12,9 +12,7 @@ from tests.waiting import WAIT_S
 
 async def test_a_client_that_does_not_read_pauses_the_writer() -> None:
     async with serving(wait, ServerLimits(write_buffer_bytes=10000)) as served:
-        sock = socket.create_connection(("127.0.0.1", served.port))
-        sock.setblocking(False)
-        sock.sendall(GET)
+        sock = served.client_that_sends(GET)
         responder = await served.responder()
         events: list[str] = []
         responder.on_pause = lambda: events.append("pause")
@@ -35,14 +33,11 @@ async def test_a_client_that_does_not_read_pauses_the_writer() -> None:
         while not received.endswith(b"\r\n0\r\n\r\n"):
             received += await loop.sock_recv(sock, 1 << 20)
         assert received.count(b"x") == sent
-        sock.close()
 
 
 async def test_the_next_request_waits_until_the_last_answer_is_taken() -> None:
     async with serving(wait) as served:
-        sock = socket.create_connection(("127.0.0.1", served.port))
-        sock.setblocking(False)
-        sock.sendall(GET + GET)
+        sock = served.client_that_sends(GET + GET)
         body = b"x" * 20_000_000
         (await served.responder()).respond(200, [], body)
         for _ in range(50):
@@ -53,15 +48,12 @@ async def test_the_next_request_waits_until_the_last_answer_is_taken() -> None:
         while taken < len(body):
             taken += len(await loop.sock_recv(sock, 1 << 20))
         (await served.responder(1)).respond(200, [], b"")
-        sock.close()
 
 
 async def test_pipelining_without_reading_does_not_pile_up_answers() -> None:
     body = b"x" * 8_000_000
     async with serving(lambda request, responder: responder.respond(200, [], body)) as served:
-        sock = socket.create_connection(("127.0.0.1", served.port))
-        sock.setblocking(False)
-        sock.sendall(GET * 20)
+        sock = served.client_that_sends(GET * 20)
         await until(lambda: len(served.requests) > 0)
         for _ in range(50):
             await asyncio.sleep(0)
@@ -71,30 +63,15 @@ async def test_pipelining_without_reading_does_not_pile_up_answers() -> None:
         while taken < 20 * len(body):
             taken += len(await loop.sock_recv(sock, 1 << 20))
         assert len(served.requests) == 20
-        sock.close()
 
 
 async def test_nothing_is_kept_for_a_client_that_half_closes_and_reads_nothing() -> None:
     async with serving(wait) as served:
-        sock = socket.create_connection(("127.0.0.1", served.port))
-        sock.sendall(GET)
+        sock = served.client_that_sends(GET)
         responder = await served.responder()
         responder.start(200, [], first=b"x" * 20_000_000)
         sock.shutdown(socket.SHUT_WR)
         await until(lambda: len(served.server.state.connections) == 0)
-        sock.close()
-
-
-async def test_a_client_that_reads_nothing_is_cut(quick_sweep: None) -> None:
-    async with serving(wait, ServerLimits(client_stall_s=0.1)) as served:
-        sock = socket.create_connection(("127.0.0.1", served.port))
-        sock.sendall(GET)
-        responder = await served.responder()
-        gone: list[bool] = []
-        responder.on_disconnect = lambda: gone.append(True)
-        responder.start(200, [], first=b"x" * 20_000_000)
-        await until(lambda: gone == [True])
-        sock.close()
 
 
 async def test_a_large_last_answer_reaches_a_slow_reader_whole(quick_sweep: None) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import openai
 
 from gateway.config.sections.keys import hash_key
-from tests.gateway.capture import Peer, Seen, answer
-from tests.gateway.live import MODEL
+from tests.gateway.capture import Peer, Script, Seen, Upstream, answer, replies
+from tests.gateway.live import MODEL, Live, Starter
 from tests.kit.usage import database_at
 from tests.waiting import eventually
 
@@ -22,11 +23,22 @@ TENANTS: list[dict[str, Any]] = [
     {"name": "bob", "keys": [hash_key("b")]},
 ]
 OK = answer(b'{"usage":\n{"prompt_tokens":7,"completion_tokens":2}}')
+ANSWERS = replies(OK)
 
 
 def client(url: str, key: str = "k", **headers: str) -> openai.AsyncOpenAI:
     fields = {name.replace("_", "-"): value for name, value in headers.items()}
     return openai.AsyncOpenAI(base_url=url + "/v1", api_key=key, max_retries=0, default_headers=fields)
+
+
+@asynccontextmanager
+async def batching(
+    start: Starter, script: Script = ANSWERS, **fields: Any
+) -> AsyncIterator[tuple[Upstream, Live, openai.AsyncOpenAI]]:
+    """An engine, a gateway that keeps batches in a file of its own, and a client of alice."""
+    fields = {"tenants": TENANTS, "usage": str(start.directory / "u.db"), **fields}
+    async with Upstream(script) as upstream, start(upstream.url, **fields) as live, client(live.url) as api:
+        yield upstream, live, api
 
 
 def line(number: int, url: str = CHAT, **fields: Any) -> dict[str, Any]:
@@ -40,7 +52,16 @@ def jsonl(*lines: dict[str, Any]) -> bytes:
 
 async def made(api: openai.AsyncOpenAI, content: bytes, endpoint: Any = CHAT, **fields: Any) -> Any:
     file = await api.files.create(file=("ask.jsonl", content), purpose="batch")
-    return await api.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **fields)
+    return await made_of(api, file.id, endpoint, **fields)
+
+
+async def made_of(api: openai.AsyncOpenAI, file: str, endpoint: Any = CHAT, **fields: Any) -> Any:
+    return await api.batches.create(input_file_id=file, endpoint=endpoint, completion_window="24h", **fields)
+
+
+async def finished(api: openai.AsyncOpenAI, content: bytes, endpoint: Any = CHAT, **fields: Any) -> Any:
+    """The batch of these lines, once it is over."""
+    return await when(api, (await made(api, content, endpoint, **fields)).id, is_over)
 
 
 async def when(api: openai.AsyncOpenAI, batch: str, is_so: Callable[[Any], object]) -> Any:
@@ -68,13 +89,11 @@ async def lines_of(api: openai.AsyncOpenAI, file: str) -> list[Any]:
 
 
 def change(url: str, statement: str, *values: object) -> None:
-    database = database_at(url)
-    with database.transaction() as step:
+    with closing(database_at(url)) as database, database.transaction() as step:
         step.do(statement, values)
-    database.close()
 
 
-def holding(held: asyncio.Event, numbers: set[int]) -> Callable[[Seen, Peer], Awaitable[None]]:
+def holding(held: asyncio.Event, numbers: set[int]) -> Script:
     """An engine that keeps the answers to these lines until the event."""
 
     async def script(seen: Seen, peer: Peer) -> None:
@@ -83,6 +102,12 @@ def holding(held: asyncio.Event, numbers: set[int]) -> Callable[[Seen, Peer], Aw
         await peer.send(OK)
 
     return script
+
+
+async def items_of(live: Live) -> list[float]:
+    """How many lines were answered, and how many failed, as the metrics say."""
+    metrics = await live.metrics()
+    return [metrics["fairgate_batch_items_total", each] for each in ("completed", "failed")]
 
 
 def number_of(seen: Seen) -> int:

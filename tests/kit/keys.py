@@ -13,14 +13,35 @@ from pydantic import SecretStr
 from gateway.config.sections.keys import hash_key, new_key
 from gateway.config.sections.usage import UsageConfig
 from gateway.usage.thread import CLOSE_S, DatabaseThread
-from tests.gateway.capture import answer
-from tests.gateway.live import WAIT_S, Answer, Live, chat
+from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.live import WAIT_S, Answer, Live, Starter, chat
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 TOKEN = "an-operator's-token"
 MOMENT = r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 NAMED = new_key()
 TENANTS = [{"name": "alice", "weight": 2.0, "keys": [hash_key(NAMED)]}, {"name": "bob"}]
+
+
+@asynccontextmanager
+async def issuing(start: Starter, **fields: Any) -> AsyncIterator[tuple[Upstream, Live]]:
+    """An engine, and a gateway that makes keys and keeps them in a file of its own."""
+    fields = {"tenants": TENANTS, "usage": str(start.directory / "usage.db"), "admin_token": TOKEN, **fields}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        yield upstream, live
+
+
+async def made(live: Live, **terms: Any) -> str:
+    """A new key: bob's, unless the terms say otherwise."""
+    got = await admin(live, "POST", "/keys", {"tenant": "bob"} | terms)
+    assert got.status == 201, got.body
+    return str(got.json["key"])
+
+
+async def rotated(live: Live, key: str, **terms: Any) -> str:
+    got = await admin(live, "POST", f"/keys/{hash_key(key)}/rotate", terms)
+    assert got.status == 201, got.body
+    return str(got.json["key"])
 
 
 async def admin(live: Live, method: str, path: str, body: Any = None, *, token: str = TOKEN) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,26 +36,50 @@ def config_file(directory: Path, url: str, **fields: Any) -> str:
 
 @asynccontextmanager
 async def serving(directory: Path, url: str, **fields: Any) -> AsyncIterator[Served]:
-    async with running("serve", "-c", config_file(directory, url, **fields)) as command:
-        found = await command.says(r"serving on (http://\S+)(?: with \d workers)?, admin on (http://[^ ]+:\d+)")
+    """One whose tenant alice has a key that it minted."""
+    async with served(config_file(directory, url, **fields)) as gate:
         for worker in range(fields.get("workers", 1) if fields.get("workers", 1) > 1 else 0):
-            await command.says(f"worker {worker} serves")
-        key = await command.says(r"alice +(fg-\S+)")
+            await gate.command.says(f"worker {worker} serves")
+        gate.key = (await gate.command.says(r"alice +(fg-\S+)"))[1]
+        yield gate
+
+
+@asynccontextmanager
+async def served(config: str) -> AsyncIterator[Served]:
+    async with running("serve", "-c", config) as command:
+        found = await command.says(r"serving on (http://[^ ,]+)(?: with \d workers)?, admin on (http://[^ ]+:\d+)")
         async with aiohttp.ClientSession() as http:
-            yield Served(command, http, found[1], found[2], key[1])
+            yield Served(command, http, found[1], found[2])
 
 
 class Served:
-    def __init__(self, command: Running, http: aiohttp.ClientSession, url: str, admin: str, key: str) -> None:
+    def __init__(self, command: Running, http: aiohttp.ClientSession, url: str, admin: str, key: str = "") -> None:
         self.command = command
         self.http = http
         self.url = url
         self.admin = admin
         self.key = key
+        """What `ask` shows."""
 
-    def ask(self, **fields: Any) -> Any:
-        headers = {"authorization": f"Bearer {self.key}"}
+    def ask(self, key: str = "", **fields: Any) -> Any:
+        headers = {"authorization": f"Bearer {key or self.key}"}
         return self.http.post(self.url + "/v1/chat/completions", json=chat(**fields), headers=headers)
+
+    async def status(self, key: str, **fields: Any) -> int:
+        """Of an answer that is read to its end."""
+        async with self.ask(key, **fields) as response:
+            await response.read()
+            return int(response.status)
+
+    async def page(self, path: str) -> str:
+        """What the admin listener says there."""
+        async with self.http.get(self.admin + path) as response:
+            return await response.text()
+
+    async def ends(self, number: signal.Signals) -> int:
+        """Send this signal; the exit code."""
+        self.command.signal(number)
+        return await self.command.ended()
 
 
 class Streams:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,13 +33,11 @@ def database_at(url: str, *, makes: bool = True) -> Database:
 
 def counted(url: str, *by: str) -> dict[tuple[str, ...], tuple[float, ...]]:
     """What is written down, by these; nothing if nobody has written anything."""
-    database = database_at(url, makes=False)
-    try:
-        report = read(database, UsageQuery("2d", None, by or EVERYTHING, datetime.now(UTC)), {})
-    except (StoreRefused, StoreUnavailable):
-        return {}
-    finally:
-        database.close()
+    with closing(database_at(url, makes=False)) as database:
+        try:
+            report = read(database, UsageQuery("2d", None, by or EVERYTHING, datetime.now(UTC)), {})
+        except (StoreRefused, StoreUnavailable):
+            return {}
     return {row.by: (*(row.sums[name] for name in MEASURES), row.sums["queue_us"] / 1e6) for row in report.rows}
 
 

@@ -14,15 +14,13 @@ from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
 from lab.lab_driver import simulate
 from lab.vtc.in_engine import A10G_LLAMA2_7B, serve_in_engine
-from lab.vtc.known_lengths import KnownLengths
 from lab.vtc.windows import in_flight, serve_with_rule, starts_now, waiting
 from lab.vtc.workload import overload
 from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.orders.fcfs import Fcfs
 from policies.orders.policy_entries import POLICIES
-from policies.orders.vtc import Vtc, VtcParams
+from policies.orders.vtc import Vtc
 from policies.request import Flow
 from simulation.run import IMPOSSIBLE, Arrival, Record
 from tests.policies.making import policy_with
@@ -79,39 +77,12 @@ def test_adapters_take_memory_too() -> None:
     assert (two.records["001"].dispatched_s or 0.0) > 0.0
 
 
-def test_an_impossible_request_is_refused_and_counted() -> None:
-    run = serve_in_engine([arrival(0, 9_000, 2_000), arrival(1, 100, 10)], Vtc())
-    assert [record.outcome for record in run.records.values()] == [IMPOSSIBLE, "completed"]
-    assert run.records["000"].token_s == []
-
-
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_serves_everything_the_same_way_twice(name: str) -> None:
     arrivals = overload((60, 120), 60.0)
     runs = [serve_in_engine(arrivals, policy_with(name, requests_per_minute=1000).order) for _ in range(2)]
     assert {record.outcome for record in runs[0].records.values()} == {"completed"}
     assert [r.token_s for r in runs[0].records.values()] == [r.token_s for r in runs[1].records.values()]
-
-
-def test_a_rate_limit_refuses_at_once() -> None:
-    run = serve_in_engine(overload((60,), 30.0), named_policy("rpm", requests_per_minute=5).order)
-    outcomes = [record.outcome for record in run.records.values()]
-    assert outcomes[:5] == ["completed"] * 5
-    assert set(outcomes[5:]) == {"rate_limited"}
-
-
-def test_a_predictor_is_charged_ahead() -> None:
-    """Client a's answers are long: charged for them at dispatch, it is overtaken before they come."""
-    arrivals = [arrival(i, 10, 500 if i % 2 == 0 else 2, client="ab"[i % 2]) for i in range(80)]
-    lengths = KnownLengths({one.id: float(one.output_tokens) for one in arrivals})
-    plain = serve_in_engine(arrivals, Vtc())
-    told = serve_in_engine(arrivals, Vtc(VtcParams(predict_output=True)), lengths=lengths)
-
-    def last_dispatch(run_records: dict[str, Record], client: str) -> float:
-        return max(each.dispatched_s or 0.0 for each in run_records.values() if each.arrival.flow.tenant == client)
-
-    assert last_dispatch(told.records, "b") <= last_dispatch(plain.records, "b")
-    assert last_dispatch(told.records, "b") == 0.0
 
 
 @settings(max_examples=25)

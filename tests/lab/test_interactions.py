@@ -11,7 +11,7 @@ from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.policy import Policy
 from policies.orders.fcfs import Fcfs
-from policies.request import Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
+from policies.request import Flow, Limit, Pressure, Refusal, Refused, Request
 from simulation.run import Arrival
 
 
@@ -61,29 +61,3 @@ def test_a_refused_call_cuts_its_interaction_and_wastes_what_was_spent(stage: in
     assert len(arrivals) == stage, "nothing follows a refusal"
     assert (course.completed, course.refused, course.cut) == (False, stage == 1, stage > 1)
     assert course.wasted_tokens == wasted
-
-
-@pytest.mark.interpreted_only("extends a policy")
-def test_who_hangs_up_leaves_the_engine_and_is_charged_for_what_was_read() -> None:
-    charged: dict[str, ServiceTokens] = {}
-
-    class Noting(Fcfs):
-        def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
-            super().charge(request, service, now, final=final)
-            if final:
-                charged[request.id] = service
-
-    engine = AdmissionEngine(Policy(Noting()))
-    engine.add_backend("one")
-    model = EngineModel(profile("demo"))
-    arrivals = [
-        Arrival("leaves", Flow("a"), 0.0, 100, 50, cancel_after_tokens=20),
-        Arrival("stays", Flow("a"), 0.0, 100, 50),
-        Arrival("reads all", Flow("a"), 0.0, 100, 50, cancel_after_tokens=51),
-    ]
-    run = simulate(arrivals, engine=engine, backends={"one": model})
-    assert [record.outcome for record in run.records.values()] == ["cancelled", "completed", "completed"]
-    assert len(run.records["leaves"].token_s) == 20
-    assert charged["leaves"] == ServiceTokens(100, 20)
-    assert (engine.queued, engine.dispatched, model.has_work, model.gauges().kv_blocks) == (0, 0, False, 0)
-    assert model.gauges().generation_tokens_total < 150, "the engine stopped generating"

@@ -7,15 +7,14 @@ from collections import Counter
 import pytest
 
 from backends.simulated.engine_model import EngineModel
-from lab.dlpm.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
-from lab.dlpm.experiments import A10G, run
+from lab.dlpm.baselines import preble, round_robin_lpm, vtc_round_robin
+from lab.dlpm.experiments import A10G
 from lab.dlpm.programs import BLOCK_TOKENS, Programs, judge, long_context_qa, tree_of_thoughts
 from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from simulation.run import SimulationResult
-from tests.simulation.decided_again import replay
 
 
 def make_engine(policy: object = None) -> AdmissionEngine:
@@ -73,32 +72,6 @@ def test_who_sends_more_requests_sends_more_documents() -> None:
     arrivals = list(long_context_qa(2, 200, 1.0, misbehaviour="more", documents=5).arrivals())
     documents = {client: {a.prefix[0] for a in arrivals if a.flow.tenant == client} for client in ("0", "1")}
     assert (len(documents["0"]), len(documents["1"])) == (20, 5)
-
-
-def test_cached_tokens_reach_the_policy_and_the_same_events_lead_to_the_same_decisions() -> None:
-    def programs() -> Programs:
-        return long_context_qa(3, 10, 5.0, misbehaviour="more", documents=2, document_tokens=2000)
-
-    result = serve(programs())
-    assert result.decisions == serve(programs()).decisions
-    assert result.decisions == replay(result.events, make_engine())
-    finished = {args[0]: args[1] for _, method, args in result.events if method == "finished"}
-    for record in result.records.values():
-        assert finished[record.arrival.id].cached == record.cached_tokens  # type: ignore[attr-defined]
-    assert sum(record.cached_tokens for record in result.records.values()) > 0
-
-
-def test_locality_pays_and_fairness_is_kept() -> None:
-    """A small one of the experiments: six documents of which the cache holds about three."""
-
-    def study(policy: object) -> object:
-        programs = long_context_qa(3, 12, 2.0, misbehaviour="more", documents=2, document_tokens=30_000)
-        return run(policy, programs, A10G)  # type: ignore[arg-type]
-
-    fair, fast = study(named_policy("vtc", placement="least_loaded")), study(lpm())
-    ours = study(named_policy("dlpm", quantum=60_000.0))
-    assert ours.throughput > 1.5 * fair.throughput  # type: ignore[attr-defined]
-    assert ours.throughput > 0.8 * fast.throughput  # type: ignore[attr-defined]
 
 
 @pytest.mark.interpreted_only("baselines extend what is compiled")

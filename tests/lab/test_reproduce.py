@@ -46,10 +46,6 @@ def test_figures_hold(name: str, tmp_path: Path) -> None:
     assert any(row.verdict is Verdict.MET for row in outcome.rows)
 
 
-def test_knowing_lengths_narrows_the_gap_of_two_clients(tmp_path: Path) -> None:
-    assert missed(paper_tables.table5(Inputs(tmp_path), 2)) == []
-
-
 def test_knowing_lengths_narrows_the_gap_of_eight_clients(tmp_path: Path) -> None:
     assert missed(paper_tables.table6(Inputs(tmp_path), 1)) == []
 

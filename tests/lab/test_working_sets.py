@@ -7,8 +7,6 @@ from functools import cache
 import pytest
 
 from bench.working_sets import FLOOD, LARGE, SMALL, Found, Row, run
-from lab.agents import Agents, Crowd, Questions
-from simulation.run import Arrival, Record
 
 SECONDS = 350.0
 SHORT_S = 250.0
@@ -66,29 +64,3 @@ def test_where_engines_report_their_steps_no_answer_need_be_streamed() -> None:
     row = Row("", LARGE, 120_000, 2, streams=False)
     with_it, without = (run(row, 1, SHORT_S, holds=holds, steps=True).calls for holds in (True, False))
     assert with_it > 1.2 * without
-
-
-def test_a_crowd_is_the_same_for_a_seed_and_its_calls_repeat_what_was_said() -> None:
-    def first(seed: int) -> list[str]:
-        crowd = Crowd([Agents("a", 3), Questions("b", clients=2, per_s=1.0)], seed=seed, until_s=10.0)
-        return [f"{one.id} {one.arrived_s} {one.prompt_tokens}" for one in crowd.arrivals()]
-
-    assert first(1) == first(1) != first(2)
-    crowd = Crowd([Agents("a", 1)], seed=1, until_s=1e9)
-    (call,) = crowd.arrivals()
-    calls = [call]
-    while not calls[-1].claim.ends:
-        following = crowd.next_arrival(completed(calls[-1]), calls[-1].arrived_s + 1.0)
-        assert following is not None
-        assert following.prefix[: len(calls[-1].context)] == calls[-1].context
-        assert following.claim.id == call.claim.id
-        calls.append(following)
-    assert 5 <= len(calls) <= 30
-    again = crowd.next_arrival(completed(calls[-1]), calls[-1].arrived_s + 1.0)
-    assert again is not None
-    assert again.claim.id != call.claim.id
-    assert [tenant for tenant, _, _ in crowd.finished] == ["a"]
-
-
-def completed(arrival: Arrival) -> Record:
-    return Record(arrival, outcome="completed")

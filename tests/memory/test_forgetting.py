@@ -8,38 +8,15 @@ from policies.admission.named import named_policy
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.fullness import given_up
 from policies.limits.quotas import Quota, Quotas
-from policies.limits.throttle import Ceilings, Throttle, ThrottleSettings
-from policies.placements.prefix_index import PrefixIndex
 from policies.queue.backlog import Backlog
 from policies.queue.bounds import BoundedQueue, QueueLimits
-from policies.request import Claim, CorrelationKeys, Flow, Pressure, Refusal, Request, ServiceTokens
+from policies.request import Claim, CorrelationKeys, Flow, Request, ServiceTokens
 
 SERVICE = ServiceTokens(100, 100)
-OVERLOADED = Pressure(True, "kv")
 
 
 def asked(tenant: str, user: str, prompt_tokens: int = 10, now: float = 0.0, **more: object) -> Request:
     return Request(f"{tenant}/{user}/{now}", Flow(tenant, "app", user), 1.0, prompt_tokens, 10, now, **more)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("heavy", ["requests", "tokens"])
-def test_inventing_users_frees_no_user_of_a_limit(heavy: str) -> None:
-    limits = Ceilings(starts=None, requests=10, tokens=None) if heavy == "requests" else Ceilings(tokens=10_000)
-    throttle = Throttle(ThrottleSettings(user=limits, app_user=limits, app=Ceilings()), members_max=100)
-    flood = asked("t", "flood", prompt_tokens=1 if heavy == "requests" else 5000)
-    for _ in range(10 if heavy == "requests" else 2):
-        throttle.count(flood, 1.0)
-    other = asked("t", "other", prompt_tokens=3)
-    throttle.count(other, 1.0)
-    for number in range(1000):
-        throttle.count(asked("t", f"invented {number}"), 1.0)
-        assert len(throttle) <= 3 * 2 * 100
-    refused = throttle.refusal(flood, 1.0, OVERLOADED)
-    assert refused is not None
-    assert refused.reason is Refusal.OVER_USER_LIMIT
-    assert throttle.refusal(other, 1.0, OVERLOADED) is None
-    assert throttle.refusal(flood, 62.0, OVERLOADED) is not None, "it fades as ever"
-    assert throttle.refusal(flood, 181.0, OVERLOADED) is None
 
 
 def test_inventing_tenants_frees_no_tenant_of_its_quota() -> None:
@@ -153,11 +130,3 @@ def test_requests_that_have_left_leave_nothing_in_the_queue() -> None:
                 assert len(queue._deadlines) <= 2 * len(queue) + 64
     assert queue.earliest_deadline_s() == 1.0
     assert queue.expired(1.5) is stays
-
-
-def test_engines_share_the_blocks_that_may_be_remembered() -> None:
-    index = PrefixIndex(blocks_max=120)
-    for number in range(1000):
-        index.insert((number, number + 10_000), "abcd"[number % 4])
-        assert len(index) <= 120
-    assert len(index._holders) <= 120

@@ -18,7 +18,7 @@ from gateway.config.memory_bounds import (
 from policies.orders.policy_entries import POLICIES
 from tests.memory.tables import ONE_FILL, blocks, entry_bytes, flows
 
-ENTRIES = 1500
+ENTRIES = 750
 """A table of hashes has grown just before, so that it is larger than it need be."""
 TRUE = 0.75, 1.03
 """The least and the most that is measured of what is stated: versions of Python differ a little."""

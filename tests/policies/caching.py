@@ -6,7 +6,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
+from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.order import Selection
@@ -16,6 +18,17 @@ from tests.policies.making import Load, make_request
 
 BLOCK = 10
 """Tokens."""
+KEEPS_ALL = 1_000_000
+"""Blocks of a cache that drops nothing."""
+
+
+def local(name: str, window: float, **settings: Any) -> Policy:
+    """A policy whose service is what engines compute, so that caches and the window are seen in it."""
+    if name == "dlpm":
+        return named_policy(name, quantum=window)
+    if name != "vtc":
+        settings = {"window_calls": 1e6} | settings
+    return named_policy(name, placement="prefix", window_tokens=window, cached_weight=0.0, **settings)
 
 
 def document(name: int, blocks: int) -> tuple[int, ...]:
@@ -40,6 +53,30 @@ class Questions:
     @property
     def prompt_max(self) -> int:
         return BLOCK * (self.blocks_max + 1)
+
+    @classmethod
+    def of(cls, seed: int) -> Questions:
+        """Traffic of three tenants that the seed decides."""
+        return cls(
+            {tenant: (0.5, 1.0, 3.0)[(seed // 3**place) % 3] for place, tenant in enumerate("abc")},
+            documents=1 + seed % 4,
+            blocks_max=1 + seed * 7 % 20,
+            output_max=1 + seed * 11 % 20,
+            slots=1 + seed % 6,
+            engines=1 + seed % 3,
+            cache_blocks=(5, 20, 80, KEEPS_ALL)[seed % 4],
+            seed=seed,
+        )
+
+    def bound(self, window: float) -> float:
+        """2 (U + L), per weight.
+
+        U is a prompt, and of all that is dispatched the output and the input that was wrongly taken to be cached.
+        """
+        slots = self.slots * self.engines
+        believed = 0 if self.cache_blocks == KEEPS_ALL else slots * self.prompt_max
+        most = self.prompt_max + believed + 2.0 * slots * self.output_max
+        return 2 * (most / min(self.weights.values()) + window)
 
 
 class CachingServers:
@@ -102,6 +139,11 @@ class CachingServers:
                     del running[request.id]
                 else:
                     self.running[backend][request.id] = (request, service, output_tokens)
+
+    def run(self, steps: int) -> CachingServers:
+        for now in range(steps):
+            self.step(now)
+        return self
 
     def spread(self, steps: int, one: str, other: str, *, both_wait: Callable[[], bool] = lambda: True) -> float:
         """The largest difference of service per weight between two tenants over any interval in which both wait."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import count
@@ -21,6 +21,7 @@ from policies.orders.policy_entries import POLICIES
 from policies.placements.placement import EngineLoad
 from policies.placements.placement_entries import PLACEMENTS
 from policies.queue.bounds import QueueLimits
+from policies.queue.expected_wait import Expected
 from policies.request import NO_CLAIM, Claim, Flow, Progress, Request
 
 LIMITS = QueueLimits(
@@ -155,9 +156,34 @@ class NoRoom(Room):
         return Obstacle.SLOTS
 
 
+class Engines(Room):
+    """Engines by name, each with what runs there, of which some may be full."""
+
+    def __init__(self, running: Mapping[str, int], *, full: Collection[str] = ()) -> None:
+        self.running = running
+        self.full = full
+
+    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+        found = [Load(name, running) for name, running in self.running.items() if name not in self.full]
+        return found or Blocked(request, dict.fromkeys(self.running, Obstacle.SLOTS))
+
+    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
+        return Obstacle.SLOTS if engine in self.full else None
+
+    def loads(self) -> dict[str, int]:
+        return dict(self.running)
+
+
 def dispatched(decisions: Sequence[Decision]) -> list[str]:
     """The requests that these decisions send to a backend."""
     return [decision.id for decision in decisions if isinstance(decision, Dispatch)]
+
+
+def told_wait(request: Request) -> Expected:
+    """The wait that a queued request was told."""
+    assert request.progress.wait is not None
+    found: Expected = request.progress.wait.expected
+    return found
 
 
 @contextmanager

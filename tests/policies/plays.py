@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from policies.admission.decisions import Decision, Dispatch, Failure
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
-from policies.capacity.obstacle import Obstacle
 from policies.capacity.overload import OverloadSettings
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings
@@ -127,22 +126,3 @@ class Play:
         if failure is not Failure.BROKEN:
             self.queued[chosen] = prompt
         return self.engine.failed(chosen, failure, self.now)
-
-    def ask(self, later_s: float) -> None:
-        """Everything that can be asked, as of now and of a while later."""
-        engine = self.engine
-        for now in (self.now, self.now + later_s):
-            engine.pressure(now)
-            for request_id in [*self.queued, *self.dispatched, "nobody"]:
-                engine.explain(request_id, now)
-            for request_id in self.dispatched:
-                engine.received(request_id, now)
-            for ledger in engine.backends.values():
-                for obstacle in Obstacle if ledger.has_gauges() else set(Obstacle) - {Obstacle.WAITING}:
-                    ledger.opens_s(make_request(), obstacle, now)
-                ledger.kv_fraction()
-                ledger.occupancy(None, None, now)
-                repr(ledger)
-        engine.next_wakeup()
-        repr(engine)
-        assert engine.queued == len(self.queued)

@@ -7,18 +7,13 @@ from math import e, inf
 
 import pytest
 
-from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.kv_cache import KvCache
-from policies.capacity.kv_forecast import still_to_come
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
-from policies.capacity.output_lengths import OutputLengths
-from policies.capacity.pace import Pace, PrefillWindow, UsualLoad
+from policies.capacity.pace import Pace, UsualLoad
 from policies.capacity.slots import Slots
-from policies.capacity.working_set import WorkingSet
 from policies.limits.throttle import Ceilings, Throttle, ThrottleSettings
 from policies.orders.dlpm import DlpmParams
 from policies.orders.profiles import Profiles
@@ -30,8 +25,7 @@ from policies.placements.siblings import Siblings
 from policies.queue.backlog import Backlog
 from policies.replicas.grants import GrantedEngines
 from policies.replicas.schedule import Schedule
-from policies.request import Claim, Pressure, Refusal, ServiceTokens
-from policies.tree.pool_tree import PoolTree
+from policies.request import Pressure, Refusal
 from tests.policies.making import Load, make_request
 
 PROMPT = tuple(range(1, 101))
@@ -40,14 +34,6 @@ TOKENS = 1600
 
 def leased(now: float = 0.0, **request: int) -> Lease:
     return Lease(make_request(**request), "b", now)  # type: ignore[arg-type]
-
-
-def busy(*, slots: int | None = 1, **gauges: float) -> BackendLedger:
-    """An engine with something of ours, whose page says so much."""
-    ledger = BackendLedger("b", CapacitySettings(), max_num_seqs=slots)
-    ledger.add(leased(prompt=100))
-    ledger.observe(Gauges(0.0, running=1, waiting=0, kv_capacity_tokens=10_000, block_size=16, **gauges), 0.0)  # type: ignore[arg-type]
-    return ledger
 
 
 # --- averages ---
@@ -87,14 +73,6 @@ def test_an_average_is_believed_after_twenty_values() -> None:
     assert pace.known_token_s() is not None
 
 
-def test_a_population_stands_for_itself_after_eight_answers() -> None:
-    lengths, request = OutputLengths(), make_request(output_max=1000)
-    for _ in range(8):
-        assert lengths.expected(request) == 0.0
-        lengths.learn(request, 100)
-    assert lengths.expected(request) == 100.0
-
-
 def test_the_usual_load_is_of_ten_seconds() -> None:
     usual = UsualLoad()
     usual.ran(8.0, 10.0)
@@ -109,37 +87,6 @@ def test_a_new_engine_is_taken_to_have_four_slots_and_one_request_takes_a_quarte
     assert Slots(64, waiting_target=2, most=None).taken_by(64) == 16
 
 
-def test_a_prefill_window_is_that_of_one_step() -> None:
-    window = PrefillWindow()
-    assert window.tokens == 2048  # what vLLM computes in one step by default
-    window.set_reported(10**9)
-    assert window.tokens == 262_144
-
-
-def test_a_gauge_may_differ_from_the_blocks_by_a_fiftieth() -> None:
-    def step(usage: float) -> str:
-        return Gauges(0.0, kv_usage=usage, free_blocks=500, total_blocks=1000, is_step=True).contradiction()
-
-    assert not step(0.519)
-    assert step(0.521)
-
-
-@pytest.mark.parametrize(("usage", "is_learned"), [(0.69, True), (0.71, False)])
-def test_above_seven_tenths_of_its_kv_a_queue_says_nothing_of_slots(usage: float, is_learned: bool) -> None:
-    ledger = BackendLedger("b", CapacitySettings())
-    for _ in range(8):
-        lease = leased(prompt=100)
-        ledger.add(lease)
-        ledger.started(lease, 0.0)
-    for taken_s in (0.1, 0.2):
-        ledger.observe(Gauges(taken_s, running=8, waiting=5, kv_usage=usage), taken_s)
-    assert (ledger.slots.known() is not None) == is_learned
-
-
-def test_where_time_alone_makes_room_it_is_looked_at_each_hundredth_of_a_second() -> None:
-    assert busy().opens_s(make_request(), Obstacle.KV, 5.0) == pytest.approx(5.01)
-
-
 @pytest.mark.parametrize(("arrived_s", "goes_on"), [(0.24, True), (0.26, False)])
 def test_requests_keep_coming_if_one_came_within_a_quarter_of_a_second(arrived_s: float, goes_on: bool) -> None:
     ledger = BackendLedger("b", CapacitySettings(), max_num_seqs=8)
@@ -149,16 +96,6 @@ def test_requests_keep_coming_if_one_came_within_a_quarter_of_a_second(arrived_s
         ledger.slots.note_shortage()
         ledger.observe(Gauges(now, running=4, waiting=0), now, arrived_s=now - arrived_s)
     assert (ledger.slots.most() > 8) == goes_on
-
-
-def test_an_answer_near_its_reserve_is_expected_to_add_a_quarter() -> None:
-    lease = leased(output_max=1000, reserved=100)
-    lease.output_tokens = 200
-    assert lease.reserve_left() == pytest.approx(50.0)
-
-
-def test_one_of_ten_lengths_exceeds_the_mean_by_one_and_three_tenths_of_it() -> None:
-    assert still_to_come(100.0, 230.0, 10_000.0, 0.0) == pytest.approx((0.0, 200.0))
 
 
 def test_a_comparison_of_gauge_and_books_counts_by_its_time_and_a_twentieth_at_most() -> None:
@@ -195,47 +132,6 @@ def test_of_a_flood_as_many_start_at_once_as_fill_half_of_what_is_missing() -> N
             ledger.started(lease, 0.0)
     assert found is Obstacle.SPREAD
     assert number == 28
-
-
-def working_set(*sizes: int) -> WorkingSet:
-    """One tenant's idle interactions of these sizes in a cache of 1,000 tokens."""
-    tree = PoolTree()
-    found = WorkingSet(tree)
-    found.measure([cache(1000)], -1.0)
-    for number, tokens in enumerate(sizes):
-        request = make_request(prompt=tokens, claim=Claim(f"i{number}"))
-        found.kinds.of(request).return_rate.learn(1.0)
-        engine = AdmissionEngine(named_policy("vtc"))
-        engine.interactions.arrived(request, 0.0)
-        engine.interactions.admitted(request, 0.0)
-        tree.arrived(request, 1.0)
-        found.queued(request, 0.0)
-        found.dispatched(request, 0.0)
-        assert request.progress.interaction is not None
-        request.progress.interaction.tokens = tokens
-        found.left(request, ServiceTokens(tokens, 0), 0.0)
-    return found
-
-
-def cache(tokens: int) -> BackendLedger:
-    ledger = BackendLedger("b", CapacitySettings(), max_num_seqs=1)
-    ledger.observe(Gauges(0.0, kv_capacity_tokens=tokens), 0.0)
-    ledger.prefill_rate.tokens_per_s = 10.0
-    return ledger
-
-
-@pytest.mark.parametrize(("first", "counted"), [(290, 1090), (310, 710)])
-def test_a_set_that_outgrows_the_cache_by_a_tenth_is_parked(first: int, counted: int) -> None:
-    found = working_set(first, 400, 400)
-    found.measure([cache(1000)], 0.0)
-    assert found.tokens == counted
-
-
-def test_the_cache_is_measured_each_half_second() -> None:
-    found = WorkingSet(PoolTree())
-    for now, tokens, known in ((0.0, 1000, 1000), (0.49, 2000, 1000), (0.51, 2000, 2000)):
-        found.measure([cache(tokens)], now)
-        assert found.capacity_tokens == known
 
 
 # --- orders ---
@@ -317,18 +213,6 @@ def test_paces_within_half_are_equal(pace_s: float, chosen: str) -> None:
             lease.started_s, lease.output_tokens = 0.0, 10
             pace.ended(lease, 10 * token_s)
     assert choose(Load("a", pace=slow), Load("b", pace=quick), a=51, b=50) == chosen
-
-
-def test_a_miss_shrinks_a_cache_by_a_sixteenth_down_to_one_long_prompt() -> None:
-    index = PrefixIndex()
-    for first in range(0, 16_000, 100):
-        index.insert(tuple(range(first, first + 100)), "b")
-    index.learn_cache_size("b", 100, 50)
-    index.learn_cache_size("b", 100, 10)
-    assert len(index) == 14_063  # 16,000 less a sixteenth, twice
-    for _ in range(200):
-        index.learn_cache_size("b", 100, 10)
-    assert len(index) == 256
 
 
 def test_each_dispatch_looks_up_two_that_begin_alike_and_eight_are_tried() -> None:

@@ -6,7 +6,6 @@ import gc
 import pickle
 import random
 from dataclasses import replace
-from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +16,6 @@ from policies.interactions import Interactions, InteractionSettings
 from policies.request import Claim, CorrelationKeys, Flow, Interaction, Key, Request, ServiceTokens
 from tests.policies.making import make_request
 
-_serial = count()
 SOME = ServiceTokens(10, 5)
 
 
@@ -70,12 +68,6 @@ def test_what_was_never_admitted_opens_nothing() -> None:
 def test_a_first_call_that_left_the_queue_unserved_opened_nothing() -> None:
     table = Interactions()
     table.broke_off(admit(table, call()), ServiceTokens(0, 0), 0.0)
-    assert len(table) == 0
-
-
-def test_a_call_without_a_claim_costs_nothing() -> None:
-    table = Interactions()
-    assert serve(table, call(Claim())).progress.interaction is None
     assert len(table) == 0
 
 

@@ -14,16 +14,10 @@ from gateway.request.routes import Routes
 from policies.request import Flow
 from tests.claims import claim_of
 from tests.gateway.live import MODEL
+from tests.kit.forms import AUDIO, CHAT, COMPLETIONS, FORM, RESPONSES
 
-CHAT, COMPLETIONS, RESPONSES, AUDIO = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/audio/transcriptions",
-)
 FLOW = Flow("tenant", "default", "u")
 ROUTES = Routes()
-FORM_TYPE = "multipart/form-data; boundary=x"
 
 Kind = tuple[str, Callable[[int], bytes]]
 """Where it is sent, and a body of so many bytes or a few more."""
@@ -103,7 +97,7 @@ def read(kind: Kind, body: bytes) -> None:
     """All that is done with a body before it goes to an engine, or `ApiError`."""
     api = ROUTES.find("POST", kind[0]).api
     if api is AUDIO_API:
-        read_form(body, FORM_TYPE.encode(), api)
+        read_form(body, FORM.encode(), api)
         return
     payload = read_json(body, api)
     payload.rename("another")

@@ -104,15 +104,6 @@ def test_a_shared_prefix_is_held_once() -> None:
     assert gauges.prompt_tokens_cached_total == 7 * 48
 
 
-def test_freed_blocks_stay_hittable_and_count_as_free() -> None:
-    clock = Clock(EngineModel(small()))
-    clock.submit(EngineRequest("first", 64, 1, hashes("text", 4)))
-    clock.run()
-    assert clock.engine.gauges().kv_blocks == 0
-    clock.submit(EngineRequest("again", 64, 1, hashes("text", 4)))
-    assert clock.step().cached_tokens == {"again": 48}, "the block of the last token is always computed"
-
-
 @pytest.mark.parametrize(("text", "blocks_left"), [("old", 2), ("new", 5)])
 def test_the_longest_unused_prefix_is_evicted_first_from_its_end(text: str, blocks_left: int) -> None:
     clock = Clock(EngineModel(small()))
@@ -136,15 +127,6 @@ def test_the_head_of_the_queue_blocks_all_behind_it() -> None:
     gauges = clock.engine.gauges()
     assert (gauges.running, gauges.waiting) == (1, 2), "the tiny one would fit, and waits"
     assert clock.run() == ["running", "large", "tiny"]
-
-
-def test_admission_asks_for_the_prompt_and_not_for_the_output() -> None:
-    clock = Clock(EngineModel(small()))
-    clock.submit(EngineRequest("a", 150, 100), EngineRequest("b", 150, 100))
-    clock.step()
-    assert clock.engine.gauges().running == 2
-    assert sorted(clock.run()) == ["a", "b"]
-    assert clock.engine.gauges().preemptions_total > 0
 
 
 def test_no_admission_in_a_step_that_preempts() -> None:
@@ -200,18 +182,6 @@ def test_gauges_do_not_see_an_arrival_before_a_step_nor_a_step_before_its_end() 
     assert engine.gauges(step.duration_s).running == 1
 
 
-def test_an_abort_frees_at_once_and_the_last_one_empties_the_gauges() -> None:
-    clock = Clock(EngineModel(small()))
-    clock.submit(EngineRequest("a", 100, 50), EngineRequest("b", 100, 50), EngineRequest("waiting", 200, 50))
-    clock.step()
-    for name in ("a", "waiting", "b"):
-        clock.engine.abort(name, clock.now)
-    clock.engine.abort("never seen", clock.now)
-    gauges = clock.engine.gauges()
-    assert (gauges.running, gauges.waiting, gauges.kv_blocks) == (0, 0, 0)
-    assert not clock.engine.has_work
-
-
 def test_a_long_prompt_is_computed_in_chunks_beside_decodes() -> None:
     clock = Clock(EngineModel(small(max_num_batched_tokens=64, per_prefill_token_s=0.001)))
     clock.submit(EngineRequest("short", 10, 20))
@@ -232,14 +202,6 @@ def test_a_step_costs_what_the_profile_says() -> None:
     assert clock.step().duration_s == pytest.approx(model.base_s + 400 * model.per_prefill_token_s)
     expected = model.base_s + 4 * model.per_seq_s + 4 * 101 * model.per_context_token_s
     assert clock.step().duration_s == pytest.approx(expected)
-
-
-def test_sequence_slots_are_a_limit() -> None:
-    clock = Clock(EngineModel(small(max_num_seqs=2)))
-    clock.submit(*(EngineRequest(str(i), 1, 2) for i in range(5)))
-    clock.step()
-    assert (clock.engine.gauges().running, clock.engine.gauges().waiting) == (2, 3)
-    assert clock.run() == ["0", "1", "2", "3", "4"]
 
 
 def test_a_pooling_request_ends_with_its_prefill() -> None:

@@ -243,19 +243,6 @@ async def test_a_client_that_goes_away_frees_its_kv(start: Start, http: aiohttp.
     assert gauges.generation_tokens_total < 4000
 
 
-async def test_above_the_request_limit_it_answers_503(start: Start, http: aiohttp.ClientSession) -> None:
-    server, base = await start(time_scale=1.0, max_num_queued_reqs=1)
-    first = asyncio.create_task(post(http, f"{base}/v1/chat/completions", {**_CHAT, "max_tokens": 4000}))
-    await until(server, lambda gauges: gauges.running == 1)
-    for stream in (True, False):
-        status, raw = await post(http, f"{base}/v1/chat/completions", {**_CHAT, "max_tokens": 1, "stream": stream})
-        assert (status, json.loads(raw)["error"]["type"]) == (503, "Service Unavailable")
-    first.cancel()
-    await until(server, lambda gauges: gauges.running == 0)
-    status, _ = await post(http, f"{base}/v1/chat/completions", {**_CHAT, "max_tokens": 1})
-    assert status == 200
-
-
 async def test_a_burst_of_streams_passes_the_first_check_and_is_refused_inside_a_200(
     start: Start, http: aiohttp.ClientSession
 ) -> None:

@@ -13,6 +13,7 @@ from redis import Redis
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile
 from gateway.storage.redis.redis_store import Script, pool_key
+from lab.service import service
 from lab.several_gateways import Stall, simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
@@ -169,20 +170,9 @@ def run(
     return found, made
 
 
-def service(found: SimulationResult, from_s: float, until_s: float) -> dict[str, float]:
-    """What each tenant received in this time: prompt tokens and twice the output tokens."""
-    received = dict.fromkeys(WEIGHTS, 0.0)
-    for record in found.records.values():
-        if record.token_s:
-            prompt = record.arrival.prompt_tokens if from_s <= record.token_s[0] < until_s else 0
-            output = sum(from_s <= one < until_s for one in record.token_s)
-            received[record.arrival.flow.tenant] += prompt + 2 * output
-    return received
-
-
 def off(found: SimulationResult, from_s: float, until_s: float) -> float:
     """How far is the ratio of what the two received from that of their weights?"""
-    got = service(found, from_s, until_s)
+    got = service(found.records.values(), from_s, until_s)
     return abs(got["heavy"] / got["light"] / (WEIGHTS["heavy"] / WEIGHTS["light"]) - 1)
 
 

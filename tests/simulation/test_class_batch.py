@@ -95,23 +95,3 @@ def test_who_returns_does_not_wait_for_answers_of_minutes() -> None:
     # What the KV cache has no room for waits for answers of its own tenant.
     assert times[24] < 3 * max(alone[24], step_s(32, 1200))
     assert 5 <= engine.requests.preemption.preempted <= 10
-
-
-def test_what_clients_have_seen_is_not_taken_from_them() -> None:
-    streamed = [Arrival(f"s-{n}", Flow(NIGHT, "app", ""), 0.0, 64, 1500, 1600, streamed=True) for n in range(32)]
-    day = [Arrival("day-0", Flow("day", "app", ""), 3.0, 64, 10, 20)]
-    _, engine = run([*streamed, *day])
-    assert engine.requests.preemption.preempted == 0
-
-
-def test_what_is_wasted_has_a_bound_and_everything_ends() -> None:
-    """Visits that fill the engine again and again, beside work that is long."""
-    many = [
-        Arrival(f"day-{second}-{n}", Flow("day", "app", ""), 5.0 + 2.0 * second, 64, 30, 100)
-        for second in range(20)
-        for n in range(40)
-    ]
-    _, engine = run(many, batch=32, until_s=40.0, output=2000)
-    preemption = engine.requests.preemption
-    share = 0.05 * preemption.received_tokens + preemption.at_once_tokens
-    assert 0 < preemption.wasted_tokens <= share

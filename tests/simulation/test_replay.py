@@ -104,13 +104,6 @@ def test_a_long_run_keeps_nothing_of_what_has_ended(flood: Trace) -> None:
     assert (run.records, run.events, run.decisions) == ({}, [], [])
 
 
-def test_more_engines_serve_faster(flood: Trace) -> None:
-    one, four = (replay_under("vtc", flood, *[TINY] * engines).ttft_s for engines in (1, 4))
-    assert one is not None
-    assert four is not None
-    assert four.p95 < one.p95 / 4
-
-
 def test_what_no_context_can_hold_is_refused_and_counted(tmp_path: Path) -> None:
     rows = ["0,a,100,10", "1,a,4000,97", "2,a,4096,0", "3,b,4000,96", "4,b,90000,1"]
     trace = Trace(write(tmp_path, "t_s,client,input_tokens,output_tokens", *rows))

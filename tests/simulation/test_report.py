@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -21,7 +19,7 @@ from gateway.commands.main import main
 from lab import public_traces
 from simulation.measured import measured
 from simulation.replay import Percentiles, ReplayResult, TenantResult, replay_under
-from simulation.report import ReplayReport, as_json, as_text, columns
+from simulation.report import ReplayReport, as_json, as_text
 from simulation.traces.reader import Trace
 from simulation.verdict import verdict
 from tests.kit.access_logs import write
@@ -163,10 +161,6 @@ def test_a_request_without_any_token_has_no_percentiles() -> None:
     assert Percentiles.of([3.0, 1.0, 2.0]) == Percentiles(2.0, 3.0, 3.0)
 
 
-def test_columns_are_aligned() -> None:
-    assert columns([["a", "b"], ["long", "1"], ["x", "234"]]) == "a       b\n----  ---\nlong    1\nx     234"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -204,25 +198,6 @@ def test_a_pipe_is_read_like_a_file(replayed: ReplayReport) -> None:
     done = subprocess.run([FAIRGATE, "replay", "-", *OPTIONS], input=text, capture_output=True, timeout=WAIT_S)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode() == as_text(replayed).replace("access.log.gz", "stdin")
-
-
-def test_a_bar_shows_how_far_a_long_run_is_when_somebody_looks() -> None:
-    ours, its = pty.openpty()
-    process = subprocess.Popen([FAIRGATE, "replay", str(EXAMPLE), *OPTIONS], stdout=subprocess.PIPE, stderr=its)
-    os.close(its)
-    shown = b""
-    try:
-        while data := os.read(ours, 4096):
-            shown += data
-    except OSError:
-        pass  # how a terminal says that nobody writes to it any more
-    finally:
-        os.close(ours)
-    output, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0
-    assert re.search(rb"fcfs +\[#+-+\] +\d+%", shown), "amid the run"
-    assert re.search(rb"vtc +\[#+\] +100%", shown)
-    assert b"215 requests of 3 tenants" in output
 
 
 def test_the_documentation_shows_what_the_commands_print() -> None:

@@ -66,13 +66,6 @@ def test_nothing_waits_longer_because_a_clock_was_set_back() -> None:
     assert rejected.reason is Refusal.QUEUE_TIMEOUT
 
 
-def test_the_end_of_one_starts_the_next() -> None:
-    engine = engine_of()
-    first = fill(engine)[0]
-    engine.progressed(first, 1, 0.1)
-    assert len(dispatched(engine.finished(first, ServiceTokens(10, 5), 0.2))) == 1
-
-
 @pytest.mark.parametrize("policy", ["vtc", "fairserve"])
 def test_of_what_ended_only_the_decision_is_kept(policy: str) -> None:
     """Whatever is kept for a while is looked through by Python's garbage collector, during which nothing is served."""
@@ -126,24 +119,6 @@ def test_requests_refused_in_one_incident_count_as_one_refusal() -> None:
     wakeup_s = engine.next_wakeup()
     assert wakeup_s is not None
     assert wakeup_s < 0.5, "sixteen that were sent together say no more than one does"
-
-
-def test_waking_at_the_named_time_leads_to_a_later_one() -> None:
-    """Or a driver of virtual time would stand still for ever."""
-    engine = engine_of(slots=8)
-    engine.arrived(make_request("a"), 0.0)
-    for taken_s in (0.0, 0.1, 0.3, 0.7):
-        engine.backend_changed("one", Gauges(taken_s, running=1, waiting=9), taken_s)
-        if not engine.queued:
-            engine.arrived(make_request("a"), taken_s)
-        wakeup_s = engine.next_wakeup()
-        assert wakeup_s == pytest.approx(taken_s + 1.0)
-        assert wakeup_s is not None
-        engine.woke(wakeup_s)
-        after_s = engine.next_wakeup()
-        assert after_s is None or after_s > wakeup_s
-        for request_id in list(engine.requests.leases)[1:]:
-            engine.cancelled(request_id, wakeup_s)
 
 
 def test_an_arrival_takes_the_room_that_time_has_made() -> None:

@@ -71,14 +71,3 @@ def test_it_goes_to_another_engine_if_that_has_room_first() -> None:
     assert finish(engine, "at-e1", 2.0) == ["large"]
     assert dispatched(engine.arrived(sized("small", "c", 100), 2.0)) == ["small"]
     assert engine.requests.lease("small").backend == "e0", "nothing is kept any more"
-
-
-def test_a_question_changes_no_reservation() -> None:
-    engine = engine_of("vtc")
-    assert not engine.arrived(sized("large", "b", 900), 1.0)
-    for _ in range(3):
-        engine.explain("large", 1.0)
-        engine.pressure(1.0)
-        engine.next_wakeup()
-    assert dispatched(engine.arrived(sized("small", "c", 100), 1.0)) == ["small"]
-    assert engine.requests.lease("small").backend == "e1"

@@ -207,10 +207,3 @@ def test_an_engine_that_comes_takes_what_rests_where_limits_hold_in_overload() -
     engine.woke(1.5)
     assert engine.requests.waiting.requests["x"].progress.rests
     assert dispatched(engine.backend_changed("two", True, 2.0)) == ["x"]
-
-
-def test_nobody_is_told_to_come_back_in_less_than_a_second() -> None:
-    engine = engine_of("vtc", "one")
-    engine.limits = replace(LIMITS, queue_wait_s_max=5.0, queue_wait_s_max_inside=5.0)
-    asks(engine, "x", 0.0)
-    assert list(engine.failed("x", Failure.REFUSED, 4.9, None, 0.5)) == [Reject("x", Refusal.SERVER_BUSY, 1.0)]

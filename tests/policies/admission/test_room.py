@@ -131,16 +131,6 @@ def test_a_full_engine_is_not_asked_for_each_request_though_some_may_wait_inside
     assert not isinstance(room.with_room(requests[2]), Blocked), "this one may wait inside, so the engine is asked"
 
 
-def test_a_wake_keeps_what_the_engines_have_answered() -> None:
-    engine = engines_of("vtc", "one", "two", slots=1)
-    while not engine.queued:
-        engine.arrived(make_request("a"), 0.0)
-    blocked = engine.blocked
-    assert blocked is not None
-    engine.woke(1.0)
-    assert engine.blocked is blocked
-
-
 @pytest.mark.interpreted_only("counts look-ups, which compiled code does without asking")
 def test_a_wake_looks_only_at_engines_where_something_has_happened_or_is_due() -> None:
     engine, engines = AdmissionEngine(named_policy("vtc")), Asked()
@@ -176,19 +166,6 @@ def test_the_slot_of_a_request_that_is_cancelled_is_used_at_once() -> None:
     assert dispatched(engine.cancelled(next(iter(engine.requests.leases)), 1.0)) == [waits]
 
 
-def test_an_unstreamed_answer_makes_room_for_the_next_prompt_when_it_should_have_started() -> None:
-    engine = engines_of("vtc", "one", slots=8)
-    engine.backend_changed("one", Gauges(0.0, running=0, waiting=0), 0.0)
-    engine.arrived(make_request("a", prompt=2000, streamed=False), 0.0)
-    assert engine.arrived(make_request("a", id="next", prompt=2000), 0.0) == []
-    assert engine.blocked is not None
-    assert engine.blocked.nearest() is Obstacle.PREFILL
-    wakeup_s = engine.next_wakeup()
-    assert wakeup_s is not None
-    assert wakeup_s == pytest.approx(engine.backends["one"].pace.first_token_s)
-    assert dispatched(engine.woke(wakeup_s)) == ["next"]
-
-
 def test_an_engine_without_slots_for_many_sequences_may_have_one_for_a_single_one() -> None:
     engines = Asked()
     ledger = engines["one"] = BackendLedger("one", CapacitySettings(), max_num_seqs=16)
@@ -204,29 +181,6 @@ def test_an_engine_without_slots_for_many_sequences_may_have_one_for_a_single_on
     room.changed()
     assert isinstance(room.with_room(many), Blocked)
     assert not isinstance(room.with_room(single), Blocked)
-
-
-def test_waking_at_the_named_times_is_as_good_as_waking_all_the_time() -> None:
-    """Nothing arrives and nothing is read; unstreamed answers start by their pace, and KV and pages grow old."""
-
-    def served(*, always: bool) -> list[tuple[str, float]]:
-        engine, found, now = engines_of("vtc", "one", "two", slots=8), [], 1.0
-        for name, waiting in (("one", 0), ("two", 9)):
-            engine.backend_changed(name, Gauges(1.0, 0, 0, 0.1, 4000, 16), 1.0)
-            engine.arrived(make_request("a", prompt=500, output_max=900, streamed=False), 1.0)
-            engine.backend_changed(name, Gauges(1.0, 1, waiting, 0.1, 4000, 16), 1.0)
-        for number in range(12):
-            engine.arrived(make_request("ab"[number % 2], id=str(number), prompt=900, streamed=False), 1.0)
-        while now < 2.5:
-            wakeup_s = engine.next_wakeup()
-            now = round(now + 0.01, 2)
-            if always or (wakeup_s is not None and wakeup_s <= now):
-                if always:
-                    engine.room.changed()
-                found += [(id, now) for id in dispatched(engine.woke(now))]
-        return found
-
-    assert served(always=False) == served(always=True) != []
 
 
 PATIENT = QueueLimits(queue_wait_s_max=1000.0)

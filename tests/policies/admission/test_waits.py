@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.admission.decisions import Dispatch, Failure, Reject
+from policies.admission.decisions import Dispatch, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.explanation import waited_in_words
 from policies.admission.waits import seconds_of
@@ -51,10 +51,12 @@ class Watched:
                 self.dispatched_s[decision.id] = play.now
                 self.seconds.setdefault(decision.id, {})
                 self.began_s.setdefault(decision.id, play.now)
-        for one in engine.requests.waiting.requests:
+        for one, request in engine.requests.waiting.requests.items():
             found = engine.explain(one, play.now + 0.5)
             assert found is not None
             assert sum(found.waited_s.values()) == pytest.approx(play.now + 0.5 - self.began_s[one])
+            closed_s = self.seconds[one].get(Obstacle.CLOSED, 0.0) + 0.5 * (self.obstacle(request) is Obstacle.CLOSED)
+            assert found.waited_s.get(Obstacle.CLOSED, 0.0) == pytest.approx(closed_s)
 
     def obstacle(self, request: Request) -> Obstacle:
         blocked = self.play.engine.blocked
@@ -79,8 +81,7 @@ class Watched:
         assert sum(seconds_of(wait).values()) == pytest.approx(self.play.now - self.began_s[one])
 
 
-@pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=40)
 @given(policy=st.sampled_from(sorted(POLICIES)), steps=STEPS, backends=st.integers(1, 3))
 def test_each_moment_of_a_wait_counts_once_for_the_obstacle_of_that_moment(
     policy: str, steps: list[Step], backends: int
@@ -137,45 +138,6 @@ def test_a_wait_is_told_in_one_sentence() -> None:
     found = engine.explain("first", 9.0)
     assert found is not None
     assert found.reason == "dispatched to one at once: no other engine had room"
-
-
-def test_everybody_waits_for_an_engine_while_none_is_in_service() -> None:
-    engine = full()
-    for number in range(3):
-        engine.arrived(make_request("a", id=f"q{number}", arrived_s=1.0), 1.0)
-    engine.backend_changed("one", False, 2.0)
-    engine.backend_changed("one", True, 7.0)
-    engine.finished("first", ServiceTokens(10, 5), 7.5)
-    found = engine.explain("q2", 8.0)
-    assert found is not None
-    assert found.waited_s == {"closed": 5.0, "turn": 2.0}
-    head = engine.explain("q0", 8.0)
-    assert head is not None
-    assert head.waited_s == {"closed": 5.0, "slots": 1.5}
-
-
-def test_the_time_at_an_engine_that_gave_it_back_is_part_of_the_wait() -> None:
-    engine = idle("one")
-    assert engine.arrived(make_request("a", id="x"), 0.0)
-    engine.failed("x", Failure.REFUSED, 0.5)
-    decisions = engine.woke(2.0)
-    assert [decision.id for decision in decisions] == ["x"]
-    found = engine.explain("x", 3.0)
-    assert found is not None
-    assert found.waited_s["returned"] == 0.5
-    assert sum(found.waited_s.values()) == 2.0
-
-
-def test_one_that_no_engine_takes_has_waited_at_engines() -> None:
-    engine = idle("one")
-    request = make_request("a", id="x")
-    assert engine.arrived(request, 0.0)
-    now = 0.0
-    while engine.dispatched:
-        engine.failed("x", Failure.UNREACHED, now + 0.5)
-        now += 2.0
-        engine.woke(now)
-    assert seconds_of(request.progress.wait) == {"returned": 1.5, "closed": 3.0}
 
 
 class Others:

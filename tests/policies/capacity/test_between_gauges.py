@@ -8,7 +8,6 @@ from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.slots import Slots
-from policies.tree.pool_tree import PoolTree
 from tests.policies.ledgers import obstacle, start
 from tests.policies.making import make_request
 
@@ -37,18 +36,6 @@ def test_ends_before_a_gauge_are_in_it() -> None:
     assert obstacle(ledger, now=0.2) == "waiting"
 
 
-def test_an_engine_that_takes_what_it_was_sent_later_is_not_full() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
-    start(ledger, make_request())
-    refused, later = [start(ledger, make_request(), started=False) for _ in range(2)]
-    ledger.refused(0.1, full_for=refused)
-    ledger.remove(refused, 0.1)
-    assert obstacle(ledger, now=0.1) == "closed"
-    ledger.started(later, 0.11)
-    assert obstacle(ledger, now=0.11) is None
-    assert refused.request.progress.proven_refusals == 1
-
-
 def test_what_was_reserved_for_unknown_lengths_is_free_when_they_have_ended() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
     ledger.observe(Gauges(0.0, running=0, waiting=0, kv_usage=0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
@@ -73,20 +60,6 @@ def test_what_is_under_way_beyond_the_slots_falls_with_the_engines_queue_and_wit
     assert seen(22, 0, 20.0) > 0
     slots.emptied()
     assert slots.most() == 32
-
-
-def test_a_flood_is_more_than_a_tenant_s_part_by_weight() -> None:
-    tree = PoolTree()
-    heavy, light = make_request("heavy", weight=4.0), make_request("light", weight=1.0)
-    for request in [heavy] * 17 + [light] * 13:
-        tree.arrived(request, request.weight)
-    for request in [heavy] * 10 + [light] * 10:
-        tree.dispatched(request, 10)
-    assert not tree.is_flooding(heavy), "7 of 20 where 16 are its part"
-    assert not tree.is_flooding(light), "3 of 20 where 4 are its part"
-    for is_more in (False, True):
-        tree.arrived(light, 1.0)
-        assert tree.is_flooding(light) is is_more, "4 are its part"
 
 
 def test_a_streamed_answer_makes_room_for_a_prompt_with_its_first_token_and_by_no_time() -> None:

@@ -10,12 +10,13 @@ from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
-from policies.capacity.pace import PREFILL_TOKENS_MAX, PREFILL_TOKENS_MIN
 from policies.capacity.slots import FIRST_SLOTS, Slots
 from tests.policies.ledgers import obstacle, start
 from tests.policies.making import make_request
 
 SETTINGS = CapacitySettings()
+PREFILL_TOKENS_MIN, PREFILL_TOKENS_MAX = 2048, 262_144
+"""What vLLM computes in one step by default, and the most that is learned."""
 
 
 def admitted(ledger: BackendLedger) -> int:
@@ -24,16 +25,6 @@ def admitted(ledger: BackendLedger) -> int:
         start(ledger, make_request(prompt=1))
         number += 1
     return number
-
-
-def test_each_that_ends_lets_one_of_the_engines_queue_start() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
-    leases = [start(ledger, make_request()) for _ in range(4)]
-    ledger.observe(Gauges(0.0, running=4, waiting=4), 0.0)
-    assert obstacle(ledger) == "waiting"
-    for lease in leases[:2]:
-        ledger.remove(lease, 0.1)
-    assert obstacle(ledger, now=0.1) is None
 
 
 def test_an_idle_backend_may_always_be_probed() -> None:
@@ -139,22 +130,16 @@ def test_unknown_slots_grow_as_requests_are_seen_to_start() -> None:
     assert ledger.slots.count > 100
 
 
-def test_an_engine_with_a_queue_of_its_own_shows_its_slots() -> None:
+@pytest.mark.parametrize(("kv_usage", "known"), [(None, 32), (0.69, 32), (0.71, None), (0.97, None)])
+def test_a_queue_inside_an_engine_shows_its_slots_unless_it_may_be_for_want_of_kv(
+    kv_usage: float | None, known: int | None
+) -> None:
     ledger = BackendLedger("b", SETTINGS)
     for number in range(40):
         start(ledger, make_request(prompt=1), started=number < 32)
-    ledger.observe(Gauges(1.0, running=32, waiting=8), 1.0)
-    ledger.observe(Gauges(1.1, running=32, waiting=8), 1.1)
-    assert ledger.slots.count == 32
-
-
-def test_a_queue_for_want_of_kv_says_nothing_of_slots() -> None:
-    ledger = BackendLedger("b", SETTINGS)
-    for number in range(40):
-        start(ledger, make_request(prompt=1), started=number < 32)
-    ledger.observe(Gauges(1.0, running=32, waiting=8, kv_usage=0.97), 1.0)
-    ledger.observe(Gauges(1.1, running=32, waiting=8, kv_usage=0.97), 1.1)
-    assert ledger.slots.known() is None
+    for taken_s in (1.0, 1.1):
+        ledger.observe(Gauges(taken_s, running=32, waiting=8, kv_usage=kv_usage), taken_s)
+    assert ledger.slots.known() == known
 
 
 def test_the_prefill_window_holds_one_however_long_and_then_its_size() -> None:
@@ -174,8 +159,10 @@ def test_whole_answers_of_an_engine_without_gauges_fill_no_prefill_window() -> N
     assert obstacle(ledger) is Obstacle.SLOTS
 
 
-def test_the_prefill_window_adapts_between_its_bounds() -> None:
+def test_the_prefill_window_adapts_between_its_bounds_if_it_is_used() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    ledger.observe(Gauges(0.0, waiting=0), 0.0)
+    assert ledger.prefill.tokens == PREFILL_TOKENS_MIN
     start(ledger, make_request(prompt=10), started=False)
     for second in range(100):
         assert obstacle(ledger, make_request(prompt=PREFILL_TOKENS_MAX)) == "prefill"
@@ -186,16 +173,11 @@ def test_the_prefill_window_adapts_between_its_bounds() -> None:
     assert ledger.prefill.tokens == PREFILL_TOKENS_MIN
 
 
-def test_an_unused_prefill_window_does_not_grow() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
-    for second in range(10):
-        ledger.observe(Gauges(float(second), waiting=0), float(second))
-    assert ledger.prefill.tokens == PREFILL_TOKENS_MIN
-
-
-def test_a_waiting_gauge_holds_back_until_it_is_stale() -> None:
+def test_a_waiting_gauge_above_the_target_holds_back_until_it_is_stale() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
     start(ledger, make_request())
+    ledger.observe(Gauges(4.0, running=1, waiting=2), 4.0)
+    assert obstacle(ledger, now=4.0) is None
     ledger.observe(Gauges(5.0, running=1, waiting=3), 5.0)
     assert obstacle(ledger, now=5.0) == "waiting"
     opens_s = ledger.opens_s(make_request(), Obstacle.WAITING, 5.0)
@@ -222,13 +204,6 @@ def test_unstreamed_answers_that_are_deferred_have_not_started() -> None:
     leases = [start(ledger, make_request(streamed=False), started=False) for _ in range(5)]
     ledger.observe(Gauges(60.0, running=2, waiting=3, deferred=3), 60.0)
     assert [lease.started_s is not None for lease in leases] == [True, True, False, False, False]
-
-
-def test_a_waiting_gauge_at_the_target_does_not() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
-    start(ledger, make_request())
-    ledger.observe(Gauges(5.0, running=1, waiting=2), 5.0)
-    assert obstacle(ledger, now=5.0) is None
 
 
 def test_each_refusal_in_a_row_doubles_the_pause_up_to_its_bound() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pickle
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.vtc.known_lengths import KnownLengths
-from policies.capacity.output_lengths import ENOUGH, WINDOW, OutputLengths, OutputPredictor
+from policies.capacity.output_lengths import WINDOW, OutputLengths
 from policies.request import Request
 from tests.policies.making import make_request
 
@@ -19,6 +17,7 @@ def of(app: str, output_max: int = 10_000) -> Request:
 
 
 CHAT, BATCH = of("chat"), of("batch")
+ENOUGH = 8
 
 
 def test_nothing_known_is_not_charged_ahead_and_the_configured_guess_is_reserved() -> None:
@@ -75,13 +74,3 @@ def test_populations_are_bounded_and_the_least_recently_used_goes_first() -> Non
         lengths.learn(of(f"app{number}"), 500)
     assert len(pickle.dumps(lengths)) <= 1.1 * full, "of so many apps three are remembered"
     assert lengths.reserved(CHAT) == 7
-
-
-def test_an_oracle_says_what_it_was_told_within_the_limit_of_the_request() -> None:
-    oracle: OutputPredictor = KnownLengths({"short": 7, "long": 900, "noisy": 12.5})
-    short, long, noisy = (make_request(id=name, output_max=100) for name in ("short", "long", "noisy"))
-    oracle.learn(short, 99)
-    assert [oracle.expected(one) for one in (short, long, noisy)] == [7, 100, 12.5]
-    assert [oracle.reserved(one) for one in (short, long, noisy)] == [7, 100, 13]
-    with pytest.raises(KeyError):
-        oracle.expected(make_request(id="unheard of"))

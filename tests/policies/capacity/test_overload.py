@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from policies.admission.decisions import Decision, Dispatch, Failure, Reject
+from policies.admission.decisions import Decision, Dispatch, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.takeover import adopt, read, snapshot
@@ -17,10 +17,9 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.overload import Overload, OverloadSettings
 from policies.interactions import Interactions, InteractionSettings
-from policies.limits.quotas import Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
-from policies.request import Claim, Refusal, Request, ServiceTokens
+from policies.request import Claim, Refusal, ServiceTokens
 from tests.policies.making import make_request
 
 CAPACITY_TOKENS = 1000
@@ -189,24 +188,6 @@ def test_an_interaction_beyond_its_caps_may_be_refused_and_what_it_took_is_waste
     assert (pool.engine.interactions.wasted["a"].interactions, pool.engine.interactions.wasted["a"].tokens) == (1, 100)
 
 
-def test_a_full_queue_lets_starts_give_way_before_calls_inside() -> None:
-    pool = Pool(limits=QueueLimits(queue_requests_max=6))
-    first = pool.ask("a", "i")
-    assert isinstance(first, Dispatch)
-    pool.engine.finished(first.id, SOME, pool.now)
-    pool.fill()
-    starts = [pool.ask(tenant) for tenant in "bcdef"]
-    assert starts == [None] * 5
-    assert pool.engine.queued == 6
-    assert [pool.ask("a", "i") for _ in range(3)] == [None] * 3, "each took the place of a start"
-    assert isinstance(pool.ask("a", "i"), Reject), "half of the queue is inside one tenant's interactions"
-    refused = pool.ask("g")
-    assert isinstance(refused, Reject), "a start does not cut an interaction"
-    assert refused.reason is Refusal.QUEUE_FULL
-    assert pool.engine.interactions.wasted["a"].interactions == 1
-    assert pool.engine.queued == 6
-
-
 def test_what_is_inside_waits_longer_before_it_expires() -> None:
     pool = Pool(limits=QueueLimits(queue_wait_s_max=10.0, queue_wait_s_max_inside=50.0))
     first = pool.ask("a", "i")
@@ -220,19 +201,6 @@ def test_what_is_inside_waits_longer_before_it_expires() -> None:
 
 
 # --- beside it ---
-
-
-def test_limits_that_always_hold_work_with_any_policy() -> None:
-    engine = AdmissionEngine(named_policy("vtc"), quotas=Quotas(Quota(concurrent=2)))
-    engine.add_backend("one")
-    ids = [make_request("a", id=str(number)) for number in range(3)]
-    decisions = [engine.arrived(request, 0.0)[0] for request in ids]
-    assert [type(decision) for decision in decisions] == [Dispatch, Dispatch, Reject]
-    assert isinstance(decisions[2], Reject)
-    assert decisions[2].reason is Refusal.RATE_LIMITED
-    engine.failed("0", Failure.REFUSED, 0.1)
-    engine.cancelled("0", 0.2)
-    assert not isinstance(engine.arrived(make_request("a", id="3"), 9.0)[0], Reject)
 
 
 def test_pools_may_share_one_table_of_interactions() -> None:
@@ -311,37 +279,3 @@ def test_only_the_last_decisions_are_remembered() -> None:
 
 
 # --- clocks that jump ---
-
-
-def test_a_clock_that_is_set_back_is_taken_to_have_stood_still() -> None:
-    pool = Pool(limits=QueueLimits(queue_wait_s_max=10.0))
-    pool.now = 1000.0
-    pool.scrape(0.5)
-    pool.fill("a")
-    wakeup_s = pool.engine.next_wakeup()
-    assert wakeup_s is not None
-    assert pool.engine.woke(400.0) == []
-    wakeup_s = pool.engine.next_wakeup()
-    assert wakeup_s is not None
-    assert 400.0 <= wakeup_s <= 410.0, "timers are named by the caller's clock"
-    expired = pool.engine.woke(410.1)
-    assert [type(decision) for decision in expired] == [Reject], "it waited ten seconds, not ten minutes more"
-
-
-def test_a_clock_that_runs_far_ahead_ends_waits_and_dwell_and_nothing_breaks() -> None:
-    pool = Pool()
-    ids = pool.fill("a")
-    assert isinstance(pool.ask("a"), Reject)
-    pool.now += 1e9
-    assert all(isinstance(decision, Reject | Dispatch) for decision in pool.engine.woke(pool.now))
-    for request_id in ids:
-        pool.engine.finished(request_id, SOME, pool.now)
-    pool.scrape(0.0)
-    assert not isinstance(pool.ask("a"), Reject)
-
-
-def test_a_request_without_anything_to_do_with_interactions_is_its_own() -> None:
-    pool = Pool()
-    request: Request = make_request("a")
-    pool.engine.arrived(request, 0.0)
-    assert (request.progress.interaction, request.progress.stage, request.progress.inside) == (None, 1, False)

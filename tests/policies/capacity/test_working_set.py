@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from math import inf, sqrt
-from random import Random
 
 import pytest
 
-from policies.admission.decisions import Dispatch, Failure, Reject
+from policies.admission.decisions import Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.working_set import WorkingSet
-from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
-from policies.request import Claim, Refusal, Request, ServiceTokens, of_batch
+from policies.request import Claim, Refusal, ServiceTokens, of_batch
 from policies.tree.node import CONTEXTS, NodeUsage
 from policies.tree.pool_tree import PoolTree
 from tests.policies.agents import HOLD_S, K, Pool, call, full
 from tests.policies.making import dispatched, make_request
-
-
-def test_k_and_r_are_those_of_the_engine() -> None:
-    pool = Pool()
-    assert pool.set.capacity_tokens == K
-    assert pool.set.hold_s == pytest.approx(HOLD_S)
 
 
 def test_a_start_waits_while_what_is_under_way_fills_the_cache_and_calls_inside_pass_it() -> None:
@@ -88,22 +80,6 @@ def test_a_tenant_that_received_more_than_one_that_waits_waits_as_well(
     assert pool.asks(call("b", "b1", 3000)) == starts
 
 
-def test_a_tenant_that_holds_nothing_gets_its_start_in_after_the_time_that_the_cache_takes_and_one_at_a_time() -> None:
-    pool = Pool()
-    under_way = full(pool)
-    for tenant in ("b", "c"):
-        assert pool.asks(call(tenant, f"{tenant}0", 9000)) == []
-    for serial in range(2, 50):  # calls inside come all the time, so that nothing becomes free
-        pool.answers(under_way, output=0)
-        pool.now += 0.25
-        under_way = call("a", "a0", 9000, serial=serial)
-        pool.asks(under_way)
-        pool.scraped()
-        if pool.now >= HOLD_S + 0.5:
-            break
-    assert len([one for one in pool.engine.requests.leases if one in ("b0.0", "c0.0")]) == 1
-
-
 def test_nothing_waits_where_nothing_runs_or_returns_however_long_it_is() -> None:
     pool = Pool()
     assert pool.asks(call("a", "a0", 2 * K)) == ["a0.0"]
@@ -163,17 +139,6 @@ def test_an_interaction_counts_with_what_calls_of_its_kind_usually_have_until_it
     assert pool.asks(call("a", "next", 500)) == []
 
 
-def test_inside_one_flow_calls_pass_any_number_of_starts_that_are_held() -> None:
-    pool = Pool(limits=QueueLimits(queue_requests_max=10_000))
-    first = full(pool)
-    for number in range(200):
-        assert pool.asks(call("a", f"s{number}", 3000)) == []
-    for serial in range(2, 90):
-        pool.answers(first, output=0)
-        first = call("a", "a0", 3000, serial=serial)
-        assert pool.asks(first) == [first.id]
-
-
 def test_a_held_start_that_leaves_holds_nobody_up() -> None:
     pool = Pool()
     full(pool)
@@ -225,71 +190,6 @@ def test_a_start_that_would_wait_too_long_is_told_at_once_for_how_long() -> None
         "four wait before it, and turns took 5 and three times 15 seconds; one more was expected to take 5"
     )
     assert not any(isinstance(one, Reject) for one in pool.engine.arrived(call("b", "b0", 100), pool.now))
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_whatever_happens_the_set_is_the_sum_of_what_is_open_and_nothing_stands_still(seed: int) -> None:
-    throttle = ThrottleSettings(user=Ceilings(starts=3), app=Ceilings(requests=60)) if seed % 2 else ThrottleSettings()
-    random, pool = (
-        Random(seed),
-        Pool(limits=QueueLimits(queue_wait_s_max=1000.0, queue_wait_s_max_inside=2000.0), throttle=throttle),
-    )
-    running: dict[str, Request] = {}
-    waiting: dict[str, Request] = {}
-    serial = 0
-
-    def carry_out(decisions: object) -> None:
-        assert isinstance(decisions, (list, tuple))
-        for one in decisions:
-            request = waiting.pop(one.id, None) or running.get(one.id)
-            if isinstance(one, Dispatch):
-                assert request is not None
-                running[one.id] = request
-
-    for _ in range(400):
-        pool.now += random.expovariate(5.0)
-        kind = random.random()
-        if kind < 0.5:
-            serial += 1
-            request = call(
-                random.choice("abc"), f"i{random.randrange(12)}", random.randrange(100, 8000), serial=serial,
-                user=random.choice(["", "u", "v"]), ends=random.random() < 0.2,
-            )  # fmt: skip
-            waiting[request.id] = request
-            carry_out(pool.engine.arrived(request, pool.now))
-        elif kind < 0.8 and running:
-            request = running.pop(random.choice(list(running)))
-            carry_out(pool.engine.finished(request.id, ServiceTokens(request.prompt_tokens, 50), pool.now))
-        elif kind < 0.9 and (running or waiting):
-            id = random.choice([*running, *waiting])
-            running.pop(id, None)
-            waiting.pop(id, None)
-            carry_out(pool.engine.cancelled(id, pool.now))
-        elif kind < 0.95 and running:
-            request = running.pop(random.choice(list(running)))
-            waiting[request.id] = request
-            carry_out(pool.engine.failed(request.id, random.choice([Failure.REFUSED, Failure.UNREACHED]), pool.now))
-        else:
-            carry_out(pool.engine.woke(pool.now))
-            carry_out(pool.engine.backend_changed("one", Gauges(pool.now, 0, 0, 0.1, K), pool.now))
-        _agrees(pool.set)
-    while waiting or running:
-        pool.now += 1.0 if running else HOLD_S
-        carry_out(pool.engine.woke(pool.now))
-        waiting = {id: one for id, one in waiting.items() if id in pool.engine.requests.waiting.requests}
-        assert running or not waiting
-        for request in list(running.values()):
-            del running[request.id]
-            carry_out(pool.engine.finished(request.id, ServiceTokens(request.prompt_tokens, 50), pool.now))
-    pool.now += 3 * HOLD_S
-    pool.scraped()
-    assert (pool.set.tokens, len(pool.set), pool.set.tenants()) == (0, 0, {})
-
-
-def _agrees(found: WorkingSet) -> None:
-    assert found.tokens == sum(found.tenants().values())
-    assert (found.tokens > 0) == (len(found) > 0)
-    assert all(tokens > 0 for tokens in found.tenants().values())
 
 
 def test_a_rate_is_of_prompts_that_found_the_engine_free_and_of_which_the_cache_is_known() -> None:
@@ -363,20 +263,6 @@ def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:
     assert pool.asks(call("a", "a3", 3000)) == []
     counts_elsewhere(pool)
     assert pool.after(0.1) == ["a3.0"]
-
-
-def test_what_a_kind_usually_has_follows_its_calls_slowly() -> None:
-    pool = Pool()
-    for prompt in (*[1000] * 50, *[3000] * 10):
-        one = call("a", "old", prompt, serial=int(10 * pool.now))
-        pool.asks(one)
-        pool.answers(one)
-        pool.now += 0.1
-    usual = pool.set.kinds.known(one).prompt_tokens.value
-    assert usual == pytest.approx(3000 - 2000 * 0.98**10, abs=1)
-    pool.after(3 * HOLD_S)
-    assert pool.asks(call("a", "next", 600)) == ["next.0"]
-    assert pool.set.tokens == pytest.approx(usual, rel=0.02)
 
 
 def test_an_interaction_whose_first_call_received_nothing_counts_no_more() -> None:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import Counter
 from random import Random
 
 import pytest
 
-from policies.admission.decisions import Dispatch
-from policies.admission.engine import AdmissionEngine
 from policies.admission.takeover import Setup, take_over
-from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
-from policies.request import Request, ServiceTokens, of_batch
+from policies.request import of_batch
 from policies.settings import Contradiction
 from policies.tree.pool_tree import PoolTree
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
-from tests.policies.making import make_request, policy_with
+from tests.policies.making import make_request
+from tests.policies.meetings.world import World, tree
 from tests.policies.trees import parts, random_tree
 
-FLOORED = 59, 64
-"""Seeds of trees in which floors decide: by weight alone some nodes would receive a third of their part."""
 ORDERS = ("fairserve", "wsc", "vtc", "rr", "dlpm", "d2lpm")
 
 
@@ -80,275 +75,178 @@ def test_terms_that_contradict_each_other(field: str, settings: dict[str, float]
     assert refused.value.field == field
 
 
-class Pool:
-    """An admission engine before one engine of `slots`, which takes a turn for each answer."""
-
-    def __init__(self, tree: Tree, policy: str = "vtc", slots: int = 16) -> None:
-        self.weights = {name: place.settings.weight for name, place in tree.tenants.items()}
-        self.engine = AdmissionEngine(policy_with(policy), tree=tree)
-        self.engine.add_backend("e", max_num_seqs=slots)
-        self.now = 0.0
-        self.rng = Random(1)
-        self.running: dict[str, Request] = {}
-        self.waiting: Counter[str] = Counter()
-        self.received: defaultdict[str, float] = defaultdict(float)
-        self.log: list[str] = []
-        self.observe()
-
-    def observe(self, kv_tokens: int | None = 200_000) -> None:
-        gauges = Gauges(
-            taken_s=self.now, running=len(self.running), waiting=0, kv_usage=0.0, kv_capacity_tokens=kv_tokens
-        )
-        self.carry(self.engine.backend_changed("e", gauges, self.now))
-
-    def carry(self, decisions: object) -> None:
-        assert isinstance(decisions, list | tuple)
-        for decision in decisions:
-            assert isinstance(decision, Dispatch)
-            request = self.requests.pop(decision.id)
-            self.waiting[request.flow.tenant] -= 1
-            self.running[decision.id] = request
-            self.log.append(request.flow.tenant)
-
-    requests: dict[str, Request]
-
-    def send(self, tenant: str, requests: int = 1, **what: int) -> None:
-        self.requests = getattr(self, "requests", {})
-        for _ in range(requests):
-            request = make_request(
-                tenant,
-                weight=self.weights.get(tenant, 1.0),
-                arrived_s=self.now,
-                **({"prompt": 100, "output_max": 100} | what),
-            )  # type: ignore[arg-type]
-            self.requests[request.id] = request
-            self.waiting[tenant] += 1
-            self.carry(self.engine.arrived(request, self.now))
-
-    def end_one(self) -> None:
-        """The oldest request that runs is answered."""
-        self.now += 0.01
-        request = self.running.pop(next(iter(self.running)))
-        service = ServiceTokens(request.prompt_tokens, self.rng.randint(20, 100))
-        self.received[request.flow.tenant] += service.prompt + 2 * service.output
-        self.carry(self.engine.finished(request.id, service, self.now))
-        if self.rng.random() < 0.05:
-            self.observe()
-
-    def keep_busy(self, tenants: Iterator[str] | list[str], ends: int, deep: int = 4) -> None:
-        for _ in range(ends):
-            for tenant in tenants:
-                if self.waiting[tenant] < deep:
-                    self.send(tenant, deep - self.waiting[tenant])
-            self.end_one()
+def any_length(rng: Random) -> int:
+    return rng.randint(20, 100)
 
 
-def shares(pool: Pool, tree: Tree) -> dict[str, float]:
-    """What each tenant and group has received, as a part of all."""
-    whole = sum(pool.received.values())
-    found: defaultdict[str, float] = defaultdict(float)
-    for tenant, received in pool.received.items():
-        found[tenant] += received / whole
-        group = tree.tenants[tenant].group if tenant in tree.tenants else ROOT
-        while group:
-            found[group] += received / whole
-            group = tree.groups[group].group
-    return found
+def busy(world: World, *tenants: str, clients: int = 16) -> None:
+    """Clients of these tenants always have requests, here of some length."""
+    for tenant in tenants:
+        world.closed(tenant, clients, 100, any_length, streamed=False)
+
+
+def sends(world: World, tenant: str, requests: int, prompt: int = 10, output: int = 10) -> None:
+    """As many requests at once."""
+    for _ in range(requests):
+        world.send(tenant, prompt, output)
+    world.run(world.now)
+
+
+def running_of(world: World, *tenants: str) -> int:
+    return sum(one.tenant in tenants for one in world.asked.values() if one.went_s is not None and not one.outcome)
+
+
+def ceiling(world: World) -> str:
+    """What holds up the first request that waits."""
+    waiting = next(one.request for one in world.asked.values() if one.went_s is None)
+    return world.engine.requests.tree.ceiling_in_words(waiting)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("policy", "seed", "ends"),
-    [
-        *[(policy, seed, 5_000) for policy in ORDERS[:4] for seed in FLOORED],
-        *[("dlpm", seed, 12_000) for seed in FLOORED],
-        ("d2lpm", FLOORED[0], 12_000),
-    ],
+    ("policy", "seed", "until_s"),
+    [("wsc", 59, 300), ("rr", 64, 300), ("dlpm", 59, 450)],  # seeds of trees in which floors decide
 )
-def test_every_node_of_a_random_tree_receives_its_part(policy: str, seed: int, ends: int) -> None:
-    """In quanta it takes longer until their size counts for little. With one engine `d2lpm` decides as `dlpm` does."""
-    tree = random_tree(Random(seed))
-    pool = Pool(tree, policy)
-    pool.keep_busy([*tree.tenants], ends)
-    expected = parts(tree, set(tree.tenants))
-    received = shares(pool, tree)
-    for name in (*tree.tenants, *[group for group in tree.groups if group in received]):
-        assert received[name] == pytest.approx(expected[name], rel=0.05, abs=0.002), name
+def test_every_node_of_a_random_tree_receives_its_part(policy: str, seed: int, until_s: int) -> None:
+    """In quanta it takes longer until their size counts for little. Other orders: tests/simulation."""
+    terms = random_tree(Random(seed))
+    world = World(policy, tree=terms)
+    busy(world, *terms.tenants, clients=20)
+    world.run(until_s)
+    received = {tenant: world.part(tenant) for tenant in terms.tenants}
+    for name in reversed(terms.groups):
+        children = [child for child, place in (terms.tenants | terms.groups).items() if place.group == name]
+        received[name] = sum(received[child] for child in children)
+    expected = parts(terms, set(terms.tenants))
+    for name in received:
+        assert received[name] == pytest.approx(expected.get(name, 0.0), rel=0.05, abs=0.002), name
 
 
 @pytest.mark.slow
-def test_a_floor_beside_fifty_that_flood() -> None:
-    tree = Tree(
-        {"owner": Placing(ROOT, GroupSettings(guaranteed_share=0.3))}, {"alice": Placing("owner", GroupSettings())}
-    )
-    pool = Pool(tree)
+def test_silence_under_a_floor_banks_nothing_and_costs_nothing() -> None:
     others = [f"t{number}" for number in range(50)]
-    pool.keep_busy(["alice", *others], 10_000)
-    assert shares(pool, tree)["alice"] == pytest.approx(0.3, rel=0.05)
-    # Silence banks nothing, and costs nothing: the first request after it goes next.
-    while pool.waiting["alice"] or any(request.flow.tenant == "alice" for request in pool.running.values()):
-        pool.keep_busy(others, 1)
-    pool.now += 100.0
-    pool.keep_busy(others, 1000)
-    pool.log.clear()
-    pool.send("alice")
-    pool.keep_busy(others, 2)
-    assert "alice" in pool.log[:2]
-    pool.received.clear()
-    pool.keep_busy(["alice", *others], 4000)
-    assert shares(pool, tree)["alice"] == pytest.approx(0.3, rel=0.05)
+    world = World("vtc", tree=tree({"owner": (ROOT, {"guaranteed_share": 0.3})}, {"alice": ("owner", {})}))
+    busy(world, *others, clients=2)
+    world.run(60)
+    world.served.clear()
+    world.closed("alice", 16, 100, any_length, streamed=False, start_s=60.0)
+    world.run(300)
+    assert min(world.waits("alice")) < 0.2, "the first request goes next"
+    assert world.part("alice") == pytest.approx(0.3, rel=0.05)
 
 
 @pytest.mark.slow
 def test_a_tenant_that_moves_to_another_group_while_it_waits() -> None:
-    apart = Tree({"g": Placing(ROOT, GroupSettings()), "h": Placing(ROOT, GroupSettings())}, {
-        "a": Placing("g", GroupSettings()), "b": Placing("g", GroupSettings()), "c": Placing("h", GroupSettings()),
-    })  # fmt: skip
-    moved = Tree(apart.groups, {**apart.tenants, "b": Placing("h", GroupSettings())})
-    pool = Pool(apart)
-    for tree, expected in ((apart, (0.25, 0.25, 0.5)), (moved, (0.5, 0.25, 0.25)), (Tree(), (1 / 3, 1 / 3, 1 / 3))):
-        engine = pool.engine
-        pool.carry(
-            take_over(
-                engine, Setup(engine.limits, engine.capacity, engine.overload.settings, {"e": 16}, tree=tree), pool.now
-            )
-        )
-        pool.keep_busy(["a", "b", "c"], 200)
-        pool.received.clear()
-        pool.keep_busy(["a", "b", "c"], 3000)
-        received = shares(pool, tree)
-        assert [received[name] for name in "abc"] == pytest.approx(expected, rel=0.05)
-
-
-def running_of(pool: Pool, *tenants: str) -> int:
-    return sum(request.flow.tenant in tenants for request in pool.running.values())
+    groups: dict[str, tuple[str, dict[str, float]]] = {"g": (ROOT, {}), "h": (ROOT, {})}
+    apart = tree(groups, {"a": ("g", {}), "b": ("g", {}), "c": ("h", {})})
+    moved = tree(groups, {"a": ("g", {}), "b": ("h", {}), "c": ("h", {})})
+    world = World("vtc", tree=apart)
+    busy(world, *"abc")
+    engine = world.engine
+    for terms, expected in ((apart, (0.25, 0.25, 0.5)), (moved, (0.5, 0.25, 0.25)), (Tree(), (1 / 3, 1 / 3, 1 / 3))):
+        setup = Setup(engine.limits, engine.capacity, engine.overload.settings, {"e": 16}, tree=terms)
+        world.carry(take_over(engine, setup, world.now))
+        world.run(world.now + 20)
+        world.served.clear()
+        world.run(world.now + 120)
+        assert [world.part(name) for name in "abc"] == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize("policy", ORDERS)
 def test_no_more_runs_than_max_running_allows_and_others_go_on(policy: str) -> None:
-    tree = Tree({"g": Placing(ROOT, GroupSettings(max_running=5))}, {
-        "a": Placing("g", GroupSettings(max_running=3)), "b": Placing("g", GroupSettings()),
-    })  # fmt: skip
-    pool = Pool(tree, policy)
-    pool.send("a", 10)
-    pool.send("b", 10)
-    assert running_of(pool, "a") <= 3
-    assert running_of(pool, "a", "b") == 5
+    terms = tree({"g": (ROOT, {"max_running": 5})}, {"a": ("g", {"max_running": 3}), "b": ("g", {})})
+    world = World(policy, tree=terms)
+    busy(world, *"abc")
     below = 0
-    for _ in range(300):
-        pool.send("c", max(0, 11 - pool.waiting["c"]))
-        pool.send("a", int(pool.waiting["a"] < 3))
-        pool.send("b", int(pool.waiting["b"] < 3))
-        pool.end_one()
-        assert running_of(pool, "a") <= 3
-        assert running_of(pool, "a", "b") <= 5
-        below += 5 - running_of(pool, "a", "b")
-        assert len(pool.running) >= 16
-    assert below < 30
+    for look in range(1, 61):
+        world.run(0.5 * look)
+        assert running_of(world, "a") <= 3
+        assert running_of(world, "a", "b") <= 5
+        assert running_of(world, *"abc") >= 16
+        below += 5 - running_of(world, "a", "b")
+    assert below < 6
 
 
 def test_what_is_at_its_ceiling_says_so() -> None:
-    tree = Tree(tenants={"a": Placing(ROOT, GroupSettings(max_running=1))})
-    pool = Pool(tree)
-    pool.send("a", 2)
-    blocked = pool.engine.blocked
-    assert blocked is not None
-    assert blocked.nearest() is Obstacle.CEILING
-    words = pool.engine.requests.tree.ceiling_in_words(blocked.request)
-    assert words == "tenant a has 1 of 1 sequences running (max_running)"
-    pool.end_one()
-    assert running_of(pool, "a") == 1
-    assert pool.engine.blocked is None
+    world = World("vtc", tree=tree({}, {"a": (ROOT, {"max_running": 1})}))
+    sends(world, "a", 2)
+    assert world.engine.blocked is not None
+    assert world.engine.blocked.nearest() is Obstacle.CEILING
+    assert ceiling(world) == "tenant a has 1 of 1 sequences running (max_running)"
+    world.run(0.3)
+    assert running_of(world, "a") == 1
+    assert world.engine.blocked is None
 
 
-@pytest.mark.parametrize(("settings", "most"), [
-    (GroupSettings(max_share=0.25), 4), (GroupSettings(guaranteed_share=0.125, borrowing_limit=0.125), 4),
-    (GroupSettings(max_share=0.01), 1),
-])  # fmt: skip
-def test_a_share_that_is_not_exceeded_even_alone(settings: GroupSettings, most: int) -> None:
-    pool = Pool(Tree(tenants={"a": Placing(ROOT, settings)}))
-    pool.send("a", 20, prompt=10, output_max=10)
-    assert running_of(pool, "a") == most
-    term = "max_share" if settings.max_share else "borrowing_limit"
-    words = pool.engine.requests.tree.ceiling_in_words(next(iter(pool.requests.values())))
-    may = f"{settings.share_max:.0%} of the sequence slots"
-    assert words == f"tenant a may run {may} ({term}) and runs {most / 16:.0%}"
+@pytest.mark.parametrize(
+    ("terms", "most"),
+    [
+        ({"max_share": 0.25}, 4),
+        ({"guaranteed_share": 0.125, "borrowing_limit": 0.125}, 4),
+        ({"max_share": 0.01}, 1),
+    ],
+    ids=str,
+)
+def test_a_share_that_is_not_exceeded_even_alone(terms: dict[str, float], most: int) -> None:
+    world = World("vtc", tree=tree({}, {"a": (ROOT, terms)}))
+    sends(world, "a", 20)
+    assert running_of(world, "a") == most
+    term = "max_share" if "max_share" in terms else "borrowing_limit"
+    may = f"{sum(terms.values()):.0%} of the sequence slots"
+    assert ceiling(world) == f"tenant a may run {may} ({term}) and runs {most / 16:.0%}"
 
 
-def test_a_share_counts_the_kv_cache_too() -> None:
-    pool = Pool(Tree(tenants={"a": Placing(ROOT, GroupSettings(max_share=0.6))}))
-    pool.observe(10_000)
-    for _ in range(8):
-        pool.send("a", prompt=2000, output_max=10)
-        for id in [*pool.running]:
-            pool.carry(pool.engine.progressed(id, 1, pool.now))
-    assert running_of(pool, "a") == 2
-    assert pool.engine.requests.tree.ceiling_in_words(next(iter(pool.requests.values()))) == (
-        "tenant a may hold 60% of the KV cache (max_share) and holds 40%; this request needs 20%"
-    )
-
-
-def test_only_what_runs_below_a_full_node_makes_room_there_whatever_the_node_is_full_of() -> None:
-    pool = Pool(Tree(tenants={"a": Placing(ROOT, GroupSettings(max_share=0.6))}))
-    pool.observe(10_000)
-    pool.send("b", prompt=100, output_max=10)
-    for _ in range(8):
-        pool.send("a", prompt=2000, output_max=10)
-        for id in [*pool.running]:
-            pool.carry(pool.engine.progressed(id, 1, pool.now))
-    waiting = next(iter(pool.requests.values()))
-    assert waiting.flow.tenant == "a", "it waits for KV tokens below its ceiling, with sequences left"
-    makes = {each.flow.tenant: pool.engine.requests.tree.makes_room(each, waiting) for each in pool.running.values()}
+def test_a_share_counts_the_kv_cache_too_and_only_what_runs_below_a_full_node_makes_room_there() -> None:
+    world = World("vtc", {"e": (16, 10_000)}, tree=tree({}, {"a": (ROOT, {"max_share": 0.6})}))
+    sends(world, "b", 1, 100, 1000)
+    sends(world, "a", 8, 2000, 200)
+    world.run(1.0)
+    assert running_of(world, "a") == 2
+    assert ceiling(world) == "tenant a may hold 60% of the KV cache (max_share) and holds 44%; this request needs 20%"
+    waiting, requests = world.of("a")[-1].request, world.engine.requests
+    makes_room = requests.tree.makes_room
+    makes = {each.request.flow.tenant: makes_room(each.request, waiting) for each in requests.leases.values()}
     assert makes == {"a": True, "b": False}
 
 
 def test_what_is_not_lent_is_kept_free() -> None:
-    tree = Tree({"owner": Placing(ROOT, GroupSettings(guaranteed_share=0.5, lending_limit=0.25))}, {
-        "alice": Placing("owner", GroupSettings()),
-    })  # fmt: skip
-    pool = Pool(tree)
-    pool.send("b", 40, prompt=10, output_max=10)
-    assert running_of(pool, "b") == 12
-    said = pool.engine.requests.tree.ceiling_in_words(next(iter(pool.requests.values())))
-    assert said.startswith("what is free is kept for tenants and groups with a lending_limit")
-    pool.send("alice", 10, prompt=10, output_max=10)
-    assert 4 <= running_of(pool, "alice") <= 5  # one may wait inside the engine
-    for _ in range(12):
-        pool.end_one()
-    assert running_of(pool, "alice") >= 8
+    terms = tree({"owner": (ROOT, {"guaranteed_share": 0.5, "lending_limit": 0.25})}, {"alice": ("owner", {})})
+    world = World("vtc", tree=terms)
+    sends(world, "b", 40)
+    assert running_of(world, "b") == 12
+    assert ceiling(world).startswith("what is free is kept for tenants and groups with a lending_limit")
+    sends(world, "alice", 10, output=100)
+    assert 4 <= running_of(world, "alice") <= 5  # one may wait inside the engine
+    world.run(0.5)
+    assert running_of(world, "alice") >= 8
 
 
 def test_a_ceiling_is_left_open_by_requests_that_are_cancelled() -> None:
-    pool = Pool(Tree(tenants={"a": Placing(ROOT, GroupSettings(max_running=1))}))
-    pool.send("a", 3)
-    waiting = [*pool.requests]
-    for id in waiting:
-        pool.carry(pool.engine.cancelled(id, pool.now))
-        pool.waiting["a"] -= 1
-        del pool.requests[id]
-    pool.end_one()
-    pool.send("a", 2)
-    assert running_of(pool, "a") == 1
+    world = World("vtc", tree=tree({}, {"a": (ROOT, {"max_running": 1})}))
+    sends(world, "a", 3)
+    for one in world.of("a"):
+        if one.went_s is None:
+            world.carry(world.engine.cancelled(one.request.id, world.now))
+            one.outcome = "cancelled"
+    world.run(1.0)
+    sends(world, "a", 2)
+    assert running_of(world, "a") == 1
 
 
-def test_a_tenant_that_splits_into_a_hundred_gains_nothing() -> None:
-    parts = [f"part{number}" for number in range(100)]
-    tree = Tree(
-        {"g": Placing(ROOT, GroupSettings()), "h": Placing(ROOT, GroupSettings())},
-        {name: Placing("g", GroupSettings()) for name in parts} | {"whole": Placing("h", GroupSettings())},
-    )
-    pool = Pool(tree)
-    pool.keep_busy(["whole", *parts], 3000, deep=2)
-    assert shares(pool, tree)["whole"] == pytest.approx(0.5, rel=0.05)
+def test_a_tenant_that_splits_into_many_gains_nothing() -> None:
+    splits = [f"part{number}" for number in range(40)]
+    groups: dict[str, tuple[str, dict[str, float]]] = {"g": (ROOT, {}), "h": (ROOT, {})}
+    world = World("vtc", tree=tree(groups, {"whole": ("h", {}), **{name: ("g", {}) for name in splits}}))
+    busy(world, *splits, clients=2)
+    busy(world, "whole")
+    world.run(120)
+    assert world.part("whole") == pytest.approx(0.5, rel=0.05)
 
 
 def test_a_floor_that_one_sleeping_request_keeps_costs_nobody_anything() -> None:
-    tree = Tree({}, {"sleeper": Placing(ROOT, GroupSettings(guaranteed_share=0.5))})
-    pool = Pool(tree)
-    pool.send("sleeper")
-    asleep = pool.running.pop(next(iter(pool.running)))  # it runs, and does not end
-    pool.keep_busy(["a", "b"], 2000)
-    pool.running[asleep.id] = asleep
-    received = shares(pool, tree)
-    assert received["a"] == pytest.approx(0.5, rel=0.05)
-    assert len(pool.running) >= 16
+    world = World("vtc", tree=tree({}, {"sleeper": (ROOT, {"guaranteed_share": 0.5})}))
+    world.send("sleeper", 100, 100_000)
+    busy(world, "a", "b")
+    world.run(120)
+    assert world.part("a") == pytest.approx(0.5, rel=0.05)
+    assert running_of(world, "sleeper", "a", "b") >= 16

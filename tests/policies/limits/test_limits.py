@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,10 +13,12 @@ from policies.limits.sliding_counts import PARTS, SlidingCounts, rolling
 from policies.limits.throttle import Ceilings, Throttle, ThrottleSettings
 from policies.replicas.messages import BUCKETS_MAX
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens
+from tests.policies.limits.sharing import limit_of
 from tests.policies.making import make_request
 
 OVERLOADED = Pressure(True, "full")
 NO_LIMITS = Ceilings()
+TEN = Ceilings(starts=10)
 
 
 # --- counts ---
@@ -149,22 +153,27 @@ def test_members_that_are_invented_free_a_busy_one_of_nothing() -> None:
 # --- settings ---
 
 
-def test_limits_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="starts is -1"):
-        Ceilings(starts=-1)
-    with pytest.raises(ValueError, match="3 is less than starts"):
-        Ceilings(starts=5, requests=3)
-    with pytest.raises(ValueError, match="5 starts are fewer than the 10"):
-        ThrottleSettings(app_user=Ceilings(starts=10), app=Ceilings(starts=5))
-    with pytest.raises(ValueError, match="10 starts are more than the 5"):
-        ThrottleSettings(app_user=Ceilings(starts=10), user=Ceilings(starts=5))
-    assert not ThrottleSettings(user=Ceilings(starts=10), app=Ceilings(starts=5)).is_off, "a user may use two apps"
-    with pytest.raises(ValueError, match="window_s"):
-        ThrottleSettings(window_s=0.0)
-    with pytest.raises(ValueError, match="tokens_per_minute"):
-        Quota(tokens_per_minute=100, tokens_per_day=10)
-    with pytest.raises(ValueError, match="concurrent is 0"):
-        Quota(concurrent=0)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: Ceilings(starts=-1), "starts is -1"),
+        (lambda: Ceilings(starts=5, requests=3), "3 is less than starts"),
+        (lambda: ThrottleSettings(app_user=TEN, app=Ceilings(starts=5)), "5 starts are fewer than the 10"),
+        (lambda: ThrottleSettings(app_user=TEN, user=Ceilings(starts=5)), "10 starts are more than the 5"),
+        (lambda: ThrottleSettings(window_s=0.0), "window_s"),
+        (lambda: Quota(concurrent=0), "concurrent is 0"),
+        (lambda: Quota(requests_per_minute=10, requests_per_day=9), "never reached"),
+        (lambda: Quota(tokens_per_day=10, tokens_per_month=9), "never reached"),
+        (lambda: Quota(tokens_per_minute=10, tokens_per_month=9), "never reached"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(wrong: Callable[[], object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        wrong()
+
+
+def test_a_user_may_use_two_apps() -> None:
+    assert not ThrottleSettings(user=TEN, app=Ceilings(starts=5)).is_off
 
 
 # --- the throttle ---
@@ -202,14 +211,10 @@ def test_a_start_beyond_its_limit_is_refused_under_overload_and_says_until_when(
     assert start(one, refused.limit.reset_s + 1e-6) is None
 
 
-def test_nothing_is_refused_without_overload_whatever_the_counts() -> None:
+@pytest.mark.parametrize(("pressure", "inside"), [(CALM, False), (OVERLOADED, True)], ids=["no overload", "inside"])
+def test_nothing_is_refused_whatever_the_counts(pressure: Pressure, inside: bool) -> None:
     one = throttle(Ceilings(1, 1, 1), Ceilings(1, 1, 1), Ceilings(1, 1, 1))
-    assert all(start(one, 0.0, CALM) is None for _ in range(500))
-
-
-def test_nothing_is_refused_inside_an_interaction_whatever_the_counts() -> None:
-    one = throttle(Ceilings(1, 1, 1), Ceilings(1, 1, 1), Ceilings(1, 1, 1))
-    assert all(start(one, 0.0, inside=True) is None for _ in range(500))
+    assert all(start(one, 0.0, pressure, inside=inside) is None for _ in range(500))
 
 
 def test_attempts_that_were_refused_do_not_count() -> None:
@@ -235,8 +240,7 @@ def test_tokens_count_with_what_was_answered(level: str, name: str, reason: Refu
     one.settle(request, ServiceTokens(10, 985), 1.0)
     refused = start(one, 1.0, request=make_request("a", prompt=10))
     assert refused is not None
-    assert refused.limit is not None
-    assert (refused.reason, refused.limit.name) == (reason, name)
+    assert (refused.reason, limit_of(refused)) == (reason, name)
 
 
 def test_one_user_of_an_app_cannot_use_up_what_the_others_may_have() -> None:
@@ -257,50 +261,6 @@ def test_naming_a_new_user_for_each_request_leaves_none_of_them_a_part() -> None
 
 
 # --- classic limits ---
-
-
-def admit(quotas: Quotas, now: float = 0.0, tenant: str = "a", prompt: int = 10) -> Request | Refused:
-    request = make_request(tenant, prompt=prompt)
-    refused = quotas.refusal(request, now)
-    if refused is not None:
-        return refused
-    quotas.admitted(request, now)
-    return request
-
-
-def test_requests_per_minute_hold_at_any_time() -> None:
-    quotas = Quotas(Quota(requests_per_minute=2))
-    assert isinstance(admit(quotas), Request)
-    assert isinstance(admit(quotas), Request)
-    refused = admit(quotas)
-    assert isinstance(refused, Refused)
-    assert refused.reason is Refusal.RATE_LIMITED
-    assert isinstance(admit(quotas, tenant="b"), Request)
-    assert isinstance(admit(quotas, now=refused.retry_after_s + 1e-6), Request)
-
-
-def test_concurrent_requests_make_room_when_they_end() -> None:
-    quotas = Quotas(tenants={"a": Quota(concurrent=1)})
-    first = admit(quotas)
-    assert isinstance(first, Request)
-    refused = admit(quotas)
-    assert isinstance(refused, Refused)
-    assert refused.limit is not None
-    assert refused.limit.name == "concurrent"
-    quotas.ended(first, ServiceTokens(10, 0), 0.0)
-    assert isinstance(admit(quotas), Request)
-
-
-def test_a_budget_per_day_is_spent_by_what_was_answered() -> None:
-    quotas = Quotas(Quota(tokens_per_day=1000))
-    first = admit(quotas)
-    assert isinstance(first, Request)
-    quotas.ended(first, ServiceTokens(995, 0), 1.0)
-    refused = admit(quotas, now=2.0)
-    assert isinstance(refused, Refused)
-    assert refused.retry_after_s > 3600
-    (limit,) = quotas.standing("a", 2.0)
-    assert (limit.name, limit.limit, limit.remaining) == ("tokens_per_day", 1000, 5)
 
 
 def test_without_quotas_there_is_nothing_to_say() -> None:

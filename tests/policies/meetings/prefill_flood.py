@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -124,7 +125,14 @@ def _found(run: SimulationResult, until_s: float) -> Found:
     return Found(output, prompt, run)
 
 
-def of_alone(clients: Sequence[Clients], **how: Any) -> float:
+def of_alone(
+    clients: Sequence[Clients], *, gateways: int = 1, at: Callable[[str], int] = lambda id: 0, **how: Any
+) -> float:
     """Return the part of its output alone that the honest tenant has beside these clients."""
-    alone = serve(STREAMS, **{**how, "gateways": 1, "at": lambda tenant: 0})
-    return serve(STREAMS, *clients, **how).output[HONEST] / alone.output[HONEST]
+    of_engine = {name: value for name, value in how.items() if name in ("engine", "engines", "steps", "policy")}
+    return serve(STREAMS, *clients, gateways=gateways, at=at, **how).output[HONEST] / _alone(**of_engine)
+
+
+@cache
+def _alone(**how: Any) -> float:
+    return serve(STREAMS, **how).output[HONEST]

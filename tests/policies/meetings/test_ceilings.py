@@ -11,30 +11,39 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.request import Claim, ServiceTokens, of_batch
-from policies.tree.terms import ROOT
+from policies.tree.terms import ROOT, Tree
 from tests.policies.making import make_request
 from tests.policies.meetings.world import World, quantile, tree
 
-TERMS = ({}, {"max_running": 8}, {"max_share": 0.5})
+TOGETHER = {"a": ("g", {}), "b": ("g", {})}
 
 
-@pytest.mark.parametrize("terms", TERMS, ids=str)
-@pytest.mark.parametrize("policy", ["vtc", "dlpm"])
-def test_at_a_ceiling_batch_of_the_group_gets_its_part_and_no_more(policy: str, terms: dict[str, float]) -> None:
-    world = World(policy, tree=tree({"g": (ROOT, terms)}, {"a": ("g", {}), "b": ("g", {})}))
-    world.closed("a", 40, 300, 100)
-    world.closed("b", 40, 300, 100, batch=True)
-    world.run(100)
-    assert world.part("b", batch=True) == pytest.approx(0.05, abs=0.01)
-
-
-def test_beside_another_group_batch_of_a_group_at_its_ceiling_gets_its_part_and_no_more() -> None:
-    world = World("vtc", tree=tree({"g": (ROOT, {"max_running": 8})}, {"a": ("g", {}), "b": ("g", {})}))
-    for tenant in ("a", "x"):
+@pytest.mark.parametrize(
+    ("policy", "terms", "others"),
+    [
+        *[
+            pytest.param(policy, tree({"g": (ROOT, limit)}, TOGETHER), "a", id=f"{policy}, in a group with {limit}")
+            for policy in ("vtc", "dlpm")
+            for limit in ({}, {"max_running": 8}, {"max_share": 0.5})
+        ],
+        pytest.param("vtc", tree({"g": (ROOT, {"max_running": 8})}, TOGETHER), "ax", id="beside another group"),
+        *[
+            pytest.param(
+                "vtc", tree({}, {name: (ROOT, {"weight": weight}) for name in "ab"}), "a", id=f"weights {weight}"
+            )
+            for weight in (0.01, 1.0, 1000.0)
+        ],
+    ],
+)
+def test_batch_gets_its_part_and_no_more(policy: str, terms: Tree, others: str) -> None:
+    world = World(policy, tree=terms)
+    for tenant in others:
         world.closed(tenant, 40, 300, 100)
     world.closed("b", 40, 300, 100, batch=True)
     world.run(100)
     assert world.part("b", batch=True) == pytest.approx(0.05, abs=0.01)
+    went = sorted(one.went_s for one in world.of("b", batch=True) if one.went_s is not None)
+    assert max(after - before for before, after in pairwise(went)) < 10.0
 
 
 def calls_inside(*, ceiling: bool, starts: bool) -> tuple[int, float]:
@@ -56,17 +65,6 @@ def test_calls_inside_do_not_wait_for_starts_of_their_group_that_wait_for_the_se
     (alone, alone_s), (beside, beside_s) = (calls_inside(ceiling=ceiling, starts=each) for each in (False, True))
     assert beside > 0.8 * alone
     assert beside_s < alone_s + 5.0
-
-
-@pytest.mark.parametrize("weight", [0.01, 1.0, 1000.0])
-def test_batch_gets_its_part_whatever_tenants_weigh(weight: float) -> None:
-    world = World("vtc", tree=tree({}, {name: (ROOT, {"weight": weight}) for name in "ab"}))
-    world.closed("a", 40, 300, 100)
-    world.closed("b", 20, 300, 100, batch=True, start_s=5.0)
-    world.run(100)
-    assert world.part("b", batch=True) == pytest.approx(0.05, abs=0.01)
-    went = sorted(one.went_s for one in world.of("b", batch=True) if one.went_s is not None)
-    assert max(after - before for before, after in pairwise(went)) < 10.0
 
 
 @pytest.mark.parametrize("policy", ["vtc", "rr", "dlpm", "d2lpm"])

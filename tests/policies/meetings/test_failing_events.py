@@ -113,13 +113,13 @@ def test_wherever_an_event_fails_only_its_request_does(
         world.closed(tenant, 6, 300, 40)
     world.send("a", 500, 30, 2.0, batch=batch)
     world.at(1.9999, arm, world, BAD)
-    world.run(20)
+    world.run(8)
     BAD.clear()
     assert all(id in ("", "a-bad", *world.asked) for id in faults)
     assert len(faults) <= 1
     now = len([one for one in world.asked.values() if one.outcome == "completed"])
-    world.run(40)
-    assert len([one for one in world.asked.values() if one.outcome == "completed"]) > now + 50
+    world.run(18)
+    assert len([one for one in world.asked.values() if one.outcome == "completed"]) > now + 30
     refused = [one.request.id for one in world.asked.values() if one.outcome not in ("completed", "")]
     assert refused == [] or (len(refused) == 1 and world.asked[refused[0]].outcome == Refusal.INTERNAL_ERROR)
     assert books(engine) == expected_books(world)

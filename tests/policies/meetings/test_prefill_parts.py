@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,6 +24,15 @@ WANTED = 0.45
 RATE = 10_000.0
 
 
+def by_client(id: str) -> int:
+    """The gateway of this request of one of two, in turn."""
+    return int(id.split("/")[0]) % 2
+
+
+def by_tenant(id: str) -> int:
+    return int(int(id.split("/")[0]) >= STREAMS.clients)
+
+
 @pytest.mark.parametrize("steps", [True, False], ids=["steps", "pages"])
 def test_running_answers_have_their_part_beside_a_prefill_flood(steps: bool) -> None:
     alone, beside = serve(STREAMS, steps=steps), serve(STREAMS, FLOOD, steps=steps)
@@ -40,34 +48,31 @@ def test_without_the_rule_a_prefill_flood_takes_nearly_all() -> None:
     assert of_alone([FLOOD], is_held=False, engine=H100) < 0.05
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [True, False], ids=["steps", "pages"])
-@pytest.mark.parametrize(("engine", "engines"), [(H100, 1), (MEDIUM, 2)], ids=["H100", "two engines"])
-def test_running_answers_have_their_part_at_larger_engines(engine: Any, engines: int, steps: bool) -> None:
-    assert of_alone([Clients("flood", 100)], engine=engine, engines=engines, steps=steps) >= WANTED
+TWO_ENGINES = {"engine": MEDIUM, "engines": 2}
+FLOOR = tree({}, {HONEST: (ROOT, {"guaranteed_share": 0.75}), "flood": (ROOT, {})})
+CEILING = tree({}, {"flood": (ROOT, {"max_running": 2}), HONEST: (ROOT, {})})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["vtc", "dlpm", "d2lpm", "rr"])
-def test_running_answers_have_their_part_under_each_order_that_counts_service(policy: str) -> None:
-    assert of_alone([FLOOD], policy=policy) >= WANTED
-
-
-@pytest.mark.slow
-def test_the_part_follows_weights() -> None:
-    assert of_alone([FLOOD], weights={HONEST: 3.0}) >= 0.7
-
-
-@pytest.mark.slow
-def test_the_part_follows_floors() -> None:
-    terms = tree({}, {HONEST: (ROOT, {"guaranteed_share": 0.75}), "flood": (ROOT, {})})
-    assert of_alone([FLOOD], tree=terms) >= 0.7
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tenant", ["flood", HONEST])
-def test_prompts_of_class_batch_are_held_too(tenant: str) -> None:
-    assert of_alone([Clients(tenant, 60, batch=True)]) >= WANTED
+@pytest.mark.parametrize(
+    ("flood", "how", "least"),
+    [
+        pytest.param(Clients("flood", 100), {"engine": H100}, WANTED, id="H100, steps"),
+        pytest.param(Clients("flood", 100), {"engine": H100, "steps": False}, WANTED, id="H100, pages"),
+        pytest.param(Clients("flood", 100), TWO_ENGINES, WANTED, id="two engines, steps"),
+        pytest.param(Clients("flood", 100), {**TWO_ENGINES, "steps": False}, WANTED, id="two engines, pages"),
+        *[pytest.param(FLOOD, {"policy": policy}, WANTED, id=policy) for policy in ("vtc", "dlpm", "d2lpm", "rr")],
+        pytest.param(FLOOD, {"weights": {HONEST: 3.0}}, 0.7, id="the part follows weights"),
+        pytest.param(FLOOD, {"tree": FLOOR}, 0.7, id="the part follows floors"),
+        pytest.param(FLOOD, {"tree": CEILING}, WANTED, id="a flood at its ceiling"),
+        pytest.param(Clients("flood", 60, batch=True), {}, WANTED, id="a flood of class batch"),
+        pytest.param(Clients(HONEST, 60, batch=True), {}, WANTED, id="its own prompts of class batch"),
+        pytest.param(FLOOD, {"gateways": 2, "at": by_client}, WANTED, id="both tenants at both gateways"),
+        pytest.param(FLOOD, {"gateways": 2, "at": by_tenant}, 0.4, id="each tenant at a gateway of its own"),
+    ],
+)
+def test_running_answers_have_their_part(flood: Clients, how: dict[str, Any], least: float) -> None:
+    assert of_alone([flood], **how) >= least
 
 
 @pytest.mark.slow
@@ -75,12 +80,6 @@ def test_answers_of_class_batch_hold_nobody() -> None:
     batch = Clients(HONEST, 12, 100, 400, 0.0, batch=True)
     held, free = (serve(batch, FLOOD, is_held=is_held) for is_held in (True, False))
     assert held.prompt["flood"] >= 0.99 * free.prompt["flood"]
-
-
-@pytest.mark.slow
-def test_a_tenant_at_its_ceiling_is_held_too() -> None:
-    terms = tree({}, {"flood": (ROOT, {"max_running": 2}), HONEST: (ROOT, {})})
-    assert of_alone([FLOOD], tree=terms) >= WANTED
 
 
 @pytest.mark.slow
@@ -99,19 +98,6 @@ def test_an_engine_that_shows_nothing_is_used_as_without_the_rule() -> None:
     ledger.add(lease)
     parts.began(lease, 0.0)
     assert parts.held_until_s(lease.request, ledger, 0.0) is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("at", "least"),
-    [
-        (lambda id: int(id.split("/")[0]) % 2, WANTED),  # both tenants at both gateways
-        (lambda id: int(int(id.split("/")[0]) >= STREAMS.clients), 0.4),  # each at a gateway of its own
-    ],
-    ids=["both", "apart"],
-)
-def test_gateways_together_hold_as_one_where_both_see_the_answers(at: Callable[[str], int], least: float) -> None:
-    assert of_alone([FLOOD], gateways=2, at=at) >= least
 
 
 # --- the theorem of `policies.placements.prefill_parts` ---

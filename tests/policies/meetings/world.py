@@ -13,6 +13,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.queue.bounds import QueueLimits
+from policies.queue.expected_wait import interval_s
 from policies.request import NO_CLAIM, Claim, Flow, Request, ServiceTokens, of_batch
 from policies.tree.terms import GroupSettings, Placing, Tree
 
@@ -71,7 +72,7 @@ class World:
         self.served: defaultdict[str, float] = defaultdict(float)
         self.busy_s: defaultdict[str, float] = defaultdict(float)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._serial = 0
+        self._serial = self._sent = 0
         for name, (slots, _) in self.engines.items():
             self.engine.add_backend(name, max_num_seqs=slots)
         self.at(0.0, self._scrape)
@@ -95,8 +96,13 @@ class World:
         then: Callable[[Asked], None] | None = None,
         wait_s_max: float = float("inf"),
     ) -> None:
-        how = (tenant, prompt, output, batch, streamed and not batch, claim, app, user, then, wait_s_max)
-        self.at(self.now if at is None else at, self._arrive, *how)
+        id = f"{tenant}{'/b' if batch else ''}-{self._sent}"
+        self._sent += 1
+        request = Request(
+            id, Flow(of_batch(tenant) if batch else tenant, app, user), self.weights.get(tenant, 1.0), prompt, output,
+            self.now if at is None else at, streamed=streamed and not batch, claim=claim, wait_s_max=wait_s_max,
+        )  # fmt: skip
+        self.at(request.arrived_s, self._arrive, Asked(request, output, then))
 
     def closed(
         self, tenant: str, clients: int, prompt: Size, output: Size, *, think_s: float = 0.0, start_s: float = 0.0,
@@ -197,18 +203,9 @@ class World:
     def _size(self, size: Size) -> int:
         return size(self.rng) if callable(size) else size
 
-    def _arrive(
-        self, tenant: str, prompt: int, output: int, batch: bool, streamed: bool, claim: Claim, app: str, user: str,
-        then: Callable[[Asked], None] | None, wait_s_max: float,
-    ) -> None:  # fmt: skip
-        flow = Flow(of_batch(tenant) if batch else tenant, app, user)
-        id = f"{tenant}{'/b' if batch else ''}-{len(self.asked)}"
-        request = Request(
-            id, flow, self.weights.get(tenant, 1.0), prompt, output, self.now, streamed=streamed, claim=claim,
-            wait_s_max=wait_s_max,
-        )  # fmt: skip
-        self.asked[id] = Asked(request, output, then)
-        self.carry(self.engine.arrived(request, self.now))
+    def _arrive(self, asked: Asked) -> None:
+        self.asked[asked.request.id] = asked
+        self.carry(self.engine.arrived(asked.request, self.now))
 
     def _first(self, asked: Asked, tries: int) -> None:
         if asked.tries != tries:
@@ -261,3 +258,19 @@ def tree(
 def quantile(values: Sequence[float], part: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+def told_and_true(world: World, tenant: str, since_s: float) -> list[tuple[float, float]]:
+    """Return the waits of over a second of a tenant: what was told, and the true one."""
+    found = []
+    for asked in world.of(tenant, since_s):
+        wait = asked.request.progress.wait
+        if asked.went_s is not None and wait is not None and wait.expected is not None and asked.waited_s(0.0) > 1.0:
+            found.append((wait.expected.wait_s, asked.waited_s(0.0)))
+    return found
+
+
+def part_right(waits: Sequence[tuple[float, float]]) -> float:
+    """Return the part of these waits, told and true, that lie in the interval that was told."""
+    assert len(waits) > 10
+    return sum(least <= true <= most for told, true in waits for least, most in [interval_s(told)]) / len(waits)

@@ -66,11 +66,11 @@ def make(name: str, **params: Any) -> Policy:
     return policy_with(name, **{**CLAIMS[name].params, **params})
 
 
-def pop(policy: Policy, now: float = 0.0) -> Request:
+def pop(policy: Policy, room: Room | None = None) -> Request:
     """The next request, dispatched and charged as the engine does it."""
-    selection = policy.pop(now, Room())
+    selection = policy.pop(0.0, room or Room())
     assert isinstance(selection, Selection)
-    policy.charge(selection.request, ServiceTokens(selection.request.prompt_tokens, 0), now, final=False)
+    policy.charge(selection.request, ServiceTokens(selection.request.prompt_tokens, 0), 0.0, final=False)
     return selection.request
 
 
@@ -91,6 +91,7 @@ class Trace:
 
     policy: Policy
     tenant: Callable[[int], str] = lambda number: f"t{number}"
+    weights: tuple[float, ...] = (1.0, 3.0, 0.3, 7.0)
     queued: list[Request] = field(default_factory=list)
     running: dict[str, int] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
@@ -100,23 +101,36 @@ class Trace:
     def act(self, kind: str, who: int, number: int) -> None:
         if kind == "push":
             self.pushed += 1
-            weight = (1.0, 3.0, 0.3, 7.0)[who]
-            request = make_request(
-                self.tenant(who), id=str(self.pushed), user=str(number % 2), weight=weight, prompt=number
-            )
-            self.requests[request.id] = request
+            request = self.requests[str(self.pushed)] = self.request(who, number)
             self.queued.append(request)
             self.policy.push(request, 0.0)
         elif kind == "pop" and self.queued:
-            request = pop(self.policy)
-            self.log.append(request.id)
-            self.queued.remove(request)
-            self.running[request.id] = 0
+            self.pop()
         elif kind == "remove" and self.queued:
             self.policy.remove(self.queued.pop(number % len(self.queued)), 0.0)
         elif kind in ("output", "end", "return") and self.running:
             request_id = sorted(self.running)[number % len(self.running)]
             self.served(kind, self.requests[request_id], number)
+
+    def request(self, who: int, number: int) -> Request:
+        """The next request of this tenant."""
+        return make_request(
+            self.tenant(who), id=str(self.pushed), user=str(number % 2), weight=self.weights[who], prompt=number,
+            expected=7 * number % 50,
+        )  # fmt: skip
+
+    def pop(self) -> None:
+        selection = self.policy.pop(0.0, Room())
+        assert isinstance(selection, Selection)
+        request = selection.request
+        self.queued.remove(request)
+        self.log.append(request.id)
+        self.chosen(request)
+        self.policy.charge(request, ServiceTokens(request.prompt_tokens, 0), 0.0, final=False)
+        self.running[request.id] = 0
+
+    def chosen(self, request: Request) -> None:
+        """Look at a request that was popped and is not charged yet."""
 
     def served(self, kind: str, request: Request, output: int) -> None:
         if kind == "return":
@@ -135,5 +149,5 @@ class Trace:
         for action in trace:
             self.act(*action)
         while self.queued:
-            self.act("pop", 0, 0)
+            self.pop()
         return self.log

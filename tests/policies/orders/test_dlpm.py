@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count, pairwise
 from math import inf
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.orders.dlpm import Dlpm, DlpmParams
 from policies.orders.order import Selection
 from policies.placements.placement import EngineLoad
-from policies.placements.prefix import ByPrefix
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Request, ServiceTokens
-from tests.policies.caching import BLOCK, CachingServers, Questions, document
-from tests.policies.making import Load, NoRoom, Room, lines_counted, make_request
+from tests.policies.caching import BLOCK, document
+from tests.policies.making import Engines, Room, lines_counted, make_request
+from tests.policies.orders.claims import pop
 
 _serial = count()
 
@@ -40,13 +35,6 @@ def ask(policy: Policy, tenant: str, text: tuple[int, ...], *, user: str = "", p
     request = make_request(tenant, user=user, prefix=prefix, prompt=BLOCK * len(prefix) if prompt is None else prompt)
     policy.push(request, 0.0)
     return request
-
-
-def pop(policy: Policy, view: Any = None) -> Request:
-    selection = policy.pop(0.0, view or Room())
-    assert isinstance(selection, Selection)
-    policy.charge(selection.request, ServiceTokens(selection.request.prompt_tokens, 0), 0.0, final=False)
-    return selection.request
 
 
 def finish(policy: Policy, request: Request, cached: int | None, output: int = 0) -> None:
@@ -161,39 +149,12 @@ def test_one_that_does_not_fit_is_overtaken_but_not_for_ever() -> None:
     assert pop(policy) is large
 
 
-def test_nothing_leaves_where_nothing_fits() -> None:
-    policy = named_policy("dlpm")
-    for number in range(20):
-        ask(policy, f"t{number}", document(number, 3))
-    assert isinstance(policy.pop(0.0, NoRoom()), Blocked)
-    assert len(policy) == 20
-
-
-class Two(Room):
-    """Two engines, of which one is busy and one may be full."""
-
-    def __init__(self, *, full: str = "") -> None:
-        self.full = full
-
-    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
-        return [load for load in (Load("busy", 1), Load("idle")) if load.name != self.full]
-
-    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
-        return Obstacle.SLOTS if engine == self.full else None
-
-    def reserve(self, blocked: Blocked) -> str | None:
-        return None
-
-    def loads(self) -> dict[str, int]:
-        return {"busy": 5, "idle": 0}
-
-
 def test_of_several_backends_the_one_that_has_it_is_taken_if_it_has_room() -> None:
     policy = named_policy("dlpm")
     prefixes_of(policy).insert(document(1, 100), "busy")
-    for full, expected in (("", "busy"), ("busy", "idle")):
+    for full, expected in (([], "busy"), (["busy"], "idle")):
         ask(policy, "a", document(1, 100))
-        selection = policy.pop(0.0, Two(full=full))
+        selection = policy.pop(0.0, Engines({"busy": 1, "idle": 0}, full=full))
         assert isinstance(selection, Selection)
         assert selection.backend == expected
 
@@ -201,37 +162,27 @@ def test_of_several_backends_the_one_that_has_it_is_taken_if_it_has_room() -> No
 # --- charges ---
 
 
-def test_the_estimate_is_charged_at_dispatch_and_the_truth_at_the_end() -> None:
+@pytest.mark.parametrize(
+    ("known", "at_dispatch", "service", "charged"),
+    [
+        pytest.param(0, 100.0, ServiceTokens(100, 5, 0), 110.0, id="nothing cached"),
+        pytest.param(9, 10.0, ServiceTokens(100, 5, 60), 50.0, id="60 of the 90 tokens that were expected"),
+        pytest.param(9, 10.0, ServiceTokens(100, 3), 16.0, id="an answer that breaks off, by the estimate"),
+        pytest.param(4, 60.0, ServiceTokens(0, 0), 0.0, id="refused"),
+    ],
+)
+def test_the_estimate_is_charged_at_dispatch_and_the_truth_at_the_end(
+    known: int, at_dispatch: float, service: ServiceTokens, charged: float
+) -> None:
     policy = named_policy("dlpm")
-    first = ask(policy, "a", document(1, 9))
+    prefixes_of(policy).insert(document(1, known), "b")
+    request = ask(policy, "a", document(1, 9))
     pop(policy)
-    assert first.progress.charged == 100.0
-    finish(policy, first, 0, output=5)
-    assert first.progress.charged == 110.0
-    again = ask(policy, "a", document(1, 9))
-    pop(policy)
-    assert again.progress.charged == 10.0
-    finish(policy, again, 60, output=5)
-    assert again.progress.charged == 50.0, "the engine had only 60 of the 90 tokens"
-
-
-def test_an_answer_that_breaks_off_is_charged_by_the_estimate() -> None:
-    policy = named_policy("dlpm")
-    prefixes_of(policy).insert(document(1, 9), "b")
-    broken = ask(policy, "a", document(1, 9))
-    pop(policy)
-    finish(policy, broken, None, output=3)
-    assert broken.progress.charged == 16.0
-
-
-def test_a_refused_dispatch_leaves_no_belief_behind() -> None:
-    policy = named_policy("dlpm")
-    prefixes_of(policy).insert(document(1, 4), "b")
-    refused = ask(policy, "a", document(1, 9))
-    pop(policy)
-    policy.charge(refused, ServiceTokens(0, 0), 0.0, final=True)
-    assert refused.progress.charged == 0.0
-    assert prefixes_of(policy).depth(document(1, 9), "b") == 4
+    assert request.progress.charged == at_dispatch
+    policy.charge(request, service, 0.0, final=True)
+    assert request.progress.charged == charged
+    believed = 9 if service.prompt else known
+    assert prefixes_of(policy).depth(document(1, 9), "b") == believed, "a refused dispatch leaves no belief behind"
 
 
 # --- cost ---
@@ -267,137 +218,3 @@ def test_nothing_is_kept_of_requests_that_have_gone() -> None:
         return len(pickle.dumps(policy))
 
     assert kept(200) < kept(10) + 100, "a request takes far more"
-
-
-# --- the bound ---
-
-KEEPS_ALL = 1_000_000
-questions = st.builds(
-    Questions,
-    weights=st.fixed_dictionaries({tenant: st.sampled_from([0.5, 1.0, 3.0]) for tenant in "abc"}),
-    documents=st.integers(1, 4),
-    blocks_max=st.integers(1, 20),
-    output_max=st.integers(1, 20),
-    slots=st.integers(1, 6),
-    engines=st.just(1),
-    cache_blocks=st.sampled_from([5, 20, 80, KEEPS_ALL]),
-    seed=st.integers(0, 10_000),
-)
-QUANTUM = 100.0
-
-
-def bound(traffic: Questions) -> float:
-    """2 (U + Q), per weight. U: a prompt, all output that is dispatched, and its input wrongly taken to be cached."""
-    believed = 0 if traffic.cache_blocks == KEEPS_ALL else traffic.slots * traffic.prompt_max
-    most = traffic.prompt_max + believed + 2.0 * traffic.slots * traffic.output_max
-    return 2 * (most / min(traffic.weights.values()) + QUANTUM)
-
-
-@settings(max_examples=25)
-@given(traffic=questions)
-def test_backlogged_tenants_stay_within_the_bound_in_extend_service(traffic: Questions) -> None:
-    assert CachingServers(named_policy("dlpm", quantum=QUANTUM), traffic).spread(150, "a", "c") <= bound(traffic)
-
-
-@settings(max_examples=15)
-@given(traffic=questions)
-def test_a_backlogged_tenant_gets_no_less_than_one_that_comes_and_goes(traffic: Questions) -> None:
-    """Theorem 4.2, with the bound taken over both directions of every interval in which c pauses."""
-    traffic = replace(traffic, sometimes_idle="c")
-    servers = CachingServers(named_policy("dlpm", quantum=QUANTUM), traffic)
-    worst, least = 0.0, 0.0
-    for now in range(150):
-        servers.step(now)
-        ahead = servers.received["c"] / traffic.weights["c"] - servers.received["a"] / traffic.weights["a"]
-        least = min(least, ahead)
-        worst = max(worst, ahead - least)
-    assert worst <= 2 * bound(traffic)
-
-
-def policy_of(order: type[Dlpm], quantum: float) -> Policy:
-    """This order with the placement that goes with it."""
-    prefixes = PrefixIndex()
-    order_of_all = order(DlpmParams(quantum=quantum), prefixes=prefixes)
-    return Policy(order_of_all, ByPrefix(prefixes=prefixes), prefixes=prefixes)
-
-
-class Forgiving(Dlpm):
-    """A mutant: debt ends with the queue, as in the printed algorithm when a client leaves the list."""
-
-    def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        super().push(request, now, front=front)
-        assert self.backlog is not None
-        member = self.backlog.flow(request.flow)
-        assert member is not None
-        if member.queued == 1:
-            tenants = self.backlog.tenants
-            tenants.charged(member.tenant, min(0.0, tenants.floor() - member.tenant.counter))
-
-
-class Free(Dlpm):
-    """A mutant: nothing is charged until the end."""
-
-    def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
-        super().charge(request, service if final else ServiceTokens(0, 0, 0), now, final=final)
-
-
-HARD = Questions({"a": 1.0, "b": 1.0, "c": 1.0}, 1, 20, 20, 4, 1, KEEPS_ALL, seed=1)
-
-
-@pytest.mark.parametrize(
-    ("mutant", "is_caught"),
-    [
-        (lambda: named_policy("dlpm", quantum=QUANTUM), False),
-        (lambda: named_policy("dlpm", quantum=inf), True),  # nobody's deficit ever runs out
-        (lambda: named_policy("dlpm", quantum=50 * QUANTUM), True),
-    ],
-)
-def test_the_bound_is_one_that_mutants_break(mutant: Any, is_caught: bool) -> None:
-    spreads = [CachingServers(mutant(), replace(HARD, seed=seed)).spread(600, "a", "c") for seed in range(5)]
-    assert any(spread > bound(HARD) for spread in spreads) is is_caught
-
-
-@pytest.mark.interpreted_only("extends a policy")
-def test_debt_outlives_an_absence_and_a_mutant_that_forgives_it_is_caught() -> None:
-    def served_to_the_spendthrift(policy: Policy) -> int:
-        """It asks for one long answer at a time, and the other always waits."""
-        for _ in range(400):
-            ask(policy, "steady", ())
-        count = 0
-        ask(policy, "spendthrift", ())
-        for _ in range(200):
-            request = pop(policy)
-            is_spendthrift = request.flow.tenant == "spendthrift"
-            count += is_spendthrift
-            finish(policy, request, 0, output=500 if is_spendthrift else 0)
-            if is_spendthrift:
-                ask(policy, "spendthrift", ())
-        return count
-
-    assert served_to_the_spendthrift(named_policy("dlpm", quantum=QUANTUM)) <= 4
-    assert served_to_the_spendthrift(policy_of(Forgiving, QUANTUM)) > 4
-
-
-@pytest.mark.interpreted_only("extends a policy")
-def test_without_a_charge_at_dispatch_one_tenant_takes_every_slot() -> None:
-    def first_eight(policy: Policy) -> int:
-        for _ in range(20):
-            ask(policy, "a", ())
-        for _ in range(20):
-            ask(policy, "b", ())
-        return [pop(policy).flow.tenant for _ in range(8)].count("a")
-
-    assert first_eight(named_policy("dlpm", quantum=10.0)) == 4
-    assert first_eight(policy_of(Free, 10.0)) == 8
-
-
-def test_locality_is_kept_where_a_fair_order_without_it_thrashes() -> None:
-    traffic = Questions(dict.fromkeys("abcdef", 1.0), 1, 20, 3, 2, 1, 60, seed=3)
-
-    def hits(policy: Any) -> float:
-        servers = CachingServers(policy, traffic)
-        for now in range(600):
-            servers.step(now)
-        return servers.cached / servers.prompts
-
-    assert hits(named_policy("dlpm", quantum=2000.0)) > hits(named_policy("vtc", placement="least_loaded")) + 0.2

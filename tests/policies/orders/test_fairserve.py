@@ -1,30 +1,24 @@
-"""WSC and FairServe: what calls are worth, who goes first, how far ahead, and what cheating gains."""
+"""WSC and FairServe: what calls are worth, what each counts, who goes first, and how far ahead."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.admission.takeover import adopt, read, snapshot
-from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.output_lengths import ENOUGH
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.fairserve import FairServe, FairServeParams
-from policies.orders.order import Selection
-from policies.orders.profiles import CLAMP, NEUTRAL, Profiles
+from policies.orders.profiles import NEUTRAL, Profiles
 from policies.orders.wsc import WscParams
 from policies.placements.placement_entries import PLACEMENTS
-from policies.request import Flow, Pressure, Request, ServiceTokens
-from tests.policies.making import Room, make_request
+from policies.request import Pressure, Refusal, Request, ServiceTokens
+from tests.policies.making import NoRoom, make_request
+from tests.policies.orders.claims import pop
 
 LEARNED = 4 * ENOUGH
 
@@ -64,18 +58,28 @@ def test_equation_2_with_the_constants_as_printed() -> None:
     assert Profiles((1.0, 1.0, 2.0)).worth(100, 30, 7) == 70 + 30 + 14
 
 
-def test_no_answer_moves_a_weight_far_and_no_app_weighs_beyond_the_clamp() -> None:
-    profiles = taught({("t", "a", 1): 100.0, ("t", "b", 1): 100.0})
-    profiles.learn("t", "a", 1, 1e9)
-    assert profiles.norm("t", "a", 1) < 115.0
-    profiles = taught({("t", "small", 1): 1.0, **{("t", f"big{n}", 1): 1e6 for n in range(3)}})
-    assert profiles.norm("t", "small", 1) >= 7e5 / CLAMP
-
-
 def test_weights_that_are_set_are_not_learned() -> None:
     profiles = taught({("t", "a", 1): 9.0}, Profiles(weights={"a": 50.0, "b": [10.0, 20.0]}))
     assert [profiles.norm("t", "a", stage) for stage in (1, 5)] == [50.0, 50.0]
     assert [profiles.norm("t", "b", stage) for stage in (1, 2, 7)] == [10.0, 20.0, 20.0]
+
+
+def test_a_young_population_is_its_mean() -> None:
+    profiles = Profiles()
+    for worth in [100.0] * ENOUGH + [200.0] * (20 - ENOUGH):
+        profiles.learn("scope", "app", 1, worth)
+    assert profiles.norm("scope", "app", 1) == pytest.approx((100.0 * ENOUGH + 200.0 * (20 - ENOUGH)) / 20)
+
+
+def test_of_two_gateways_the_one_that_has_seen_more_is_believed() -> None:
+    few, many = Profiles(), Profiles()
+    for profiles, number, worth in ((few, ENOUGH, 50.0), (many, 5 * ENOUGH, 1000.0)):
+        for _ in range(number):
+            profiles.learn("t", "app", 1, worth)
+    of_few = few.snapshot()
+    few.adopt(few.read(many.snapshot()))
+    many.adopt(many.read(of_few))
+    assert few.norm("t", "app", 1) == many.norm("t", "app", 1) == 1000.0
 
 
 @pytest.mark.parametrize(
@@ -138,13 +142,6 @@ def push(policy: Policy, request: Request, *, inside: bool = False) -> Request:
     request.progress.inside = inside
     policy.push(request, 0.0)
     return request
-
-
-def pop(policy: Policy) -> Request:
-    selection = policy.pop(0.0, Room())
-    assert isinstance(selection, Selection)
-    policy.charge(selection.request, ServiceTokens(selection.request.prompt_tokens, 0), 0.0, final=False)
-    return selection.request
 
 
 def test_users_of_one_tenant_are_compared_by_what_is_normal_for_their_app() -> None:
@@ -230,16 +227,6 @@ def test_a_flow_serves_its_own_open_interactions_first() -> None:
     assert [pop(policy), pop(policy)] == [going_on, start]
 
 
-def test_a_returned_call_goes_back_to_the_head_of_those_inside() -> None:
-    policy = named_policy("fairserve")
-    first = push(policy, make_request("a"), inside=True)
-    push(policy, make_request("a"), inside=True)
-    assert pop(policy) is first
-    policy.charge(first, ServiceTokens(0, 0), 0.0, final=True)
-    policy.push(first, 0.0, front=True)
-    assert pop(policy) is first
-
-
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_limits_refuse_under_every_placement(placement: str) -> None:
     limits = Ceilings(starts=20)
@@ -252,7 +239,7 @@ def test_limits_refuse_under_every_placement(placement: str) -> None:
             refused += 1
             continue
         policy.push(request, 0.0)
-        policy.pop(0.0, Full())
+        policy.pop(0.0, NoRoom())
     assert refused == 180
 
 
@@ -269,181 +256,63 @@ def test_without_a_limit_nothing_is_counted_and_with_one_all_queues_count_togeth
     assert free.counts == {}
 
 
-class Full:
-    """Two engines, neither of which has room."""
-
-    def with_room(self, request: Request) -> Blocked:
-        return Blocked(request, dict.fromkeys(self.loads(), Obstacle.KV))
-
-    def obstacle_at(self, request: Request, engine: str) -> Obstacle:
-        return Obstacle.KV
-
-    def reserve(self, blocked: Blocked) -> str | None:
-        return None
-
-    def loads(self) -> dict[str, int]:
-        return {"one": 1, "two": 1}
+def give_back(policy: Policy, request: Request) -> None:
+    """Its engine refuses it."""
+    policy.charge(request, ServiceTokens(0, 0), 0.0, final=True)
+    policy.push(request, 0.0, front=True)
 
 
-# --- the bound, and what cheating gains ---
-
-PROMPT_MAX, OUTPUT_MAX, SLOTS = 60, 12, 4
-IN_FLIGHT = SLOTS * (PROMPT_MAX + 2 * OUTPUT_MAX)
-"""Service that may be dispatched at once: what VTC's U is at most (w_p = 1, w_q = 2)."""
-
-
-@dataclass
-class Habit:
-    """How does a tenant behave?"""
-
-    users: int = 1
-    inside: float = 0.0
-    """Part of its calls that are inside an interaction."""
-    app: str = "chat"
-    prompt: tuple[int, int] = (1, PROMPT_MAX)
-    output: tuple[int, int] = (1, OUTPUT_MAX)
-    output_max: int = 100
-    stops_at: int | None = None
-    """Aborts an answer this many tokens before its end."""
-    absent: Callable[[int], bool] = lambda step: False
+def test_a_returned_call_goes_back_to_the_head_of_those_inside() -> None:
+    policy = named_policy("fairserve")
+    first = push(policy, make_request("a"), inside=True)
+    push(policy, make_request("a"), inside=True)
+    assert pop(policy) is first
+    give_back(policy, first)
+    assert pop(policy) is first
 
 
-@dataclass
-class Server:
-    """So many requests at a time, one token each per step; everybody who is present always has some waiting."""
-
-    policy: Policy
-    habits: dict[str, Habit]
-    seed: int = 1
-    waiting: dict[Flow, int] = field(default_factory=dict)
-    running: list[tuple[Request, int, int]] = field(default_factory=list)
-    received: dict[Flow, float] = field(default_factory=dict)
-    normalised: dict[Flow, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.rng = random.Random(self.seed)
-        for tenant, habit in self.habits.items():
-            for user in range(habit.users):
-                flow = Flow(tenant, habit.app, str(user))
-                self.waiting[flow], self.received[flow], self.normalised[flow] = 0, 0.0, 0.0
-
-    def fill(self, step: int) -> None:
-        for flow in self.waiting:
-            habit = self.habits[flow.tenant]
-            while self.waiting[flow] <= SLOTS and not habit.absent(step):
-                prompt = self.rng.randint(*habit.prompt)
-                request = make_request(
-                    flow.tenant, app=flow.app, user=flow.user, prompt=prompt, output_max=habit.output_max, expected=6.0
-                )
-                push(self.policy, request, inside=self.rng.random() < habit.inside)
-                self.waiting[flow] += 1
-
-    def step(self, step: int) -> None:
-        self.fill(step)
-        while len(self.running) < SLOTS and len(self.policy):
-            request = pop(self.policy)
-            flow = request.flow
-            self.waiting[flow] -= 1
-            self.received[flow] += request.prompt_tokens
-            self.normalised[flow] += request.prompt_tokens / request.progress.norm
-            self.running.append((request, 0, self.rng.randint(*self.habits[flow.tenant].output)))
-        still = []
-        for request, before, length in self.running:
-            output, flow = before + 1, request.flow
-            self.received[flow] += 2.0
-            self.normalised[flow] += 1 / request.progress.norm
-            aborts = self.habits[flow.tenant].stops_at
-            over = output == (length if aborts is None else max(1, length - aborts))
-            service = ServiceTokens(request.prompt_tokens, output)
-            self.policy.charge(request, service, 0.0, final=over)
-            if over and output == length:
-                self.policy.order.learn(request, service, 0.0)
-            if not over:
-                still.append((request, output, length))
-        self.running = still
-
-    def tenant(self, name: str) -> float:
-        return sum(service for flow, service in self.received.items() if flow.tenant == name)
+def test_what_is_normal_for_a_call_is_fixed_when_it_is_queued() -> None:
+    policy = named_policy("wsc")
+    request = push(policy, make_request())
+    normal = pop(policy).progress.norm
+    for _ in range(LEARNED):
+        policy.order.learn(request, ServiceTokens(9000, 1000), 0.0)
+    give_back(policy, request)
+    later = push(policy, make_request())
+    assert request.progress.norm == normal != later.progress.norm
 
 
-def largest_gap(server: Server, steps: int, gap: Callable[[Server], float]) -> float:
-    """The largest difference of service over any interval."""
-    gaps = [0.0]
-    for step in range(steps):
-        server.step(step)
-        gaps.append(gap(server))
-    return max(gaps) - min(gaps)
+def test_a_system_prompt_that_is_cached_counts_as_little_as_other_input() -> None:
+    policy = named_policy("wsc", cached_weight=0.0)
+    request = push(policy, make_request(prompt=100, system=80))
+    pop(policy)
+    policy.charge(request, ServiceTokens(100, 0, 100), 0.0, final=False)
+    assert request.progress.normalised == 0.0
 
 
-WINDOW_TOKENS, WINDOW_CALLS = 300.0, 3.0
-insides = st.tuples(*[st.sampled_from([0.0, 0.1, 0.5, 1.0])] * 2)
+def with_limit(requests: int) -> Policy:
+    return named_policy("fairserve", throttle=ThrottleSettings(user=Ceilings(requests=requests)))
 
 
-def of_tenants(server: Server) -> float:
-    return server.tenant("a") - server.tenant("b")
+def test_a_request_that_comes_back_is_counted_once() -> None:
+    policy = with_limit(10)
+    request = push(policy, make_request())
+    give_back(policy, pop(policy))
+    assert policy.explain(request.flow, 0.0)["user_requests"] == 1
 
 
-@settings(max_examples=60)
-@given(inside=insides, users=st.integers(1, 4), seed=st.integers(0, 10_000))
-def test_tenants_stay_within_twice_u_and_the_window(inside: tuple[float, float], users: int, seed: int) -> None:
-    habits = {"a": Habit(users, inside[0]), "b": Habit(1, inside[1], prompt=(1, 8)), "c": Habit(2, 0.3)}
-    server = Server(named_policy("fairserve", window_tokens=WINDOW_TOKENS), habits, seed)
-    assert largest_gap(server, 300, of_tenants) <= 2 * (IN_FLIGHT + WINDOW_TOKENS)
+def test_a_call_beyond_a_limit_does_not_go_before_others() -> None:
+    policy = with_limit(1)
+    push(policy, make_request("a"), inside=True)
+    pop(policy)
+    start = push(policy, make_request("b"))
+    push(policy, make_request("a"), inside=True)
+    assert pop(policy) is start
 
 
-@settings(max_examples=60)
-@given(inside=st.sampled_from([0.0, 0.1, 0.5, 1.0]), seed=st.integers(0, 10_000))
-def test_flows_of_a_tenant_stay_within_twice_u_and_the_window_in_normal_calls(inside: float, seed: int) -> None:
-    norm = 20.0
-    policy = named_policy("fairserve", weights={"chat": norm}, window_calls=WINDOW_CALLS)
-    server = Server(policy, {"a": Habit(3, inside), "b": Habit(1)}, seed)
-    mine, other = [flow for flow in server.waiting if flow.tenant == "a"][:2]
-
-    def gap(server: Server) -> float:
-        return server.normalised[mine] - server.normalised[other]
-
-    in_flight = SLOTS * (PROMPT_MAX + OUTPUT_MAX) / norm
-    assert largest_gap(server, 300, gap) <= 2 * (in_flight + WINDOW_CALLS)
-
-
-@pytest.mark.parametrize("window_tokens", [1e9])
-def test_a_window_without_a_bound_would_be_seen(window_tokens: float) -> None:
-    server = Server(named_policy("fairserve", window_tokens=window_tokens), {"a": Habit(1, 1.0), "b": Habit(1)})
-    assert largest_gap(server, 300, of_tenants) > 2 * (IN_FLIGHT + WINDOW_TOKENS)
-
-
-@pytest.mark.interpreted_only("extends a policy")
-def test_a_policy_that_does_not_charge_at_dispatch_would_be_seen() -> None:
-    class Late(FairServe):
-        def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
-            super().charge(request, service if final else ServiceTokens(0, 0), now, final=final)
-
-    habits = {"a": Habit(1, prompt=(60, 60)), "b": Habit(1, prompt=(1, 1), output=(1, 1))}
-    server = Server(Policy(Late(FairServeParams(window_tokens=0.0))), habits)
-    strict = Server(named_policy("fairserve", window_tokens=0.0), habits)
-    assert largest_gap(server, 300, of_tenants) > 1.2 * largest_gap(strict, 300, of_tenants)
-
-
-HONEST = Habit(users=2, inside=0.3)
-CHEATS = {
-    "many sessions": Habit(users=50, inside=0.3),
-    "never-ending interactions": Habit(users=2, inside=1.0),
-    "claims the heaviest app": Habit(users=2, inside=0.3, app="heaviest"),
-    "aborts just before the end": Habit(users=2, inside=0.3, stops_at=1),
-    "many tiny calls": Habit(users=2, inside=0.3, prompt=(1, 2), output=(1, 2)),
-    "huge max_tokens": Habit(users=2, inside=0.3, output_max=1_000_000),
-    "huge prompts": Habit(users=2, inside=0.3, prompt=(PROMPT_MAX, PROMPT_MAX)),
-    "idles to bank credit": Habit(users=2, inside=0.3, absent=lambda step: step % 1000 < 500),
-}
-
-
-@pytest.mark.parametrize("cheat", CHEATS)
-def test_cheating_gains_no_service(cheat: str) -> None:
-    def served(habit: Habit) -> float:
-        policy = named_policy("fairserve", weights={"heaviest": 10_000.0}, window_tokens=WINDOW_TOKENS)
-        server = Server(policy, {"me": habit, "b": Habit(2, 0.3), "c": Habit(1)})
-        for step in range(5000):
-            server.step(step)
-        return server.tenant("me") / sum(server.received.values())
-
-    assert served(CHEATS[cheat]) <= 1.05 * served(HONEST)
+def test_a_start_that_has_waited_elsewhere_goes_first() -> None:
+    policy, back = named_policy("fairserve"), make_request("b")
+    back.progress.came_back = Refusal.WORKING_SET
+    push(policy, make_request("a"))
+    push(policy, back)
+    assert pop(policy) is back

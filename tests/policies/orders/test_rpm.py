@@ -51,14 +51,8 @@ def test_admits_what_fits_in_any_sixty_seconds_and_nothing_more(limit: int, arri
                 Limit("requests", limit, 0, refused.retry_after_s, WINDOW_S),
             )
             assert refused.retry_after_s == pytest.approx(opens_in_s)
-
-
-def test_whoever_comes_back_when_told_is_admitted() -> None:
-    policy = named_policy("rpm", requests_per_minute=2)
-    assert [arrives(policy, "a", now) for now in (0.1, 7.3)] == [None, None]
-    refused = arrives(policy, "a", 11.7)
-    assert refused is not None
-    assert arrives(policy, "a", 11.7 + refused.retry_after_s) is None
+            returns = policy.order.refusal(make_request(tenant), now + refused.retry_after_s, CALM)
+            assert returns is None, "whoever comes back when told is admitted, and a refusal is not counted"
 
 
 def test_what_a_backend_sent_back_is_not_counted_again() -> None:
@@ -69,16 +63,6 @@ def test_what_a_backend_sent_back_is_not_counted_again() -> None:
     policy.push(selection.request, 2.0, front=True)
     assert arrives(policy, "a", 3.0) is None
     assert arrives(policy, "a", 4.0) is not None
-
-
-def test_a_refusal_is_an_answer_and_changes_nothing() -> None:
-    policy = named_policy("rpm", requests_per_minute=1)
-    for _ in range(5):
-        assert policy.order.refusal(make_request("a"), 0.0, CALM) is None
-    arrives(policy, "a", 0.0)
-    for now in range(1, 60):
-        assert arrives(policy, "a", float(now)) is not None
-    assert arrives(policy, "a", 60.0) is None
 
 
 def test_windows_that_are_over_take_no_memory() -> None:

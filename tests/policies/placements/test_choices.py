@@ -49,15 +49,6 @@ def test_what_nobody_has_meets_and_what_says_nothing_goes_where_least_runs() -> 
     assert LeastLoaded().choose(make_request(prefix=PROMPT), engines) == ("a", Placed.LEAST_LOADED)
 
 
-def test_an_adapter_draws_requests_as_much_as_loading_it_costs() -> None:
-    engines = [Load("a"), Load("b", 1, adapters={"lora": 1})]
-    short = make_request(prompt=8 * 128, prefix=PROMPT, adapter="lora")
-    assert by_prefix(a=7, b=1).choose(short, engines) == ("b", Placed.SPREAD)
-    assert by_prefix(a=7, b=1).choose(make_request(prompt=8 * 128, prefix=PROMPT), engines) == ("a", Placed.CACHED)
-    long = make_request(prompt=8 * 2048, prefix=PROMPT, adapter="lora")
-    assert by_prefix(a=7, b=1).choose(long, engines) == ("a", Placed.CACHED)
-
-
 def test_new_prompts_go_where_their_adapter_runs_within_the_bound() -> None:
     requests = [make_request(prefix=(number,), adapter="lora") for number in range(20)]
     for running, expected in ((1, {"b"}), (8, {"a"})):

@@ -42,14 +42,6 @@ def test_bounds_hold_whoever_comes(arrivals: list[tuple[str, int, float]]) -> No
         assert room.bytes == sum(one.body_bytes for one in inside) <= LIMITS.queue_bytes_max
 
 
-def test_a_tenant_of_more_weight_has_a_larger_part_of_a_full_queue() -> None:
-    room = BoundedQueue(LIMITS)
-    light = [make_request("light") for _ in range(2)]
-    for request in (*light, *[make_request("heavy", weight=4.0) for _ in range(4)]):
-        enter(room, request)
-    assert enter(room, make_request("heavy", weight=4.0)) == [light[1]]
-
-
 def test_what_waits_has_the_weight_that_its_tenant_has_now() -> None:
     room, request = BoundedQueue(LIMITS), make_request("a")
     enter(room, request)
@@ -57,73 +49,80 @@ def test_what_waits_has_the_weight_that_its_tenant_has_now() -> None:
     assert request.weight == 3.0
 
 
-def test_a_full_queue_of_small_requests_does_not_take_in_a_huge_one() -> None:
-    room = BoundedQueue(LIMITS)
-    for _ in range(LIMITS.queue_requests_max):
-        enter(room, make_request("flood", body_bytes=15))
-    enter(room, make_request("light", body_bytes=90))
-    assert room.bytes <= LIMITS.queue_bytes_max
-
-
-def test_whoever_has_most_in_the_queue_gives_up_its_newest() -> None:
-    room = BoundedQueue(LIMITS)
-    flood = [make_request("flood") for _ in range(LIMITS.queue_requests_max)]
-    for request in flood:
-        assert enter(room, request) == []
-    assert enter(room, make_request("flood")) is None
-    assert enter(room, make_request("light")) == [flood[-1]]
-    assert enter(room, make_request("light")) == [flood[-2]]
-    assert enter(room, make_request("light")) == [flood[-3]]
-    assert enter(room, make_request("light")) is None, "both have half"
-
-
-def test_weights_count_in_a_full_queue() -> None:
-    room = BoundedQueue(LIMITS)
-    for _ in range(LIMITS.queue_requests_max):
-        enter(room, make_request("heavy", weight=5.0))
-    assert enter(room, make_request("light", weight=1.0)) is not None
-    assert enter(room, make_request("light", weight=1.0)) is None
-
-
-def test_bytes_are_shared_like_places() -> None:
-    room = BoundedQueue(LIMITS)
-    flood = [make_request("flood", body_bytes=30) for _ in range(3)]
-    for request in flood:
-        enter(room, request)
-    assert enter(room, make_request("light", body_bytes=40)) == [flood[2]]
-    assert enter(room, make_request("light", body_bytes=101)) is None
-
-
-def test_a_large_request_takes_no_more_from_the_largest_tenant_than_leaves_both_equal() -> None:
-    room = BoundedQueue(LIMITS)
-    for _ in range(2):
-        enter(room, make_request("flood", body_bytes=50))
-    assert room.giving_way(make_request("light", body_bytes=60), 0.0) is None, "60 bytes, and 40 would be left"
-    assert room.giving_way(make_request("light", body_bytes=50), 0.0) is not None
-
-
-def call_inside(tenant: str) -> Request:
-    request = make_request(tenant)
-    request.progress.inside = True
+def call(tenant: str, body_bytes: int = 0, *, weight: float = 1.0, inside: bool = False) -> Request:
+    request = make_request(tenant, body_bytes=body_bytes, weight=weight)
+    request.progress.inside = inside
     return request
 
 
-def test_a_start_takes_the_place_of_a_call_inside_only_where_one_tenant_fills_more_than_half() -> None:
-    for agents, is_let_in in ((("a", "b"), False), (("a", "a"), True)):
-        room = BoundedQueue(LIMITS)
-        for tenant in 3 * agents:
-            enter(room, call_inside(tenant))
-        assert (room.giving_way(make_request("light"), 0.0) is not None) is is_let_in
+def came_back(tenant: str) -> Request:
+    """It was refused, and came back when it was told to."""
+    request = make_request(tenant)
+    request.progress.came_back = Refusal.QUEUE_FULL
+    return request
 
 
-def test_a_call_inside_takes_the_place_of_any_start_until_its_tenant_fills_half() -> None:
+HEAVY = {"weight": 5.0}
+INSIDE = {"inside": True}
+
+
+@pytest.mark.parametrize(
+    ("waiting", "comes"),
+    [
+        pytest.param(
+            [call("flood") for _ in range(6)],
+            [(call("flood"), None), *[(call("light"), place) for place in (5, 4, 3, None)]],
+            id="whoever has most gives up its newest, until both have half",
+        ),
+        pytest.param(
+            [call("heavy", **HEAVY) for _ in range(6)],
+            [(call("light"), 5), (call("light"), None)],
+            id="who weighs more gives up less",
+        ),
+        pytest.param(
+            [call("light"), call("light"), *[call("heavy", **HEAVY) for _ in range(4)]],
+            [(call("heavy", **HEAVY), 1)],
+            id="who weighs more has a larger part",
+        ),
+        pytest.param(
+            [call("flood", 30) for _ in range(3)],
+            [(call("light", 40), 2), (call("light", 101), None)],
+            id="bytes are shared like places",
+        ),
+        pytest.param(
+            [call("flood", 50) for _ in range(2)],
+            [(call("light", 60), None), (call("light", 50), 1)],
+            id="a large request takes no more than leaves both equal",
+        ),
+        pytest.param(
+            [call(tenant, **INSIDE) for tenant in "ababab"],
+            [(call("light"), None)],
+            id="a start takes no place of calls inside of two tenants",
+        ),
+        pytest.param(
+            [call("a", **INSIDE) for _ in range(6)],
+            [(call("light"), 5)],
+            id="a start takes the place of a call inside of a tenant that fills more than half",
+        ),
+        pytest.param(
+            [call("a", **INSIDE), call("a", **INSIDE), *map(call, "bcbc")],
+            [(call("a"), None), (call("a", **INSIDE), 5), (call("a", **INSIDE), None)],
+            id="a call inside takes the place of any start until its tenant fills half",
+        ),
+        pytest.param(
+            [*[call("a") for _ in range(5)], came_back("a")],
+            [(call("b"), 4)],
+            id="who came back in time gives way last",
+        ),
+    ],
+)  # fmt: skip
+def test_who_gives_way_in_a_full_queue(waiting: list[Request], comes: list[tuple[Request, int | None]]) -> None:
+    """`comes`: who comes then, each with the place of the one that gives way; None: it is not let in."""
     room = BoundedQueue(LIMITS)
-    starts = [make_request(tenant) for tenant in ("b", "c", "b", "c")]
-    for request in (call_inside("a"), call_inside("a"), *starts):
-        enter(room, request)
-    assert enter(room, make_request("a")) is None
-    assert enter(room, call_inside("a")) == [starts[3]]
-    assert enter(room, call_inside("a")) is None
+    for request in waiting:
+        assert enter(room, request) == []
+    for request, place in comes:
+        assert enter(room, request) == (None if place is None else [waiting[place]])
 
 
 @settings(max_examples=100)
@@ -148,11 +147,6 @@ def test_requests_expire_in_order_of_their_deadlines(deadlines: list[int], remov
     assert expired == sorted(request.progress.deadline_s for request in left if request.progress.deadline_s <= 10.0)
 
 
-def test_a_request_that_is_not_waiting_cannot_be_removed() -> None:
-    with pytest.raises(KeyError):
-        BoundedQueue(LIMITS).remove(make_request())
-
-
 def test_who_was_refused_finds_room_when_it_comes_back_and_nobody_takes_it() -> None:
     room = BoundedQueue(QueueLimits(queue_requests_max=20))
     early, late = make_request("a", prompt=11), make_request("a", prompt=12)
@@ -161,12 +155,9 @@ def test_who_was_refused_finds_room_when_it_comes_back_and_nobody_takes_it() -> 
     assert enter(room, early) is None
     wait_s = room.comes_back_in(early, Refusal.QUEUE_FULL, 10.0, 0.0)
     assert wait_s == 10.0
-    assert room.comes_back_in(late, Refusal.QUEUE_FULL, 10.0, 0.0) == pytest.approx(10.0 * 22 / 21), (
-        "one more goes before it"
-    )
-    assert room.comes_back_in(early, Refusal.QUEUE_FULL, 99.0, 4.0) == 6.0, (
-        "it came too early, and is still to come then"
-    )
+    after_one_more_s = 10.0 * 22 / 21
+    assert room.comes_back_in(late, Refusal.QUEUE_FULL, 10.0, 0.0) == pytest.approx(after_one_more_s)
+    assert room.comes_back_in(early, Refusal.QUEUE_FULL, 99.0, 4.0) == 6.0, "it came too early, and may come then"
     for request in list(room.requests.values())[:2]:
         room.remove(request)
     assert room.giving_way(make_request("a"), 9.0) is None, "18 of 20 wait, and a tenth is kept free"
@@ -174,15 +165,6 @@ def test_who_was_refused_finds_room_when_it_comes_back_and_nobody_takes_it() -> 
     assert room.giving_way(early, 10.0) == []
     room.places.expire(14.0)
     assert room.giving_way(make_request("a"), 14.0) == []
-
-
-def test_of_a_tenant_that_gives_way_who_came_back_in_time_gives_way_last() -> None:
-    room = BoundedQueue(QueueLimits(queue_requests_max=3))
-    requests = [make_request("a") for _ in range(3)]
-    for request in requests:
-        enter(room, request)
-    requests[2].progress.came_back = Refusal.QUEUE_FULL
-    assert room.giving_way(make_request("b"), 0.0) == [requests[1]]
 
 
 @pytest.mark.parametrize("is_read_between", [False, True])

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from math import inf
 
 import pytest
 
-from policies.admission.decisions import Decision, Dispatch, Reject
+from policies.admission.decisions import Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.takeover import adopt, read, snapshot, stranded
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.queue.cold_start import ColdStartEstimator
-from policies.queue.expected_wait import Expected, interval_s
 from policies.request import Flow, Refusal, Request, ServiceTokens
-from tests.policies.making import dispatched, make_request
+from tests.policies.making import dispatched, make_request, told_wait
+from tests.policies.meetings.world import World, part_right, told_and_true
 
 LIMITS = QueueLimits(queue_wait_s_max=120.0, queue_wait_s_max_inside=120.0)
 START_S_MAX = 600.0
@@ -31,16 +30,10 @@ def engine_of(policy: str = "fairserve", s_max: float = START_S_MAX) -> Admissio
     return engine
 
 
-def expected(request: Request) -> Expected:
-    assert request.progress.wait is not None
-    found: Expected = request.progress.wait.expected
-    return found
-
-
 def told_s(engine: AdmissionEngine, now: float) -> float:
     request = make_request("asks", arrived_s=now)
     engine.arrived(request, now)
-    wait_s = expected(request).wait_s
+    wait_s = told_wait(request).wait_s
     engine.cancelled(request.id, now)
     return wait_s
 
@@ -205,59 +198,18 @@ def test_what_an_earlier_version_kept_is_read() -> None:
     assert len(read(engine, earlier)) == len(read(engine, kept(engine))) - 1
 
 
-class Cycles:
-    """Cycles of requests before an engine that starts late, in virtual time."""
-
-    def __init__(self, answer_s: float = 0.5) -> None:
-        self.engine = engine_of()
-        self.now = 0.0
-        self.answer_s = answer_s
-        self.ends: list[tuple[float, str]] = []
-        self.right: list[bool] = []
-        self.rejected = 0
-        self._of: dict[str, tuple[Request, float]] = {}
-
-    def take(self, decisions: list[Decision]) -> None:
-        for each in decisions:
-            if isinstance(each, Dispatch):
-                self.ends.append((self.now + self.answer_s, each.id))
-                request, told_s = self._of[each.id]
-                least_s, most_s = interval_s(told_s)
-                self.right.append(least_s <= self.now - request.arrived_s <= most_s)
-            elif isinstance(each, Reject):
-                self.rejected += 1
-
-    def run(self, start_s: float, requests: int = 300, within_s: float = 10.0) -> float:
-        """Return the part of the requests whose told wait was right."""
-        engine, began_s = self.engine, self.now
-        self.right = []
-        arrivals = [began_s + within_s * number / requests for number in range(requests)]
-        served_s = began_s + start_s
-        while arrivals or self.ends or engine.queued:
-            self.ends.sort()
-            times = [arrivals[0] if arrivals else inf, served_s, self.ends[0][0] if self.ends else inf]
-            self.now = min(times)
-            if times[0] == self.now:
-                arrivals.pop(0)
-                tenant = "light" if len(arrivals) % 10 == 0 else f"flood-{len(arrivals) % 2}"
-                request = make_request(tenant, arrived_s=self.now)
-                decisions = list(engine.arrived(request, self.now))
-                wait = request.progress.wait
-                self._of[request.id] = request, wait.expected.wait_s if wait is not None else 0.0
-                self.take(decisions)
-            elif served_s == self.now:
-                served_s = inf
-                self.take(list(engine.backend_changed("one", True, self.now)))
-            else:
-                _, id = self.ends.pop(0)
-                self.take(list(engine.finished(id, ServiceTokens(10, 5), self.now)))
-        engine.backend_changed("one", False, self.now)
-        self.now += 600.0
-        return sum(self.right) / len(self.right)
-
-
 def test_three_cycles_from_nothing_fail_none_and_the_told_wait_is_right_from_the_second_on() -> None:
-    cycles = Cycles()
-    parts = [cycles.run(start_s) for start_s in (20.0, 22.0, 19.0)]
-    assert cycles.rejected == 0
+    world, parts = World("fairserve", {"e": (SLOTS, 120_000)}), []
+    world.engine.requests.cold_start.s_max = START_S_MAX
+    for start_s in (20.0, 22.0, 19.0):
+        began_s = world.now
+        world.engine.backend_changed("e", False, began_s)
+        for number in range(300):
+            tenant = "light" if number % 10 == 0 else f"flood-{number % 2}"
+            world.send(tenant, 100, 25, began_s + number / 30)
+        world.at(began_s + start_s, lambda: world.carry(world.engine.backend_changed("e", True, world.now)))
+        world.run(began_s + 600.0)
+        waits = [wait for tenant in ("light", "flood-0", "flood-1") for wait in told_and_true(world, tenant, began_s)]
+        parts.append(part_right(waits))
+    assert {one.outcome for one in world.asked.values()} == {"completed"}
     assert min(parts[1:]) >= 0.8, parts

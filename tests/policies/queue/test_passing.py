@@ -20,13 +20,6 @@ def queued(backlog: Backlog, request: Request, *, is_inside: bool = False) -> Re
     return request
 
 
-def test_a_call_inside_an_interaction_passes_the_oldest() -> None:
-    backlog = Backlog(flows_max=10)
-    queued(backlog, make_request())
-    inside = queued(backlog, make_request(), is_inside=True)
-    assert backlog.head() is inside
-
-
 def test_what_passes_a_start_that_is_held_does_not_count() -> None:
     backlog = Backlog(flows_max=10)
     backlog.sleep_start(queued(backlog, make_request()))
@@ -121,17 +114,6 @@ def preferred(backlog: Backlog, tenant: str) -> Request:
     request = make_request(tenant)
     backlog.push(request, is_inside=True, goes_first=True)
     return request
-
-
-def test_a_tenant_goes_before_others_only_as_long_as_a_call_inside_waits() -> None:
-    backlog = Backlog(flows_max=10, windows=(100.0, 100.0))
-    call = preferred(backlog, "a")
-    queued(backlog, make_request("a"))
-    other = queued(backlog, make_request("b"))
-    assert backlog.head() is call
-    backlog.take(call)
-    backlog.charge(call, 50.0)
-    assert backlog.head() is other
 
 
 def test_no_start_passes_a_call_inside_however_much_of_it_is_cached() -> None:

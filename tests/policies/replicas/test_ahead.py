@@ -36,10 +36,27 @@ class Gateway:
         totals = [one.base + one.service + elsewhere for one in charges]
         self.counters.receive(totals, None, since_s, is_forgotten=False)
 
+    def served(self) -> None:
+        """As much between any two of very many exchanges."""
+        for _ in range(100):
+            self.exchange(EXCHANGE_S, charged=SERVICE)
+
     def is_ahead(self, by: float) -> bool:
         """Of another tenant that waits elsewhere and has received so much less."""
         received = self.counters.standings(0.0)[0].served
-        return self.counters.is_ahead(self.flow, Standing("other", "other", received - by, 0.0, 0.0, inside=False), 0.0)
+        return self.counters.is_ahead(self.flow, waits("other", received - by), 0.0)
+
+    def least_elsewhere(self, *standings: Standing) -> tuple[float | None, float | None]:
+        """The least that waits elsewhere, of tenants and of the flows of the tenant."""
+        self.counters.wait_elsewhere(standings)
+        tenant = self.backlog.tenant("tenant")
+        assert tenant is not None
+        return self.backlog.tenants.least_elsewhere, tenant.flows.least_elsewhere
+
+
+def waits(tenant: str, served: float, flow: str = "other", flow_served: float = 0.0) -> Standing:
+    """A request that waits at another gateway."""
+    return Standing(tenant, flow, served, flow_served, 0.0, inside=False)
 
 
 def test_the_lead_is_what_two_exchanges_bring_whoever_brings_it() -> None:
@@ -54,8 +71,7 @@ def test_the_lead_is_what_two_exchanges_bring_whoever_brings_it() -> None:
 
 def test_the_lead_goes_when_nothing_is_served_any_more() -> None:
     gateway = Gateway()
-    for _ in range(100):
-        gateway.exchange(EXCHANGE_S, charged=SERVICE)
+    gateway.served()
     for _ in range(100):
         gateway.exchange(EXCHANGE_S)
     assert gateway.is_ahead(1.0)
@@ -69,8 +85,7 @@ def test_what_others_received_while_a_gateway_stood_still_gives_it_no_lead() -> 
 
 def test_a_clock_that_goes_back_changes_nothing() -> None:
     gateway = Gateway()
-    for _ in range(100):
-        gateway.exchange(EXCHANGE_S, charged=SERVICE)
+    gateway.served()
     gateway.exchange(-5.0)
     assert not gateway.is_ahead(0.99 * 2.0 * SERVICE)
     assert gateway.is_ahead(1.01 * 2.0 * SERVICE)
@@ -79,8 +94,7 @@ def test_a_clock_that_goes_back_changes_nothing() -> None:
 def test_of_one_flow_the_request_that_came_earlier_goes_first_however_far_the_lead_reaches() -> None:
     """All gateways share its counter, so none is ever ahead of another by it."""
     gateway = Gateway()
-    for _ in range(100):
-        gateway.exchange(EXCHANGE_S, charged=SERVICE)
+    gateway.served()
     [own] = gateway.counters.standings(1.0)
     for came_s, inside, goes_first in (
         (-1.01, False, True), (-0.99, False, False), (1.0, False, False), (1.0, True, True),
@@ -97,19 +111,15 @@ def test_where_there_are_rounds_one_may_be_ahead_by_a_round() -> None:
     backlog.take(running)
     for charged, is_ahead in ((500.0, False), (501.0, True)):
         backlog.charge(running, charged)
-        there = Standing("other", "other", 0.0, 0.0, 0.0, inside=False)
-        assert counters.is_ahead(waiting.flow, there, 0.0) is is_ahead
+        assert counters.is_ahead(waiting.flow, waits("other", 0.0), 0.0) is is_ahead
 
 
-def test_of_several_flows_that_wait_elsewhere_the_least_counts() -> None:
+def test_of_several_flows_that_wait_elsewhere_the_least_counts_until_none_does() -> None:
+    gateway = Gateway()
     for served in ((5.0, 3.0), (3.0, 5.0)):
-        gateway = Gateway()
-        gateway.counters.wait_elsewhere(
-            [Standing("tenant", f"flow {one}", 9.0, one, 0.0, inside=False) for one in served]
-        )
-        tenant = gateway.backlog.tenant("tenant")
-        assert tenant is not None
-        assert tenant.flows.least_elsewhere == 3.0
+        standings = [waits("tenant", 9.0, f"flow {one}", one) for one in served]
+        assert gateway.least_elsewhere(*standings) == (9.0, 3.0)
+    assert gateway.least_elsewhere() == (None, None)
 
 
 def test_a_store_that_has_forgotten_all_hears_again_when_a_flow_left() -> None:
@@ -135,19 +145,9 @@ def test_what_is_charged_while_the_store_answers_is_kept() -> None:
     assert after.flow_served - before.flow_served == 700.0
 
 
-def test_nobody_waits_elsewhere_any_longer_when_others_say_so() -> None:
-    gateway = Gateway()
-    gateway.counters.wait_elsewhere([Standing("tenant", "flow", 9.0, 3.0, 0.0, inside=False)])
-    gateway.counters.wait_elsewhere([])
-    tenant = gateway.backlog.tenant("tenant")
-    assert tenant is not None
-    assert (gateway.backlog.tenants.least_elsewhere, tenant.flows.least_elsewhere) == (None, None)
-
-
 def test_the_lead_between_flows_of_a_tenant_is_what_two_exchanges_bring_as_well() -> None:
     gateway = Gateway()
-    for _ in range(100):
-        gateway.exchange(EXCHANGE_S, charged=SERVICE)
+    gateway.served()
     own = gateway.counters.standings(0.0)[0]
     for by, is_ahead in ((0.99 * 2.0 * SERVICE, False), (1.01 * 2.0 * SERVICE, True)):
         there = own._replace(flow="another", flow_served=own.flow_served - by)

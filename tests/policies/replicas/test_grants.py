@@ -36,16 +36,6 @@ def test_a_gateway_that_had_nothing_to_send_can_send_when_it_is_cut_off(kv_token
     assert ledger.allowance.sequences == 4, "half of the slots"
 
 
-def test_a_gateway_that_had_a_part_goes_on_with_it() -> None:
-    ledger = engine(10_000)
-    grants = GrantedEngines({"e": ledger})
-    for now in range(1, 20):
-        grants.receive([Grant(6, 5000)], 2, float(now))
-    grants.cut_off()
-    assert ledger.allowance is not None
-    assert (ledger.allowance.sequences, ledger.allowance.kv_tokens) == (6, 5000)
-
-
 def test_the_average_of_grants_for_whole_requests_has_room_for_half_a_one_more() -> None:
     ledger = engine(10_000)
     grants = GrantedEngines({"e": ledger})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from policies.replicas.messages import REPORTED_MAX
-from policies.tree.node import SEQUENCES, NodeUsage
 from policies.tree.pool_tree import PoolTree
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 from tests.policies.making import make_request
@@ -35,21 +34,6 @@ def test_what_runs_is_reported_however_many_tenants_are_present(tenants: int) ->
     assert len(one.report(REPORTED_MAX)) <= 2 * REPORTED_MAX
     two.set_elsewhere(())
     assert two.full_for(make_request("t1")) is None
-
-
-def test_what_a_tenant_and_its_group_run_elsewhere_is_counted_once() -> None:
-    tenants = {"a": Placing("g", GroupSettings(max_running=3)), "b": Placing("g", GroupSettings())}
-    terms = Tree({"g": Placing(ROOT, GroupSettings(max_running=4))}, tenants)
-    one, two = PoolTree(terms), PoolTree(terms)
-    runs(one, "a", 2)
-    two.set_elsewhere(one.report(REPORTED_MAX))
-    assert (two.running("a"), two.running(" g")) == (2, 2)
-    runs(two, "b")
-    assert two.running(" g") == 3
-    assert NodeUsage("b", SEQUENCES, 1) in two.report(REPORTED_MAX), "what is reported is what runs here"
-    assert two.full_for(make_request("b")) is None
-    runs(two, "b")
-    assert two.full_for(make_request("b")) is not None
 
 
 def test_while_the_others_are_not_heard_each_keeps_to_its_part() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from policies.limits.quotas import Quota, Quotas
-from policies.replicas.messages import ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.tallies import SharedQuotas
+from tests.policies.limits.sharing import CountingGateway
 from tests.policies.making import make_request
 
 LIMIT, USED, ROUNDS = 4000, 800, 12
@@ -17,14 +17,15 @@ LEFT = LIMIT - USED
 def told(gateways: int) -> list[SharedQuotas]:
     """So many gateways that have counted this much together, and have said so again and again."""
     store = ReferenceStore()
-    found = [SharedQuotas(Quotas(Quota(requests_per_minute=LIMIT)), epoch_s=0.0) for _ in range(gateways)]
-    for number, requests in enumerate((USED // gateways - ROUNDS, *[1] * ROUNDS), 1):
-        for name, shared in enumerate(found):
+    found = [
+        CountingGateway(str(number), store, Quotas(Quota(requests_per_minute=LIMIT))) for number in range(gateways)
+    ]
+    for requests in (USED // gateways - ROUNDS, *[1] * ROUNDS):
+        for gateway in found:
             for _ in range(requests):
-                shared.quotas.admitted(make_request(), 0.0)
-            report = ReplicaReport([], [], [], shared.report(10), [], [], [], 0.0)
-            shared.receive(store.exchange(str(name), number, report, 0).counted, gateways, [])
-    return found
+                gateway.quotas.admitted(make_request(), 0.0)
+            gateway.tells(0.0, gateways=gateways)
+    return [gateway.shared for gateway in found]
 
 
 def admitted(shared: SharedQuotas, *, asks: bool) -> int:

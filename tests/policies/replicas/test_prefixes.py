@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from math import inf, nan
 from random import Random
 
@@ -13,15 +12,13 @@ from hypothesis import strategies as st
 
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
-from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.order import Selection
-from policies.placements.placement import EngineLoad
 from policies.placements.prefix_index import PrefixIndex
 from policies.replicas.messages import PrefixReport
 from policies.replicas.prefixes import VERSION, SharedPrefixes
 from policies.request import ServiceTokens
 from tests.policies.caching import BLOCK, document
-from tests.policies.making import Load, make_request
+from tests.policies.making import Engines, make_request
 
 ENGINES = ("x", "y", "z")
 QUESTION_TOKENS, OUTPUT_TOKENS = 10, 5
@@ -29,25 +26,6 @@ QUESTION_TOKENS, OUTPUT_TOKENS = 10, 5
 chains = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(
     lambda path: tuple(hash(tuple(path[: depth + 1])) for depth in range(len(path)))
 )
-
-
-class Engines:
-    """They start whatever comes, and are done with it at once."""
-
-    def __init__(self, names: Sequence[str] = ENGINES) -> None:
-        self.names = names
-
-    def with_room(self, request: object) -> Sequence[EngineLoad] | Blocked:
-        return [Load(name, 0) for name in self.names]
-
-    def obstacle_at(self, request: object, engine: str) -> Obstacle | None:
-        return None
-
-    def reserve(self, blocked: Blocked) -> str | None:
-        return None
-
-    def loads(self) -> dict[str, int]:
-        return dict.fromkeys(self.names, 0)
 
 
 class Gateways:
@@ -62,7 +40,7 @@ class Gateways:
         policy = self.policies[gateway]
         request = make_request(tenant, prompt=BLOCK * len(prefix), prefix=prefix)
         policy.push(request, 0.0)
-        selection = policy.pop(0.0, Engines((engine,) if engine is not None else ENGINES))
+        selection = policy.pop(0.0, Engines(dict.fromkeys((engine,) if engine is not None else ENGINES, 0)))
         assert isinstance(selection, Selection)
         policy.charge(request, ServiceTokens(request.prompt_tokens, 0), 0.0, final=False)
         policy.charge(request, ServiceTokens(request.prompt_tokens, OUTPUT_TOKENS), 0.0, final=True)

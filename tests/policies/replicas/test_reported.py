@@ -12,8 +12,9 @@ from policies.queue.backlog import Backlog
 from policies.replicas.messages import Charge, Holding, ReplicaReport, ReplicaView, is_answer
 from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.shared_counters import SharedCounters
-from policies.replicas.tallies import SharedCounts, SharedQuotas
+from policies.replicas.tallies import SharedCounts
 from policies.request import ServiceTokens
+from tests.policies.limits.sharing import CountingGateway
 from tests.policies.making import make_request
 
 
@@ -60,19 +61,15 @@ def test_what_is_no_answer_to_what_was_told_is_known(view: dict[str, object], wh
     assert not is_answer(answer._replace(**view), report), why  # type: ignore[arg-type]
 
 
-class Gateway:
-    """One gateway that counts quotas together with others."""
+class Gateway(CountingGateway):
+    """One gateway that counts the tokens of a minute together with others."""
 
-    def __init__(self, name: str, exchange: ReferenceStore) -> None:
-        self.quotas = Quotas(Quota(tokens_per_minute=1000))
-        self.shared = SharedQuotas(self.quotas, epoch_s=0.0)
-        self._name, self._exchange, self._number = name, exchange, 0
+    def __init__(self, name: str, store: ReferenceStore) -> None:
+        super().__init__(name, store, Quotas(Quota(tokens_per_minute=1000)))
 
-    def tells(self, now: float) -> None:
-        self._number += 1
-        report = ReplicaReport([], [], [], self.shared.report(100), [], [], [], 0.0)
-        view = self._exchange.exchange(self._name, self._number, report, int(1000 * now))
-        self.shared.receive(view.counted, 2, [])
+    def asks(self, prompt: int, now: float) -> None:
+        self.quotas.admitted(make_request("t", prompt=prompt), now)
+        self.tells(now)
 
     def tokens(self) -> tuple[int, int]:
         """Counted in and after the second 60, and before."""
@@ -91,8 +88,7 @@ def test_what_ends_later_is_taken_back_from_the_second_that_all_gateways_count(t
         for request in (gone, served):
             gateway.quotas.admitted(request, 58.0)
         for now in told_s:
-            gateway.quotas.admitted(make_request("t", prompt=7), now)
-            gateway.tells(now)
+            gateway.asks(7, now)
         gateway.quotas.ended(gone, ServiceTokens(0, 0), 62.0)
         gateway.quotas.ended(served, ServiceTokens(60, 0), 62.0)
         gateway.tells(62.5)
@@ -101,15 +97,13 @@ def test_what_ends_later_is_taken_back_from_the_second_that_all_gateways_count(t
     before = [50 + 7 * len([now for now in told_s if now < 60])] * 2
     after = [10 + 7 * len([now for now in told_s if now > 60])] * 2
     exchanged = Gateway("third", exchange)
-    exchanged.quotas.admitted(make_request("t", prompt=1), 63.0)
-    exchanged.tells(63.0)
+    exchanged.asks(1, 63.0)
     assert exchanged.tokens()[1] >= sum(before)
     for _ in range(2):  # what was reserved in advance is given back when nothing more comes
         one.tells(63.5)
         other.tells(63.5)
     exchanged = Gateway("fourth", exchange)
-    exchanged.quotas.admitted(make_request("t", prompt=1), 64.0)
-    exchanged.tells(64.0)
+    exchanged.asks(1, 64.0)
     assert exchanged.tokens()[1] == sum(before)
     assert exchanged.tokens()[0] >= sum(after)
     for gateway in (one, other):
@@ -120,18 +114,11 @@ def test_what_ends_later_is_taken_back_from_the_second_that_all_gateways_count(t
 def test_what_another_gateway_had_reserved_is_free_once_it_is_taken_back() -> None:
     exchange = ReferenceStore()
     one, other = Gateway("one", exchange), Gateway("other", exchange)
-
-    def asks(gateway: Gateway, now: float) -> None:
-        gateway.quotas.admitted(make_request("t", prompt=7), now)
-        gateway.tells(now)
-
-    for now in (10.0, 10.1):
-        asks(one, now)
-    for now in (10.2, 11.0):
-        asks(other, now)
+    for gateway, now in ((one, 10.0), (one, 10.1), (other, 10.2), (other, 11.0)):
+        gateway.asks(7, now)
     assert other.quotas.minute.of("t", 10)[2] > 3 * 7, "with what is reserved"
     one.tells(11.1)
-    asks(other, 12.0)
+    other.asks(7, 12.0)
     assert other.quotas.minute.of("t", 10)[2] == 3 * 7
 
 
@@ -139,12 +126,10 @@ def test_a_gateway_that_refuses_hears_of_reservations_that_are_taken_back() -> N
     exchange = ReferenceStore()
     one, other = Gateway("one", exchange), Gateway("other", exchange)
     for gateway in (one, one, other):
-        gateway.quotas.admitted(make_request("t", prompt=100), 10.0)
-        gateway.tells(10.0)
+        gateway.asks(100, 10.0)
     rest = 1000 - other.quotas.minute.sums("t")[2]
     assert rest < 700, "some of it is reserved"
-    other.quotas.admitted(make_request("t", prompt=rest), 10.0)
-    other.tells(10.0)
+    other.asks(rest, 10.0)
     one.tells(10.1)
     assert other.quotas.refusal(make_request("t", prompt=700 - rest), 10.1) is not None
     assert other.shared.is_sure(make_request("t", prompt=700 - rest), 10.1), "it is refused at once"

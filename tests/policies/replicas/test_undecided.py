@@ -125,29 +125,18 @@ def test_a_queued_one_gives_way_to_who_has_less_also_while_it_is_undecided() -> 
 
 
 def test_explain_says_that_another_gateway_has_the_turn() -> None:
-    store = ReferenceStore()
-    engines = {}
-    replicas = {}
+    store, engines, reasons = ReferenceStore(), {}, set()
     for name in ("one", "other"):
-        engine = engines[name] = AdmissionEngine(named_policy("vtc"))
+        engine = AdmissionEngine(named_policy("vtc"))
         engine.add_backend("b", max_num_seqs=2)
-        replicas[name] = PoolReplica(engine)
-    numbers = dict.fromkeys(engines, 0)
-
-    def exchange(name: str, now: float) -> None:
-        numbers[name] += 1
-        view = store.exchange(name, numbers[name], replicas[name].report(now), int(now * 1000))
-        replicas[name].receive(view, now, now)
-
-    for name, engine in engines.items():
+        engines[name] = engine, PoolReplica(engine)
         for number in range(30):
-            engine.arrived(make_request(name, id=f"{name}{number}", prompt=1000, arrived_s=0.0), 0.0)
-    now = 0.0
-    reasons = set()
-    for _ in range(40):
-        now += 0.025
-        for name, engine in engines.items():
-            exchange(name, now)
+            engine.arrived(make_request(name, id=f"{name}{number}", prompt=1000), 0.0)
+    for number in range(1, 41):
+        now = 0.025 * number
+        for name, (engine, replica) in engines.items():
+            view = store.exchange(name, number, replica.report(now), int(now * 1000))
+            replica.receive(view, now, now)
             if engine.blocked is not None:
                 why = engine.explain(engine.blocked.request.id, now)
                 assert why is not None

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from random import Random
-
 import pytest
 
 from policies.request import of_batch
@@ -102,51 +99,3 @@ def test_idle_tenants_are_kept_up_to_a_bound_and_begin_anew(terms: Tree) -> None
     tree.arrived(other, 1.0)
     assert tree.share(back.flow.tenant, 1.0) == tree.share("other", 1.0)
     assert len(tree._tenants) == IDLE_MAX + 1
-
-
-@pytest.mark.parametrize("terms", [Tree(), GROUPS])
-@pytest.mark.parametrize("seed", range(20))
-def test_nothing_is_kept_of_who_has_no_request_and_no_context(seed: int, terms: Tree) -> None:
-    """Random requests and contexts of many tenants. Those with one or the other are remembered, and nobody else."""
-    rng, tree = Random(seed), PoolTree(terms)
-    queued, running, contexts = list[str](), list[str](), Counter[str]()
-    for _ in range(400):
-        leaf = rng.choice([*"abcdef", of_batch("a"), of_batch("f")])
-        what = rng.randrange(6)
-        if what == 0:
-            tree.arrived(make_request(leaf), 1.0)
-            queued.append(leaf)
-        elif what == 1 and queued:
-            leaf = queued.pop(rng.randrange(len(queued)))
-            tree.dispatched(make_request(leaf), 10)
-            running.append(leaf)
-        elif what == 2 and running:
-            leaf = running.pop(rng.randrange(len(running)))
-            tree.ended(make_request(leaf), 10)
-            tree.left(make_request(leaf))
-        elif what == 3 and queued:
-            tree.left(make_request(queued.pop(rng.randrange(len(queued)))))
-        elif what == 4:
-            tree.hold(leaf, 5)
-            contexts[leaf] += 5
-        elif contexts[leaf]:
-            tree.hold(leaf, -5)
-            contexts[leaf] -= 5
-        busy = {*queued, *running}
-        assert tree.pool.used[SEQUENCES] == len(running)
-        assert {leaf for leaf in {*busy, *contexts} if tree.numbers(leaf).get("weight")} == busy
-        assert tree.contexts_here() == +contexts
-        if not terms.groups:
-            holders = {leaf for leaf in {*busy, *(+contexts)} if leaf[-1:] != ")"}
-            assert tree.pool.contexts.present == len(holders)
-            assert tree.pool.contexts.weights == pytest.approx(len(holders))
-    for leaf in queued:
-        tree.left(make_request(leaf))
-    for leaf in running:
-        tree.ended(make_request(leaf), 10)
-        tree.left(make_request(leaf))
-    for leaf, tokens in (+contexts).items():
-        tree.hold(leaf, -tokens)
-    assert tree.remembered() == 0
-    assert not any(tree.pool.used)
-    assert tree.pool.contexts.present == tree.pool.others.present == tree.pool.batch.present == 0

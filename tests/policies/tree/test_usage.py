@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
 import pytest
 
-from policies.request import of_batch
-from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, PRESENT, SEQUENCES, WEIGHT, NodeUsage
+from policies.request import Request, of_batch, payer
+from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, SEQUENCES, NodeUsage
 from policies.tree.pool_tree import IDLE_MAX, PoolTree
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 from tests.policies.making import make_request
@@ -19,20 +20,6 @@ GROUP = Tree({"g": Placing(ROOT, GroupSettings(max_running=4))}, {"a": Placing("
 def counted(tree: PoolTree) -> tuple[float, float]:
     used = tree.pool.used
     return used[CONTEXTS], used[BATCH_CONTEXTS]
-
-
-def test_contexts_count_without_groups_too_and_nothing_is_left_of_a_tenant_when_they_end() -> None:
-    tree = PoolTree()
-    for leaf, tokens in (("a", 100), (of_batch("a"), 30), ("b", 5)):
-        tree.hold(leaf, tokens)
-    assert counted(tree) == (105, 30)
-    assert tree.contexts_here() == {"a": 100, of_batch("a"): 30, "b": 5}
-    assert (tree.contexts("a"), tree.contexts(of_batch("a")), tree.contexts("c")) == (100, 30, 0)
-    for leaf, tokens in (("a", 100), (of_batch("a"), 30), ("b", 5)):
-        tree.hold(leaf, -tokens)
-    assert counted(tree) == (0, 0)
-    assert tree.report(256) == []
-    assert tree.remembered() == 0, "a tenant that is gone takes no memory"
 
 
 @pytest.mark.parametrize("terms", [Tree(), GROUP], ids=["to none", "to a group"])
@@ -57,16 +44,6 @@ def test_a_tenant_whose_agents_rest_in_their_tools_keeps_its_weight_at_a_reload(
     assert tree.part(other) == 0.2
 
 
-def test_a_tenant_that_only_has_contexts_elsewhere_any_more_keeps_its_node() -> None:
-    tree = PoolTree(GROUP)
-    rows = [NodeUsage("a", PRESENT, 1), NodeUsage("a", WEIGHT, 2.0), NodeUsage("a", CONTEXTS, 7)]
-    tree.set_elsewhere(rows[:2])
-    tree.set_elsewhere(rows)
-    tree.set_elsewhere(rows[2:])
-    tree.hold("a", 1)
-    assert (tree.contexts("a"), counted(tree)) == (8, (8, 0))
-
-
 @pytest.mark.parametrize("group_first", [True, False], ids=["before those of a tenant", "after those of a tenant"])
 def test_contexts_that_are_reported_of_a_group_leave_its_presence_to_its_tenants(group_first: bool) -> None:
     """Whichever of them come and go first: the group has a part as long as a tenant of it has contexts."""
@@ -89,67 +66,106 @@ def test_contexts_that_are_reported_of_a_group_leave_its_presence_to_its_tenants
     assert tree.part(asked) == 0.5
 
 
-def test_a_tenant_that_is_present_at_several_gateways_is_present_once_with_its_weight() -> None:
-    tree = PoolTree(Tree({"g": Placing(ROOT, GroupSettings())}, {}))
-    tree.arrived(make_request("b"), 1.0)
-    tree.set_elsewhere([NodeUsage("a", PRESENT, 3), NodeUsage("a", WEIGHT, 9.0)])
-    assert tree.share("a", 1.0) == pytest.approx(0.75)
-    tree.set_elsewhere([])
-    assert tree.share("b", 1.0) == 1.0
+class Gateway:
+    """Random requests and contexts of some tenants and of their batch work, at one tree."""
+
+    def __init__(self, terms: Tree, random: Random) -> None:
+        self.tree, self.random = PoolTree(terms), random
+        self.queued, self.running = list[Request](), list[Request]()
+        self.contexts = Counter[str]()
+
+    def step(self) -> None:
+        random, tree = self.random, self.tree
+        leaf = random.choice([*"abcd", of_batch("a"), of_batch("d")])
+        what = random.randrange(6)
+        if what == 0:
+            self.queued.append(make_request(leaf))
+            tree.arrived(self.queued[-1], 1.0)
+        elif what == 1 and self.queued:
+            request = self.queued.pop(random.randrange(len(self.queued)))
+            self.running.append(request)
+            tree.dispatched(request, 10)
+        elif what == 2 and self.running:
+            self.ends(self.running.pop(random.randrange(len(self.running))))
+        elif what == 3 and self.queued:
+            tree.left(self.queued.pop(random.randrange(len(self.queued))))
+        elif what == 4:
+            self.hold(leaf, random.randrange(1, 9))
+        elif self.contexts[leaf]:
+            self.hold(leaf, -self.contexts[leaf])
+
+    def ends(self, request: Request) -> None:
+        self.tree.ended(request, 10)
+        self.tree.left(request)
+
+    def hold(self, leaf: str, tokens: int) -> None:
+        self.tree.hold(leaf, tokens)
+        self.contexts[leaf] += tokens
+
+    def busy(self) -> set[str]:
+        return {request.flow.tenant for request in (*self.queued, *self.running)}
+
+    def goes(self) -> None:
+        """Everything here ends."""
+        for request in self.queued:
+            self.tree.left(request)
+        for request in self.running:
+            self.ends(request)
+        for leaf, tokens in (+self.contexts).items():
+            self.hold(leaf, -tokens)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_what_others_report_counts_once_at_each_node_and_goes_again(seed: int) -> None:
-    """Three gateways with one tree, which run requests, hold contexts and report to each other in any order."""
+NESTED = Tree(
+    {"o": Placing(ROOT, GroupSettings(max_running=20)), "i": Placing("o", GroupSettings(max_running=9))},
+    {name: Placing(group, GroupSettings(max_running=9)) for name, group in (("a", "i"), ("b", "i"), ("c", "o"))},
+)
+
+
+@pytest.mark.parametrize("terms", [Tree(), NESTED], ids=["no groups", "groups"])
+@pytest.mark.parametrize(("count", "steps"), [(1, 1), (3, 10)])
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_used_and_reported_counts_once_at_each_node_and_goes_again(
+    seed: int, count: int, steps: int, terms: Tree
+) -> None:
+    """Gateways with one tree report to each other after some steps. Who has no request and no context is forgotten."""
     random = Random(seed)
-    tenants = {
-        name: Placing(group, GroupSettings(max_running=9)) for name, group in (("a", "i"), ("b", "i"), ("c", "o"))
-    }
-    terms = Tree(
-        {"o": Placing(ROOT, GroupSettings(max_running=20)), "i": Placing("o", GroupSettings(max_running=9))}, tenants
-    )
-    trees, running = [PoolTree(terms) for _ in range(3)], [[], [], []]  # type: ignore[var-annotated]
-    held: list[list[tuple[str, int]]] = [[], [], []]
-    for _ in range(200):
-        at = random.randrange(3)
-        tree = trees[at]
-        match random.randrange(5):
-            case 0:
-                request = make_request(random.choice("abcd"))
-                running[at].append(request)
-                tree.arrived(request, 1.0)
-                tree.dispatched(request, 10)
-            case 1 if running[at]:
-                request = running[at].pop()
-                tree.ended(request, 10)
-                tree.left(request)
-            case 2:
-                held[at].append((random.choice(["a", "d", of_batch("b")]), random.randrange(1, 9)))
-                tree.hold(*held[at][-1])
-            case 3 if held[at]:
-                leaf, tokens = held[at].pop()
-                tree.hold(leaf, -tokens)
-            case _:
-                tree.set_elsewhere(summed([one.report(256) for one in trees if one is not tree]))
-    for tree in trees * 2:
-        tree.set_elsewhere(summed([one.report(256) for one in trees if one is not tree]))
-    requests = [request.flow.tenant for each in running for request in each]
-    contexts = [one for each in held for one in each]
-    for tree in trees:
-        for node, inside in (("a", "a"), (" i", "ab"), (" o", "abc")):
-            assert tree.running(node) == len([name for name in requests if name in inside])
-        for leaf in ("a", "d", of_batch("b")):
-            assert tree.contexts(leaf) == sum(tokens for name, tokens in contexts if name == leaf)
-        assert sum(counted(tree)) == sum(tokens for _, tokens in contexts)
-        assert tree.pool.used[SEQUENCES] >= len([name for name in requests if name in "abc"])
-    for at, tree in enumerate(trees):
-        for leaf, tokens in held[at]:
-            tree.hold(leaf, -tokens)
-        for request in running[at]:
-            tree.ended(request, 10)
-            tree.left(request)
-        tree.set_elsewhere([])
-        assert (tree.pool.used, tree.report(256)) == ([0.0] * 4, [])
+    gateways = [Gateway(terms, random) for _ in range(count)]
+    for number in range(400):
+        random.choice(gateways).step()
+        if number % steps == 0:
+            report_to_each_other(gateways)
+            check(gateways)
+    for gateway in gateways:
+        gateway.goes()
+        gateway.tree.set_elsewhere([])
+        pool = gateway.tree.pool
+        assert (pool.used, gateway.tree.report(256)) == ([0.0] * 4, [])
+        assert gateway.tree.remembered() == len(terms.tenants), "only tenants with limits"
+        assert pool.contexts.present == pool.others.present == pool.batch.present == 0
+
+
+def report_to_each_other(gateways: list[Gateway]) -> None:
+    for one in gateways * 2:
+        one.tree.set_elsewhere(summed([other.tree.report(256) for other in gateways if other is not one]))
+
+
+def check(gateways: list[Gateway]) -> None:
+    """What each tree says is what there is at all gateways."""
+    running = [payer(request.flow.tenant) for gateway in gateways for request in gateway.running]
+    contexts = sum([gateway.contexts for gateway in gateways], Counter[str]())
+    busy = {leaf for gateway in gateways for leaf in gateway.busy()}
+    for gateway in gateways:
+        tree = gateway.tree
+        for node, inside in (("a", "a"), *([(" i", "ab"), (" o", "abc")] if tree.terms.groups else [])):
+            assert tree.running(node) == len([name for name in running if name in inside])
+        assert tree.pool.used[SEQUENCES] == len(running)
+        assert {leaf: tree.contexts(leaf) for leaf in contexts} == contexts
+        assert sum(counted(tree)) == contexts.total()
+        assert tree.contexts_here() == +gateway.contexts
+        assert {leaf for leaf in {*busy, *contexts, *"abcd"} if tree.numbers(leaf).get("weight")} == busy
+        if not tree.terms.groups:
+            holders = [leaf for leaf in {*busy, *contexts} if payer(leaf) == leaf]
+            assert tree.pool.contexts.present == tree.pool.contexts.weights == len(holders)
 
 
 @pytest.mark.parametrize("terms", [Tree(), Tree({"g": Placing(ROOT, GroupSettings())}, {})], ids=["none", "a group"])
