@@ -9,19 +9,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from prometheus_client.metrics_core import Metric
 
 from gateway.config.changes import changes, config_hash, needs_restart
 from gateway.config.load import ConfigError
 from gateway.operator.operated import ReloadResult
+from gateway.operator.snapshots.snapshot import GatewayProcess
 from gateway.pool.pools import CannotTakeOver
 from gateway.telemetry.metric_families import family, single
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
-    from gateway.process.gateway import Gateway
+    from gateway.telemetry.metrics import Metrics
 
 logger = logging.getLogger("fairgate")
 
@@ -59,10 +60,23 @@ def _free(parts: list[object]) -> None:
         parts.pop()
 
 
+class Reloadable(GatewayProcess, Protocol):
+    """A gateway that can go on under another config."""
+
+    metrics: Metrics
+
+    @property
+    def is_running(self) -> bool: ...
+
+    def reopen_log(self, target: str) -> None: ...
+    def reload_certificates(self) -> bool: ...
+    async def take_over(self, config: Config) -> None: ...
+
+
 class Reloading:
     """The current file of one gateway's config, and the result of the last reload."""
 
-    def __init__(self, gateway: Gateway, load: Callable[[], Config] | None) -> None:
+    def __init__(self, gateway: Reloadable, load: Callable[[], Config] | None) -> None:
         """Create for a gateway; `load` reads the file anew or raises ConfigError, and is None without a file."""
         self._gateway = gateway
         self._load = load
