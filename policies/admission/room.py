@@ -142,10 +142,10 @@ class PoolRoom:
         self._changed: dict[str, int] = {}
         """Number of the last change of each engine that changed since the last reset, the latest last."""
         self._full: tuple[dict[str, Obstacle], dict[str, Obstacle]] = {}, {}
-        """Engines without a slot, which need not be asked until they change: for a request that is not alone, and for
-        one that is (`Standing`)."""
+        """Engines without a slot, which need not be asked until they change. At False: for requests that are not alone
+        (`Standing`). At True: for those that are."""
         self._open: tuple[dict[str, BackendLedger], dict[str, BackendLedger]] = {}, {}
-        """Engines that are not in `_full`, for either."""
+        """Engines that are not in `_full`, at False and at True."""
         self._backlog: Backlog | None = None
         """Backlog of the order, if it has one."""
         self._full_beside: dict[str, Obstacle] = {}
@@ -286,6 +286,7 @@ class PoolRoom:
         engine, closed = blocked.request.engine, blocked.request.progress.closed or {}
         if engine and Obstacle.CLOSED in blocked.obstacles.values():
             return engine  # no other engine can serve the request, so the others are free for other requests
+        # Another request may be alone, so an engine counts that is full for all but those.
         waits = [name for name in self._open[True] if blocked.obstacles.get(name) in OF_ITS_SIZE or name in closed]
         if len(self._backends) < 2 or not waits or blocked.nearest() in NOT_SOON:
             return None
