@@ -105,6 +105,7 @@ class Pool:
         self.response_buffer_bytes_max = gateway.limits.response_buffer_bytes_max
         self._answers_bytes_max = gateway.bounds.answers_bytes // len(gateway.pools)
         self.debug_headers = gateway.debug_headers
+        self.takes_background = gateway.limits.background
         self.claims = shared.claims
         self.quotas = shared.quotas
         self.fallback = config.fallback

@@ -243,8 +243,9 @@ class Pipeline:
         context.responses, context.keyring = self.responses, self.keyring
         context.model, context.stream = payload.model, payload.stream
         pool = context.serving_pool = self._pool_for(context)
-        if payload.is_background:
-            message = "'background' is not taken here: the engine would work on after its answer; use a batch"
+        if payload.is_background and not pool.takes_background:
+            message = "'background' is not taken here, since the engine would work on after its answer: leave it out, "
+            message += "or have the operator set `limits.background`"
             raise ApiError(Reason.INVALID_REQUEST, message, param="background")
         request = context.request = admission_request(context, pool)
         self.keyring.check_user(context.tenant, request.flow.user)
