@@ -78,6 +78,7 @@ class Pools:
         self.all: list[Pool] = []
         """Pools of the config, in its order."""
         self.leaving: list[Pool] = []
+        """Pools that left the config and still end their requests."""
         self.engines: dict[str, AdmissionEngine] = {}
         self.addresses = Addresses(resolver, background)
         self._settled = settled
