@@ -339,7 +339,7 @@ def _log(what: str, keys: Sequence[Principal]) -> None:
             "key sha256:%s of %s%s %s%s", one.digest.hex(), one.tenant, f" ({one.label})" * bool(one.label), what, until
         )
     if len(keys) > LOGGED_MAX:
-        logger.info("keys that are not listed: %d more %s", len(keys) - LOGGED_MAX, what)
+        logger.info("keys that are not listed: %d; each %s", len(keys) - LOGGED_MAX, what)
 
 
 def _digest(key: KeyConfig) -> bytes:
