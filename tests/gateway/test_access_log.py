@@ -77,24 +77,15 @@ def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+HEAD = b"Host: x\r\nConnection: close\r\n"
 REFUSED = {
     "malformed": (b"nonsense\r\n\r\n", 400, "malformed_http", ""),
-    "method": (b"FROB /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 501, "not_implemented", "/v1/models"),
-    "version": (b"GET /v1/models HTTP/3.0\r\nHost: x\r\n\r\n", 505, "version_not_supported", ""),
-    "large head": (b"GET /a HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 9000 + b"\r\n\r\n", 431, "headers_too_large", ""),
-    "large body": (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n",
-        413,
-        "body_too_large",
-        "/v1/chat/completions",
-    ),
-    "no key": (
-        b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-        401,
-        "invalid_api_key",
-        "/v1/models",
-    ),
-    "nowhere": (b"GET /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404, "not_found", "/nowhere"),
+    "method": (b"FROB /v1/models HTTP/1.1\r\n%b\r\n" % HEAD, 501, "not_implemented", "/v1/models"),
+    "version": (b"GET /v1/models HTTP/3.0\r\n%b\r\n" % HEAD, 505, "version_not_supported", ""),
+    "large head": (b"GET /a HTTP/1.1\r\nA: %b\r\n%b\r\n" % (b"a" * 9000, HEAD), 431, "headers_too_large", ""),
+    "large body": (b"POST /v1/a HTTP/1.1\r\n%bContent-Length: 99999999\r\n\r\n" % HEAD, 413, "body_too_large", "/v1/a"),
+    "no key": (b"GET /v1/models HTTP/1.1\r\n%b\r\n" % HEAD, 401, "invalid_api_key", "/v1/models"),
+    "nowhere": (b"GET /nowhere HTTP/1.1\r\n%b\r\n" % HEAD, 404, "not_found", "/nowhere"),
 }
 
 
@@ -135,31 +126,16 @@ async def test_too_many_wrong_keys_close_an_address_but_not_to_keys_that_are_use
         assert (await live.metrics())["fairgate_not_completed_total", "refused", "", "too_many_failed_keys", ""] == 11
 
 
-@pytest.mark.parametrize(
-    ("trusted", "fields", "client"),
-    [
-        ([], {"x_forwarded_for": "10.1.1.1"}, "127.0.0.1"),
-        (["127.0.0.0/8"], {}, "127.0.0.1"),
-        (["127.0.0.0/8"], {"x_forwarded_for": "10.1.1.1"}, "10.1.1.1"),
-        (["127.0.0.0/8"], {"x_forwarded_for": "6.6.6.6, 10.1.1.1"}, "10.1.1.1"),
-        (["127.0.0.0/8", "10.0.0.0/8"], {"x_forwarded_for": "6.6.6.6, 8.8.8.8, 10.1.1.1"}, "8.8.8.8"),
-        (["127.0.0.0/8"], {"x_forwarded_for": "8.8.8.8:4711"}, "8.8.8.8"),
-        (["127.0.0.0/8"], {"x_forwarded_for": "no address"}, "127.0.0.1"),
-        (["127.0.0.0/8"], {"x_forwarded_for": "::ffff:8.8.8.8"}, "8.8.8.8"),
-        (["127.0.0.0/8"], {"forwarded": 'for=6.6.6.6, for="[2001:db8::1]:4711";proto=https'}, "2001:db8::1"),
-        (["127.0.0.0/8"], {"forwarded": "For=8.8.8.8", "x_forwarded_for": "6.6.6.6"}, "8.8.8.8"),
-        (["127.0.0.0/8"], {"forwarded": "for=8.8.8.8, for=unknown"}, "127.0.0.1"),
-        (["127.0.0.0/8"], {"forwarded": "for=8.8.8.8, proto=http"}, "127.0.0.1"),
-    ],
-)
+@pytest.mark.parametrize(("trusted", "client"), [([], "127.0.0.1"), (["127.0.0.0/8"], "10.1.1.1")])
 async def test_the_log_has_the_client_s_address_and_its_name_for_the_request(
-    start: Starter, trusted: list[str], fields: dict[str, str], client: str
+    start: Starter, trusted: list[str], client: str
 ) -> None:
+    fields = {"x_request_id": "trace-1:a", "x_forwarded_for": "10.1.1.1"}
     async with Upstream(replies(OK)) as upstream, start(upstream.url, trusted_proxies=trusted) as live:
-        got = await live.ask("/v1/chat/completions", chat(), x_request_id="trace-1:a", **fields)
+        got = await live.ask("/v1/chat/completions", chat(), **fields)
         [line] = await live.lines(1)
         assert (line["client"], line["client_request_id"]) == (client, "trace-1:a")
         assert got.headers["x-request-id"] == line["request_id"] != "trace-1:a"
         [seen] = upstream.requests
-        assert not {"forwarded", "x-forwarded-for"} & set(seen.headers)
+        assert "x-forwarded-for" not in seen.headers
         assert seen.headers["x-request-id"] == line["request_id"]

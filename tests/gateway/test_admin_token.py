@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -65,30 +64,6 @@ async def test_explain_takes_address_and_token_from_the_file(tmp_path: Path, mon
         assert "admin_token" in said
         assert TOKEN not in gate.command.said + said
         assert (await run("healthcheck", "--admin", f"http://{address}"))[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("fields", "warned"),
-    [
-        ({"admin": "0.0.0.0:0"}, True),
-        ({"admin": "[::]:0"}, True),
-        ({"admin": "ops.internal:8190"}, True),
-        ({"admin": "0.0.0.0:0", "admin_token": TOKEN}, False),
-        ({"admin": "127.0.0.2:0"}, False),
-        ({"admin": "[::1]:0"}, False),
-        ({"admin": "localhost:0"}, False),
-    ],
-    ids=str,
-)
-async def test_check_warns_of_an_admin_listener_that_anybody_may_ask(
-    tmp_path: Path, fields: dict[str, Any], warned: bool
-) -> None:
-    file = config_file(tmp_path, "sim:demo", **fields)
-    code, out, said = await run("check", file)
-    assert code == 0
-    assert "ok: " in out
-    assert ("warning: admin: is open to other machines" in said) is warned
-    assert ("Set admin_token" in said) is warned
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -107,12 +107,13 @@ async def test_to_check_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 async def test_an_admin_listener_that_is_open_to_others_is_a_warning(tmp_path: Path) -> None:
-    for admin in ("0.0.0.0:8190", "[::]:8190", "10.0.0.1:8190", "gateway.example.com:8190"):
+    for admin in ("0.0.0.0:8190", "[::]:0", "10.0.0.1:8190", "gateway.example.com:8190"):
         code, [line] = await checked(config_file(tmp_path, URL, admin=admin))
         assert code == 0
-        assert re.match(r":1:\d+: warning: admin: is open to other machines", line)
-    for admin in ("127.0.0.1:8190", "[::1]:8190", "localhost:8190"):
+        assert re.match(r":1:\d+: warning: admin: is open to other machines.*Set admin_token", line)
+    for admin in ("127.0.0.2:8190", "[::1]:8190", "localhost:0"):
         assert await checked(config_file(tmp_path, URL, admin=admin)) == (0, [])
+    assert await checked(config_file(tmp_path, URL, admin="0.0.0.0:8190", admin_token="a" * 32)) == (0, [])
 
 
 async def test_a_folder_that_is_made_and_a_key_that_has_expired_are_warnings(tmp_path: Path) -> None:

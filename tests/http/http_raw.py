@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.http.http_request import HttpRequest
+from gateway.http.errors import ApiError
+from gateway.http.http_request import HttpRequest, RequestReader
 from gateway.http.responder import Responder
 from gateway.http.server import HttpServer
 from gateway.http.server_limits import ServerLimits
@@ -152,6 +153,24 @@ async def send(writer: asyncio.StreamWriter, size: int) -> None:
 def wire(request: HttpRequest) -> tuple[object, ...]:
     """What of a request comes from the network."""
     return request.method, request.target, request.headers, request.body, request.version
+
+
+def found(reader: RequestReader, *pieces: bytes) -> list[object]:
+    """Return what the reader reads of these bytes, up to their end or to their refusal."""
+    read: list[object] = []
+    try:
+        for piece in pieces:
+            at = 0
+            while at < len(piece):
+                at = reader.take_head(piece, at) if reader.request is None else reader.take_body(piece, at)
+                if reader.complete and reader.request is not None:
+                    request = reader.request
+                    read.append((*wire(request), request.client_id, request.body_follows, reader.keep_alive))
+                    read.append((reader.expects_continue, reader.path))
+                    reader.reset()
+    except ApiError as error:
+        return [*read, error.code, str(error)]
+    return [*read, "end"]
 
 
 def account_of(request: HttpRequest) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from gateway.http.errors import ApiError, Reason
+from gateway.http.errors import ApiError
 from gateway.http.http_request import HttpRequest
 from gateway.http.server_limits import ServerLimits
-from tests.http.http_raw import CHUNKED, POST, echo, read_answer, serving, statuses_of
+from tests.http.http_raw import CHUNKED, POST, read_answer, serving, statuses_of
 
 
 async def test_who_is_refused_before_it_is_read_is_told_to_whoever_wants_to_know() -> None:
@@ -47,32 +45,6 @@ async def test_100_continue_is_not_sent_when_the_body_is_there_or_refused() -> N
         assert statuses_of(await served.exchange(expecting + b"1001\r\n\r\n")) == [413]
 
 
-def refuse_without_key(request: HttpRequest) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
-    assert request.body == b""
-    if request.header(b"authorization") is None:
-        error = ApiError(Reason.INVALID_API_KEY, "who?")
-        return error.status, error.headers(), error.body()
-    return None
-
-
-async def test_the_head_hook_refuses_before_the_body_is_read() -> None:
-    async with serving(on_head=refuse_without_key) as served:
-        reader, _ = await served.connect(POST + b"Expect: 100-continue\r\nContent-Length: 10000000\r\n\r\n")
-        head, _ = await read_answer(reader)
-        assert statuses_of(head) == [401]
-        assert b"connection: close" in head
-        assert served.server.state.bodies_bytes == 0
-
-
-async def test_the_head_hook_keeps_a_connection_without_a_body_and_lets_others_pass() -> None:
-    async with serving(on_head=refuse_without_key) as served:
-        reader, writer = await served.connect(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert statuses_of((await read_answer(reader))[0]) == [401]
-        assert served.requests == []
-        writer.write(POST + b"Authorization: Bearer k\r\nContent-Length: 5\r\n\r\nhello")
-        assert (await read_answer(reader))[1] == b"POST /a hello"
-
-
 async def test_a_head_hook_that_fails_gives_500(caplog: pytest.LogCaptureFixture) -> None:
     def fail(request: HttpRequest) -> None:
         raise LookupError
@@ -80,14 +52,3 @@ async def test_a_head_hook_that_fails_gives_500(caplog: pytest.LogCaptureFixture
     async with serving(on_head=fail) as served:
         assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [500]
         assert "the head hook failed" in caplog.text
-
-
-async def test_refusals_speak_the_dialect_of_the_path() -> None:
-    async with serving(echo, ServerLimits(client_body_s=0)) as served:
-        served.server.state.on_head = raise_busy
-        answer = await served.exchange(b"POST /v1/messages HTTP/1.0\r\n\r\n")
-        assert json.loads(answer.partition(b"\r\n\r\n")[2])["type"] == "error"
-
-
-def raise_busy(request: HttpRequest) -> None:
-    raise ApiError(Reason.SERVER_BUSY, "busy")

@@ -36,15 +36,6 @@ async def test_a_body_announced_too_large_is_refused_while_the_client_still_send
         assert served.requests == []
 
 
-async def test_a_chunked_body_is_refused_as_soon_as_it_is_too_large() -> None:
-    async with serving(limits=ServerLimits(body_bytes_max=1000)) as served:
-        reader, writer = await served.connect(CHUNKED + b"3e8\r\n" + b"x" * 1000 + b"\r\n")
-        writer.write(b"1\r\nx\r\n")
-        head, _ = await read_answer(reader)
-        assert statuses_of(head) == [413]
-        assert served.requests == []
-
-
 async def test_a_body_of_just_the_limit_is_served() -> None:
     async with serving(limits=ServerLimits(body_bytes_max=1000)) as served:
         reader, writer = await served.connect()
@@ -143,16 +134,6 @@ async def test_the_idlest_connection_makes_room_for_a_new_one(quick_sweep: None)
         assert statuses_of((await read_answer(clients[3][0]))[0]) == [200]
 
 
-async def test_a_flood_of_idle_connections_keeps_nobody_out(quick_sweep: None) -> None:
-    async with serving(limits=ServerLimits(connections_max=50)) as served:
-        flood = [await served.connect() for _ in range(200)]
-        for _, writer in flood[::2]:
-            writer.write(b"GET / HT")
-        for _ in range(20):
-            assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
-        assert len(served.server.state.connections) <= 52
-
-
 def asked(key: bytes, length: int = 0) -> bytes:
     return POST + b"Authorization: %b\r\nContent-Length: %d\r\n\r\n" % (key, length)
 
@@ -169,18 +150,6 @@ async def test_one_address_has_only_so_many_connections() -> None:
 
 
 PROXIES = TrustedProxies(["127.0.0.0/8"])
-
-
-@pytest.mark.parametrize(
-    ("hop", "client"),
-    [
-        (b"192.0.2.7", "192.0.2.7"),
-        (b"[2001:db8:1234:1234:1234:1234:1234:1234]:12345", "2001:db8:1234:1234:1234:1234:1234:1234"),
-        (b"192.0.2.7:" + b"1" * 60, "127.0.0.1"),  # nothing so long is remembered of whoever is not known
-    ],
-)
-def test_what_is_longer_than_any_address_is_none(hop: bytes, client: str) -> None:
-    assert PROXIES.client("127.0.0.1", [(b"x-forwarded-for", hop)]) == client
 
 
 async def test_one_tenant_has_only_so_many_connections() -> None:

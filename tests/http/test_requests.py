@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.http.addresses import TrustedProxies
 from tests.http.http_raw import echo, serving
 
 
@@ -50,3 +51,29 @@ async def test_what_a_client_calls_its_request_is_kept_if_it_is_well_formed(valu
         assert request.client_id == taken
         assert request.id.startswith("req_")
         assert answer
+
+
+XFF, FORWARDED = b"x-forwarded-for", b"forwarded"
+
+
+@pytest.mark.parametrize(
+    ("fields", "client"),
+    [
+        ([], "127.0.0.1"),
+        ([(XFF, b"10.1.1.1")], "10.1.1.1"),
+        ([(XFF, b"6.6.6.6, 10.1.1.1")], "10.1.1.1"),
+        ([(XFF, b"6.6.6.6, 8.8.8.8, 172.16.1.1")], "8.8.8.8"),
+        ([(XFF, b"8.8.8.8:4711")], "8.8.8.8"),
+        ([(XFF, b"no address")], "127.0.0.1"),
+        ([(XFF, b"::ffff:8.8.8.8")], "8.8.8.8"),
+        ([(XFF, b"[2001:db8:1234:1234:1234:1234:1234:1234]:12345")], "2001:db8:1234:1234:1234:1234:1234:1234"),
+        ([(XFF, b"192.0.2.7:" + b"1" * 60)], "127.0.0.1"),  # longer than any address is
+        ([(FORWARDED, b'for=6.6.6.6, for="[2001:db8::1]:4711";proto=https')], "2001:db8::1"),
+        ([(FORWARDED, b"For=8.8.8.8"), (XFF, b"6.6.6.6")], "8.8.8.8"),
+        ([(FORWARDED, b"for=8.8.8.8, for=unknown")], "127.0.0.1"),
+        ([(FORWARDED, b"for=8.8.8.8, proto=http")], "127.0.0.1"),
+    ],
+    ids=str,
+)
+def test_the_client_is_the_last_hop_that_no_trusted_proxy_is(fields: list[tuple[bytes, bytes]], client: str) -> None:
+    assert TrustedProxies(["127.0.0.0/8", "172.16.0.0/12"]).client("127.0.0.1", fields) == client

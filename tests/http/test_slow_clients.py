@@ -8,21 +8,41 @@ from gateway.http.http_request import HttpRequest
 from gateway.http.server_limits import ServerLimits
 from tests.http.http_raw import CHUNKED, POST, account_of, dripped, read_answer, send, serving, statuses_of, until
 
+HEAD = ServerLimits(client_head_s=0.1, client_idle_s=1000, client_body_s=1000, linger_s=1000)
+IDLE = ServerLimits(client_idle_s=0.05)
+BODY = ServerLimits(client_body_s=0.1, client_body_bytes_per_s=1.0)
+RATE = ServerLimits(body_grace_s=0.1, client_body_bytes_per_s=1e6)
+LENGTH = POST + b"Content-Length: 1000000\r\n\r\n"
+WHOLE = POST + b"Content-Length: 0\r\n\r\n"
+
 
 @pytest.mark.parametrize(
-    "framing", [b"Content-Length: 1000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nfffff\r\n"]
-)
-@pytest.mark.parametrize(
-    "limits",
+    ("limits", "first", "drip", "statuses"),
     [
-        ServerLimits(body_grace_s=0.1, client_body_bytes_per_s=1e6),
-        ServerLimits(client_body_s=0.1, client_body_bytes_per_s=1.0),
+        pytest.param(HEAD, b"", b"", [], id="nothing"),
+        pytest.param(HEAD, b"", b"\r\n", [], id="empty lines"),
+        pytest.param(HEAD, b"", b"\r", [408], id="bare CR"),
+        pytest.param(HEAD, b"", b"G", [408], id="a method"),
+        pytest.param(HEAD, b"\r\n\r", b"", [408], id="half a line"),
+        pytest.param(HEAD, b"GET / HTTP/1.1\r\nHo", b"", [408], id="half a head"),
+        pytest.param(HEAD, b"GET / HTTP/1.1\r\nA: ", b"a", [408], id="a value"),
+        pytest.param(HEAD, b"GET / HTTP/1.1\r\nA: ", b"a\r\nA:", [408], id="fields"),
+        pytest.param(HEAD, WHOLE, b"GET", [200, 408], id="a second head"),
+        pytest.param(HEAD, WHOLE, b"\r\n", [200], id="empty lines after an answer"),
+        pytest.param(IDLE, WHOLE, b"", [200], id="nothing after an answer"),
+        pytest.param(BODY, LENGTH + b"a", b"", [408], id="the beginning of a body"),
+        pytest.param(BODY, LENGTH, b"a", [408], id="a body"),
+        pytest.param(BODY, CHUNKED + b"fffff\r\n", b"a", [408], id="a chunk"),
+        pytest.param(RATE, LENGTH + b"a", b"", [408], id="the beginning of a body, by its rate"),
+        pytest.param(RATE, LENGTH, b"a", [408], id="a body, by its rate"),
+        pytest.param(RATE, CHUNKED + b"fffff\r\n", b"a", [408], id="a chunk, by its rate"),
     ],
-    ids=["rate", "time"],
 )
-async def test_a_dripping_body_is_not_waited_for(quick_sweep: None, framing: bytes, limits: ServerLimits) -> None:
-    async with serving(limits=limits) as served:
-        assert await dripped(served.port, POST + framing, b"a") == [408]
+async def test_who_is_too_slow_is_not_waited_for_however_it_sends(
+    quick_sweep: None, limits: ServerLimits, first: bytes, drip: bytes, statuses: list[int]
+) -> None:
+    async with serving(limits=limits, on_head=account_of) as served:
+        assert await dripped(served.port, first, drip) == statuses
 
 
 async def test_whoever_sends_fast_enough_has_the_time(quick_sweep: None) -> None:
@@ -49,54 +69,6 @@ async def test_whoever_is_not_known_is_not_waited_for_when_it_takes_no_answers()
         await until(lambda: len(served.server.state.connections) == 0)
 
 
-async def test_a_half_sent_head_of_nobody_is_gone_when_its_time_is_over(quick_sweep: None) -> None:
-    limits = ServerLimits(client_head_s=0.05, linger_s=1000)
-    async with serving(limits=limits, on_head=account_of) as served:
-        reader, _ = await served.connect(b"GET / HTTP/1.1\r\nHo")
-        assert statuses_of(await reader.read()) == [408]
-        await until(lambda: len(served.server.state.connections) == 0)
-
-
-@pytest.mark.parametrize(
-    ("sent", "status", "limits"),
-    [
-        (b"GET / HTTP/1.1\r\nHo", [408], ServerLimits(client_head_s=0.05)),
-        (POST + b"Content-Length: 5\r\n\r\nhel", [408], ServerLimits(client_body_s=0.05)),
-        (POST + b"Content-Length: 5\r\n\r\nhel", [408], ServerLimits(body_grace_s=0.05)),
-        (CHUNKED + b"5\r\nhel", [408], ServerLimits(client_body_s=0.05)),
-        (b"", [], ServerLimits(client_head_s=0.05)),
-        (POST + b"Content-Length: 0\r\n\r\n", [200], ServerLimits(client_idle_s=0.05)),
-        (POST + b"Content-Length: 0\r\n\r\nGET", [200, 408], ServerLimits(client_head_s=0.05)),
-    ],
-)
-async def test_who_is_too_slow_is_not_waited_for(
-    quick_sweep: None, sent: bytes, status: list[int], limits: ServerLimits
-) -> None:
-    async with serving(limits=limits) as served:
-        assert statuses_of(await served.exchange(sent)) == status
-
-
-ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    ("first", "drip", "statuses"),
-    [
-        (b"GET / HTTP/1.1\r\nA: ", b"a", [408]),
-        (b"\r\n", b"\r\n", []),
-        (b"", b"\r", [408]),
-        (ASKED + b"GET", b"X", [200, 408]),
-        (ASKED, b"\r\n", [200]),
-    ],
-    ids=["field", "empty lines", "bare CR", "second head", "empty lines after an answer"],
-)
-async def test_dribbling_does_not_extend_the_time_for_a_head(
-    quick_sweep: None, first: bytes, drip: bytes, statuses: list[int]
-) -> None:
-    async with serving(limits=ServerLimits(client_head_s=0.1)) as served:
-        assert await dripped(served.port, first, drip) == statuses
-
-
 async def test_whoever_connects_and_waits_has_less_time_for_a_head(quick_sweep: None) -> None:
     async with serving(limits=ServerLimits(client_head_s=1000)) as served:
         await served.connect()
@@ -106,6 +78,13 @@ async def test_whoever_connects_and_waits_has_less_time_for_a_head(quick_sweep: 
         await until(lambda: served.server.state.now > now)
         connection.data_received(b"GET / HT")
         assert connection.deadline == was
+
+
+async def test_a_half_sent_head_of_nobody_is_gone_when_its_time_is_over(quick_sweep: None) -> None:
+    async with serving(limits=HEAD, on_head=account_of) as served:
+        reader, _ = await served.connect(b"GET / HTTP/1.1\r\nHo")
+        assert statuses_of(await reader.read()) == [408]
+        await until(lambda: len(served.server.state.connections) == 0)
 
 
 async def test_a_client_that_sends_on_after_its_refusal_is_cut(quick_sweep: None) -> None:
