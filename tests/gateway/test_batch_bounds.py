@@ -86,12 +86,12 @@ async def all_is_gone(url: str) -> None:
 
 
 async def test_cancelled_batches_keep_no_more_than_their_tenant_may(start: Starter, usage_url: str) -> None:
-    bounds = {"files_max": 10, "stored_bytes_max": 20_000}
+    bounds = {"files_max": 6, "stored_bytes_max": 20_000}
     script = holding(asyncio.Event(), set(range(20)))
     async with batching(start, script, usage=usage_url, batches=bounds) as (_, _, api):
         file = await api.files.create(file=("ask.jsonl", jsonl(*map(line, range(20)))), purpose="batch")
         ended = []
-        for _ in range(12):
+        for _ in range(7):
             batch = await made_of(api, file.id)
             await when(api, batch.id, lambda one: one.status in ("in_progress", "failed"))
             await api.batches.cancel(batch.id)

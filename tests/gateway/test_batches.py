@@ -57,20 +57,20 @@ async def usage_of(url: str, asked: int) -> dict[tuple[str, ...], tuple[float, .
 async def test_a_batch_is_answered_in_order_and_its_usage_counted(start: Starter, usage_url: str) -> None:
     async with simulated(time_scale=0) as sim, start(sim.url, tenants=TENANTS, usage=usage_url) as live:
         async with client(live.url, x_fairgate_app="night") as api:
-            batch = await made(api, jsonl(*map(line, range(300))), metadata={"run": "7"})
+            batch = await made(api, jsonl(*map(line, range(100))), metadata={"run": "7"})
             assert (batch.status, batch.metadata, counts(batch)) == ("validating", {"run": "7"}, (0, 0, 0))
             assert batch.expires_at - batch.created_at == 86_400
             done = await when(api, batch.id, is_over)
             assert (done.status, done.errors, done.error_file_id) == ("completed", None, None)
-            assert counts(done) == (300, 300, 0)
+            assert counts(done) == (100, 100, 0)
             results = await lines_of(api, done.output_file_id)
-            assert [each["custom_id"] for each in results] == [f"item-{n}" for n in range(300)]
+            assert [each["custom_id"] for each in results] == [f"item-{n}" for n in range(100)]
             assert {(each["response"]["status_code"], each["error"]) for each in results} == {(200, None)}
             used = [each["response"]["body"]["usage"] for each in results]
-        log = await live.lines(300)
+        log = await live.lines(100)
         assert {(each["tenant"], each["app"]) for each in log if each["path"] == CHAT} == {("alice", "night")}
-    [sums] = [sums for by, sums in (await usage_of(usage_url, 300)).items() if by == ("alice", "night")]
-    assert sums[0] == 300
+    [sums] = [sums for by, sums in (await usage_of(usage_url, 100)).items() if by == ("alice", "night")]
+    assert sums[0] == 100
     assert sums[2] == sum(each["prompt_tokens"] for each in used)
     assert sums[4] == sum(each["completion_tokens"] for each in used)
 
@@ -356,13 +356,13 @@ async def test_one_gateway_of_several_drives_a_batch(start: Starter, usage_url: 
         start(upstream.url, tenants=TENANTS, usage=usage_url) as two,
         client(two.url) as other,
     ):
-        asked = [await made(each, jsonl(*map(line, range(50)))) for each in (api, other, api, other)]
+        asked = [await made(each, jsonl(*map(line, range(20)))) for each in (api, other, api, other)]
         for batch in asked:
             done = await when(other, batch.id, is_over)
-            assert (done.status, counts(done)) == ("completed", (50, 50, 0))
+            assert (done.status, counts(done)) == ("completed", (20, 20, 0))
         assert {one.id async for one in api.batches.list()} == {batch.id for batch in asked}
-        assert len(upstream.requests) == 200
-    assert (await usage_of(usage_url, 200))["alice", "chat"][0] == 200
+        assert len(upstream.requests) == 80
+    assert (await usage_of(usage_url, 80))["alice", "chat"][0] == 80
 
 
 @pytest.mark.slow

@@ -273,15 +273,14 @@ async def test_who_is_slow_takes_no_second_engine_with_its_requests(start: Start
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "count"), [(cut, 1), (closes, 2)])
 async def test_a_line_of_a_batch_is_sent_to_two_engines_at_most_and_stops_none(
-    start: Starter, tmp_path: Path, how: Break, count: int, monkeypatch: pytest.MonkeyPatch
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.proxy.batches.batch_lane.AGAIN_S", 0.01)
     usage = str(tmp_path / "usage.db")
-    lines = [line(n, messages=[{"role": "user", "content": f"break {n}"}]) for n in range(6)]
+    lines = [line(n, messages=[{"role": "user", "content": f"break {n}"}]) for n in range(BREAKS_MIN + 1)]
     async with (
-        moodies(how, count) as engines,
+        moodies(closes, 2) as engines,
         start(*urls(engines), tenants=TENANTS, usage=usage, batches={"running_max": 2}) as live,
         client(live.url) as api,
     ):

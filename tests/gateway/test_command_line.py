@@ -91,10 +91,12 @@ async def test_check_says_what_a_good_config_holds() -> None:
     assert missing[0] == 2
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize(
-    ("option", "whose", "field"),
-    [("--port", "the listener for clients", "listen"), ("--admin-port", "the admin listener", "admin")],
+    ("option", "whose", "field", "workers"),
+    [
+        ("--port", "the listener for clients", "listen", "2"),
+        ("--admin-port", "the admin listener", "admin", "1"),
+    ],
 )
 async def test_serve_on_a_taken_port_says_which_it_is(
     tmp_path: Path, option: str, whose: str, field: str, workers: str
@@ -141,17 +143,11 @@ async def test_an_option_that_cannot_be_is_refused(tmp_path: Path, options: tupl
     assert says in said
 
 
-async def test_serve_starts_before_its_backend_and_says_so(tmp_path: Path) -> None:
+async def test_healthcheck(tmp_path: Path) -> None:
     async with serving(tmp_path, f"http://127.0.0.1:{free_port()}") as gate:
         await gate.command.says("not ready: pool pool has no backend in service")
         code, _, said = await run("healthcheck", "--admin", gate.admin)
-        assert code == 1
-        assert "no backend in service" in said
-        async with gate.ask() as response:
-            assert response.status == 503
-
-
-async def test_healthcheck(tmp_path: Path) -> None:
+        assert (code, "no backend in service" in said) == (1, True)
     async with serving(tmp_path, "sim:demo") as gate:
         assert (await run("healthcheck", "--admin", gate.admin))[0] == 0
         file = config_file(tmp_path, "sim:demo", admin=gate.admin.removeprefix("http://"))
@@ -190,25 +186,6 @@ async def test_sigterm_lets_a_stream_end_and_takes_no_more(tmp_path: Path, worke
         assert [line["outcome"] for line in log] == ["completed"] * 2
         assert "Traceback" not in gate.command.said
         assert len(upstream.requests) == 2
-
-
-async def test_what_connected_before_sigterm_is_still_served(tmp_path: Path) -> None:
-    engine = Streams()
-    async with Upstream(engine) as upstream, serving(tmp_path, upstream.url) as gate:
-        async with gate.ask(stream=True) as response:  # so that the gateway goes on for as long as this takes
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(gate.url.rpartition(":")[2]))
-            gate.command.signal(signal.SIGTERM)
-            await until(lambda: is_refused(gate.url))
-            head = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gate.key}\r\n\r\n"
-            writer.write(head.encode())
-            async with asyncio.timeout(WAIT_S):
-                answer = await reader.read()
-            assert answer.startswith(b"HTTP/1.1 200 OK"), answer
-            assert b"connection: close" in answer
-            engine.go_on.set()
-            assert (await response.read()).endswith(DONE)
-        assert await gate.command.ended() == 0
-        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -278,19 +255,14 @@ async def test_keys_are_made_and_hashed_as_the_config_wants_them() -> None:
     assert code == 0
     assert found is not None
     assert hash_key(found[1]) == found[2]
-    hashed, nothing = await asyncio.gather(
-        run("keys", "hash", given=found[1].encode() + b"\n"), run("keys", "hash", given=b"\n")
-    )
-    assert hashed[:2] == (0, found[2] + "\n")
-    assert nothing[0] == 2
+    assert (await run("keys", "hash", given=b"\n"))[0] == 2
 
 
-@pytest.mark.parametrize("key", [b"abc", b"0123456789abcdefghijklm", b"abcabcabcabcabcabcabcabcabcabcabcabc"])
-async def test_a_key_that_could_be_guessed_is_not_hashed(key: bytes) -> None:
-    code, out, said = await run("keys", "hash", given=key + b"\n")
-    assert (code, out) == (2, "")
-    assert re.search("at least 24 characters, and 10 different ones .*`fairgate keys create` makes one", said)
-    assert key.decode() not in said
+async def test_a_key_that_could_be_guessed_is_not_hashed() -> None:
+    for key in ("0123456789abcdefghijklm", "abc" * 12):
+        code, out, said = await run("keys", "hash", given=f"{key}\n".encode())
+        assert (code, out, key in said) == (2, "", False)
+        assert re.search("at least 24 characters, and 10 different ones .*`fairgate keys create` makes one", said)
     assert (await run("keys", "hash", given=b"0123456789abcdefghijklmn\n"))[0] == 0
 
 

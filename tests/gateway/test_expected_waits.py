@@ -54,14 +54,6 @@ async def test_what_is_no_number_of_seconds_is_an_error(start: Starter) -> None:
             assert (got.status, got.error["code"], got.error["param"]) == (400, "invalid_request", WILLING), willing
 
 
-async def test_a_refusal_for_a_full_queue_says_when_it_would_be_served(start: Starter) -> None:
-    async with busy(start, limits={"queue_requests_max": 5}) as one:
-        await one.fill(5)
-        refused = await one.ask()
-        assert (refused.status, refused.error["code"]) == (429, "queue_full")
-        assert int(refused.headers["retry-after"]) - 1 <= float(refused.headers[EXPECTED])
-
-
 async def test_a_stream_that_waits_says_about_how_long_and_behind_how_many(start: Starter) -> None:
     async with busy(start, limits={"waiting_comment_s": 0.1}) as one:
         await one.fill(3)

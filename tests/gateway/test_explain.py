@@ -152,21 +152,16 @@ async def test_the_command_explains(start: Starter) -> None:
     async with simulated(time_scale=0) as sim, start(sim.url) as live:
         got = await live.ask(CHAT, chat(max_tokens=2))
         request_id = got.headers["x-request-id"]
-        async with running("explain", request_id, "--admin", live.admin_url) as command:
-            assert await command.ended() == 0
-            backend = sim.url.removeprefix("http://")
-            whose = f"{request_id} of {open_name(hashlib.sha256(b'k').digest())}"
-            said = f"{whose} was dispatched to {backend} at once: no other engine had room.\n"
-            assert command.out.decode() == said
-        async with running("explain", request_id, "--json", "--admin", live.admin_url) as command:
-            assert await command.ended() == 0
-            found, known = json.loads(command.out), await explained(live, request_id)
-            assert list(found) == list(known)
-            # What counts over a window is a little less by now.
-            assert all(found[name] == known[name] for name in found if name not in ("decided_s_ago", "numbers"))
-        async with running("explain", "req_unknown", "--admin", live.admin_url) as command:
-            assert await command.ended() == 1
-            assert "no decision" in command.said
+        backend = sim.url.removeprefix("http://")
+        whose = f"{request_id} of {open_name(hashlib.sha256(b'k').digest())}"
+        said = f"{whose} was dispatched to {backend} at once: no other engine had room.\n"
+        assert await explains(request_id, "--admin", live.admin_url) == said
+        found = json.loads(await explains(request_id, "--json", "--admin", live.admin_url))
+        known = await explained(live, request_id)
+        assert list(found) == list(known)
+        # What counts over a window is a little less by now.
+        assert all(found[name] == known[name] for name in found if name not in ("decided_s_ago", "numbers"))
+        assert "no decision" in await explains("req_unknown", "--admin", live.admin_url, code=1)
 
 
 async def waits_for_a_cause(gate: Full, user: str) -> tuple[str, dict[str, Any]]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.capture import DONE, Peer, Seen, Upstream, answer, replies
-from tests.gateway.live import MODEL, Live, Simulated, Starter, chat, simulated, until
+from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
+from tests.gateway.live import MODEL, Answer, Live, Simulated, Starter, chat, simulated, until
 from tests.gateway.playbook import ASKED, STREAMED
 from tests.kit.together import together
 from tests.ports import free_port
@@ -61,8 +61,7 @@ UNQUEUED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("path", [*UNQUEUED, "/version"])
-async def test_beside_the_queue_a_refused_connection_is_tried_elsewhere(start: Starter, path: str) -> None:
+async def test_beside_the_queue_a_refused_connection_is_tried_elsewhere(start: Starter) -> None:
     routes = [{"path": "/v1/videos", "treatment": "pass"}]
     async with (
         simulated() as one,
@@ -71,18 +70,24 @@ async def test_beside_the_queue_a_refused_connection_is_tried_elsewhere(start: S
         start(one.url, two.url, well.url, routes=routes) as live,
     ):
         await asyncio.gather(one.server.stop(), two.server.stop())
-        for _ in range(2):
-            got = await (live.ask(path, UNQUEUED[path]) if path in UNQUEUED else live.get(path))
-            assert (got.status, got.body) == (200, b'{"count":3}')
-        assert {line["backend"] for line in await live.lines(2)} == {well.url.removeprefix("http://")}
-        assert [json.loads(seen.unsalted or b"null") for seen in well.requests] == [UNQUEUED.get(path)] * 2
+        paths = (*UNQUEUED, "/version", *UNQUEUED)
+        for path in paths:
+            assert (await ask_beside(live, path)).body == b'{"count":3}', path
+        assert {line["backend"] for line in await live.lines(len(paths))} == {well.url.removeprefix("http://")}
+        assert [json.loads(seen.unsalted or b"null") for seen in well.requests] == [
+            UNQUEUED.get(path) for path in paths
+        ]
+
+
+async def ask_beside(live: Live, path: str) -> Answer:
+    return await (live.ask(path, UNQUEUED[path]) if path in UNQUEUED else live.get(path))
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/version"])
 async def test_beside_the_queue_each_engine_is_tried_once(start: Starter, path: str) -> None:
     async with simulated() as one, simulated() as two, start(one.url, two.url) as live:
         await asyncio.gather(one.server.stop(), two.server.stop())
-        got = await (live.ask(path, UNQUEUED[path]) if path in UNQUEUED else live.get(path))
+        got = await ask_beside(live, path)
         assert (got.status, got.error["code"]) == (503, "no_backend")
         assert [line["tries"] for line in await live.lines(1)] == [2]
 
@@ -207,19 +212,6 @@ async def test_a_draining_engine_s_empty_abort_is_tried_elsewhere(start: Starter
     async with two_engines(start) as (live, drains):
         drains.faults.is_draining = True
         got = await live.ask(path, {**ASKED[path], **FIFTY, "stream": stream})
-        assert got.status == 200
-        assert b"abort" not in got.body
-        assert b"cancelled" not in got.body
+        assert (got.status, b"abort" in got.body, b"cancelled" in got.body) == (200, False, False)
         [line] = await live.lines(1)
         assert (line["tries"], line["tokens_out"]) == (2, 50)
-
-
-async def test_a_backend_that_keeps_breaking_its_answers_is_taken_out_of_service(start: Starter) -> None:
-    async with two_engines(start) as (live, breaks):
-        breaks.faults.truncate_after_events = 2
-        bodies = [(await live.ask("/v1/chat/completions", chat(stream=True, max_tokens=9))).body for _ in range(8)]
-        assert [body.endswith(DONE) for body in bodies] == [False] * 5 + [True] * 3
-        metrics = await live.metrics()
-        up = {name[1]: value for name, value in metrics.items() if name[0] == "fairgate_backend_up"}
-        assert up == {"a": 0, "b": 1}
-        assert (await live.get("/ready", admin=True)).status == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from gateway.config.sections.keys import hash_key
 from tests.gateway.capture import Upstream, answer, replies
@@ -26,7 +25,7 @@ async def test_no_header_of_identity_or_steering_reaches_the_engine(start: Start
         url = live.url + "/v1/chat/completions"
         async with live.http.post(url, data=json.dumps(chat()), headers=headers) as response:
             assert response.status == 200
-            request_id = response.headers["x-request-id"]
+            [request_id] = response.headers.getall("x-request-id")
             assert "set-cookie" not in response.headers
         [seen] = upstream.requests
         of_http = {"host", "x-request-id", "content-length", "content-type", "user-agent", "accept"}
@@ -69,37 +68,6 @@ async def test_no_field_that_steers_the_engine_reaches_it(start: Starter) -> Non
                     assert {**body, **seen.json, "stream_options": 0} == {**body, "stream_options": 0}, path
                 assert len(upstream.requests) == 2, path
                 upstream.requests.clear()
-
-
-async def test_an_escaped_or_repeated_field_name_is_no_way_around(start: Starter) -> None:
-    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        raw = b'{"\\u0070riority":-1,"priority":-2,"priority":-3,' + json.dumps(chat()).encode()[1:]
-        assert (await live.ask("/v1/chat/completions", raw)).status == 200
-        assert upstream.requests[0].json == chat()
-
-
-ERRORS: list[tuple[str, Any, str | None, int]] = [
-    ("/v1/chat/completions", b"{", "k", 400),
-    ("/v1/chat/completions", chat(), None, 401),
-    ("/v1/chat/completions", {"model": "nobody"}, "k", 404),
-    ("/nowhere", chat(), "k", 404),
-    ("/v1/chat/completions", b"x" * 2000, "k", 413),
-    ("/v1/chat/completions", chat(), "k", 200),
-    ("/v1/embeddings", {"model": MODEL, "input": "x"}, "k", 200),
-    ("/tokenize", chat(), "k", 200),
-]
-
-
-async def test_every_answer_has_one_request_id(start: Starter) -> None:
-    fields = {"tenants": [{"name": "t"}], "limits": {"body_bytes_max": 1024}}
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
-        known = live.gateway.minted_keys[0].key
-        for path, body, key, status in ERRORS:
-            async with live.post(path, body, key=key and known) as response:
-                [id_] = response.headers.getall("x-request-id")
-                assert (response.status, id_[:4]) == (status, "req_"), (path, status)
-        for path in ("/v1/models", "/health"):
-            assert (await live.get(path, key=known)).headers["x-request-id"]
 
 
 async def test_neither_words_nor_keys_are_in_the_log_or_in_the_metrics(start: Starter) -> None:

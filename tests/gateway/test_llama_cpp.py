@@ -84,27 +84,16 @@ async def test_a_flood_waits_here_and_not_inside_the_engine(start: Starter, mode
 
 
 @pytest.mark.slow
-async def test_tenants_are_served_by_weight(start: Starter, model: Path) -> None:
-    async with llama(model) as server, start(server.url, tenants=tenants(one=1, four=4)) as live:
-        one, four = (Flood.at(live, name, 20, output_tokens=60) for name in ("one", "four"))
-        assert await ratio_of(four, one, warm=50, more=800) == pytest.approx(4.0, rel=0.05)
-        await asyncio.gather(one.end(), four.end())
-
-
-@pytest.mark.slow
-async def test_tenants_are_served_by_weight_before_unlike_engines(start: Starter, model: Path) -> None:
+async def test_tenants_are_served_by_weight_also_before_unlike_engines(start: Starter, model: Path) -> None:
     async with llama(model, 2) as small, llama(model, 8) as large, simulated() as vllm:
-        pool = {
-            "name": "pool",
-            "models": ["simulated"],
-            "backends": [{"url": each.url} for each in (small, large, vllm)],
-        }
+        backends = [{"url": each.url} for each in (small, large, vllm)]
+        pool = {"name": "pool", "models": ["simulated"], "backends": backends}
         async with start(pools=[pool], tenants=tenants(one=1, four=4)) as live:
             await until(lambda: all(ledger.healthy for ledger in live.engine.backends.values()))
             known = {name: slots.known() for name, slots in engines(live).items()}
             assert [known[url.removeprefix("http://")] for url in (small.url, large.url)] == [2, 8]
             one, four = (Flood.at(live, name, 40, output_tokens=50) for name in ("one", "four"))
-            assert await ratio_of(four, one, warm=50, more=4000) == pytest.approx(4.0, rel=0.05)
+            assert await ratio_of(four, one, warm=50, more=2000) == pytest.approx(4.0, rel=0.1)
             await asyncio.gather(one.end(), four.end())
             kinds = {key[1:] for key in await live.metrics() if key[0] == "fairgate_backend_info"}
             assert {kind for _, kind, _ in kinds} == {"llama.cpp", "vllm"}
@@ -143,12 +132,8 @@ async def test_a_crash_under_load_is_visible_and_the_engine_is_found_again(start
 @pytest.mark.slow
 async def test_three_times_from_nothing_no_request_fails(start: Starter, model: Path) -> None:
     port = free_port()
-    pool = {
-        "name": "pool",
-        "models": ["simulated"],
-        "start_s_max": 600,
-        "backends": [{"url": f"http://127.0.0.1:{port}"}],
-    }
+    backends = [{"url": f"http://127.0.0.1:{port}"}]
+    pool = {"name": "pool", "models": ["simulated"], "start_s_max": 600, "backends": backends}
     async with start(pools=[pool], tenants=tenants(flood=1, light=1)) as live:
         [ledger] = live.engine.backends.values()
         for _ in range(3):
