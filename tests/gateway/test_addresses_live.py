@@ -64,32 +64,20 @@ def stream(live: Live, length: int = 200) -> asyncio.Task[Any]:
     return asyncio.ensure_future(live.ask(CHAT, chat(stream=True, max_tokens=length, ignore_eos=True)))
 
 
-async def test_each_address_is_an_engine(start: Starter) -> None:
-    async with engines(ONE, TWO) as (port, servers):
-        names = Names(TWO, ONE)
-        async with start(pools=pools(port, max_num_seqs=3), resolver=names) as live:
-            assert in_service(live) == [f"gpu@{ONE}", f"gpu@{TWO}"]
-            assert names.asked == ["engines.test"]
-            assert [ledger.slots.count for ledger in live.engine.backends.values()] == [3, 3]
-            asked = [stream(live) for _ in range(6)]
-            await until(lambda: [each.gauges.running for each in servers.values()] == [3, 3])
-            assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
-            assert {line["backend"] for line in await live.lines(6)} == {f"gpu@{ONE}", f"gpu@{TWO}"}
-            metrics = await live.metrics()
-            assert metrics["fairgate_name_lookup_success", "engines.test"] == 1
-            assert metrics["fairgate_name_addresses", "engines.test", "engine"] == 2
-            await until(live.holds_nothing)
-
-
 async def test_engines_come_and_go_with_the_addresses_and_nothing_breaks(start: Starter) -> None:
     async with engines(ONE, TWO, THREE) as (port, servers):
         names = Names(ONE)
-        async with start(pools=pools(port), limits=OFTEN, resolver=names) as live:
+        async with start(pools=pools(port, max_num_seqs=6), limits=OFTEN, resolver=names) as live:
+            assert names.asked == ["engines.test"]
+            assert [ledger.slots.count for ledger in live.engine.backends.values()] == [6]
             policy = live.engine.policy
             asked = [stream(live, 800) for _ in range(4)]
             await until(lambda: servers[ONE].gauges.running == 4)
             names.answer = [TWO, THREE]
             await until(lambda: in_service(live) == [f"gpu@{TWO}", f"gpu@{THREE}"])
+            metrics = await live.metrics()
+            assert metrics["fairgate_name_lookup_success", "engines.test"] == 1
+            assert metrics["fairgate_name_addresses", "engines.test", "engine"] == 2
             gone = live.gateway.pools[0].backends[f"gpu@{ONE}"]
             assert gone.leaving
             assert not any(each.done() for each in asked), "what runs there goes on"
@@ -171,10 +159,22 @@ async def test_a_lookup_that_fails_changes_nothing_and_is_said_once(
             assert sum("can be looked up again" in one.message for one in caplog.records) == 1
 
 
-async def test_without_any_address_it_starts_and_waits_for_one(start: Starter) -> None:
+@pytest.mark.parametrize("starts", [False, True])
+async def test_without_any_address_it_starts_and_waits_for_one(start: Starter, starts: bool) -> None:
     async with engines(ONE) as (port, _):
         names = Names()
-        async with start(pools=pools(port), limits=OFTEN, resolver=names) as live:
+        made = from_nothing if starts else pools
+        async with start(pools=made(port), limits=OFTEN, resolver=names) as live:
+            asked = [stream(live, 3) for _ in range(12)]
+            if starts:
+                assert live.gateway.not_ready() == []
+                await until(lambda: live.engine.queued == 12)
+                assert (await live.metrics())["fairgate_wanted_requests", "pool"] == 12
+                names.answer = [ONE]
+                assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
+                assert live.engine.requests.cold_start.usual_s < 600
+                return
+            assert {each.status for each in await asyncio.gather(*asked)} == {503}
             ready = await live.get("/ready", admin=True)
             assert ready.status == 503
             assert "engines.test cannot be looked up: it has no address" in " ".join(ready.json["why_not"])
@@ -292,18 +292,3 @@ def test_what_cannot_be_meant_is_said(backends: list[dict[str, Any]], words: str
     with pytest.raises(ValueError, match=words):
         config = Config.model_validate({"open_access": True, "pools": [{"name": "p", "backends": backends}]})
         raise ValueError([*contradictions(config)])
-
-
-async def test_a_request_waits_until_the_name_has_its_first_address(start: Starter) -> None:
-    async with engines(ONE) as (port, _):
-        names = Names()
-        names.answer = OSError("no such name")
-        async with start(pools=from_nothing(port), limits=OFTEN, resolver=names) as live:
-            assert live.gateway.not_ready() == []
-            asked = [stream(live, 3) for _ in range(12)]
-            await until(lambda: live.engine.queued == 12)
-            assert (await live.metrics())["fairgate_wanted_requests", "pool"] == 12
-            names.answer = [ONE]
-            assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
-            assert live.engine.requests.cold_start.usual_s < 600
-            assert in_service(live) == [f"gpu@{ONE}"]

@@ -122,7 +122,7 @@ async def test_a_client_that_reads_nothing_is_cut_and_pays_for_what_was_sent(
 
 
 async def test_a_client_that_reads_a_little_now_and_then_is_not_cut(start: Starter, quick_sweep: None) -> None:
-    stall_s, late_s, taken = 0.5, 0.5, b""
+    stall_s, late_s, taken = 0.3, 0.3, b""
     while late_s >= stall_s:  # the machine was, so the client stalled
         engine = Floods(pieces=1000, framed=True)
         async with flooded(start, engine, client_stall_s=stall_s) as (live, _):

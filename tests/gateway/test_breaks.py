@@ -281,7 +281,7 @@ async def test_a_line_of_a_batch_is_sent_to_two_engines_at_most_and_stops_none(
     lines = [line(n, messages=[{"role": "user", "content": f"break {n}"}]) for n in range(BREAKS_MIN + 1)]
     async with (
         moodies(closes, 2) as engines,
-        start(*urls(engines), tenants=TENANTS, usage=usage, batches={"running_max": 2}) as live,
+        start(*urls(engines), tenants=TENANTS, usage=usage, batches={"running_max": len(lines)}) as live,
         client(live.url) as api,
     ):
         batch = await made(api, jsonl(*lines))

@@ -220,14 +220,8 @@ async def test_a_stream_that_is_not_waited_for_ends_with_a_visible_error(
 async def test_sim_is_a_vllm_look_alike() -> None:
     async with running("sim", "--port", "0", "--model", "m1", "--model", "m2") as command:
         url = (await command.says(r"(http://127\.0\.0\.1:\d+)"))[1]
-        async with aiohttp.ClientSession() as http:
-            async with http.get(url + "/v1/models") as response:
-                assert [card["id"] for card in (await response.json())["data"]] == ["m1", "m2"]
-            async with http.get(url + "/metrics") as response:
-                assert "vllm:num_requests_running" in await response.text()
-            body = {"model": "m2", "prompt": "x", "max_tokens": 2}
-            async with http.post(url + "/v1/completions", json=body) as response:
-                assert response.status == 200
+        async with aiohttp.ClientSession() as http, http.get(url + "/v1/models") as response:
+            assert [card["id"] for card in (await response.json())["data"]] == ["m1", "m2"]
         command.signal(signal.SIGINT)
         await command.ended()
     assert "Traceback" not in command.said

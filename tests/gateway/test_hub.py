@@ -54,43 +54,41 @@ async def test_a_prompt_is_found_where_another_worker_sent_it(start: Starter) ->
         assert await cached_in_turns(*lives) == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"\x00\x00\x00\x03abc",
-        (FRAME_BYTES_MAX + 1).to_bytes(4, "big"),
-        b"\x00\x00\x00\x01\x05",
-        b"\x00\x00\x00\x01\x90",
-        b"\x00\x00\x00\x09\x92\x01\xa6delete",
-        b"\x00\x00\x00\x0b\x92\x01\xa8exchange",
-        b"\x00\x01\x00\x00" + b"\x91" * 65_536,
-        frame([1, "exchange", 7, "default", 1, encode(REPORT)]),
-        frame([1, "exchange", "me", "default", 2**63, encode(REPORT)]),
-        frame([1, "exchange", "me", "default", 1, encode(REPORT._replace(quantum=math.nan))]),
-        frame(
-            [1, "exchange", "me", "*", 1, encode(REPORT._replace(calls=[CallDelta("c", 1, 1, math.inf, 1.0, False)]))]
-        ),
-        frame([1, "learn", "default", 5]),
-    ],
-    ids=[
-        *("no MessagePack", "too long", "no list", "nothing", "no such thing", "too little", "nested"),
-        *("no name", "no number", "not a number", "infinite", "nothing that is learned"),
-    ],
-)
-async def test_what_makes_no_sense_ends_that_connection_only(start: Starter, said: bytes) -> None:
+def exchanged(replica: Any = "me", pool: str = "default", number: int = 1, **report: Any) -> bytes:
+    return frame([1, "exchange", replica, pool, number, encode(REPORT._replace(**report))])
+
+
+NONSENSE = {
+    "no MessagePack": b"\x00\x00\x00\x03abc",
+    "too long": (FRAME_BYTES_MAX + 1).to_bytes(4, "big"),
+    "no list": b"\x00\x00\x00\x01\x05",
+    "nothing": b"\x00\x00\x00\x01\x90",
+    "no such thing": b"\x00\x00\x00\x09\x92\x01\xa6delete",
+    "too little": b"\x00\x00\x00\x0b\x92\x01\xa8exchange",
+    "nested": b"\x00\x01\x00\x00" + b"\x91" * 65_536,
+    "no name": exchanged(replica=7),
+    "no number": exchanged(number=2**63),
+    "not a number": exchanged(quantum=math.nan),
+    "infinite": exchanged(pool="*", calls=[CallDelta("c", 1, 1, math.inf, 1.0, False)]),
+    "nothing that is learned": frame([1, "learn", "default", 5]),
+}
+
+
+async def test_what_makes_no_sense_ends_that_connection_only(start: Starter) -> None:
     async with (
         run_directory() as (found, server),
         simulated(time_scale=0) as sim,
         start(sim.url, worker_slot=WorkerSlot(0, found)) as live,
     ):
-        reader, writer = await asyncio.open_unix_connection(found.exchange)
-        writer.write(said)
-        assert await reader.read() == b""
-        writer.close()
-        await until(lambda: len(server.connections) == 1)
-        before = live.gateway.exchanges[0].answered
-        await until(lambda: live.gateway.exchanges[0].answered > before)
-        assert live.gateway.state() == "shared"
+        for name, said in NONSENSE.items():
+            reader, writer = await asyncio.open_unix_connection(found.exchange)
+            writer.write(said)
+            assert await reader.read() == b"", name
+            writer.close()
+            await until(lambda: len(server.connections) == 1)
+            before = live.gateway.exchanges[0].answered
+            await until(lambda before=before: live.gateway.exchanges[0].answered > before)  # type: ignore[misc]
+            assert live.gateway.state() == "shared", name
 
 
 async def test_connections_are_bounded() -> None:

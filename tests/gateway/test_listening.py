@@ -44,14 +44,6 @@ async def test_it_listens_at_each_address_of_a_list(start: Starter) -> None:
             await status_of_one(f"http://127.0.0.1:{ports[1]}")
 
 
-async def test_an_address_of_a_list_that_is_taken_is_named(start: Starter) -> None:
-    async with Upstream(replies(OK)) as upstream:
-        taken = upstream.url.removeprefix("http://")
-        with pytest.raises(OSError, match=f"{taken}: another process listens there"):
-            async with start(upstream.url, listen=["127.0.0.1:0", taken]):
-                pass
-
-
 @pytest.mark.slow
 async def test_workers_listen_at_each_address_too(tmp_path: Path) -> None:
     port = free_port()

@@ -49,6 +49,14 @@ async def test_odd_but_legal_requests_are_served(name: str) -> None:
         assert paths[1:] == ([] if served.requests[0].version == "1.0" else ["/second"])
 
 
+async def test_a_trailer_is_no_header_field() -> None:
+    async with serving() as served:
+        await served.exchange(
+            P + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Api-Key: other\r\n\r\n"
+        )
+        assert served.requests[0].header(b"x-api-key") is None
+
+
 @pytest.mark.parametrize("name", VALID)
 async def test_a_request_may_come_byte_by_byte(name: str) -> None:
     async with serving() as served:
@@ -148,7 +156,7 @@ def mutated(rng: random.Random) -> bytes:
     return payload
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 async def test_what_aiohttp_refuses_of_mutated_requests_is_refused(seed: int) -> None:
     rng = random.Random(seed)
     refused = await assert_as_strict([mutated(rng) for _ in range(200)])

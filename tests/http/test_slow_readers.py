@@ -38,7 +38,7 @@ async def test_a_client_that_does_not_read_pauses_the_writer() -> None:
 async def test_the_next_request_waits_until_the_last_answer_is_taken() -> None:
     async with serving(wait) as served:
         sock = served.client_that_sends(GET + GET)
-        body = b"x" * 20_000_000
+        body = b"x" * 10_000_000
         (await served.responder()).respond(200, [], body)
         for _ in range(50):
             await asyncio.sleep(0)
