@@ -70,19 +70,6 @@ async def test_one_that_waits_is_explained_with_its_place_and_what_it_waits_for(
         await until(gate.live.holds_nothing)
 
 
-async def test_one_that_was_served_is_explained_after_its_end(start: Starter) -> None:
-    async with simulated(time_scale=0) as sim, start(sim.url) as live:
-        got = await live.ask(CHAT, chat(SECRET, max_tokens=2, user=SECRET))
-        found = await explained(live, got.headers["x-request-id"])
-        assert found["state"] == "dispatched"
-        backend = sim.url.removeprefix("http://")
-        assert found["decision"] == {"dispatched_to": backend, "placed": "only", "tokens_cached_expected": 0}
-        assert found["reason"].endswith(": no other engine had room")
-        assert (found["pool"], found["policy"]) == ("pool", "fairserve")
-        [line] = await live.lines(1)
-        assert line["waited_ms"] == {}
-
-
 async def test_what_held_a_request_back_is_in_its_line_in_the_metrics_and_in_its_explanation(start: Starter) -> None:
     async with full(start) as gate:
         behind = asyncio.ensure_future(gate.ask("holder", question("a"), user="5"))
@@ -140,28 +127,28 @@ async def test_a_request_is_found_by_what_its_client_calls_it(start: Starter) ->
         assert (await explained(gate.live, first))["request_id"] == first
 
 
-async def test_what_is_not_remembered_is_not_found(start: Starter) -> None:
+async def test_one_that_was_served_is_explained_after_its_end_also_by_the_command(start: Starter) -> None:
     async with simulated(time_scale=0) as sim, start(sim.url) as live:
-        for request_id in ("req_unknown", "%00", "x" * 5000, "a%2Fb"):
-            got = await live.get(f"/explain/{request_id}", admin=True)
-            assert got.status == 404, request_id
-            assert len(got.body) < 500
-
-
-async def test_the_command_explains(start: Starter) -> None:
-    async with simulated(time_scale=0) as sim, start(sim.url) as live:
-        got = await live.ask(CHAT, chat(max_tokens=2))
+        got = await live.ask(CHAT, chat(SECRET, max_tokens=2, user=SECRET))
         request_id = got.headers["x-request-id"]
         backend = sim.url.removeprefix("http://")
+        known = await explained(live, request_id)
+        assert (known["state"], known["pool"], known["policy"]) == ("dispatched", "pool", "fairserve")
+        assert known["decision"] == {"dispatched_to": backend, "placed": "only", "tokens_cached_expected": 0}
+        assert known["reason"].endswith(": no other engine had room")
+        [line] = await live.lines(1)
+        assert line["waited_ms"] == {}
         whose = f"{request_id} of {open_name(hashlib.sha256(b'k').digest())}"
         said = f"{whose} was dispatched to {backend} at once: no other engine had room.\n"
         assert await explains(request_id, "--admin", live.admin_url) == said
         found = json.loads(await explains(request_id, "--json", "--admin", live.admin_url))
-        known = await explained(live, request_id)
         assert list(found) == list(known)
         # What counts over a window is a little less by now.
         assert all(found[name] == known[name] for name in found if name not in ("decided_s_ago", "numbers"))
         assert "no decision" in await explains("req_unknown", "--admin", live.admin_url, code=1)
+        for unknown in ("%00", "x" * 5000, "a%2Fb"):
+            refused = await live.get(f"/explain/{unknown}", admin=True)
+            assert (refused.status, len(refused.body) < 500) == (404, True), unknown
 
 
 async def waits_for_a_cause(gate: Full, user: str) -> tuple[str, dict[str, Any]]:

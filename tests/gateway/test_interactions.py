@@ -122,7 +122,10 @@ def test_an_answer_begun_for_the_model_is_no_call_yet() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [{"messages": {}}, {"messages": [1]}, {"messages": [{"role": 5}]}, {"input": {"a": 1}}, {"messages": []}, {}],
+    [
+        *({"messages": {}}, {"messages": [1]}, {"messages": [{"role": 5}]}, {"input": {"a": 1}}, {"messages": []}, {}),
+        *({"prompt": several} for several in (["a", "b"], [1, 2], [[1], [2]])),
+    ],
     ids=str,
 )
 def test_what_is_no_conversation_claims_nothing(body: dict[str, Any]) -> None:
@@ -351,11 +354,6 @@ def test_lengths_of_raw_prompts_are_remembered_within_a_bound() -> None:
     for number in range(PROMPTED_FLOWS_MAX + 10):
         extends("x", by, Flow("tenant", "default", f"u{number}"))
     assert len(by._lengths) == PROMPTED_FLOWS_MAX
-
-
-@pytest.mark.parametrize("prompt", [["a", "b"], [1, 2], [[1], [2]]], ids=str)
-def test_several_prompts_or_tokens_extend_nothing(prompt: Any) -> None:
-    assert claim({"prompt": prompt}) == NO_CLAIM
 
 
 @pytest.mark.parametrize(
