@@ -107,6 +107,18 @@ ASKED: dict[str, Case] = {
     "a request in the body of another": Case(
         b"GET /version HTTP/1.1\r\n" + KEY + b"Content-Length: %d\r\n\r\n" % len(FOLLOWER) + FOLLOWER, 400, True
     ),
+    "no value": Case(READ + b"\r\nA:\r\n" + KEY + b"\r\n", 200, False, READ),
+    "a value in UTF-8": Case(READ + b"\r\n" + "A: é\r\n".encode() + KEY + b"\r\n", 200, False, READ),
+    "a field twice": Case(READ + b"\r\nA: b\r\nA: c\r\n" + KEY + b"\r\n", 200, False, READ),
+    "a host of IPv6": Case(READ + b"\r\nHost: [::1]:8000\r\n" + KEY[9:] + b"\r\n", 200, False, READ),
+    "HTTP/1.0 needs no host": Case(b"GET /version HTTP/1.0\r\n" + KEY[9:] + b"\r\n", 200, True, READ),
+    "the size of a chunk with zeros and capitals": Case(
+        WORK + b"\r\n" + KEY + b"Transfer-Encoding: chunked\r\n\r\n000%X\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n",
+        200, False, WORK,
+    ),
+    "a query with escapes": Case(
+        b"GET /version?c=d%20&e=%00 HTTP/1.1\r\n" + KEY + b"\r\n", 200, False, b"GET /version?c=d%20&e=%00 HTTP/1.1"
+    ),
     "a method in a field": Case(
         b"GET /version HTTP/1.1\r\nX-HTTP-Method-Override: DELETE\r\n" + KEY + b"\r\n", 200, False, READ
     ),
@@ -118,6 +130,10 @@ ASKED: dict[str, Case] = {
     ),
     "an upgrade with a body is ignored": Case(
         WORK + b"\r\nConnection: upgrade\r\nUpgrade: websocket\r\n" + KEY + LENGTH, 200, False, WORK
+    ),
+    "an upgrade with chunks is ignored": Case(
+        WORK + b"\r\nUpgrade: h2c\r\nUpgrade: x\r\nConnection: upgrade\r\n" + KEY
+        + b"Transfer-Encoding: chunked\r\n" + CHUNKS, 200, False, WORK,
     ),
     # 9110, 10.1.1: expectations
     "a body that is there needs no 100": Case(WORK + b"\r\nExpect: 100-continue\r\n" + KEY + LENGTH, 200, False, WORK),

@@ -166,32 +166,3 @@ UNSUPPORTED: dict[str, tuple[bytes, int]] = {
     "target endless": (b"GET /" + b"a" * 170000, 414),
 }
 REFUSED = {name: (sent, 400) for name, sent in MALFORMED.items()} | UNSUPPORTED
-
-ODD_BUT_LEGAL: dict[str, bytes] = {
-    "plain": G + b"\r\n",
-    "empty line before": b"\r\n" + G + b"\r\n",
-    "HTTP/1.0 without Host": b"GET / HTTP/1.0\r\n\r\n",
-    "length with leading zero": P + b"Content-Length: 05\r\n\r\nhello",
-    "length with space around": P + b"Content-Length:   5 \r\n\r\nhello",
-    "coding in capitals": P + b"Transfer-Encoding: CHUNKED\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
-    "chunk size with zeros and capitals": C + b"000A\r\nhellohello\r\n0\r\n\r\n",
-    "chunk extension": C + b"5;a=b\r\nhello\r\n0\r\n\r\n",
-    "trailer": C + b"5\r\nhello\r\n0\r\nA: b\r\n\r\n",
-    "empty value": G + b"A:\r\n\r\n",
-    "value in UTF-8": G + "A: é\r\n\r\n".encode(),
-    "IPv6 Host": b"GET / HTTP/1.1\r\nHost: [::1]:8000\r\n\r\n",
-    "percent and query": b"GET /a%20b?c=d&e=%00 HTTP/1.1\r\nHost: x\r\n\r\n",
-    "upgrade to websocket": G + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n",
-    "upgrade to h2c, as Java's client asks": (
-        G + b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAA\r\nUpgrade: h2c\r\n\r\n"
-    ),
-    "upgrade to h2c with a body": (P + b"Connection: upgrade\r\nUPGRADE: h2c\r\nContent-Length: 5\r\n\r\nhello"),
-    "upgrade to h2c with a chunked body": (
-        P + b"Upgrade: h2c\r\nUpgrade: x\r\nConnection: upgrade\r\nTransfer-Encoding: chunked\r\n\r\n"
-        b"5\r\nhello\r\n0\r\n\r\n"
-    ),
-    "absolute target": b"GET http://x/a?b HTTP/1.1\r\nHost: y\r\n\r\n",
-    "absolute target without path": b"GET https://[::1]:80?b HTTP/1.1\r\nHost: y\r\n\r\n",
-    "asterisk target": b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
-    "repeated field": G + b"A: b\r\nA: c\r\n\r\n",
-}

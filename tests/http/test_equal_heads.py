@@ -12,7 +12,8 @@ from backends.client.recurring_head import HEAD_BYTES_KEPT
 from gateway.http.errors import ApiError
 from gateway.http.http_request import RequestReader
 from gateway.http.server_limits import ServerLimits
-from tests.http.corpus import ODD_BUT_LEGAL, REFUSED, P
+from tests.http.conformance import ASKED
+from tests.http.corpus import REFUSED, P
 from tests.http.http_raw import POST, found, read_answer, serving
 
 FIRST = P + b"X-A: 1\r\nContent-Length: 5\r\n\r\nhello"
@@ -64,7 +65,7 @@ def test_a_head_with_another_byte_is_read_anew(name: str) -> None:
 
 
 def test_behind_a_head_that_is_kept_all_is_read_as_without() -> None:
-    for payload in (*(sent for sent, _ in REFUSED.values()), *ODD_BUT_LEGAL.values()):
+    for payload in (*(sent for sent, _ in REFUSED.values()), *(case.sent for case in ASKED.values())):
         is_recognised(FIRST, payload)
         is_recognised(FIRST, FIRST + payload)
 

@@ -50,6 +50,21 @@ async def test_the_next_request_waits_until_the_last_answer_is_taken() -> None:
         (await served.responder(1)).respond(200, [], b"")
 
 
+async def test_pipelining_without_reading_does_not_pile_up_answers() -> None:
+    body = b"x" * 5_000_000
+    async with serving(lambda request, responder: responder.respond(200, [], body)) as served:
+        sock = served.client_that_sends(GET * 20)
+        await until(lambda: len(served.requests) > 0)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(served.requests) < 3
+        loop = asyncio.get_running_loop()
+        taken = 0
+        while taken < 20 * len(body):
+            taken += len(await loop.sock_recv(sock, 1 << 20))
+        assert len(served.requests) == 20
+
+
 async def test_nothing_is_kept_for_a_client_that_half_closes_and_reads_nothing() -> None:
     async with serving(wait) as served:
         sock = served.client_that_sends(GET)
