@@ -17,7 +17,7 @@ from gateway.config.sections.keys import hash_key, open_name
 from policies.admission.explanation import SHOWN_S_MIN
 from tests.commands import running
 from tests.gateway.live import MODEL, WAIT_S, Live, Starter, chat, simulated, until
-from tests.kit.overload import CHAT, Full, full, is_overloaded, question
+from tests.kit.overload import CHAT, Full, full, question
 from tests.ports import free_port
 
 SECRET = "patient 4711 has the flu"
@@ -53,28 +53,15 @@ async def test_a_refusal_is_explained_with_the_limit_and_the_kv_state(start: Sta
         assert 0 < found["kv_expected"][next(iter(found["kv_expected"]))] <= 1
 
 
-async def test_one_that_waits_is_explained_with_its_place_and_what_it_waits_for(start: Starter) -> None:
-    async with full(start) as gate:
-        [(request_id, _)] = [
-            (each.request.id, each) for each in gate.live.gateway.pools[0].dispatcher.exchanges()
-            if each.request.flow.user == "4"
-        ]  # fmt: skip
-        found = await explained(gate.live, request_id)
-        assert (found["state"], found["waits_for"]) == ("queued", "kv")
-        assert found["reason"].startswith("queued: ")
-        assert found["decision"] is None
-        assert found["numbers"]["queue"] >= 1
-        assert found["numbers"]["place_in_tenant"] >= 1
-        assert is_overloaded(gate.live)
-        gate.release()
-        await until(gate.live.holds_nothing)
-
-
 async def test_what_held_a_request_back_is_in_its_line_in_the_metrics_and_in_its_explanation(start: Starter) -> None:
     async with full(start) as gate:
         behind = asyncio.ensure_future(gate.ask("holder", question("a"), user="5"))
         await until(lambda: gate.live.engine.queued == 2)
         ids = {each.request.flow.user: each.request.id for each in gate.live.gateway.pools[0].dispatcher.exchanges()}
+        found = await explained(gate.live, ids["4"])
+        assert (found["state"], found["waits_for"], found["decision"]) == ("queued", "kv", None)
+        assert found["reason"].startswith("queued: ")
+        assert (found["numbers"]["queue"], found["numbers"]["place_in_tenant"]) == (2, 1)
         async with asyncio.timeout(WAIT_S):
             while (await explained(gate.live, ids["5"]))["waited_s"].get("turn", 0.0) < 2 * SHOWN_S_MIN:
                 pass  # a shorter part of a wait goes without saying

@@ -112,7 +112,7 @@ async def test_a_client_that_leaves_frees_its_slot(start: Starter, model: Path) 
         assert await gauge(live, server, "requests_processing") == 0
 
 
-async def test_a_crash_under_load_is_visible_and_the_engine_is_found_again(start: Starter, model: Path) -> None:
+async def test_a_crash_under_load_is_visible_and_another_engine_may_take_its_place(start: Starter, model: Path) -> None:
     async with llama(model) as first:
         async with start(first.url) as live:
             [name] = live.engine.backends
@@ -123,10 +123,16 @@ async def test_a_crash_under_load_is_visible_and_the_engine_is_found_again(start
             for answer in await asyncio.gather(*asked):
                 assert answer.status != 200 or b"[DONE]" not in answer.body
             await until(lambda: not live.engine.backends[name].healthy)
-            async with llama(model, 2, port=first.port):
+            async with llama(model, 2, port=first.port) as second:
                 await until(lambda: live.engine.backends[name].healthy)
                 assert live.engine.backends[name].slots.known() == 2
                 assert (await live.ask(PATH, chat(max_tokens=3))).status == 200
+                await second.kill()
+                await until(lambda: not live.engine.backends[name].healthy)
+            async with simulated(port=first.port):
+                await until(lambda: live.engine.backends[name].healthy)
+                assert live.gateway.pools[0].backends[name].adapter.title == "vLLM"
+                await until(lambda: live.engine.backends[name].kv.capacity_tokens is not None)
 
 
 @pytest.mark.slow
@@ -151,19 +157,6 @@ async def test_three_times_from_nothing_no_request_fails(start: Starter, model: 
                 assert {(await each).status for each in asked} == {200}
                 await server.kill()
                 await until(lambda: not ledger.healthy)
-
-
-async def test_another_kind_of_engine_may_take_its_place(start: Starter, model: Path) -> None:
-    async with llama(model) as first:
-        async with start(first.url) as live:
-            [backend] = live.gateway.pools[0].backends.values()
-            await first.kill()
-            await until(lambda: not backend.health.healthy)
-            port = int(first.url.rpartition(":")[2])
-            async with simulated(port=port):
-                await until(lambda: backend.health.healthy)
-                assert backend.adapter.title == "vLLM"
-                await until(lambda: live.engine.backends[backend.name].kv.capacity_tokens is not None)
 
 
 async def test_nothing_is_sent_where_tenants_would_share_a_cache_and_may_not(start: Starter, model: Path) -> None:
