@@ -48,10 +48,11 @@ async def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, tokenizer: str, s
     assert code == 2
     assert re.match(r":1:\d+: pools\[0\].tokenizer: ", line)
     assert said.format(tmp=tmp_path) in line
-    code, _, at_start = await run("serve", "-c", file)
-    assert code == 2
-    assert said.format(tmp=tmp_path) in at_start
-    assert "Traceback" not in at_start
+
+
+async def test_a_start_fails_with_the_words_of_the_check(tmp_path: Path) -> None:
+    code, _, said = await run("serve", "-c", with_tokenizer(tmp_path, "tiktoken:o300k_base"))
+    assert (code, "tiktoken has no 'o300k_base'; it has " in said, "Traceback" in said) == (2, True, False)
 
 
 async def test_an_encoding_that_is_not_cached_is_not_waited_for(
