@@ -41,7 +41,6 @@ class Table(NamedTuple):
     entry_bytes: int
     """Size of an entry with the longest names, each in a copy of its own."""
     part: int
-    """Names per entry."""
     of_pool: bool = False
     """Does each pool have a table, so that the names are divided among pools?"""
 
@@ -61,9 +60,7 @@ TABLES: Final = {
     "responses": Table("a stored response: whose it is, and which engine has it", 1130, 2),
     "rates": Table("a tenant or an address that asks too fast", 790, 4),
 }
-"""Tables by the names of their bounds."""
 NAME_BYTES: Final = ALLOCATED * sum([table.entry_bytes / table.part for table in TABLES.values()])
-"""Bytes of all tables for one name."""
 BLOCK_BYTES: Final = 376
 """A cached block of a prompt; the first block of its prompt."""
 
@@ -75,10 +72,8 @@ class Bounds(NamedTuple):
     """Names that each table in `TABLES` has an entry for, or for a `part` of them."""
     pools: int
     blocks: int
-    """Blocks of prompts in each pool."""
     connections: int
     body_bytes: int
-    """Largest body, unless configured."""
     body_bytes_most: int
     """Largest value that may be configured for the largest body."""
     json_bytes: int
@@ -90,13 +85,9 @@ class Bounds(NamedTuple):
     client_bodies_bytes: int
     """Bodies of one tenant or address."""
     queue_bytes: int
-    """Bytes of queued requests."""
     lines_bytes: int
-    """Batch lines that run or wait at once."""
     line_bytes: int
-    """Largest batch line."""
     results_bytes: int
-    """Results of batch lines until they are stored."""
     reading_bytes: int
     """Memory for reading a body; bodies are read one after the other."""
     answers_bytes: int

@@ -50,11 +50,9 @@ class Principal:
     apps: tuple[str, ...]
     """Apps that the key may claim; the first is the app of a request that names none."""
     models: frozenset[str] | None = None
-    """Models that the key may ask for; None for all."""
     expires_s: float = inf
     """Time from which the key is rejected, in seconds since the epoch."""
     digest: bytes = b""
-    """Digest of the key; empty without a key."""
     groups: frozenset[str] | None = None
     """Groups that the signed token names: the tenant must be in one of them. None if it may be in any."""
     user: str = ""
@@ -62,15 +60,11 @@ class Principal:
     issuer: str = ""
     """Issuer of the token that came instead of a key; empty for a key."""
     can_wait: bool = False
-    """Whether the key's requests are batch."""
     counts_as: str = ""
     """Name under which the quota of the key is counted."""
     quota: ModelQuotasConfig | None = None
-    """Quota of the key."""
     group: str = ""
-    """Group that the tenant is in; empty if in none."""
     label: str = ""
-    """Label of the key."""
     twin_digest: bytes = b""
     """Digest of the other spelling of the token; empty if there is none."""
 
@@ -165,7 +159,6 @@ class Keyring:
         self.on_learned: Callable[[Mapping[str, ModelQuotasConfig]], None] = _nobody
         """Callback after each `learn`: gets the quotas of issued keys by the names under which they are counted."""
         self.revision = 0
-        """Number of configs taken over."""
         self.take_over(self.read(tenants, groups), open_access=open_access)
 
     def read(self, tenants: Sequence[TenantConfig], groups: Sequence[GroupConfig] = ()) -> KeyHolders:
@@ -343,7 +336,7 @@ def _log(what: str, keys: Sequence[Principal]) -> None:
             "key sha256:%s of %s%s %s%s", one.digest.hex(), one.tenant, f" ({one.label})" * bool(one.label), what, until
         )
     if len(keys) > LOGGED_MAX:
-        logger.info("and %d more: %s", len(keys) - LOGGED_MAX, what)
+        logger.info("keys that are not listed: %d more %s", len(keys) - LOGGED_MAX, what)
 
 
 def _digest(key: KeyConfig) -> bytes:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client.metrics_core import Metric
@@ -32,9 +31,7 @@ class _FollowedName:
         self.host = host
         self.known = KnownAddresses()
         self.fault = ""
-        """Cause of the last look-up's failure, or ""."""
         self.lookup: asyncio.Future[Sequence[str]] | None = None
-        self.follower: asyncio.Task[None] | None = None
 
 
 class Addresses:
@@ -47,12 +44,14 @@ class Addresses:
         self._resolver = resolver
         self._limits = Limits()
         self._names: dict[str, _FollowedName] = {}
+        self._followed: set[str] = set()
+        """Names of the configuration in force; the rest of `_names` belongs to one that may be taken over."""
         self._background = Background(background)
+        self._follower: asyncio.Task[None] | None = None
 
     async def learn(self, config: Config) -> None:
         """Look up the new names of this configuration, within the time of one look-up."""
-        for name in [name for name in self._names.values() if name.follower is None]:
-            self._forget(self._names.pop(name.host))  # from a configuration that was not taken over
+        self._forget(self._names.keys() - self._followed)  # from a configuration that was not taken over
         new = [_FollowedName(host) for host in sorted(_hosts(config.pools) - self._names.keys())]
         self._names |= {name.host: name for name in new}
         await asyncio.gather(*[self._look_up(name, config.limits) for name in new])
@@ -70,13 +69,10 @@ class Addresses:
     def follow(self, config: Config) -> None:
         """Follow the names of this configuration, and no others."""
         self._limits = config.limits
-        hosts = _hosts(config.pools)
-        for host in self._names.keys() - hosts:
-            self._forget(self._names.pop(host))
-        for host in hosts:
-            name = self._names[host]
-            if name.follower is None:
-                name.follower = self._background.repeat(partial(self._follow, name), "addresses", host)
+        self._followed = _hosts(config.pools)
+        self._forget(self._names.keys() - self._followed)
+        if self._followed and self._follower is None:
+            self._follower = self._background.repeat(self._turn, "addresses")
 
     def faults(self, pool: PoolConfig) -> list[str]:
         """Return the names of this pool that cannot be looked up, with causes."""
@@ -84,8 +80,7 @@ class Addresses:
         return [f"the name {name.host} cannot be looked up: {name.fault}" for name in names if name.fault]
 
     async def close(self) -> None:
-        for name in self._names.values():
-            self._forget(name)
+        self._forget(self._names.keys())
         await self._background.stop()
 
     def collect(self) -> Iterator[Metric]:
@@ -98,9 +93,10 @@ class Addresses:
         yield family("fairgate_name_lookup_success", success)
         yield family("fairgate_name_addresses", counts)
 
-    async def _follow(self, name: _FollowedName) -> None:
+    async def _turn(self) -> None:
         await asyncio.sleep(self._limits.upstream_addresses_s / 2)
-        if await self._look_up(name, self._limits):
+        names = [self._names[host] for host in self._followed]
+        if any(await asyncio.gather(*[self._look_up(name, self._limits) for name in names])):
             self.changed.set()
 
     async def _look_up(self, name: _FollowedName, limits: Limits) -> bool:
@@ -111,6 +107,8 @@ class Addresses:
             self._log_fault(name, f"no answer within {LOOKUP_S:g} s")
             return False
         name.lookup = None
+        if lookup.cancelled():
+            return False
         try:
             found = lookup.result()
         except (OSError, UnicodeError) as error:
@@ -126,7 +124,7 @@ class Addresses:
         if is_changed:
             after = set(name.known)
             logger.info(
-                "the name %s has %d engines; new: %s; gone: %s",
+                "addresses of the name %s: %d; new: %s; gone: %s",
                 name.host, len(after), _listed(after - before), _listed(before - after),
             )  # fmt: skip
         if name.known.left_out and not left_out:
@@ -140,16 +138,16 @@ class Addresses:
         """Log a new fault once."""
         if fault and not name.fault:
             logger.warning(
-                "the name %s cannot be looked up (%s): its %d engines stay", name.host, fault, len(name.known)
+                "the name %s cannot be looked up (%s): its engines stay, %d in all", name.host, fault, len(name.known)
             )
         elif name.fault and not fault:
             logger.info("the name %s can be looked up again", name.host)
         name.fault = fault
 
-    def _forget(self, name: _FollowedName) -> None:
-        for task in (name.follower, name.lookup):
-            if task is not None:
-                task.cancel()
+    def _forget(self, hosts: Iterable[str]) -> None:
+        for host in list(hosts):
+            if (lookup := self._names.pop(host).lookup) is not None:
+                lookup.cancel()
 
 
 def _hosts(pools: Sequence[PoolConfig]) -> set[str]:

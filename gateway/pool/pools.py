@@ -78,9 +78,7 @@ class Pools:
         self.all: list[Pool] = []
         """Pools of the config, in its order."""
         self.leaving: list[Pool] = []
-        """Pools that left the config and still end their requests."""
         self.engines: dict[str, AdmissionEngine] = {}
-        """Admission engines of the config's pools, by name."""
         self.addresses = Addresses(resolver, background)
         self._settled = settled
         self._on_gone = on_gone

@@ -39,7 +39,6 @@ Said = tuple[str, Value]
 ID_LENGTH_MAX: Final = 256
 STAGE_MAX: Final = 100_000
 LINES_GIVEN: Final = 3
-"""Lines of an answer that become keys."""
 LINES_OF_A_NEW_TALK: Final = 2
 """Lines of earlier answers by which a conversation without an answer joins their interaction. Several agents, each with
 a conversation of its own, may work on one answer. A line of a tool call's arguments counts twice."""
@@ -50,16 +49,9 @@ LENGTHS_MAX: Final = 32
 """Lengths of earlier raw prompts that a new prompt of the flow is compared at."""
 
 SESSION_HEADERS: Final = (
-    b"x-parent-session-id",
-    b"x-claude-code-session-id",
-    b"x-opencode-session",
-    b"x-session-affinity",
-    b"session-id",
-    b"session_id",
-    b"conversation_id",
-    b"x-session-id",
-    b"x-litellm-session-id",
-)
+    b"x-parent-session-id", b"x-claude-code-session-id", b"x-opencode-session", b"x-session-affinity", b"session-id",
+    b"session_id", b"conversation_id", b"x-session-id", b"x-litellm-session-id",
+)  # fmt: skip
 """Session headers of OpenCode's sub-agents, Claude Code, OpenCode, Codex (now and formerly), vLLM's routers and
 LiteLLM. The first one present counts."""
 _ID, _STAGE, _END = b"x-fairgate-interaction", b"x-fairgate-stage", b"x-fairgate-end"

@@ -23,7 +23,6 @@ class Deployment:
     pool: str
     policy: str
     backends: tuple[str, ...]
-    """URLs of the backends."""
 
 
 class Store(Protocol):

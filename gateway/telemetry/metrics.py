@@ -55,7 +55,6 @@ class _TenantTotals:
         self.output = 0
         self.cached = 0
         self.ways: dict[str, _Ended] = {}
-        """Ended requests by outcome."""
         self.first_tokens: _Distribution | None = None
 
 
@@ -69,7 +68,6 @@ class _Prompts:
         self.cached = 0
         self.expected = 0
         self.wrong = 0
-        """Sum of the absolute errors of `expected`."""
 
 
 class _Distribution:

@@ -73,7 +73,6 @@ class BatchLane:
         self.database = DatabaseThread(usage)
         self.counts = UsageCounts(usage.users_max)
         self.items = Counter(completed=0, failed=0)
-        """Results that this gateway has written, by outcome."""
         self.owner = secrets.token_hex(8)
         self._follower = follower
         self._woken = asyncio.Event()
@@ -152,7 +151,6 @@ class BatchDriver:
         """Whether an answer has found no room. Later lines reserve room first, so only an answer above the bound is
         aborted."""
         self._lines_bytes = 0
-        """Bytes of lines that were read and are not done."""
 
     async def run(self) -> None:
         """Drive the batch until it has ended, or the gateway stops."""

@@ -19,7 +19,6 @@ from gateway.telemetry.record import RequestRecord
 WINDOW_S: Final = 86_400
 DAY_S: Final = 86_400
 FAULTS_MAX: Final = 100
-"""Most faults listed of one file."""
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 NOT_ASKED: Final = {
     "no_room": "your files take all the bytes that you may keep; delete some",
@@ -29,7 +28,6 @@ NOT_ASKED: Final = {
 """Messages for requests without an answer, by code."""
 _LONGEST: Final = max(NOT_ASKED, key=lambda code: len(code + NOT_ASKED[code]))
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Exceptions of JSON decoding."""
 _Key = Annotated[str, msgspec.Meta(max_length=64)]
 _Value = Annotated[str, msgspec.Meta(max_length=512)]
 
@@ -94,7 +92,6 @@ class StoredFile(NamedTuple):
     bytes: int
     made_s: int
     expires_s: int = 0
-    """Own expiry of the file, 0 without one."""
 
     def shown(self, keep_days: int) -> dict[str, Any]:
         until_s = self.made_s + keep_days * DAY_S
