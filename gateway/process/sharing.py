@@ -57,10 +57,13 @@ def replicate(
     dispatchers = [pool.dispatcher for pool in pools]
     exchanges = [Exchanges.of_pool(store, pool.name, pool.dispatcher) for pool in pools]
     if shared.quotas is not None or shared.interactions is not None:
-        refuses_alone = config.state.limits_without_redis == "refuse"
         exchanges.append(
-            Exchanges.of_tenants(store, shared.quotas, shared.interactions, dispatchers, refuses_alone=refuses_alone)
-        )
+            Exchanges.of_tenants(
+                store, shared.quotas, shared.interactions, dispatchers,
+                refuses_alone=config.state.limits_without_redis == "refuse",
+                workers=1 if slot is None else slot.run_directory.workers,
+            )
+        )  # fmt: skip
     broadcasts = [
         PrefixBroadcast(store, pool.name, pool.dispatcher)
         for pool in pools

@@ -2,8 +2,9 @@
 
 Every sync round has a number. Its report is kept until a reply comes. After a loss the report is sent again under its
 number, and the store counts it once. A gateway that got no reply for `ALONE_S` goes on alone with the average of its
-recent grants. A process may also have stood still without noticing. Such a gateway starts nothing until its next sync
-round (`TRUST_S` in `replicas.grants`), because its part may have been given to others.
+recent grants. A new gateway waits for its first reply, for `START_S` at most. A process may also have stood still
+without noticing. Such a gateway starts nothing until its next sync round (`TRUST_S` in `replicas.grants`), because its
+part may have been given to others.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ DEADLINE_S: Final = 20 * INTERVAL_S
 """Time after which a reply counts as lost."""
 ALONE_S: Final = 2 * DEADLINE_S
 """Time without a reply after which a gateway goes on alone."""
+START_S: Final = 5 * ALONE_S
+"""Time from the start without any reply after which a gateway goes on alone: two tries of a store that starts as well.
+A gateway that has heard nothing does not know what is left of a limit, nor how many gateways use the engines."""
 
 
 class Speaker(Protocol):
@@ -51,6 +55,7 @@ class Schedule:
         self._number = 0
         self._pending: ReplicaReport | None = None
         self._is_repeated = self._is_late = False
+        self._alone_s = START_S
         self._asked_s = self._answered_s = self._due_s = float("-inf")
 
     def due_s(self) -> float:
@@ -79,6 +84,7 @@ class Schedule:
     def answered(self, view: ReplicaView, now: float) -> Sequence[Decision]:
         """End a sync round with the store's reply."""
         self._pending = None
+        self._alone_s = ALONE_S
         # A grant based on the state before the process stood still is only as fresh as that state.
         as_of_s = self._answered_s if self._is_late else self._asked_s
         self._answered_s = self._asked_s
@@ -91,7 +97,7 @@ class Schedule:
     def lost(self, now: float) -> Sequence[Decision]:
         """End a sync round without a reply."""
         self._due_s = now + IDLE_S
-        if not self.is_alone and now - self._answered_s < ALONE_S:
+        if not self.is_alone and now - self._answered_s < self._alone_s:
             return ()
         self.is_alone = True
         return self._speaker.cut_off(now)

@@ -18,9 +18,11 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from gateway.config.model import Config
 from gateway.operator.merged_metrics import merged
 from gateway.process.hub import go_on
-from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER
-from gateway.storage.hub.run_directory import WorkerSlot
+from gateway.process.supervisor import unix_listener
+from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER, ExchangeServer
+from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 from gateway.storage.hub.wire import FRAME_BYTES_MAX
+from gateway.storage.store import ALL_POOLS
 from gateway.telemetry.metric_families import FAMILIES
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
@@ -133,6 +135,36 @@ async def test_a_longer_limit_goes_on_from_what_was_used_before(
             for live in (first, second):
                 assert (await live.ask("/v1/chat/completions", body, key="key-of-spent")).status == 429
                 assert (await live.ask("/v1/chat/completions", body, key="key-of-fresh")).status == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("comes", "served"), [(True, 20), (False, 10 + 5)])
+async def test_workers_whose_hub_starts_late_count_a_limit_together_and_by_parts_if_it_never_does(
+    start: Starter, comes: bool, served: int
+) -> None:
+    named = [each | {"quota": {"requests_per_day": 20}} for each in tenants(a=1)]
+    found = RunDirectory.made(WORKERS)
+    server, listener = ExchangeServer(found), unix_listener(found.exchange)
+    async with AsyncExitStack() as stack:
+        stack.callback(found.end)
+        stack.callback(server.close)
+        stack.callback(listener.close)
+        sim = await stack.enter_async_context(simulated(time_scale=0))
+        first, second = [
+            await stack.enter_async_context(start(sim.url, worker_slot=WorkerSlot(at, found), tenants=named))
+            for at in range(WORKERS)
+        ]
+        body = chat(max_tokens=1)
+        asked = [
+            asyncio.create_task(live.ask("/v1/chat/completions", body, key="key-of-a"))
+            for live in (*[first] * 35, *[second] * 5)
+        ]
+        rounds = [each for live in (first, second) for each in live.gateway.exchanges if each.about == ALL_POOLS]
+        await until(lambda: all(each.lost >= 2 for each in rounds))
+        if comes:
+            await server.listen(listener)
+        statuses = [(await each).status for each in asked]
+        assert (statuses.count(200), statuses.count(429)) == (served, 40 - served)
 
 
 # --- metrics ---

@@ -56,10 +56,13 @@ class Exchanges:
         dispatchers: Sequence[Dispatcher],
         *,
         refuses_alone: bool,
+        workers: int,
     ) -> Exchanges:
         """Create the rounds about tenants' limits and interactions, over all pools."""
         engines = [dispatcher.engine for dispatcher in dispatchers]
-        replica = TenantReplica(quotas, interactions, engines, epoch_s=store.epoch_s, refuses_alone=refuses_alone)
+        replica = TenantReplica(
+            quotas, interactions, engines, epoch_s=store.epoch_s, refuses_alone=refuses_alone, workers=workers
+        )
 
         def carry_out(_: Sequence[Decision]) -> None:
             for dispatcher in dispatchers:
