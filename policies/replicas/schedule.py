@@ -2,9 +2,9 @@
 
 Every sync round has a number. Its report is kept until a reply comes. After a loss the report is sent again under its
 number, and the store counts it once. A gateway that got no reply for `ALONE_S` goes on alone with the average of its
-recent grants. A new gateway waits for its first reply, for `START_S` at most. A process may also have stood still
-without noticing. Such a gateway starts nothing until its next sync round (`TRUST_S` in `replicas.grants`), because its
-part may have been given to others.
+recent grants. A gateway that has never got a reply does not know what is left of a limit, so its requests with a limit
+wait for `START_S`. A process may also have stood still without noticing. Such a gateway starts nothing until its next
+sync round (`TRUST_S` in `replicas.grants`), because its part may have been given to others.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ DEADLINE_S: Final = 20 * INTERVAL_S
 """Time after which a reply counts as lost."""
 ALONE_S: Final = 2 * DEADLINE_S
 """Time without a reply after which a gateway goes on alone."""
-START_S: Final = 5 * ALONE_S
-"""Time from the start without any reply after which a gateway goes on alone: two tries of a store that starts as well.
-A gateway that has heard nothing does not know what is left of a limit, nor how many gateways use the engines."""
+START_S: Final = 15 * ALONE_S
+"""Time without a first reply after which a new gateway goes on alone with limits. Envoy waits as long for its first
+configuration (`initial_fetch_timeout`)."""
 
 
 class Speaker(Protocol):
@@ -49,13 +49,14 @@ class Speaker(Protocol):
 class Schedule:
     """The times of one gateway's sync rounds on one subject."""
 
-    def __init__(self, speaker: Speaker) -> None:
+    def __init__(self, speaker: Speaker, *, start_s: float = ALONE_S) -> None:
+        """Begin. `start_s`: time without a first reply after which the gateway goes on alone."""
         self.is_alone = False
         self._speaker = speaker
         self._number = 0
         self._pending: ReplicaReport | None = None
         self._is_repeated = self._is_late = False
-        self._alone_s = START_S
+        self._alone_s = start_s
         self._asked_s = self._answered_s = self._due_s = float("-inf")
 
     def due_s(self) -> float:

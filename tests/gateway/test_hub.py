@@ -6,7 +6,8 @@ import asyncio
 import math
 import re
 import time
-from contextlib import AsyncExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gateway.operator.merged_metrics import merged
 from gateway.process.hub import go_on
 from gateway.process.supervisor import unix_listener
 from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER, ExchangeServer
+from gateway.storage.hub.hub_store import HubStore
 from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 from gateway.storage.hub.wire import FRAME_BYTES_MAX
 from gateway.storage.store import ALL_POOLS
@@ -28,9 +30,11 @@ from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
 from gateway.usage.written import Batch, add
 from policies.replicas.messages import CallDelta, ReplicaReport
+from policies.replicas.schedule import DEADLINE_S
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.gateway.load import tenants
 from tests.kit.run_directory import WORKERS, run_directory
+from tests.kit.standing_still import stood_still
 from tests.kit.turns import ask, cached_in_turns, index_of, text
 
 REPORT = ReplicaReport([], [], [], [], [], [], [], 0.0)
@@ -135,6 +139,24 @@ async def test_a_longer_limit_goes_on_from_what_was_used_before(
             for live in (first, second):
                 assert (await live.ask("/v1/chat/completions", body, key="key-of-spent")).status == 429
                 assert (await live.ask("/v1/chat/completions", body, key="key-of-fresh")).status == 200
+
+
+async def test_an_answer_that_came_while_a_worker_stood_still_is_no_failure() -> None:
+    found = RunDirectory.made(WORKERS)
+    with closing(unix_listener(found.exchange)) as listener, ThreadPoolExecutor() as threads:
+
+        def answers() -> None:
+            """As the hub, which is another process."""
+            with listener.accept()[0] as worker:
+                worker.recv(FRAME_BYTES_MAX)
+                worker.sendall(frame([1, b"what was learned"]))
+
+        threads.submit(answers)
+        store = HubStore(found, ())
+        await store.open()
+        assert await stood_still(store.learned("pool"), 1.2 * DEADLINE_S) == b"what was learned"
+        await store.close()
+    found.end()
 
 
 @pytest.mark.slow

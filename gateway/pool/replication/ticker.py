@@ -16,7 +16,7 @@ from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.replicas.messages import ReplicaView, is_answer
 from policies.replicas.pool_replica import PoolReplica
-from policies.replicas.schedule import Schedule, Speaker
+from policies.replicas.schedule import ALONE_S, START_S, Schedule, Speaker
 from policies.replicas.tenant_replica import TenantReplica
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -27,13 +27,20 @@ class Exchanges:
     """Sync rounds of one gateway with the store, one `turn` after another."""
 
     def __init__(
-        self, store: Store, name: str, speaker: Speaker, carry_out: Callable[[Sequence[Decision]], None]
+        self,
+        store: Store,
+        name: str,
+        speaker: Speaker,
+        carry_out: Callable[[Sequence[Decision]], None],
+        *,
+        start_s: float = ALONE_S,
     ) -> None:
-        """Create rounds for the pool `name`. `carry_out` gets every resulting decision."""
+        """Create rounds for the pool `name`, alone after `start_s` without any reply. `carry_out` gets every resulting
+        decision."""
         self.about = name
         self.answered = 0
         self.lost = 0
-        self._schedule = Schedule(speaker)
+        self._schedule = Schedule(speaker, start_s=start_s)
         self._store = store
         self._speaker = speaker
         self._carry_out = carry_out
@@ -68,7 +75,7 @@ class Exchanges:
             for dispatcher in dispatchers:
                 dispatcher.carry_out(replica.decisions_of(dispatcher.engine))
 
-        exchanges = cls(store, ALL_POOLS, replica, carry_out)
+        exchanges = cls(store, ALL_POOLS, replica, carry_out, start_s=START_S)
         for dispatcher in dispatchers:
             dispatcher.listeners.append(exchanges.look)
         return exchanges

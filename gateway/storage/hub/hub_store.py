@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.wire import Frames
+from gateway.storage.in_time import in_time
 from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreUnavailable
 from gateway.telemetry.metric_families import single
@@ -142,8 +143,7 @@ class _Hub(Frames):
         self._asked[number] = answer
         try:
             self.send([number, *question])
-            async with asyncio.timeout(DEADLINE_S):
-                return await answer
+            return await in_time(answer, DEADLINE_S)
         except TimeoutError:
             raise StoreUnavailable(f"the hub has not answered within {DEADLINE_S:g} s") from None
         finally:

@@ -28,6 +28,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from gateway.storage.in_time import in_time
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 from policies.replicas.schedule import DEADLINE_S
 
@@ -200,9 +201,7 @@ class RedisConnection:
         for _ in range(MOVES_MAX):
             connection = await self._connected()
             try:
-                async with asyncio.timeout(self._deadline_s):
-                    await connection.send_command(*words)
-                    return await connection.read_response()
+                return await in_time(_asked(connection, words), self._deadline_s)
             except TimeoutError:
                 raise TimeoutError(f"no answer within {self._deadline_s:g} s") from None
             except MovedError as moved:
@@ -218,8 +217,7 @@ class RedisConnection:
             await connection.disconnect(nowait=True)  # closed by the server while idle
         if not connection.is_connected:
             try:
-                async with asyncio.timeout(CONNECT_S):
-                    await connection.connect()  # type: ignore[no-untyped-call]
+                await in_time(connection.connect(), CONNECT_S)  # type: ignore[no-untyped-call]
             except TimeoutError:
                 raise TimeoutError(f"no connection within {CONNECT_S:g} s") from None
         return connection
@@ -239,6 +237,11 @@ class RedisConnection:
     def _go_to(self, at: int) -> None:
         if at != self._at:
             self._at, self._connection = at, None
+
+
+async def _asked(connection: AbstractConnection, words: Sequence[Argument]) -> Any:
+    await connection.send_command(*words)
+    return await connection.read_response()
 
 
 async def _listen(connection: AbstractConnection, channel: str, received: Callable[[bytes], None]) -> None:
