@@ -117,8 +117,8 @@ def checked_zone(name: str) -> str:
 
 
 def checked_tokenizer(text: str) -> str:
-    if not text.endswith(".json"):
-        raise fault("should be the path of a tokenizer.json")
+    if not text.endswith(".json") and not re.fullmatch(r"tiktoken:[A-Za-z0-9_.-]+", text):
+        raise fault("should be the path of a tokenizer.json, or tiktoken:ENCODING such as tiktoken:o200k_base")
     return text
 
 

@@ -88,6 +88,7 @@ class Overrides:
     port: int | None = None
     admin_port: int | None = None
     workers: int | str | None = None
+    """A number, or auto."""
     access_log: str | None = None
     log_level: str | None = None
 

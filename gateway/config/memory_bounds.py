@@ -41,6 +41,7 @@ class Table(NamedTuple):
     entry_bytes: int
     """Size of an entry with the longest names, each in a copy of its own."""
     part: int
+    """Names per entry."""
     of_pool: bool = False
     """Does each pool have a table, so that the names are divided among pools?"""
 
@@ -74,6 +75,7 @@ class Bounds(NamedTuple):
     blocks: int
     connections: int
     body_bytes: int
+    """Largest body, unless configured."""
     body_bytes_most: int
     """Largest value that may be configured for the largest body."""
     json_bytes: int
@@ -86,8 +88,11 @@ class Bounds(NamedTuple):
     """Bodies of one tenant or address."""
     queue_bytes: int
     lines_bytes: int
+    """Batch lines that run or wait at once."""
     line_bytes: int
+    """Largest batch line."""
     results_bytes: int
+    """Results of batch lines until they are stored."""
     reading_bytes: int
     """Memory for reading a body; bodies are read one after the other."""
     answers_bytes: int

@@ -103,6 +103,7 @@ class RequestReader:
         self._host = b""
         """The last well-formed host: a client names one host every time."""
         self.partial = b""
+        """The beginning of an incomplete head."""
         self._head: Head | None = None
         """The last head, if a repetition of it can be recognised."""
         self.reset()
@@ -121,6 +122,7 @@ class RequestReader:
         self._body: bytes | BytesIO = b""
         self._chunked = False
         self._left = 0
+        """Missing bytes of a body of known length."""
         self.is_known = False
         """Whether the head was recognised. llhttp then does not see the request."""
         self._chunk_left = 0

@@ -19,11 +19,14 @@ class ServerLimits:
     answers_bytes_max: int = 1 << 28
     """Unsent answers of all clients that read too slowly, together."""
     client_bodies_bytes_max: int = 1 << 28
+    """Bodies of one tenant, and bodies from one address."""
     connections_max: int = 20000
     client_connections_max: int = 10000
+    """Connections of one tenant, and connections from one address."""
     client_head_s: float = 10.0
     """Time from a request's first byte, or from the connection's start, to the end of the head."""
     client_body_s: float = 300.0
+    """Time from the end of the head to the end of the body."""
     body_grace_s: float = 20.0
     """Time that any body may take; each received byte adds time at `client_body_bytes_per_s`."""
     client_body_bytes_per_s: float = 1000.0

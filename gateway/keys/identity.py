@@ -50,9 +50,11 @@ class Principal:
     apps: tuple[str, ...]
     """Apps that the key may claim; the first is the app of a request that names none."""
     models: frozenset[str] | None = None
+    """Models that the key may ask for; None for all."""
     expires_s: float = inf
     """Time from which the key is rejected, in seconds since the epoch."""
     digest: bytes = b""
+    """Digest of the key; empty without a key."""
     groups: frozenset[str] | None = None
     """Groups that the signed token names: the tenant must be in one of them. None if it may be in any."""
     user: str = ""
@@ -159,6 +161,7 @@ class Keyring:
         self.on_learned: Callable[[Mapping[str, ModelQuotasConfig]], None] = _nobody
         """Callback after each `learn`: gets the quotas of issued keys by the names under which they are counted."""
         self.revision = 0
+        """Number of configs taken over."""
         self.take_over(self.read(tenants, groups), open_access=open_access)
 
     def read(self, tenants: Sequence[TenantConfig], groups: Sequence[GroupConfig] = ()) -> KeyHolders:
@@ -336,7 +339,7 @@ def _log(what: str, keys: Sequence[Principal]) -> None:
             "key sha256:%s of %s%s %s%s", one.digest.hex(), one.tenant, f" ({one.label})" * bool(one.label), what, until
         )
     if len(keys) > LOGGED_MAX:
-        logger.info("keys that are not listed: %d more %s", len(keys) - LOGGED_MAX, what)
+        logger.info("keys that are not listed: %d; each %s", len(keys) - LOGGED_MAX, what)
 
 
 def _digest(key: KeyConfig) -> bytes:

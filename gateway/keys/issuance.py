@@ -17,6 +17,7 @@ from gateway.config.sections.keys import KeyConfig, hash_key, new_key
 from gateway.keys.issued import REVOKED, KeyTable, entry, read_entry
 
 NAMED_MAX = 20
+"""Limit on the names in one message."""
 _GRACE = re.compile(r"([0-9]{1,5})([smhd])")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 

@@ -45,6 +45,7 @@ class PoolGauges:
         self._of_tenants: Rows = {}
         self._of_groups: Rows = {}
         self._config: Config | None = None
+        """Config from which the groups were read last."""
         self._around: Mapping[str, Sequence[str]] = {}
         """Groups of each tenant that have a label."""
         self._waste: dict[str, int] = {}

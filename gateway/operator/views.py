@@ -17,6 +17,7 @@ from gateway.operator.snapshots.snapshot import SnapshotSource
 from gateway.operator.snapshots.state_document import state
 
 SHARED_S: Final = 1.0
+"""Seconds for which pages share a document."""
 SHARED_S_MAX: Final = 10.0
 COST_MAX: Final = 0.01
 """Part of a core that documents for pages take, up to documents that cost COST_MAX * SHARED_S_MAX seconds each."""
@@ -47,6 +48,7 @@ class StateView:
         self._content = b""
         self._made_s = -inf
         self._cost_s = 0.0
+        """CPU seconds that the document took."""
 
     async def answer(self, request: web.Request) -> web.Response:
         async with self._turn:

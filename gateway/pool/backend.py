@@ -77,6 +77,7 @@ class Backend:
         self.isolates: Isolation = "where_possible"
         self.on_health: Callable[[Backend], None] | None = None
         self.feed: StepFeed | None = None
+        """Feed of the engine's steps; None where it is not read."""
         self.on_recognised: Callable[[Backend, bool], None] | None = None
 
     @property

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from prometheus_client.metrics_core import Metric
@@ -31,7 +32,9 @@ class _FollowedName:
         self.host = host
         self.known = KnownAddresses()
         self.fault = ""
+        """Cause of the last look-up's failure, or ""."""
         self.lookup: asyncio.Future[Sequence[str]] | None = None
+        self.follower: asyncio.Task[None] | None = None
 
 
 class Addresses:
@@ -44,14 +47,12 @@ class Addresses:
         self._resolver = resolver
         self._limits = Limits()
         self._names: dict[str, _FollowedName] = {}
-        self._followed: set[str] = set()
-        """Names of the configuration in force; the rest of `_names` belongs to one that may be taken over."""
         self._background = Background(background)
-        self._follower: asyncio.Task[None] | None = None
 
     async def learn(self, config: Config) -> None:
         """Look up the new names of this configuration, within the time of one look-up."""
-        self._forget(self._names.keys() - self._followed)  # from a configuration that was not taken over
+        for name in [name for name in self._names.values() if name.follower is None]:
+            self._forget(self._names.pop(name.host))  # from a configuration that was not taken over
         new = [_FollowedName(host) for host in sorted(_hosts(config.pools) - self._names.keys())]
         self._names |= {name.host: name for name in new}
         await asyncio.gather(*[self._look_up(name, config.limits) for name in new])
@@ -69,10 +70,13 @@ class Addresses:
     def follow(self, config: Config) -> None:
         """Follow the names of this configuration, and no others."""
         self._limits = config.limits
-        self._followed = _hosts(config.pools)
-        self._forget(self._names.keys() - self._followed)
-        if self._followed and self._follower is None:
-            self._follower = self._background.repeat(self._turn, "addresses")
+        hosts = _hosts(config.pools)
+        for host in self._names.keys() - hosts:
+            self._forget(self._names.pop(host))
+        for host in hosts:
+            name = self._names[host]
+            if name.follower is None:
+                name.follower = self._background.repeat(partial(self._follow, name), "addresses", host)
 
     def faults(self, pool: PoolConfig) -> list[str]:
         """Return the names of this pool that cannot be looked up, with causes."""
@@ -80,7 +84,8 @@ class Addresses:
         return [f"the name {name.host} cannot be looked up: {name.fault}" for name in names if name.fault]
 
     async def close(self) -> None:
-        self._forget(self._names.keys())
+        for name in self._names.values():
+            self._forget(name)
         await self._background.stop()
 
     def collect(self) -> Iterator[Metric]:
@@ -93,10 +98,9 @@ class Addresses:
         yield family("fairgate_name_lookup_success", success)
         yield family("fairgate_name_addresses", counts)
 
-    async def _turn(self) -> None:
+    async def _follow(self, name: _FollowedName) -> None:
         await asyncio.sleep(self._limits.upstream_addresses_s / 2)
-        names = [self._names[host] for host in self._followed]
-        if any(await asyncio.gather(*[self._look_up(name, self._limits) for name in names])):
+        if await self._look_up(name, self._limits):
             self.changed.set()
 
     async def _look_up(self, name: _FollowedName, limits: Limits) -> bool:
@@ -107,8 +111,6 @@ class Addresses:
             self._log_fault(name, f"no answer within {LOOKUP_S:g} s")
             return False
         name.lookup = None
-        if lookup.cancelled():
-            return False
         try:
             found = lookup.result()
         except (OSError, UnicodeError) as error:
@@ -144,10 +146,10 @@ class Addresses:
             logger.info("the name %s can be looked up again", name.host)
         name.fault = fault
 
-    def _forget(self, hosts: Iterable[str]) -> None:
-        for host in list(hosts):
-            if (lookup := self._names.pop(host).lookup) is not None:
-                lookup.cancel()
+    def _forget(self, name: _FollowedName) -> None:
+        for task in (name.follower, name.lookup):
+            if task is not None:
+                task.cancel()
 
 
 def _hosts(pools: Sequence[PoolConfig]) -> set[str]:

@@ -31,7 +31,7 @@ from gateway.request.prefix_hashes import prefix_hashes, salt_of
 from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
 from policies.admission.named import named_policy
-from policies.admission.takeover import remove_backend, reweigh, take_over
+from policies.admission.takeover import Weights, remove_backend, reweigh, take_over
 from policies.capacity.gauges import EngineFacts
 from policies.placements.least_loaded import least_loaded
 from policies.request import Request, payer
@@ -105,6 +105,7 @@ class Pool:
         self.response_buffer_bytes_max = gateway.limits.response_buffer_bytes_max
         self._answers_bytes_max = gateway.bounds.answers_bytes // len(gateway.pools)
         self.debug_headers = gateway.debug_headers
+        self.takes_background = gateway.limits.background
         self.claims = shared.claims
         self.quotas = shared.quotas
         self.fallback = config.fallback
@@ -170,7 +171,7 @@ class Pool:
                 self._unwatch(backend)
             self._watch(backend)
 
-    def reweigh(self, weights: Mapping[str, float]) -> None:
+    def reweigh(self, weights: Weights) -> None:
         """Replace the weights of these tenants."""
         reweigh(self.dispatcher.engine, weights)
 

@@ -37,11 +37,11 @@ def store_of(config: Config, worker_slot: WorkerSlot | None) -> tuple[Store | No
 
 
 class Replication(NamedTuple):
-    """The parts of a gateway that report to the others; empty without a store."""
+    """The parts of a gateway that report to the others."""
 
-    exchanges: Sequence[Exchanges] = ()
-    broadcasts: Sequence[PrefixBroadcast] = ()
-    replicas: Replicas | None = None
+    exchanges: Sequence[Exchanges]
+    broadcasts: Sequence[PrefixBroadcast]
+    replicas: Replicas | None
 
 
 def replicate(

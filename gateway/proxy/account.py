@@ -22,9 +22,10 @@ def believed(
     """Return the service that an answer took.
 
     `counted`: our count of the output, used if the engine reports none. The engine's output count is capped by the
-    request's own limit and the model's context, its prompt count by the context, its cached tokens by the prompt.
+    request's own limit and the model's context, its prompt count by the context, its cached tokens by the prompt. An
+    answer in the background without a count is charged its maximum.
     """
-    prompt, output = request.prompt_tokens, counted
+    prompt, output = request.prompt_tokens, request.output_tokens_max if works_on(payload, usage) else counted
     if usage is None:
         return ServiceTokens(prompt, output)
     room = context_tokens or CONTEXT_TOKENS_UNKNOWN
@@ -39,6 +40,11 @@ def believed(
         if output > request.output_tokens_max:  # this limit assumes an estimated prompt, so it may be too low
             output = min(output, max(counted, _output_max(request, payload, route, room)))
     return ServiceTokens(prompt, output, min(usage.cached_tokens, prompt))
+
+
+def works_on(payload: Payload, usage: Usage | None) -> bool:
+    """Does the engine work on in the background, as far as it has reported?"""
+    return payload.is_background and (usage is None or usage.output_tokens is None)
 
 
 def _prompts_max(request: Request, payload: Payload, route: Route) -> int:

@@ -27,7 +27,7 @@ from backends.answers.sse import Dialect, StreamMeter, is_event_stream
 from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header, content_type, header_of, is_json, is_text, retry_after_s
-from gateway.proxy.account import believed
+from gateway.proxy.account import believed, works_on
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
 from gateway.proxy.refusals import failure_error, refusal_error, revoked_key_error
 from gateway.proxy.relay import HELD, RELAYED, RETURNED, STREAMED, Ending, Phase, Relay
@@ -97,8 +97,8 @@ class Exchange(Relay):
         self.context.error(refusal_error(decision, self._pool.again_s()))
 
     def preempt(self) -> None:
-        """Preempt this batch request, unless its client has seen any of its answer."""
-        if self._call is not None and not self.context.relays:
+        """Preempt this batch request, unless its client has seen any of its answer, or the engine would work on."""
+        if self._call is not None and not self.context.relays and not self.context.payload.is_background:
             self.cancel()
             self._again(Failure.PREEMPTED)
 
@@ -391,7 +391,10 @@ class Exchange(Relay):
             goes_on_by = name if self.context.route.dialect is Dialect.RESPONSES else ""
             request.progress.answer_keys = answer_keys(request.claim, keys, goes_on_by)
         self.context.gives_out(name)
-        self._pool.dispatcher.finished(request.id, service, awaits_more)
+        if works_on(payload, usage):
+            self._pool.dispatcher.cancelled(request.id, service)  # an answer still to come teaches nothing
+        else:
+            self._pool.dispatcher.finished(request.id, service, awaits_more)
         self.end(Outcome.COMPLETED, "", service)
 
     def _received(self) -> ServiceTokens:
@@ -401,6 +404,8 @@ class Exchange(Relay):
             counted, usage = meter.token_events, meter.usage
         elif self.phase is Phase.RELAYED:
             counted, usage = self._made_tokens(self._answer_bytes), None
+        elif self._call is not None and self._call.sends and works_on(self.context.payload, None):
+            counted, usage = 0, None
         else:
             return self._pool.dispatcher.received(self.request.id)
         # A usage reported before the end may be outdated.

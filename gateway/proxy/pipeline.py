@@ -46,6 +46,8 @@ from policies.request import Refusal, Request, State
 logger = logging.getLogger("fairgate")
 
 RETRY_WHEN_DRAINING_S: Final = 2.0
+UNLISTED_LENGTH_MAX: Final = 256
+"""Longest name of a model that no engine has listed."""
 JSON: Final = (b"content-type", b"application/json")
 ABOUT: Final = msgspec.json.encode(
     {
@@ -243,8 +245,9 @@ class Pipeline:
         context.responses, context.keyring = self.responses, self.keyring
         context.model, context.stream = payload.model, payload.stream
         pool = context.serving_pool = self._pool_for(context)
-        if payload.is_background:
-            message = "'background' is not taken here: the engine would work on after its answer; use a batch"
+        if payload.is_background and not pool.takes_background:
+            message = "'background' is not taken here, since the engine would work on after its answer: leave it out, "
+            message += "or have the operator set `limits.background`"
             raise ApiError(Reason.INVALID_REQUEST, message, param="background")
         request = context.request = admission_request(context, pool)
         self.keyring.check_user(context.tenant, request.flow.user)
@@ -274,6 +277,8 @@ class Pipeline:
         else:
             model = self._model(context.principal, asked)
         pool = self._pool(model)
+        if model not in self._pool_of_model:
+            context.model = ""  # the client may have made up the name, which would be a label of metrics and usage
         other = None if context.engine or pool.is_healthy() else self._stand_in(pool)
         if other is not None:
             model, pool = str(pool.fallback), other
@@ -339,10 +344,10 @@ class Pipeline:
     def _pool(self, model: str) -> Pool:
         """Return the pool that serves a model. Raise ApiError if none is known.
 
-        If one pool alone has not listed its models and is in service, its engine judges the name, as without a gateway.
+        If one pool alone has listed no models and is in service, its engine judges the name, as without a gateway.
         """
         pool = self._pool_of(model)
-        if pool is None and model:
+        if pool is None and 0 < len(model) <= UNLISTED_LENGTH_MAX:
             unlisted = [each for each in self._pools if not each.models()]
             pool = unlisted[0] if len(unlisted) == 1 and unlisted[0].is_healthy() else None
         if pool is None:

@@ -48,7 +48,8 @@ class RequestContext(HttpRequest):
         responder: the writer of the answer.
         payload: the body.
         serving_pool: the pool where the request waits and is answered.
-        responses: the registry of stored responses. keyring: the keys that are valid now.
+        responses: the registry of stored responses.
+        keyring: the keys that are valid now.
         engine: the only engine that can serve the request, since it has the response that the request continues; "" for
             any.
         relays: whether part of an engine's answer has gone to the client. Until then another engine may get the

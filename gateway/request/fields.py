@@ -7,7 +7,7 @@ flags are accepted in the spellings of pydantic's lax mode, by which vLLM reads 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -21,6 +21,7 @@ FLAGS: Final = {
     **dict.fromkeys(("1", "1.0", "on", "t", "true", "y", "yes"), True),
     **dict.fromkeys(("0", "0.0", "off", "f", "false", "n", "no"), False),
 }
+"""Spellings of a flag, in lower case."""
 
 
 class TooManyError(Exception):
@@ -49,7 +50,7 @@ class UserMetadata(msgspec.Struct):
     user_id: str | None = None
 
 
-class _ReadFields(msgspec.Struct):
+class Fields(msgspec.Struct):
     """The fields of all APIs. Those of some APIs only stay encoded; `Api` says which API reads them."""
 
     model: str | None = None
@@ -81,33 +82,37 @@ class _ReadFields(msgspec.Struct):
     messages: Raw = Raw()
     prompt: Raw = Raw()
     input: Raw = Raw()
-
-
-STEERING_FIELDS: Final = (
-    # scheduling and cache
-    "priority", "cache_salt", "extra_key", "session_id", "session_params", "kv_hint", "kv_hints", "agent_hint",
-    "id_slot",
-    # the request's name, since the name of another request would end or join that request
-    "request_id", "rid",
-    # the engine's processes that work, and their messages to each other
-    "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "bootstrap_host", "bootstrap_port",
-    "bootstrap_room", "disaggregated_params", "kv_transfer_params", "ec_transfer_params",
-    # adapters and code beside the requested model, and effects on all requests
-    "vllm_xargs", "custom_logit_processor", "lora_path", "ngram_corpus_id", "custom_labels",
-    # the tokens per event, by which output is counted
-    "stream_interval",
-)  # fmt: skip
-"""Fields that steer engines of any kind, the last of `Fields`."""
-
-if TYPE_CHECKING:
-
-    class Fields(_ReadFields):
-        """All fields that are decoded."""
-
-        session_id: Raw = Raw()
-
-else:
-    Fields = msgspec.defstruct("Fields", [(name, Raw, Raw()) for name in STEERING_FIELDS], bases=(_ReadFields,))
+    # From here to the end: fields that steer engines of any kind. First scheduling and cache;
+    priority: Raw = Raw()
+    cache_salt: Raw = Raw()
+    extra_key: Raw = Raw()
+    session_id: Raw = Raw()
+    session_params: Raw = Raw()
+    kv_hint: Raw = Raw()
+    kv_hints: Raw = Raw()
+    agent_hint: Raw = Raw()
+    id_slot: Raw = Raw()
+    # the request's name, since the name of another request would end or join that request;
+    request_id: Raw = Raw()
+    rid: Raw = Raw()
+    # the engine's processes that work, and their messages to each other;
+    data_parallel_rank: Raw = Raw()
+    routed_dp_rank: Raw = Raw()
+    disagg_prefill_dp_rank: Raw = Raw()
+    bootstrap_host: Raw = Raw()
+    bootstrap_port: Raw = Raw()
+    bootstrap_room: Raw = Raw()
+    disaggregated_params: Raw = Raw()
+    kv_transfer_params: Raw = Raw()
+    ec_transfer_params: Raw = Raw()
+    # adapters and code beside the requested model, and effects on all requests;
+    vllm_xargs: Raw = Raw()
+    custom_logit_processor: Raw = Raw()
+    lora_path: Raw = Raw()
+    ngram_corpus_id: Raw = Raw()
+    custom_labels: Raw = Raw()
+    # the tokens per event, by which output is counted.
+    stream_interval: Raw = Raw()
 
 
 class Turn(msgspec.Struct):

@@ -39,6 +39,7 @@ Said = tuple[str, Value]
 ID_LENGTH_MAX: Final = 256
 STAGE_MAX: Final = 100_000
 LINES_GIVEN: Final = 3
+"""Lines of an answer that become keys."""
 LINES_OF_A_NEW_TALK: Final = 2
 """Lines of earlier answers by which a conversation without an answer joins their interaction. Several agents, each with
 a conversation of its own, may work on one answer. A line of a tool call's arguments counts twice."""

@@ -44,6 +44,7 @@ class Route:
     api: Api = OTHER
     takes_body: bool = True
     methods: str = ""
+    """Methods of the path, for OPTIONS."""
 
     @property
     def reports_usage(self) -> bool:

@@ -23,6 +23,7 @@ class Deployment:
     pool: str
     policy: str
     backends: tuple[str, ...]
+    """URLs of the backends."""
 
 
 class Store(Protocol):

@@ -38,6 +38,7 @@ class AccessLog:
         self._target = target
         self._writer = _writer(target)
         self._lost_before = 0
+        """Lines lost by writers that are closed."""
 
     @property
     def lines_lost(self) -> int:

@@ -25,7 +25,9 @@ class End(msgspec.Struct, array_like=True, gc=False):  # made for each request: 
     app: str
     model: str
     backend: str
+    """Engine that had the request last; "" if none did."""
     waited_s: Mapping[str, float]
+    """Wait in seconds by obstacle."""
     first_token_s: float | None
     """Seconds from arrival to the first token; None if none was seen."""
     prompt_tokens: int
@@ -36,11 +38,13 @@ class OwnMinute(msgspec.Struct):
     """Sums of one tenant's requests that came within one minute."""
 
     at_s: float
+    """Begin of the minute, in seconds since the epoch."""
     slowest: End
     requests: int = 0
     queue_s: float = 0.0
     not_served: int = 0
     reason: str = ""
+    """Reason of the latest request that was not served."""
 
 
 def took_s(end: End) -> float:

@@ -68,6 +68,7 @@ class _Prompts:
         self.cached = 0
         self.expected = 0
         self.wrong = 0
+        """Sum of the absolute errors of `expected`."""
 
 
 class _Distribution:

@@ -20,6 +20,7 @@ ANSWER_S = 6.0
 """Seconds that an answer may take. Longer than a connection or a statement may take, but not than both together."""
 CLOSE_S = 2.0
 WAITING_MAX = 64
+"""Limit on the waiting pieces of work of one owner."""
 Found = TypeVar("Found")
 Given = ParamSpec("Given")
 

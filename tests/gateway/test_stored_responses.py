@@ -230,14 +230,51 @@ BACKGROUND: list[Any] = [True, 1, "true", "false", {}]
 
 @pytest.mark.parametrize("size", [1, 400_000])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_work_after_the_answer_is_refused(start: Starter, stream: bool, size: int) -> None:
+async def test_work_after_the_answer_is_refused_unless_it_is_allowed(start: Starter, stream: bool, size: int) -> None:
     async with Keeper() as a, start(pools=pools(a)) as live:
         bodies = [ASKED | {"background": value, "stream": stream, "padding": "x" * size} for value in BACKGROUND]
         written = json.dumps({"padding": ""} | bodies[0]).encode().replace(b'"background"', b'"b\\u0061ckground"')
         for body in (*bodies, written):
             got = await live.ask(RESPONSES, body)
             assert (got.status, got.error["param"]) == (400, "background")
+            assert "limits.background" in got.error["message"]
         assert a.requests == []
         for value in (False, None):
             assert (await live.ask(RESPONSES, ASKED | {"background": value, "stream": stream})).status == 200
         assert (await live.ask(CHAT, chat(background=True))).status == 200, "no field of chat"
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"), [({"max_output_tokens": 50}, 50), ({"max_output_tokens": None}, 4000), ({"stream": True}, 3)]
+)
+async def test_work_after_the_answer_is_charged_the_most_that_it_may_take(
+    start: Starter, fields: dict[str, Any], most: int
+) -> None:
+    quota = {"tokens_per_day": most + 100}
+    async with Keeper() as a, start(pools=pools(a), limits={"background": True}, quota=quota) as live:
+        await respond(live, background=True, **fields)
+        [line] = await live.lines(1)
+        assert line["outcome"] == "completed"
+        assert most <= line["tokens_out"] <= most + 100
+        arrivals = live.engine.requests.lengths._everybody.arrivals
+        assert len(arrivals) == (1 if fields.get("stream") else 0), "nothing is learned from what is not seen"
+        assert live.holds_nothing()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_leaves_work_that_goes_on_is_charged_the_most_that_it_may_take(start: Starter, stream: bool) -> None:
+    async with Keeper() as a, start(pools=pools(a), limits={"background": True}) as live:
+        a.goes_on.clear()
+        body = ASKED | {"background": True, "stream": stream}
+        if stream:
+            async with live.post(RESPONSES, body) as response:
+                await response.content.readline()
+                response.close()
+        else:
+            asking = asyncio.ensure_future(live.ask(RESPONSES, body))
+            await until(lambda: bool(a.kept))
+            asking.cancel()
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["tokens_out"]) == ("abandoned", 50)
+        await until(live.holds_nothing)
+        a.goes_on.set()

@@ -200,9 +200,12 @@ async def test_an_engine_whose_list_of_models_fails_is_asked_all_the_same(
             assert live.gateway.not_ready() == []
             got = await live.ask(CHAT, chat())
             assert (got.status, len(one.requests)) == ((200, 1) if count == 1 else (503, 0))
+            assert (await live.ask(CHAT, chat(model="x" * 1000))).status == 503
             unnamed = await live.ask(CHAT, {"messages": []})
             assert unnamed.status == (503 if count == 1 else 400), "no limit of a model would hold"
             has_list = True
             await until(lambda: MODEL in live.gateway.pools[0].models())
             assert (await live.ask(CHAT, chat())).status == 200
+            models = [line["model"] for line in await live.lines(4) if line["outcome"] == "completed"]
+            assert models == ["", MODEL][count - 1 :], "a name that no engine has listed is no label"
             assert live.holds_nothing()

@@ -44,7 +44,7 @@ class Keeper(Upstream):
         begun = whole | {"status": "queued", "usage": None}
         if not asked.get("stream"):
             await self.goes_on.wait()
-            await peer.send(answer(json.dumps(whole).encode()))
+            await peer.send(answer(json.dumps(begun if asked.get("background") else whole).encode()))
             return
         await peer.send(STREAM_HEAD + chunk(named("response.created", response=begun)))
         await self.goes_on.wait()

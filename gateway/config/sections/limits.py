@@ -42,6 +42,9 @@ class Limits(Section):
     """Concurrent requests of one tenant that bypass the queue, such as /tokenize."""
     unqueued_per_s: float = Field(default=50, gt=0, le=1e6)
     """Rate and largest burst of a tenant's requests that bypass the queue, /v1/models included."""
+    background: bool = False
+    """Accept `background: true` of the Responses API (docs/apis.md). The engine works on after the answer, outside the
+    queue and `concurrent`, so a request is charged its maximum."""
     client_idle_s: Seconds = 75
     """Time until an idle client connection is closed."""
     client_stall_s: Seconds = 60

@@ -44,6 +44,7 @@ class _ReplicaMessage(msgspec.Struct):
     known: dict[str, int]
     to: str = ""
     name: str = ""
+    """Host and port of the replica that answers."""
     content: bytes = b""
     epoch_s: float = 0.0
     """Seconds by which the common clock is ahead of the monotonic clock of the replica that answers."""

@@ -97,6 +97,7 @@ class PoolSnapshot(msgspec.Struct):
     next_request_id: str | None
     waiting: dict[str, Waiting]
     requests: list[RequestSnapshot]
+    """The oldest queued requests."""
     backends: list[EngineSnapshot]
     running: list[Running]
     expected_waits: dict[str, int]

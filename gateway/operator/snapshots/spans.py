@@ -20,6 +20,7 @@ from policies.queue.bounds import Waiting
 from policies.request import is_batch, payer
 
 STEP_S: Final = 5.0
+"""Seconds between two points of a drawn line."""
 TENANTS_DRAWN: Final = 7
 OTHERS: Final = ""
 """Key of all tenants that are not drawn, together."""

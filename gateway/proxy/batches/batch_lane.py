@@ -151,6 +151,7 @@ class BatchDriver:
         """Whether an answer has found no room. Later lines reserve room first, so only an answer above the bound is
         aborted."""
         self._lines_bytes = 0
+        """Bytes of lines that were read and are not done."""
 
     async def run(self) -> None:
         """Drive the batch until it has ended, or the gateway stops."""

@@ -92,6 +92,7 @@ class StoredFile(NamedTuple):
     bytes: int
     made_s: int
     expires_s: int = 0
+    """Own expiry of the file, 0 without one."""
 
     def shown(self, keep_days: int) -> dict[str, Any]:
         until_s = self.made_s + keep_days * DAY_S

@@ -25,7 +25,6 @@ from gateway.request.conversation.turns import Turns, read_turns
 from gateway.request.fields import (
     FLAGS,
     MEMBERS_MAX,
-    STEERING_FIELDS,
     Fields,
     Flag,
     StreamOptions,
@@ -46,8 +45,9 @@ USER_LENGTH_MAX: Final = 128
 ASK_FOR_USAGE: Final = b'"stream_options":{"include_usage":true},'
 NO_FIELDS: Final = Fields()
 
-STEERING: Final = frozenset(STEERING_FIELDS)
-STEERING_AT: Final = NAMES.index(STEERING_FIELDS[0])
+STEERING_AT: Final = NAMES.index("priority")
+STEERING: Final = frozenset(NAMES[STEERING_AT:])
+"""Names of the fields that steer an engine."""
 NO_STEERING: Final[tuple[Any, ...]] = astuple(NO_FIELDS)[STEERING_AT:]
 
 

@@ -28,8 +28,11 @@ turn."""
 READ_TURNS: Final = 5
 """Last turns that are read for lines, beside the model's last turn."""
 TEXT_BYTES_MAX: Final = 1 << 13
+"""Bytes read of one turn."""
 TEXTS_MAX: Final = 4
+"""Text blocks read of one turn."""
 LINES_MAX: Final = 16
+"""Most lines looked up for one request."""
 LINE_MIN: Final = 32
 """Shortest line that is a key. Shorter ones, such as the mark around a block of code, are too common."""
 LINE_MAX: Final = 200

@@ -40,6 +40,7 @@ PAUSE_S = 0.05
 PAUSE_S_MAX = 1.0
 """Longest pause after failures. The pause doubles with each failure, and ends with the first success."""
 MOVES_MAX = 3
+"""Nodes that one command may be sent on to."""
 NODES_MAX = 16
 WAITING_MAX = 16
 """Commands that wait for the connection. Only callers that gave up and called again exceed it."""
