@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fairgate")
 
 ARRIVAL_S = 1.0
-"""Time for connected clients to send a request after the gateway began to stop."""
+"""Time for connected clients to begin a request after the gateway began to stop."""
 
 
 class Gateway:
@@ -400,7 +400,9 @@ class Gateway:
             await self._lane.stop()
         loop = asyncio.get_running_loop()
         began_s = now = loop.time()
-        while now < began_s + limit_s and (self._is_busy() or (now < began_s + ARRIVAL_S and server.awaits_requests())):
+        while now < began_s + limit_s and (
+            self._is_busy() or server.awaits_requests(has_begun=now >= began_s + ARRIVAL_S)
+        ):
             await asyncio.sleep(0.05)
             now = loop.time()
         pipeline.draining = True

@@ -152,6 +152,9 @@ class TlsProtocol(asyncio.Protocol):
         """May a request still come on this connection? A handshake announces one."""
         return not self._wire.is_closing()
 
+    def has_begun(self) -> bool:
+        return self.is_asking()
+
     def close_if_idle(self) -> None:
         self.cut()
 
