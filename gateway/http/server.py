@@ -69,7 +69,7 @@ class HttpServer:
             listener.close()
         self._listeners.clear()
 
-    def awaits_requests(self, *, has_begun: bool) -> bool:
+    def awaits_requests(self, *, has_begun: bool = False) -> bool:
         """Is there a request to come, or one that has begun? `has_begun`: only one of which a part has come, until its
         answer has ended."""
         if has_begun:

@@ -259,9 +259,9 @@ async def test_stop_lets_answers_end_and_sends_clients_elsewhere() -> None:
 async def test_a_request_that_has_begun_is_waited_for_until_its_answer_has_ended() -> None:
     async with serving(wait) as served:
         server = served.server
-        assert not server.awaits_requests(has_begun=False)
+        assert not server.awaits_requests()
         _, writer = await served.connect()
-        await until(lambda: server.awaits_requests(has_begun=False))
+        await until(lambda: server.awaits_requests())
         assert not server.awaits_requests(has_begun=True), "no byte has come"
         for part in (b"POST /x HTTP/1.1\r\nhost: x\r\n", b"content-length: 2\r\n\r\n", b"a"):
             writer.write(part)
