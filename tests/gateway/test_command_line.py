@@ -16,7 +16,7 @@ from gateway.config.sections.keys import hash_key
 from gateway.process.gateway import Gateway
 from tests.commands import run, running
 from tests.gateway.capture import DONE, Upstream, replies, token
-from tests.gateway.live import WAIT_S, Starter, chat, events, until
+from tests.gateway.live import WAIT_S, Live, Starter, chat, events, until
 from tests.kit.served import OK, Streams, config_file, is_refused, serving, status_of_one
 from tests.ports import free_port
 
@@ -214,7 +214,7 @@ async def test_what_connected_before_sigterm_is_still_served(tmp_path: Path) -> 
 
 
 async def test_a_request_of_which_a_part_came_before_sigterm_is_served_whenever_the_rest_comes(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.process.gateway.ARRIVAL_S", 0.0)
     async with Upstream(replies(OK)) as upstream:
@@ -223,9 +223,9 @@ async def test_a_request_of_which_a_part_came_before_sigterm_is_served_whenever_
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         body = json.dumps(chat()).encode()
         writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n".encode())
-        server = gateway._server
-        assert server is not None
-        await until(lambda: server.awaits_requests(has_begun=True))
+        async with aiohttp.ClientSession() as http:
+            connections = Live(gateway, http, tmp_path).server.connections
+        await until(lambda: any(each.has_begun() for each in connections))
         stopping = asyncio.create_task(gateway.stop(WAIT_S))
         await until(lambda: is_refused(f"http://127.0.0.1:{gateway.port}"))
         writer.write(b"\r\n" + body)
