@@ -84,10 +84,11 @@ def _config() -> Iterator[str]:
         "of a list, `*` for each name.",
     )
     sections: dict[str, list[Entry]] = {}
+    known = {one.section for one in fields()}
     for one in sorted(fields(), key=lambda one: one.section):
         section = code(one.section) or "The file itself"
         sections.setdefault(section, []).append(
-            Entry(code(one.path.rpartition(".")[2]), _described(one), _example(one))
+            Entry(code(one.path.rpartition(".")[2]), _described(one), _example(one, known))
         )
     alike: dict[str, list[str]] = {}
     """Sections with the same fields stand together."""
@@ -152,10 +153,12 @@ def _tells(name: str, unit: str) -> bool:
     return unit in ("", "factor", "part of 1") or unit.startswith("seconds") or unit.split("/")[0] in name
 
 
-def _example(field: ConfigField) -> str:
+def _example(field: ConfigField, sections: set[str]) -> str:
     """Return an example that shows more than a word, a path, the default or a part of the text."""
     example = field.example.partition(": ")[2]
     is_plain = example == field.default or re.fullmatch(r"[\w ./-]+|sha256:\w+", example)
+    if f"{field.path}[]" in sections:
+        return ""  # Its fields have examples.
     is_said = example in field.meaning or example.strip("[]'") in f"{field.meaning} {field.bounds}"
     return "" if is_plain or is_said else f" E.g. {code(example)}."
 
@@ -174,7 +177,7 @@ def _cli() -> Iterator[str]:
     yield "# The command line"
     yield from (
         "",
-        "`fairgate COMMAND --help` says the same. Exit status:",
+        "`fairgate COMMAND --help` says this. `-c` or `--config` names the gateway's file. Exit status:",
         "",
         "- 0: done.",
         "- 1: not done: a port is taken, a gateway refused, a required result was missed.",
@@ -185,6 +188,10 @@ def _cli() -> Iterator[str]:
     asks = [_option(one, context) for one in context.command.params if isinstance(one, click.Option)]
     yield from ("", "Commands that ask a running gateway find it by these options:", "", *asks)
     yield from _commands(fairgate, "fairgate", asks)
+
+
+FILE = "The gateway's file."
+"""The help of an option that the page describes once."""
 
 
 def _commands(command: click.Command, name: str, common: list[str]) -> Iterator[str]:
@@ -200,7 +207,11 @@ def _commands(command: click.Command, name: str, common: list[str]) -> Iterator[
         return
     usage = " ".join(command.collect_usage_pieces(context)).removeprefix("[OPTIONS]").strip()
     yield from ("", f"## `{f'{name} {usage}'.strip()}`", "", *_help(command))
-    options = [one for one in command.get_params(context) if isinstance(one, click.Option) and "--help" not in one.opts]
+    options = [
+        one
+        for one in command.get_params(context)
+        if isinstance(one, click.Option) and "--help" not in one.opts and one.help != FILE
+    ]
     rows = [_option(one, context) for one in options]
     if all(row in rows for row in common):
         rows = [row for row in rows if row not in common]
@@ -228,7 +239,9 @@ def _option(option: click.Option, context: click.Context) -> str:
     metavar = "" if option.is_flag else f" {code(option.make_metavar(context))}"
     text, _, written = (option.help or "").partition("[default: ")
     default = written.rstrip("]") if written else _default(described["default"], option)
-    return f"- {names}{metavar}{f' (default: {default})' if default else ''}: {_in_markdown(text.strip())}"
+    if default:
+        default = f" ({default})" if option.required else f" (default: {default})"
+    return f"- {names}{metavar}{default}: {_in_markdown(text.strip())}"
 
 
 def _default(value: Any, option: click.Option) -> str:
@@ -333,6 +346,7 @@ def forward_names(forward: Any) -> list[str]:
 
 
 NOT_BAD = ("For that client only.", "No.")
+NOTHING = ("Nothing.", "Correct the client.")
 FAULT = ("Yes. It is a fault of the gateway.", "Report the lines that follow it.")
 
 
@@ -340,13 +354,13 @@ def _reasons() -> Iterator[str]:
     yield "# Reasons and errors, and what to do"
     yield from (
         "",
-        "These words stand in answers, in the access log, in metrics and in `fairgate explain`. An entry without",
-        "**Bad?** is bad for that client at most; without **Do:** there is nothing to do.",
+        "These words stand in answers, the access log, metrics and `fairgate explain`. An entry without",
+        "**Bad?** is bad for that client at most; without **Do:** only the client can mend it, or nobody need.",
         "",
         "## Reasons",
         "",
         "OpenAI's clients find the reason as `code` of the error, Anthropic's before its message. The number is the",
-        "HTTP status. An engine that finds a request wrong may use words and codes of its own.",
+        "HTTP status. An engine that finds a request wrong may use other words and codes.",
     )
     for reason in Reason:
         yield from _entry(reason.value, RUNBOOK["reasons"].get(reason.value), f"{ApiError(reason, '').status}: ")
@@ -373,7 +387,7 @@ def _reasons() -> Iterator[str]:
 def _entry(word: str, said: dict[str, str] | None, before: str = "") -> Iterator[str]:
     if said is not None:
         bad = "" if said["bad"] in NOT_BAD else f" **Bad?** {said['bad'].removeprefix('No. ')}"
-        do = "" if said["do"] == "Nothing." else f" **Do:** {said['do']}"
+        do = "" if said["do"] in NOTHING else f" **Do:** {said['do']}"
         yield from ("", f"### {code(word)}", "", f"{before}{said['happened']}{bad}{do}")
 
 
