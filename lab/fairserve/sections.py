@@ -214,8 +214,8 @@ def _kv(shares: list[float]) -> str:
 
 NOTES = (
     (
-        "The workload is synthetic: graph sizes, tokens, applications and the number of users are published; "
-        "their spread is assumed (lab/fairserve/population.py). Users who behave load one engine "
+        "Graph sizes, tokens, applications and the number of users are published; their spread is assumed "
+        "(lab/fairserve/population.py). Users who behave load one engine "
         "(h100-llama3-8b, 32,768 tokens) to 0.55 of its capacity. Three abusers ask for 1.5 times as much as "
         "the engine can do."
     ),
@@ -225,9 +225,8 @@ NOTES = (
         "as without a limit."
     ),
     (
-        "VTC, RPM and FS (W) know nothing of interactions, so interactions are cut. FairServe lets calls "
-        "inside wait for 600 s. FS (W) and FS (W+I), as printed, compare users by what is normal for their "
-        "applications; FairServe as it comes compares them by plain service."
+        "FairServe lets calls inside wait for 600 s. FS (W) and FS (W+I), as printed, compare users by what is "
+        "normal for their applications; FairServe as it comes compares them by plain service."
     ),
     (
         "Delayed inside interactions: users with a later call that waited for more than a second. Under "
