@@ -25,7 +25,7 @@ class Value:
 
     def __str__(self) -> str:
         digits = f"{self.middle:,.0f}" if abs(self.middle) >= 100 else f"{self.middle:.3g}"
-        text = digits + (f" ±{50 * self.spread:.0f}" if self.spread else "")
+        text = digits + (f"±{50 * self.spread:.0f}" if self.spread else "")
         return f"[{text}]" if self.is_void else text
 
 

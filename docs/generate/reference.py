@@ -190,6 +190,8 @@ def _cli() -> Iterator[str]:
     yield from _commands(fairgate, "fairgate", asks)
 
 
+PLAIN = ("TEXT", "INTEGER", "FLOAT", "INTEGER RANGE", "FLOAT RANGE")
+"""What click says of a value, where the text tells more."""
 FILE = "The gateway's file."
 """The help of an option that the page describes once."""
 
@@ -236,7 +238,8 @@ def _help(command: click.Command) -> Iterator[str]:
 def _option(option: click.Option, context: click.Context) -> str:
     described = option.to_info_dict()
     names = ", ".join(code(name) for name in [*option.opts, *option.secondary_opts])
-    metavar = "" if option.is_flag else f" {code(option.make_metavar(context))}"
+    metavar = option.make_metavar(context)
+    metavar = "" if option.is_flag or metavar in PLAIN else f" {code(metavar)}"
     text, _, written = (option.help or "").partition("[default: ")
     default = written.rstrip("]") if written else _default(described["default"], option)
     if default:
