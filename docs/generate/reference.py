@@ -76,8 +76,8 @@ def _config() -> Iterator[str]:
     yield "# Every field of the configuration"
     yield from (
         "",
-        "The configuration is one YAML file. `fairgate check FILE` names every fault in it with its line.",
-        "[config.example.yaml](../../config.example.yaml) is a file to start from.",
+        "`fairgate check FILE` names every fault with its line. Start from",
+        "[config.example.yaml](../../config.example.yaml).",
         "",
         "In brackets: default, unit, bounds. A field without a default is off, or does what its text says. Times are",
         "in seconds and sizes in bytes. A number without a lower bound must be above 0. `[]` stands for each member",
@@ -261,8 +261,8 @@ def _metrics() -> Iterator[str]:
         "",
         "`GET /metrics` of the admin listener has these in Prometheus' format, with Prometheus' own `process_...`.",
         "Labels are in brackets. `..._total` are counters; the others are gauges unless they are named histograms.",
-        "1,000 tenants, 100 of them in histograms, and 100 models have labels of their own; the rest are together",
-        "under `other`. Times are in seconds.",
+        "1,000 tenants, 100 of them in histograms, and 100 models have labels; the rest are `other`. Times are in",
+        "seconds.",
         "",
     )
     for name, one in FAMILIES.items():
@@ -270,8 +270,8 @@ def _metrics() -> Iterator[str]:
         yield _item(code(name), one.text, ", ".join(filter(None, (kind, *map(code, one.labels)))))
     yield from (
         "",
-        "The values of `outcome`, `reason` and `obstacle` are on the page of [reasons](reasons.md). `kind` is `input`,",
-        "`output` or `cached`, and for prompts at a backend also `expected` and `wrong`.",
+        "[Reasons](reasons.md) has the values of `outcome`, `reason` and `obstacle`. `kind` is `input`, `output` or",
+        "`cached`, and for prompts at a backend also `expected` and `wrong`.",
     )
 
 
@@ -296,15 +296,15 @@ def _log_fields() -> Iterator[str]:
     yield "# The access log"
     yield from (
         "",
-        "Every request leaves one line of JSON when the request ends, without content: no prompt, no answer, no key.",
-        "`..._ms` are milliseconds. `fairgate replay` reads these lines. Fields are text where no type is named.",
+        "Every request leaves one line of JSON when it ends, without prompt, answer or key. `..._ms` are milliseconds.",
+        "Fields are text where no type is named. `fairgate replay` reads these lines.",
         "",
     )
     for name, kind, text in log_fields():
         yield _item(code(name), text, _TYPES[kind])
     yield from (
         "",
-        "What `outcome`, `reason`, `waited_ms` and `placed` may say is on the page of [reasons](reasons.md).",
+        "[Reasons](reasons.md) has the values of `outcome`, `reason`, `waited_ms` and `placed`.",
     )
 
 
@@ -327,12 +327,12 @@ def _headers() -> Iterator[str]:
         "",
         "## What does not pass",
         "",
-        "Fields that would steer an engine, name the client, or belong to one connection do not reach the engine:",
+        "These fields do not reach the engine:",
         "",
         ", ".join(code(name) for name in dropped)
         + ", and all that begin with `proxy-`, `x-fairgate-` or `x-forwarded-`.",
         "",
-        "Fields that tell of an engine's inside do not reach clients:",
+        "These fields of an engine do not reach clients:",
         "",
         ", ".join(code(name) for name in hidden) + ".",
     )
