@@ -123,15 +123,20 @@ def vllm_block(results: Results) -> str:
 
 
 def gateways_block() -> str:
-    """Return each engine's table of all gateways, fairgate's losing rows first; draw its plots beside the page."""
-    parts = []
+    """Return each engine's table of all gateways, fairgate's losing rows first; draw its plots beside the page.
+
+    Gateways are listed once where all engines had the same ones.
+    """
+    parts, before = [], ""
     for name, title in ENGINES.items():
         path = TENANTBENCH / name / "result.json"
         if path.exists():
             results = [json.loads(path.read_text())]
             draw(results, DOCS / f"tenantbench-{name}.svg")
             text = text_of(results, "fairgate").partition("\n\n")[2].partition("\n## Formulas\n")[0]
-            text = text.replace("\n## ", "\n#### ")
+            run, gateways, rest = text.replace("\n## ", "\n#### ").split("\n\n", 2)
+            text = "\n\n".join([run, rest] if gateways == before else [run, gateways, rest])
+            before = gateways
             parts.append(f"### {title}\n\n![Metrics of each gateway](tenantbench-{name}.svg)\n\n{text}")
     return "\n".join(parts).rstrip()
 

@@ -186,7 +186,10 @@ def _cli() -> Iterator[str]:
     )
     context = click.Context(asks_admin(click.command()(lambda: None)))
     asks = [_option(one, context) for one in context.command.params if isinstance(one, click.Option)]
-    yield from ("", "Commands that ask a running gateway find it by these options:", "", *asks)
+    asking = [
+        name for name, one in sorted(fairgate.commands.items()) if any("--admin" in each.opts for each in one.params)
+    ]
+    yield from ("", f"Commands that ask a running gateway ({', '.join(map(code, asking))}) find it by:", "", *asks)
     yield from _commands(fairgate, "fairgate", asks)
 
 
@@ -217,7 +220,6 @@ def _commands(command: click.Command, name: str, common: list[str]) -> Iterator[
     rows = [_option(one, context) for one in options]
     if all(row in rows for row in common):
         rows = [row for row in rows if row not in common]
-        yield from ("", "Asks a running gateway.")
     if rows:
         yield from ("", *rows)
 
