@@ -215,8 +215,7 @@ class _StepStream:
 
 
 def _snapshot(message: _Message, made_s: float) -> Gauges:
-    """Sum the ranks, as metrics do. Free blocks count for a single rank only: a sum of free blocks may fit no
-    request."""
+    """Sum the ranks, as metrics do. Only a single rank's report is that of a step."""
     ranks = message.ranks
     is_recent = message.age_s <= STEP_AGE_S
     one = ranks[0] if is_recent and len(ranks) == 1 else None
@@ -231,8 +230,6 @@ def _snapshot(message: _Message, made_s: float) -> Gauges:
         preemptions_total=sum(rank.preemptions_total for rank in ranks),
         prompt_tokens_total=sum(rank.prompt_tokens_total for rank in ranks),
         is_step=one is not None,
-        free_blocks=free if one is not None and blocks else None,
-        total_blocks=blocks if one is not None and blocks else None,
         scheduled_tokens=one.scheduled_tokens if one is not None else None,
         scheduled_tokens_max=(one.scheduled_tokens_max or None) if one is not None else None,
         max_num_seqs=(one.max_num_seqs or None) if one is not None else None,

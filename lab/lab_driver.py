@@ -45,8 +45,6 @@ def read_step(model: EngineModel, step: Step, now: float) -> Gauges:
         read_gauges(model, inf),  # after the step
         taken_s=now,
         is_step=True,
-        free_blocks=profile.usable_blocks - model.gauges().kv_blocks,
-        total_blocks=profile.usable_blocks,
         scheduled_tokens=step.scheduled_tokens,
         scheduled_tokens_max=profile.max_num_batched_tokens,
         max_num_seqs=profile.max_num_seqs,

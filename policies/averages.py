@@ -6,9 +6,9 @@ from typing import Final
 
 QUICK: Final = 0.1
 """Averages over about the last 10 values."""
-USUAL: Final = 0.05
+USUAL: Final = QUICK / 2
 """Averages over about the last 20 values."""
-STEADY: Final = 0.02
+STEADY: Final = QUICK / 5
 """Averages over about the last 50 values."""
 
 

@@ -1,7 +1,6 @@
 """Requests, and the values that describe their answers: the types that every room of `policies` shares.
 
-A `Request` holds what the client sent, and only its weight ever changes. Its `Progress` holds what the gateway decides
-and observes.
+A `Request` holds what the client sent; only its weights change. Its `Progress` holds what the gateway decides and sees.
 """
 
 from __future__ import annotations
@@ -116,7 +115,6 @@ class Claim:
 
 
 NO_CLAIM: Final = Claim()
-_NEVER: Final = float("inf")
 
 
 Key = tuple[str, str, str | int]
@@ -243,19 +241,20 @@ class Progress:
         wasted_tokens: tokens spent on the interaction in vain, because this call was rejected.
         context: the context in the working set of the pool (`capacity.working_set`); None until the request counts.
         parked: whether the interaction no longer counts in the working set, so that this call waits like a start.
+        node: the node of the request's tenant in the tree of the pool, while the request is present there.
         counted: the counts of the quota that include this request; None if none do. `limits.quotas` writes it.
     """
 
     __slots__ = (
         "answer_keys", "cached_blocks", "cached_tokens", "came_back", "charged", "closed", "context", "counted",
-        "deadline_s", "engine", "inside", "interaction", "norm", "normalised", "order", "output_tokens_expected",
-        "output_tokens_reserved", "parked", "placed", "proven_refusals", "rests", "stage", "state", "unreached",
-        "wait", "wasted_tokens",
+        "deadline_s", "engine", "inside", "interaction", "node", "norm", "normalised", "order",
+        "output_tokens_expected", "output_tokens_reserved", "parked", "placed", "proven_refusals", "rests",
+        "stage", "state", "unreached", "wait", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
         self.state = State.NEW
-        self.deadline_s = _NEVER
+        self.deadline_s = inf
         self.unreached = 0
         self.proven_refusals = 0
         self.closed: dict[str, float] | None = None
@@ -280,6 +279,7 @@ class Progress:
         self.context: Any = None
         self.parked = False
         self.counted: Any = None
+        self.node: Any = None
 
 
 class Price(NamedTuple):
@@ -299,10 +299,11 @@ FREE: Final = Price(0.0, 0.0, 0.0)
 
 
 class Request:
-    """A request as the client sent it, with its estimated size. Only the weight changes.
+    """A request as the client sent it, with its estimated size. Only the weights change.
 
     Attributes:
-        weight: weight of the tenant. May change while the request waits; a running request keeps the one at dispatch.
+        weight: part of the tenant as a weight (`tree.pool_tree`); a running request keeps the one at dispatch.
+        configured_weight: weight of the request's key or, if that has none, of its tenant.
         prompt_tokens: estimate; the true number comes with the service.
         output_tokens_max: limit that the request itself sets, over all of its sequences.
         sequences: parallel sequences (`n`); each takes a slot of the engine.
@@ -318,9 +319,9 @@ class Request:
     """
 
     __slots__ = (
-        "adapter", "arrived_s", "body_bytes", "can_wait", "claim", "client_id", "engine", "flow", "id",
-        "output_tokens_max", "prefix", "price", "progress", "prompt_tokens", "quota_names", "sequences", "streamed",
-        "system_tokens", "wait_s_max", "weight",
+        "adapter", "arrived_s", "body_bytes", "can_wait", "claim", "client_id", "configured_weight", "engine",
+        "flow", "id", "output_tokens_max", "prefix", "price", "progress", "prompt_tokens", "quota_names",
+        "sequences", "streamed", "system_tokens", "wait_s_max", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -348,7 +349,7 @@ class Request:
         self.id: Final = id
         self.flow: Final = flow
         self.can_wait: Final = is_batch(flow.tenant)
-        self.weight = weight
+        self.weight = self.configured_weight = weight
         self.prompt_tokens: Final = prompt_tokens
         self.output_tokens_max: Final = output_tokens_max
         self.arrived_s: Final = arrived_s

@@ -15,15 +15,7 @@ from typing import Final
 import msgspec
 
 from backends.answers.answer_keys import KEY_BYTES_MAX, AnswerKeys
-from backends.answers.answer_usage import (
-    TOOL_ITEMS,
-    Usage,
-    asks_for_more,
-    holds_any,
-    plain,
-    taken_together,
-    usage_of,
-)  # fmt: skip
+from backends.answers.answer_usage import TOOL_ITEMS, Usage, asks_for_more, holds_any, plain, taken_together, usage_of
 from backends.answers.body import Delta, Envelope, ErrorFields, EventChoice, MessageDelta, StreamEvent, decode_event
 from backends.answers.members import MemberFinder
 
@@ -58,11 +50,7 @@ _TOKEN_EVENT: Final[dict[Dialect, tuple[bytes, int]]] = {
     Dialect.MESSAGES: (b"event: content_block_delta\ndata: {", 3),
 }
 # Per dialect: the mark of an event that has a tool call's id.
-_TOOL_MARK: Final = {
-    Dialect.OPENAI: b'"tool_calls"',
-    Dialect.RESPONSES: b'"call_id"',
-    Dialect.MESSAGES: b'"tool_use"',
-}
+_TOOL_MARK: Final = {Dialect.OPENAI: b'"tool_calls"', Dialect.RESPONSES: b'"call_id"', Dialect.MESSAGES: b'"tool_use"'}
 _RESPONSE_TEXT: Final = b"response.output_text.delta"
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _RESPONSE_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})

@@ -296,11 +296,7 @@ async def hang_up(request: web.Request) -> NoReturn:
 
 
 async def run(
-    host: str,
-    port: int,
-    profile_name: str,
-    model_names: tuple[str, ...],
-    max_num_queued_reqs: int | None,
+    host: str, port: int, profile_name: str, model_names: tuple[str, ...], max_num_queued_reqs: int | None
 ) -> None:
     """Serve until cancelled. Raise UnknownProfileError, or OSError for a taken port."""
     server = SimulatedServer(profile(profile_name), model_names=model_names, max_num_queued_reqs=max_num_queued_reqs)

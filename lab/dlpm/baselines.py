@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
-from policies.admission.assigned import AssignedPolicy
-from policies.admission.policy import Policy
+from policies.admission.policy import AssignedPolicy, Policy
 from policies.orders.dlpm import Dlpm, DlpmParams
 from policies.orders.vtc import Vtc, VtcParams
 from policies.placements.placement import Assignment

@@ -8,13 +8,14 @@ know (algorithm 2 of VTC, section 4.1; constants of its artifact).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
-from policies.capacity.obstacle import Blocked, Obstacle
+from lab.vtc.one_engine import OneEngine
+from policies.capacity.obstacle import Obstacle
 from policies.capacity.output_lengths import OutputPredictor
-from policies.orders.order import Order, Selection
+from policies.orders.order import Order
 from policies.request import Pressure, Request, ServiceTokens
 from simulation.run import IMPOSSIBLE, Arrival, Record, SimulationResult
 
@@ -23,7 +24,6 @@ ADAPTER_TOKENS = 32
 IDLE_POLL_S = 0.01
 """An empty engine looks this often whether somebody has come."""
 _NO_PRESSURE = Pressure(False, "")
-_BACKEND = "engine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class _Running:
         return ServiceTokens(self.request.prompt_tokens, self.used - self.request.prompt_tokens)
 
 
-class _Loop:
+class _Loop(OneEngine):
     """The engine's state, and the room that the order asks."""
 
     def __init__(self, order: Order, loop: EngineLoop, lengths: OutputPredictor | None) -> None:
@@ -127,22 +127,13 @@ class _Loop:
                 now = max(now + IDLE_POLL_S, ceil(when / IDLE_POLL_S) * IDLE_POLL_S)
         return self._run
 
-    def reserve(self, blocked: Blocked) -> str | None:
-        return None
-
-    def may_begin(self, request: Request) -> bool:
-        return True
-
-    def may_wake(self, request: Request) -> bool:
-        return True
-
-    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
+    def obstacle(self, request: Request) -> Obstacle | None:
         """Would the batch, with those admitted so far and this one, stay within memory until all have ended?"""
         if self._prefill_tokens + request.prompt_tokens > self._loop.prefill_tokens_max and self._admitted:
-            return Blocked(request, {_BACKEND: Obstacle.PREFILL})
+            return Obstacle.PREFILL
         batch = self._running + self._admitted
         if len(batch) >= self._loop.requests_max:
-            return Blocked(request, {_BACKEND: Obstacle.SLOTS})
+            return Obstacle.SLOTS
         output_tokens = self._run.records[request.id].arrival.output_tokens
         growing = [(each.left, each.used) for each in batch]
         growing.append((output_tokens - 1, request.prompt_tokens))
@@ -155,11 +146,8 @@ class _Loop:
             # When this one ends, those that last longer (before it in the list) have grown by as much as it has.
             held += used
             if left * count + held >= limit:
-                return Blocked(request, {_BACKEND: Obstacle.KV})
-        return _BACKEND
-
-    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
-        return head
+                return Obstacle.KV
+        return None
 
     def _arrive(self, arrival: Arrival) -> None:
         record = self._run.records[arrival.id] = Record(arrival)
@@ -179,7 +167,7 @@ class _Loop:
     def _admit(self, now: float) -> None:
         """Take requests in the policy's order for as long as the next in order fits."""
         self._charge(now)
-        while isinstance(selection := self._order.pop(now, self), Selection):
+        while (selection := self.next_of(self._order)) is not None:
             request = selection.request
             record = self._run.records[request.id]
             record.dispatched_s = now

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 
 from backends.simulated.engine_model import EngineModel, EngineRequest, RequestRefusedError
 from backends.simulated.engine_profiles import EngineProfile
-from policies.capacity.obstacle import Blocked, Obstacle
-from policies.orders.order import Order, Selection
+from lab.vtc.one_engine import OneEngine
+from policies.capacity.obstacle import Obstacle
+from policies.orders.order import Order
 from policies.request import Pressure, Request, ServiceTokens
 from simulation.run import IMPOSSIBLE, Arrival, Record, SimulationResult
 
 _NO_PRESSURE = Pressure(False, "")
-_BACKEND = "engine"
 
 
 class Inside:
@@ -65,7 +65,7 @@ def serve_with_rule(arrivals: Iterable[Arrival], order: Order, profile: EnginePr
     return _EngineRoom(order, profile, rule).run(arrivals)
 
 
-class _EngineRoom:
+class _EngineRoom(OneEngine):
     """An engine, as the room that an order asks."""
 
     def __init__(self, order: Order, profile: EngineProfile, rule: Rule) -> None:
@@ -93,22 +93,10 @@ class _EngineRoom:
                 break
         return self._run
 
-    def reserve(self, blocked: Blocked) -> str | None:
-        return None
-
-    def may_begin(self, request: Request) -> bool:
-        return True
-
-    def may_wake(self, request: Request) -> bool:
-        return True
-
-    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
+    def obstacle(self, request: Request) -> Obstacle | None:
         if self._rule(self._inside, request):
-            return _BACKEND
-        return Blocked(request, {_BACKEND: Obstacle.SLOTS})
-
-    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
-        return head
+            return None
+        return Obstacle.SLOTS
 
     def _arrive(self, arrival: Arrival) -> None:
         record = self._run.records[arrival.id] = Record(arrival)
@@ -120,7 +108,7 @@ class _EngineRoom:
             self._end(record, refused.reason.value, arrival.arrived_s)
 
     def _send(self, now: float) -> None:
-        while isinstance(selection := self._order.pop(now, self), Selection):
+        while (selection := self.next_of(self._order)) is not None:
             request = selection.request
             record = self._run.records[request.id]
             arrival = record.arrival

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from policies.admission.assigned import AssignedPolicy
-from policies.admission.policy import Policy
+from policies.admission.policy import AssignedPolicy, Policy
 from policies.orders.order import Order
 from policies.orders.policy_entries import POLICIES
 from policies.placements.placement import Assignment

@@ -1,128 +1,24 @@
 """WHO goes next and WHERE: an order and a placement, side by side. Any order works with any placement.
 
 A `Policy` has one queue in front of all engines. Where the placement assigns requests to engines at arrival, each
-engine has a queue with an order of its own (`admission.assigned`). Both policies maintain the index of cached prefixes
-if the order or the placement reads it.
-
-One dispatch: `pop` asks the order for the next request. The order offers requests to a `QueueRoom`, which asks
-`Engines` for those with room (WHEN) and lets the placement choose one of them (WHERE). The result is a `Selection`, or
-`Blocked` with the obstacles of the next in order.
+engine has a queue with an order of its own (`AssignedPolicy`). Both policies maintain the index of cached prefixes if
+the order or the placement reads it. `admission.scheduler` takes the next request out of a queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 
+from policies.admission.scheduler import LEAST_LOADED, Engines, schedule
 from policies.capacity.gauges import Gauges
-from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.obstacle import Blocked
 from policies.orders.order import Order, Selection
-from policies.placements.homes import Homes, is_local
-from policies.placements.least_loaded import LeastLoaded
-from policies.placements.placement import EngineLoad, Placement
+from policies.placements.homes import Homes
+from policies.placements.placement import Assignment, Placement
 from policies.placements.prefix_index import Prefix, PrefixIndex, blocks_of_tokens, tokens_of_blocks
+from policies.placements.siblings import Siblings
 from policies.request import Flow, Placed, Request, ServiceTokens
-
-LEAST_LOADED: Final = LeastLoaded()
-
-
-class Engines(Protocol):
-    """The engines of a pool, and the requests that they can start now."""
-
-    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
-        """Return the engines that can start a request now, at least one; or the obstacle at each engine."""
-
-    def full_beside(self) -> dict[str, Obstacle]:
-        """Return the obstacles at the other engines, after `with_room` has found engines with room."""
-
-    def reserve(self, blocked: Blocked) -> str | None:
-        """Return the engine that is reserved for the next request, which no engine can start (`Room.reserve`)."""
-
-    def may_begin(self, request: Request) -> bool:
-        """Return whether the working set of the pool has room for a request."""
-
-    def at_ceiling(self, request: Request) -> str | None:
-        """Return the name of the full node of the tree that keeps a request from starting, or None."""
-
-    def has_part(self, request: Request, engine: str | None) -> bool:
-        """Return whether the tenant has a part of the prefill left at this engine, or with None at any engine."""
-
-    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
-        """Return the obstacle that keeps this engine from starting a request now, or None."""
-
-    def loads(self) -> dict[str, int]:
-        """Return the number of requests dispatched to each engine in service."""
-
-
-class QueueRoom:
-    """Engines as the order of one queue sees them: checks obstacles, then applies the placement (`Room`)."""
-
-    def __init__(
-        self,
-        engines: Engines | None,
-        *,
-        only: str | None = None,
-        placement: Placement = LEAST_LOADED,
-        prefixes: PrefixIndex | None = None,
-        homes: Homes | None = None,
-    ) -> None:
-        """Create a room. `only`: the engine that owns the queue; without `engines`, each request is placed there."""
-        self.engines = engines
-        self._only = only
-        self._placement = placement
-        self._prefixes = prefixes
-        self._homes = homes
-
-    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
-        engines, only = self.engines, self._only
-        if only is not None:
-            obstacle = engines.obstacle_at(request, only) if engines is not None else None
-            if obstacle is None:
-                return only
-            blocked = Blocked(request, {only: obstacle})
-            if obstacle is Obstacle.CEILING and engines is not None:
-                blocked.ceiling = engines.at_ceiling(request) or ""
-            return blocked
-        assert engines is not None
-        found = engines.with_room(request)
-        if isinstance(found, Blocked):
-            return found
-        if but is not None:
-            found = [engine for engine in found if engine.name != but]
-            if not found:
-                return Blocked(request, engines.full_beside())
-        engine, request.progress.placed = self._placement.choose(request, found)
-        return engine
-
-    def reserve(self, blocked: Blocked) -> str | None:
-        return self.engines.reserve(blocked) if self.engines is not None and self._only is None else None
-
-    def may_begin(self, request: Request) -> bool:
-        return self.engines is None or self.engines.may_begin(request)
-
-    def may_wake(self, request: Request) -> bool:
-        engines = self.engines
-        return engines is None or (engines.at_ceiling(request) is None and engines.has_part(request, self._only))
-
-    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
-        prefixes, homes = self._prefixes, self._homes
-        if prefixes is None or homes is None or homes.is_alone(head):
-            return head
-        if is_local(prefixes.depth(head.prefix, engine), head.prefix):
-            return head
-        assert self.engines is not None
-        found: list[tuple[int, int, Request]] = []
-        for request in homes.at(engine):
-            depth = prefixes.depth(request.prefix, engine)
-            if is_local(depth, request.prefix) and may_pass(request, head):
-                tokens = tokens_of_blocks(depth, request.prefix, request.prompt_tokens)
-                found.append((-tokens, len(found), request))
-        found.sort()
-        for _, _, request in found:
-            if self.engines.obstacle_at(request, engine) is None:
-                request.progress.placed = Placed.PASSED
-                return request
-        return head
 
 
 class Policy:
@@ -138,7 +34,6 @@ class Policy:
         self.on_sent: Callable[[Prefix, str], None] | None = None
         """Callback for the prefix and the engine of each dispatch, where other gateways must know of it."""
         self._homes = Homes(prefixes) if prefixes is not None and order.passes else None
-        self._room = QueueRoom(None, placement=self.placement, prefixes=prefixes, homes=self._homes)
 
     @property
     def reads_prefixes(self) -> bool:
@@ -172,8 +67,7 @@ class Policy:
 
     def pop(self, now: float, engines: Engines) -> Selection | Blocked | None:
         """Remove and return the next request that can start; `Blocked` if none can; None if the queue is empty."""
-        self._room.engines = engines
-        selection = self.order.pop(now, self._room)
+        selection = schedule(self.order, engines, placement=self.placement, homes=self._homes)
         return self._sent(selection, self.order) if isinstance(selection, Selection) else selection
 
     def remove(self, request: Request, now: float) -> None:
@@ -242,7 +136,7 @@ class Policy:
     def _run_at(self, order: Order, request: Request, engine: str, now: float) -> None:
         """Let an empty order dispatch the request to the engine at which it already runs."""
         order.push(request, now)
-        order.pop(now, QueueRoom(None, only=engine))
+        order.take(request)
         request.progress.order, request.progress.engine = order, engine
 
     def _sent(self, selection: Selection, order: Order) -> Selection:
@@ -259,3 +153,172 @@ class Policy:
             if self.on_sent is not None:
                 self.on_sent(request.prefix, engine)
         return selection
+
+
+class AssignedPolicy(Policy):
+    """A policy with a queue and an order for each engine, to which requests are assigned after they arrive.
+
+    An engine serves first come, first served. So the requests for it wait here, and are dispatched in the order's
+    sequence once the engine can start them. When an engine goes out of service, the requests that wait for it are
+    assigned again.
+    """
+
+    def __init__(self, order: Order, placement: Assignment, *, prefixes: PrefixIndex | None = None) -> None:
+        """Create a policy. `order` decides which requests may be queued; each engine has an order of its kind."""
+        super().__init__(order, placement, prefixes=prefixes)
+        self._assignment = placement
+        self._orders: dict[str, Order] = {}
+        self._siblings: dict[str, Siblings] = {}
+        self._arrived: OrderedDict[str, tuple[Request, bool]] = OrderedDict()
+        """Requests that are not assigned yet, since only `pop` knows the loads. True: goes first in its flow."""
+        self._queued: dict[str, tuple[Request, bool]] = {}
+        """Requests that wait in the queue of the engine that their progress names. True: goes first in its flow."""
+
+    def queues(self) -> Mapping[str, Order]:
+        return self._orders
+
+    def queue(self, name: str) -> Order | None:
+        return self._order_at(name) if name else None
+
+    def push(self, request: Request, now: float, *, front: bool = False) -> None:
+        self._arrived[request.id] = (request, front)
+
+    def pop(self, now: float, engines: Engines) -> Selection | Blocked | None:
+        running = engines.loads()
+        if not running:
+            return self._none_in_service()
+        if running.keys() != self._orders.keys():
+            self._follow(running, now)
+        if self._arrived:
+            self._assign_arrived(running, now)
+            for request, _ in self._arrived.values():
+                return Blocked(request, {})  # the only engine that can serve it is out of service
+        least_busy_first = sorted([(count, name) for name, count in running.items()])
+        blocked: Blocked | None = None
+        longest: Order | None = None
+        for _, name in least_busy_first:
+            order = self._orders[name]
+            if not len(order):
+                continue
+            selection = schedule(order, engines, only=name)
+            if isinstance(selection, Selection):
+                return self._dispatched(selection, order)
+            if isinstance(selection, Blocked):
+                if blocked is None:
+                    blocked = selection
+                else:
+                    blocked.others += (selection,)
+            if longest is None or len(order) > len(longest):
+                longest = order
+        if longest is None or not self._assignment.idle_takes:
+            return blocked
+        for count, name in least_busy_first:
+            if not count and not len(self._orders[name]):
+                selection = schedule(longest, engines, only=name)
+                if isinstance(selection, Selection):
+                    return self._dispatched(selection, longest)
+        return blocked
+
+    def remove(self, request: Request, now: float) -> None:
+        if self._arrived.pop(request.id, None) is None:
+            self._withdraw(request, now)
+
+    def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
+        super().charge(request, service, now, final=final)
+        if final:
+            self._assignment.ended(request, request.progress.engine, service)
+
+    def explain(self, flow: Flow, now: float) -> dict[str, float]:
+        """Return sums over all engines, except for the least `*_ahead` and the weight; and the placement's numbers."""
+        numbers = {"queued": float(sum(request.flow == flow for request, _ in self._arrived.values()))}
+        for order in self._orders.values():
+            for name, number in order.explain(flow, now).items():
+                if name.endswith("_ahead"):
+                    numbers[name] = min(numbers.get(name, number), number)
+                else:
+                    numbers[name] = number if name == "weight" else numbers.get(name, 0.0) + number
+        return numbers | self._assignment.explain(flow.tenant)
+
+    def go_on_with(self, request: Request, engine: str, now: float) -> None:
+        self._run_at(self._order_at(engine), request, engine, now)
+        self._assignment.moved(request, None, engine)
+
+    def forget_engine(self, engine: str, now: float) -> None:
+        super().forget_engine(engine, now)
+        self._assign_again([each for each in self._queued.values() if each[0].progress.engine == engine], now)
+        self._orders.pop(engine, None)
+        self._siblings.pop(engine, None)
+
+    def __len__(self) -> int:
+        return len(self._arrived) + len(self._queued)
+
+    def _none_in_service(self) -> Blocked | None:
+        for request, _ in (*self._arrived.values(), *self._queued.values()):
+            return Blocked(request, {})
+        return None
+
+    def _follow(self, running: dict[str, int], now: float) -> None:
+        """Create the orders of new engines in service, and assign the requests of stopped engines again."""
+        for name in running:
+            self._order_at(name)
+        if any(len(order) for name, order in self._orders.items() if name not in running):
+            stopped = [each for each in self._queued.values() if each[0].progress.engine not in running]
+            self._assign_again(stopped, now)
+
+    def _order_at(self, engine: str) -> Order:
+        order = self._orders.get(engine)
+        if order is None:
+            order = self._orders[engine] = self.order.beside(engine)
+            self._siblings[engine] = Siblings()
+        return order
+
+    def _assign_again(self, queued: list[tuple[Request, bool]], now: float) -> None:
+        for request, front in queued:
+            self._withdraw(request, now)
+            self._arrived[request.id] = request, front
+
+    def _assign_arrived(self, running: dict[str, int], now: float) -> None:
+        loads = {name: count + len(self._orders[name]) for name, count in running.items()}
+        for request, front in list(self._arrived.values()):
+            closed, open_ones = request.progress.closed, loads
+            if closed is not None:
+                open_ones = {name: load for name, load in loads.items() if name not in closed} or loads
+            engine = request.engine or self._assignment.assign(request, open_ones, self._depths(request, open_ones))
+            if engine not in loads:
+                continue
+            del self._arrived[request.id]
+            loads[engine] += 1
+            self._orders[engine].push(request, now, front=front)
+            self._queued[request.id] = request, front
+            request.progress.engine = engine
+            if request.prefix:
+                self._siblings[engine].add(request)
+            self._assignment.moved(request, None, engine)
+
+    def _depths(self, request: Request, loads: dict[str, int]) -> dict[str, int]:
+        """Return the leading blocks that each engine holds, or will soon hold for a request that waits there."""
+        if self.prefixes is None or not request.prefix:
+            return {}
+        cached = self.prefixes.depths(request.prefix)
+        return {name: max(cached.get(name, 0), self._siblings[name].depth(request.prefix)) for name in loads}
+
+    def _withdraw(self, request: Request, now: float) -> None:
+        engine = self._left(request)
+        self._orders[engine].remove(request, now)
+        self._assignment.moved(request, engine, None)
+
+    def _dispatched(self, selection: Selection, order: Order) -> Selection:
+        request, engine = selection.request, selection.backend
+        assigned = self._left(request)
+        request.progress.placed = Placed.ASSIGNED if assigned == engine else Placed.TAKEN
+        if assigned != engine:
+            self._assignment.moved(request, assigned, engine)
+        return self._sent(selection, order)
+
+    def _left(self, request: Request) -> str:
+        """Forget that the request waits at its assigned engine. Return that engine."""
+        del self._queued[request.id]
+        engine = request.progress.engine
+        if request.prefix:
+            self._siblings[engine].remove(request)
+        return engine

@@ -10,131 +10,23 @@ Each event is a method, which changes the state (`admission.lifecycle`) and upda
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from math import fsum, inf
+from math import inf
 from typing import Final
 
 from policies.admission import lifecycle
 from policies.admission.decisions import Preempt
-from policies.admission.lifecycle import Event, IllegalEvent, UnknownRequest
-from policies.admission.policy import Policy
-from policies.admission.room import DueTimes
-from policies.admission.waits import Waits
+from policies.admission.lifecycle import Event, IllegalEvent
+from policies.admission.pool_tables import PoolTables
 from policies.capacity.lease import Lease
-from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.capacity.output_lengths import OutputPredictor
-from policies.capacity.working_set import WorkingSet
-from policies.interactions import Interactions
-from policies.limits.quotas import Quotas
-from policies.orders.order import Order
-from policies.queue.backlog import Backlog
-from policies.queue.bounds import BoundedQueue, QueueLimits
-from policies.queue.cold_start import ColdStartEstimator
-from policies.queue.expected_wait import Expected, ExpectedWaits, Gate, GateState
-from policies.request import Pressure, Refusal, Refused, Request, ServiceTokens, State
-from policies.tree.pool_tree import PoolTree
-from policies.tree.preemption import Preemption
+from policies.queue.expected_wait import Expected
+from policies.request import Refusal, Refused, Request, ServiceTokens, State
 
 NO_SERVICE: Final = ServiceTokens(0, 0)
 
 
-class RequestLedger:
-    """The state of the requests of one pool in all tables."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        limits: QueueLimits,
-        lengths: OutputPredictor,
-        interactions: Interactions,
-        quotas: Quotas | None,
-        tree: PoolTree,
-    ) -> None:
-        self.waiting = BoundedQueue(limits)
-        self.waits = Waits()
-        self.leases: dict[str, Lease] = {}
-        self.backends: dict[str, BackendLedger] = {}
-        self.tree = tree
-        self.working_set = WorkingSet(tree)
-        self.cold_start = ColdStartEstimator()
-        self.expected_waits = ExpectedWaits()
-        self.policy = policy
-        self.lengths = lengths
-        self.interactions = interactions
-        self.quotas = quotas
-        self.preemption = Preemption()
-        self._streaming: list[Lease] = []
-        """Leases with tokens that are not charged yet."""
-        self.charged_s = -inf
-        """Time of the last `charge_progress`."""
-        self.touched: dict[str, None] = {}
-        """Engines with an event since the last `charge_progress`."""
-        self.resting: list[tuple[float, str]] = []
-        """Heap of resting requests by the end of their rest. Some have left since."""
-        self._due = DueTimes()
-        """Times at which the estimates of an engine's ledger change without an event."""
-
-    def refusal(self, request: Request, pressure: Pressure, now: float) -> Refused | None:
-        """Return the refusal by a limit of the order, or of a start that would wait too long for the working set."""
-        if (refused := self.policy.order.refusal(request, now, pressure)) is not None:
-            return refused
-        backlog, most_s = self.order_of(request).backlog, self.waiting.limits.wait_s(request)
-        if backlog is None or not backlog.has_starts(request.flow.tenant):
-            return None  # the first start of a tenant may always wait
-        if request.progress.inside or most_s == request.wait_s_max or not self._place(request).gate.starts_of:
-            return None
-        wait_s = self.waiting.places.left_s(request, now)
-        if wait_s is None:
-            wait_s = self.expected(request, now, comes=True).late_s
-        why = Refusal.WORKING_SET
-        return Refused(why, self.waiting.comes_back_in(request, why, wait_s, now)) if wait_s > most_s else None
-
-    def expected(self, request: Request, now: float, *, comes: bool) -> Expected:
-        """Return the expected wait of a request. `comes`: the request is not queued, and would arrive now."""
-        held_s = self.cold_start.left_s(now)
-        return self.expected_waits.of(request, self._place(request), now, comes=comes, held_s=held_s)
-
-    def _place(self, request: Request, *, waits: bool = True) -> GateState:
-        """Return the gate where a request waits or would wait; with `waits` False, the gate that it has just passed."""
-        order, queues = self.order_of(request), max(1, len(self.policy.queues()))
-        node = self.tree.full_for(request) if order.backlog is not None else None
-        if node is not None:
-            gate, running = Gate(request.can_wait, node.name), self.tree.running(node.name)
-        elif order.backlog is not None and self._is_at_the_set(request, order.backlog, waits=waits):
-            gate = Gate(request.can_wait, starts_of=request.flow.tenant)
-            return GateState(gate, order.backlog, len(order), queues, 1, self.working_set.hold_s)
-        else:
-            gate, running = Gate(request.can_wait), len(self.leases)
-        answer_s = fsum([ledger.pace.lifetime_s for ledger in self.backends.values()]) / max(1, len(self.backends))
-        return GateState(gate, order.backlog, len(order), queues, running, answer_s)
-
-    def _is_at_the_set(self, request: Request, backlog: Backlog, *, waits: bool) -> bool:
-        """Return whether a request waits for the working set, or with `waits` False has just been let in there."""
-        if waits:
-            return not self.working_set.has_room(request)
-        if request.progress.context is not None:
-            return False
-        tenant, wait = request.flow.tenant, request.progress.wait
-        has_waited = wait is not None and wait.expected is not None and wait.expected.gate.starts_of == tenant
-        return has_waited or backlog.has_starts(tenant)
-
-    def numbers(self, request: Request | None, now: float) -> dict[str, float]:
-        """Return the numbers beside those of the order that decide about a waiting request (or none: None), by name."""
-        numbers: dict[str, float] = {}
-        if self.working_set.hold_s:
-            numbers["working_set_tokens"] = float(self.working_set.tokens_in_all)
-            numbers["working_set_max_tokens"] = float(self.working_set.capacity_tokens)
-            numbers["working_set_hold_s"] = self.working_set.hold_s
-        if request is not None:
-            numbers["place_in_tenant"] = float(self.waiting.place_of(request))
-            numbers["queue"] = float(len(self.waiting))
-            numbers["expected_wait_s"] = self.expected(request, now, comes=False).wait_s
-        return numbers
-
-    def wanted_tokens(self) -> float:
-        """Return the tokens of the prompts and expected answers of all waiting and running requests. O(requests)."""
-        present = [*self.waiting.requests.values(), *[lease.request for lease in self.leases.values()]]
-        return sum([each.prompt_tokens + each.progress.output_tokens_expected for each in present])
+class RequestLedger(PoolTables):
+    """The events of one pool's requests, each of which changes all tables."""
 
     def follow_start(self, now: float, *, is_served: bool) -> None:
         """Begin the start of an engine if requests wait without one in service, or end the start."""
@@ -214,7 +106,7 @@ class RequestLedger:
         self._apply(lifecycle.DISPATCHED, request)
         self.waiting.remove(request)
         if not self.tree.is_flat:
-            request.weight = self.tree.weight(request.flow.tenant, request.weight)
+            request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
         wait = request.progress.wait
         if wait is not None:
             self.waits.ended(request, now)
@@ -234,7 +126,7 @@ class RequestLedger:
         """Learn the pace of a gate from a request that had waited there, or that passed while others waited."""
         oldest = next(iter(self.waiting.requests.values()), request)
         waits = [one.progress.wait.since_s for one in (request, oldest) if one.progress.wait is not None]
-        self.expected_waits.dispatched(request, self._place(request, waits=False), min(waits, default=now), now)
+        self.expected_waits.dispatched(request, self.gate_of(request, waits=False), min(waits, default=now), now)
 
     def returned(self, request: Request, now: float, received: ServiceTokens = NO_SERVICE) -> None:
         """Return a dispatched request to the head of its flow, uncharged.
@@ -246,9 +138,8 @@ class RequestLedger:
         self._end_lease(request, received, now, is_preempted=is_preempted)
         if is_preempted:  # while it waits, it takes no room in the working set from others
             self.working_set.left(request, NO_SERVICE, now)
-        # The tenant's weight may have changed while the request ran.
-        leaf = request.flow.tenant
-        request.weight = self.tree.weight(leaf, self.tree.configured_weight(leaf, request.weight))
+        # The weight may have changed while the request ran.
+        request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
         self._wait(request, front=True)
         self.policy.push(request, now, front=True)
 
@@ -334,20 +225,6 @@ class RequestLedger:
         )
         return [] if id is None else [Preempt(id)]
 
-    def lease(self, request_id: str) -> Lease:
-        """Return the lease of a dispatched request. Raise UnknownRequest if there is none."""
-        lease = self.leases.get(request_id)
-        if lease is None:
-            raise UnknownRequest(request_id)
-        return lease
-
-    def received(self, lease: Lease, now: float) -> ServiceTokens:
-        """Return the service of a dispatched request so far: counted if streamed, else estimated from its age."""
-        output_tokens = lease.output_tokens
-        if not lease.request.streamed:
-            output_tokens = self.backends[lease.backend].pace.output_tokens(lease, now)
-        return ServiceTokens(lease.request.prompt_tokens, output_tokens)
-
     def streamed(self, lease: Lease, output_tokens: int) -> None:
         """Count further tokens of an answer. The next `charge_progress` charges them."""
         if lease.charged_tokens == lease.output_tokens:
@@ -405,9 +282,9 @@ class RequestLedger:
 
     def _enter(self, request: Request) -> None:
         """Count the request as present in the tree, and set its weight to its tenant's entitlement."""
-        self.tree.arrived(request, request.weight)
+        self.tree.arrived(request, request.configured_weight)
         if not self.tree.is_flat:
-            request.weight = self.tree.weight(request.flow.tenant, request.weight)
+            request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
 
     def _wait(self, request: Request, *, front: bool = False) -> None:
         self._expect(request)
@@ -421,10 +298,6 @@ class RequestLedger:
         progress = request.progress
         progress.output_tokens_expected = self.lengths.expected(request)
         progress.output_tokens_reserved = self.lengths.reserved(request)
-
-    def order_of(self, request: Request) -> Order:
-        """Return the order of the queue in which the request waits, or would wait."""
-        return self.policy.queues().get(request.progress.engine, self.policy.order)
 
     def _leave_line(self, request: Request, now: float) -> None:
         if request.progress.rests:

@@ -1,4 +1,4 @@
-"""Which engines of a pool can start a request now? The policy asks this while it looks for the next request.
+"""Which engines of a pool can start a request now? `schedule` asks this while it looks for the next request.
 
 The obstacles of a request are checked in this order: a rival at another gateway (TURN), a full node of the tree
 (CEILING), the working set (WORKING_SET), and then each engine by itself (`BackendLedger.obstacle`, `PrefillParts`).
@@ -12,7 +12,7 @@ asks only the engines whose time has come.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import Final, Protocol
@@ -97,10 +97,6 @@ class DueTimes:
                 engines.append(engine)
         return engines
 
-    def clear(self) -> None:
-        self._heap.clear()
-        self._earliest_s.clear()
-
 
 Standing = tuple[bool, bool, bool]
 """Properties of a request that decide about its room, as (alone, paced, spent). Alone: all that its tenant has at the
@@ -113,17 +109,13 @@ Answers = tuple[Blocked, Standing, int]
 
 
 class PoolRoom:
-    """The engines of one pool, within one event (`admission.policy.Engines`).
+    """The engines of one pool, within one event (`admission.scheduler.Engines`).
 
     Questions are part of the event: the ledgers learn why a request had to wait at their engines.
     """
 
     def __init__(
-        self,
-        backends: Mapping[str, BackendLedger],
-        working_set: WorkingSet,
-        tree: PoolTree,
-        preemption: Preemption,
+        self, backends: Mapping[str, BackendLedger], working_set: WorkingSet, tree: PoolTree, preemption: Preemption
     ) -> None:
         self._tree: Final = tree
         self._preemption: Final = preemption
@@ -162,7 +154,7 @@ class PoolRoom:
         if engine is None:
             self._answers.clear()
             self._changed.clear()
-            self._opens.clear()
+            self._opens = DueTimes()
             self._full = {}, {}
             self._open = dict(self._backends), dict(self._backends)
             return
@@ -211,16 +203,8 @@ class PoolRoom:
         return self._full_beside
 
     def with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:
-        self.asked = request.id
-        if self.rivals is not None and self.rivals.has_turn(request, self._now):
-            return Blocked(request, dict.fromkeys(self._backends, Obstacle.TURN))
-        full = self._tree.full_for(request)
-        if full is not None:
-            blocked = Blocked(request, dict.fromkeys(self._backends, Obstacle.CEILING))
-            blocked.ceiling = full.name
+        if (blocked := self._blocked_anywhere(request, self._backends)) is not None:
             return blocked
-        if not self._working_set.has_room(request):
-            return Blocked(request, dict.fromkeys(self._backends, Obstacle.WORKING_SET))
         standing = self._standing(request)
         known = self._answers.get(request.id)
         if known is not None and known[1] == standing:
@@ -342,15 +326,26 @@ class PoolRoom:
             or (why is Obstacle.KV and self.can_be_freed(request, name))
         ]
 
-    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
+    def blocked_at(self, request: Request, engine: str) -> Blocked | None:
+        if (blocked := self._blocked_anywhere(request, (engine,))) is not None:
+            return blocked
+        obstacle = self._obstacle(request, self._backends[engine], self._standing(request))
+        return None if obstacle is None else Blocked(request, {engine: obstacle})
+
+    def _blocked_anywhere(self, request: Request, engines: Collection[str]) -> Blocked | None:
+        """Return the obstacle that keeps the request from each of these engines, whatever room they have, or None."""
         self.asked = request.id
-        if self.rivals is not None and self.rivals.has_turn(request, self._now):
-            return Obstacle.TURN
-        if self._tree.full_for(request) is not None:
-            return Obstacle.CEILING
-        if not self._working_set.has_room(request):
-            return Obstacle.WORKING_SET
-        return self._obstacle(request, self._backends[engine], self._standing(request))
+        why, ceiling = Obstacle.TURN, ""
+        if self.rivals is None or not self.rivals.has_turn(request, self._now):
+            if (full := self._tree.full_for(request)) is not None:
+                why, ceiling = Obstacle.CEILING, full.name
+            elif self._working_set.has_room(request):
+                return None
+            else:
+                why = Obstacle.WORKING_SET
+        blocked = Blocked(request, dict.fromkeys(engines, why))
+        blocked.ceiling = ceiling
+        return blocked
 
     def _standing(self, request: Request) -> Standing:
         # Batch work fills the gaps, and its room can be preempted: interactive starts need not be spread beside it.
@@ -393,15 +388,11 @@ class PoolRoom:
         known = ledger.slots.known()
         return known is not None and ledger.sequences_in_all() > known
 
-    def has_part(self, request: Request, engine: str | None) -> bool:
-        if engine is not None:
-            return self.obstacle_at(request, engine) is not Obstacle.PREFILL_PART
-        found = self.with_room(request)
+    def may_wake(self, request: Request, engine: str | None) -> bool:
+        if self._tree.full_for(request) is not None:
+            return False
+        found = self.with_room(request) if engine is None else self.blocked_at(request, engine)
         return not isinstance(found, Blocked) or found.nearest() is not Obstacle.PREFILL_PART
-
-    def at_ceiling(self, request: Request) -> str | None:
-        full = self._tree.full_for(request)
-        return None if full is None else full.name
 
     def loads(self) -> dict[str, int]:
         return {name: len(ledger.leases) for name, ledger in self._backends.items() if ledger.healthy}

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from policies.settings import setting
-
-USAGE_DIFFERS_MAX: Final = 0.02
-"""Largest fraction by which usage and free blocks may disagree: engines count the null block in one of them only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +56,6 @@ class Gauges:
     """Prompt tokens processed since the engine started. A smaller number than before means a restart."""
     is_step: bool = False
     """The engine sent these numbers itself right after a step, so none is older than that step."""
-    free_blocks: int | None = None
-    total_blocks: int | None = None
     scheduled_tokens: int | None = None
     """Tokens that the last step computed, of prompts and of answers."""
     scheduled_tokens_max: int | None = None
@@ -74,24 +69,6 @@ class Gauges:
     def waiting_for_room(self) -> int:
         return max(0, (self.waiting or 0) - (self.deferred or 0))
 
-    def contradiction(self) -> str:
-        """Return what is impossible in this step; empty if nothing is."""
-        running, waiting, slots = self.running, self.waiting, self.max_num_seqs
-        free, total, usage = self.free_blocks, self.total_blocks, self.kv_usage
-        counts = (running, waiting, self.deferred, slots, free, total, self.scheduled_tokens, self.scheduled_tokens_max)
-        if any(count is not None and count < 0 for count in counts):
-            return "a count is negative"
-        if running is not None and slots is not None and running > slots:
-            return f"{running} sequences run in {slots} slots"
-        if free is not None and total is not None:
-            if free > total:
-                return f"{free} of {total} blocks are free"
-            if usage is not None and abs(usage - (1 - free / max(1, total))) > USAGE_DIFFERS_MAX:
-                return f"{free} of {total} blocks are free, but {usage:.0%} of them in use"
-        if self.scheduled_tokens and self.scheduled_tokens_max and self.scheduled_tokens > self.scheduled_tokens_max:
-            return f"a step of {self.scheduled_tokens} tokens, where {self.scheduled_tokens_max} are the most"
-        return ""
-
 
 class EngineFacts(NamedTuple):
     """Facts about an engine that comes into service, which no gauge reports."""
@@ -100,23 +77,6 @@ class EngineFacts(NamedTuple):
     """Sequences that the engine runs side by side."""
     is_other_kind: bool
     """The engine is of another kind than the engine before it under this name."""
-
-
-class StepTrust:
-    """Trust in the steps that an engine reports. After an impossible step, none is believed for a while."""
-
-    def __init__(self) -> None:
-        self._doubted_until_s = float("-inf")
-
-    def believes(self, step: Gauges, capacity_tokens: int | None, now: float, doubt_s: float) -> bool:
-        """Return whether this step is believed.
-
-        A step that claims a larger KV cache than the known `capacity_tokens` would admit too much.
-        """
-        claims = step.kv_capacity_tokens
-        if step.contradiction() or (claims and capacity_tokens and claims > capacity_tokens):
-            self._doubted_until_s = now + doubt_s
-        return now >= self._doubted_until_s
 
 
 class Grant(NamedTuple):

@@ -96,13 +96,7 @@ class KvCache:
         return (self.held_tokens + self._foreign_tokens + more_tokens) / self.capacity_tokens
 
     def obstacle(
-        self,
-        request: Request,
-        now: float,
-        *,
-        allowance: Grant | None,
-        slots: int | None,
-        sequences: int,
+        self, request: Request, now: float, *, allowance: Grant | None, slots: int | None, sequences: int
     ) -> Obstacle | None:
         """Return `KV` if there is no room, `SPREAD` if a start now would be uneven, None if the request may start.
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from policies.capacity.gauges import CapacitySettings, EngineFacts, Gauges, Grant, StepTrust
+from policies.capacity.gauges import CapacitySettings, EngineFacts, Gauges, Grant
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Obstacle
@@ -70,7 +70,6 @@ class BackendLedger:
         """Preemptions inside the engine, by its own count; None if it reports none."""
         self._preempted = 0
         """Sequences that the engine has preempted and that wait inside it, as of its last step."""
-        self._trust = StepTrust()
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
         self._closed_until_s = 0.0
@@ -123,11 +122,7 @@ class BackendLedger:
         if self.kv.capacity_tokens is None:
             return None
         return self.kv.obstacle(
-            request,
-            now,
-            allowance=allowance,
-            slots=self.slots.count if paced else None,
-            sequences=sequences,
+            request, now, allowance=allowance, slots=self.slots.count if paced else None, sequences=sequences
         )
 
     def kv_fraction(self) -> float:
@@ -327,15 +322,9 @@ class BackendLedger:
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
         """Correct the model by the engine's gauges, from a page of metrics or after a step.
 
-        An impossible step is not believed, nor are the steps that follow it within `gauge_trust_s`. Of gauges that are
-        older than `gauge_trust_s`, the requests and the KV usage are ignored. `arrived_s`: when the last request came.
+        Of gauges that are older than `gauge_trust_s`, the requests and the KV usage are ignored. `arrived_s`: when the
+        last request came.
         """
-        if gauges.is_step and not self._trust.believes(
-            gauges, self.kv.capacity_tokens, now, self._settings.gauge_trust_s
-        ):
-            self.slots.set_reported(None)
-            self.prefill.set_reported(None)
-            return
         self.usual.ran(self.sequences_in_all(), now)
         before, self._gauges = self._gauges, gauges
         if now > gauges.taken_s + self._settings.gauge_trust_s:

@@ -86,7 +86,7 @@ class PrefillWindow:
         self._held_back = False
 
     def set_reported(self, step_tokens_max: int | None) -> None:
-        """Note the largest number of tokens in one step of the engine; None if its report is not believed any more."""
+        """Note the largest number of tokens in one step of the engine; None if it reports none."""
         self._least = min(PREFILL_TOKENS_MAX, max(PREFILL_TOKENS_MIN, step_tokens_max or 0))
         self.tokens = max(self.tokens, self._least)
 

@@ -19,8 +19,8 @@ from policies.averages import QUICK
 
 FIRST_SLOTS: Final = 4
 """Slots assumed for an engine about which nothing is known yet."""
-TAKEN_MAX: Final = 0.25
-"""Largest part of the slots that one request takes."""
+TAKEN_MAX: Final = 1 / FIRST_SLOTS
+"""Largest part of the slots that one request takes, so that `FIRST_SLOTS` of the largest run side by side."""
 
 
 class Slots:
@@ -53,7 +53,7 @@ class Slots:
         self._most = most
 
     def set_reported(self, max_num_seqs: int | None) -> None:
-        """Note the slots that the engine reports; None if its report is not believed any more."""
+        """Note the slots that the engine reports; None if it reports none."""
         if max_num_seqs == self._reported:
             return
         if self._reported is None and self._configured is None:

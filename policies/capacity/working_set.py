@@ -42,6 +42,7 @@ from math import inf
 from statistics import fmean
 from typing import Final
 
+from policies.capacity.kv_forecast import TOLERATED
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
 from policies.capacity.pace import SEEN_MIN, USUAL_S
@@ -55,8 +56,9 @@ MEASURED_EVERY_S: Final = 0.5
 """Least time between two measurements of K and R, and of whether the set has outgrown K."""
 HOLD_S_MAX: Final = 60.0
 """Largest K / R, against wrong rates. While no engine has shown its rate, `USUAL_S` stands for K / R."""
-OVER: Final = 1.1
-"""Multiple of K above which contexts are parked. The estimate of a start is a mean, so the set varies about K."""
+OVER: Final = 1.0 + TOLERATED
+"""Multiple of K above which contexts are parked. The estimate of a start is a mean, so the set varies about K as the
+forecast varies about a full cache."""
 
 
 class Context:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from policies.request import ServiceTokens
 from policies.settings import setting
@@ -57,53 +57,33 @@ class ProfiledCost:
         return 0.21001891 * p + (0.10075395 + 0.0039868 * p + 0.00324733 * q) * q + 1.14601454
 
 
-def input_weight_setting() -> Any:
-    return setting(1.0, "Cost of a prompt token, with cost: linear.", least=0, most=1000)
+CACHED_WEIGHT: Final = "Cost of a cached prompt token, relative to input_weight, with cost: linear."
 
 
-def output_weight_setting() -> Any:
-    return setting(2.0, "Cost of a generated token, with cost: linear.", above=0, most=1000)
+@dataclass(frozen=True, slots=True)
+class ServiceParams:
+    """Settings of every order with counters: what a token costs, and the parts of batch work and of prefill."""
 
-
-def cached_weight_setting(default: float = 0.1) -> Any:
-    return setting(
-        default,
-        "Cost of a cached prompt token, relative to input_weight, with cost: linear.",
-        least=0,
-        most=1,
+    input_weight: float = setting(1.0, "Cost of a prompt token, with cost: linear.", least=0, most=1000)
+    output_weight: float = setting(2.0, "Cost of a generated token, with cost: linear.", above=0, most=1000)
+    cached_weight: float = setting(0.1, CACHED_WEIGHT, least=0, most=1)
+    batch_guaranteed_share: float = setting(
+        BATCH_SHARE, "Part of the service that class batch gets while other work waits.", above=0, most=0.5
     )
-
-
-def batch_share_setting() -> Any:
-    return setting(
-        BATCH_SHARE,
-        "Part of the service that class batch gets while other work waits.",
-        above=0,
-        most=0.5,
-    )
-
-
-def prefill_parts_setting() -> Any:
-    return setting(
-        False,
-        "Limit a tenant that is ahead to its part of an engine's prefill while others' answers run there.",
+    prefill_parts: bool = setting(
+        False, "Limit a tenant that is ahead to its part of an engine's prefill while others' answers run there."
     )
 
 
 @dataclass(frozen=True, slots=True)
-class CostParams:
-    """Settings that every order with counters has: its cost function, and the parts of batch work and of prefill."""
+class CostParams(ServiceParams):
+    """Settings of orders whose unit of service may be chosen."""
 
     cost: str = setting(
         "linear",
         "Unit of service: weighted tokens, or the time that one engine was measured to take for the tokens.",
         choices=("linear", "profiled"),
     )
-    input_weight: float = input_weight_setting()
-    output_weight: float = output_weight_setting()
-    cached_weight: float = cached_weight_setting()
-    batch_guaranteed_share: float = batch_share_setting()
-    prefill_parts: bool = prefill_parts_setting()
 
     def charges(self) -> Cost:
         """Return the cost function that these settings name."""

@@ -37,17 +37,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
-from policies.capacity.obstacle import Blocked
-from policies.orders.cost import (
-    LONG_PROMPT,
-    LinearCost,
-    batch_share_setting,
-    cached_weight_setting,
-    input_weight_setting,
-    output_weight_setting,
-    prefill_parts_setting,
-)
-from policies.orders.order import Room, Selection
+from policies.orders.cost import CACHED_WEIGHT, LONG_PROMPT, LinearCost, ServiceParams
 from policies.orders.vtc import CounterOrder
 from policies.placements.prefix_index import Prefix, PrefixIndex, tokens_of_blocks
 from policies.placements.siblings import Siblings
@@ -192,14 +182,10 @@ class _MatchedBacklog(Backlog):
 
 
 @dataclass(frozen=True, slots=True)
-class DlpmParams:
+class DlpmParams(ServiceParams):
     """Settings of `Dlpm`: cost, and the service of a turn."""
 
-    input_weight: float = input_weight_setting()
-    output_weight: float = output_weight_setting()
-    cached_weight: float = cached_weight_setting(0.0)
-    batch_guaranteed_share: float = batch_share_setting()
-    prefill_parts: bool = prefill_parts_setting()
+    cached_weight: float = setting(0.0, CACHED_WEIGHT, least=0, most=1)
     quantum: float = setting(
         LONG_PROMPT, "Service that a flow receives per turn and weight before the next one's turn.", least=1, most=1e9
     )
@@ -212,6 +198,7 @@ class Dlpm(CounterOrder):
     """
 
     reads_prefixes = True
+    reserves = False
 
     def __init__(
         self,
@@ -232,21 +219,12 @@ class Dlpm(CounterOrder):
     def beside(self, engine: str) -> Dlpm:
         return Dlpm(self._params, flows_max=self._flows_max, prefixes=self._prefixes, engine=engine)
 
-    def pop(self, now: float, room: Room) -> Selection | Blocked | None:
+    def head(self) -> Request | None:
         if self._dispatched:
             self._matched.rematch_siblings(self._dispatched)
             self._dispatched = ()
-        return super().pop(now, room)
+        return self._matched.head()
 
-    def _beside(self, blocked: Blocked, room: Room) -> Selection | Blocked:
-        """Take out a request of another flow when the head fits nowhere, within this round and the next."""
-        for request in self._matched.others(blocked.request):
-            engine = room.place(request)
-            if not isinstance(engine, Blocked):
-                self._matched.take(request)
-                return self._selected(request, engine)
-        return blocked
-
-    def _selected(self, request: Request, engine: str) -> Selection:
+    def take(self, request: Request) -> None:
         self._dispatched = request.prefix
-        return Selection(request, engine)
+        self._matched.take(request)

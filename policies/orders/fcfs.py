@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from policies.capacity.obstacle import Blocked
-from policies.orders.order import Order, Room, Selection
+from policies.orders.order import Order
 from policies.request import Flow, Request, ServiceTokens
 
 
@@ -30,18 +29,14 @@ class Fcfs(Order):
         if front:
             self._queue.move_to_end(request.id, last=False)
 
-    def pop(self, now: float, room: Room) -> Selection | Blocked | None:
-        if not self._queue:
-            return None
-        head = next(iter(self._queue.values()))
-        placed = room.place(head)
-        if isinstance(placed, Blocked):
-            return placed
-        del self._queue[head.id]
-        return Selection(head, placed)
+    def head(self) -> Request | None:
+        return next(iter(self._queue.values()), None)
+
+    def take(self, request: Request) -> None:
+        del self._queue[request.id]
 
     def remove(self, request: Request, now: float) -> None:
-        del self._queue[request.id]
+        self.take(request)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         """Do nothing: arrival order does not depend on service."""

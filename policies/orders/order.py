@@ -1,65 +1,35 @@
 """WHO goes next? The contract of an order, and the values that pass through it.
 
 An order knows no capacity, clock, socket or randomness. The admission engine asks the order for the next request, and
-tells it the known cost of each request. A placement decides WHERE a request goes (`policies.placements`). The order
-offers requests to a `Room`, which names an engine, or the obstacle at each engine.
+tells it the known cost of each request. A placement decides WHERE a request goes (`policies.placements`), and the
+engines decide WHEN (`admission.scheduler`).
 
 The clauses (tests/policies/orders/test_contract.py checks each of them for every policy):
 
-P1  Work conserving: if a request is queued and the room places whatever it is offered, `pop` returns one. Otherwise
-    GPUs idle while users wait.
+P1  Work conserving: if a request is queued and the engines have room for it, one is taken out. Otherwise GPUs idle
+    while users wait.
 P2  Deterministic: the same calls give the same answers, whatever the hash seed. Otherwise the simulation gives wrong
     results.
-P3  Exactly once: every pushed request leaves by `pop` or by `remove`, never by both.
+P3  Exactly once: every pushed request leaves by `take` or by `remove`, never by both.
 P4  A request removed before dispatch has charged nothing. A request that ends after dispatch stays charged, at least
     for its prompt even if its engine did nothing with it.
 P5  Idle flows bank no credit: a flow that returns is served as if it had been present, within the bound of the order.
 P6  Estimates are corrected: after the final charge, counters are what an oracle would have charged.
 P7  Memory is O(queued + running + `flows_max`): beyond that, the flows that have been idle longest are forgotten.
-P8  `pop` and `push` are O(log flows); `charge` is O(1).
+P8  `head`, `take` and `push` are O(log flows); `charge` is O(1).
 P9  The service bound that the order's docstring states holds on every trace.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Protocol
+from collections.abc import Mapping
+from typing import ClassVar
 
-from policies.capacity.obstacle import Blocked
 from policies.limits.sliding_counts import SlidingCounts
 from policies.plain_data import Learned
 from policies.queue.backlog import Backlog
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
-
-
-class Room(Protocol):
-    """The engines of a pool, as an order sees them."""
-
-    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
-        """Return the engine that gets the request now, or the obstacle at each engine.
-
-        `but`: an engine that does not get it.
-        """
-
-    def reserve(self, blocked: Blocked) -> str | None:
-        """Return an engine to keep free for the head of the queue, which no engine can start now.
-
-        None if no other request could start at another engine.
-        """
-
-    def may_begin(self, request: Request) -> bool:
-        """Return whether the working set has room for this start."""
-
-    def may_wake(self, request: Request) -> bool:
-        """Return whether a sleeping tenant may wake for this request: its tree nodes and its prefill part have room."""
-
-    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
-        """Return the head, or a request that may pass the head because the engine has its prompt cached.
-
-        The head goes if the engine has half of its prompt. Otherwise the request with the longest cached prompt goes,
-        of those that have half of their prompt there and can start.
-        """
 
 
 class Selection:
@@ -77,6 +47,8 @@ class Order(ABC):
 
     reads_prefixes: ClassVar[bool] = False
     """Requests must come with the hashes of their prompt's blocks."""
+    reserves: ClassVar[bool] = True
+    """An engine is kept free for a head that fits nowhere. Otherwise `Backlog.others` bounds what passes the head."""
     knows_interactions: ClassVar[bool] = False
     """Requests must come with their `Claim` and their interaction."""
 
@@ -88,7 +60,7 @@ class Order(ABC):
         self.charges_ahead = False
         """The expected output is charged at dispatch, so streamed output changes no counter until it is exceeded."""
         self.passes = False
-        """A request that an engine has cached may go before the head (`Room.nearest`)."""
+        """A request that an engine has cached may go before the head."""
         self.backlog: Backlog | None = None
         """Counters of tenants and flows, which gateways compare; None if the order has none."""
         self.units: tuple[object, object] = (None, None)
@@ -127,11 +99,12 @@ class Order(ABC):
         """
 
     @abstractmethod
-    def pop(self, now: float, room: Room) -> Selection | Blocked | None:
-        """Take out the next request that the room places.
+    def head(self) -> Request | None:
+        """Return the request that goes next, or None if nothing waits and is awake."""
 
-        Returns `Blocked` if the head found no room, and None if nothing waits.
-        """
+    @abstractmethod
+    def take(self, request: Request) -> None:
+        """Take out a queued request that is dispatched."""
 
     @abstractmethod
     def remove(self, request: Request, now: float) -> None:

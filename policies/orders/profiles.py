@@ -21,8 +21,9 @@ NEUTRAL: Final = 1000.0
 """Worth assumed for a call of an app without a profile."""
 OUTLIER: Final = 4.0
 """Limit of one answer's worth, in multiples of the mean, once the mean has `ENOUGH` answers."""
-CLAMP: Final = 16.0
-"""The weight of an app or stage is between 1 / CLAMP and CLAMP times the mean of its scope."""
+CLAMP: Final = OUTLIER**2
+"""The weight of an app or stage is between 1 / CLAMP and CLAMP times the mean of its scope: as far as two outliers in a
+row take an answer."""
 STAGES_MAX: Final = 32
 """Last stage with a mean of its own. Later stages count as this one."""
 ANY_STAGE: Final = 0

@@ -39,9 +39,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.cost import LONG_PROMPT, Cost, CostParams
-from policies.orders.order import Order, Room, Selection
+from policies.orders.order import Order
 from policies.queue.backlog import Backlog
 from policies.request import Flow, Request, ServiceTokens
 from policies.settings import setting
@@ -101,62 +100,11 @@ class CounterOrder(Order):
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         self._backlog.push(request, front=front)
 
-    def pop(self, now: float, room: Room) -> Selection | Blocked | None:
-        """Take out the head, or within the window a request whose prompt the head's engine has cached.
+    def head(self) -> Request | None:
+        return self._backlog.head()
 
-        Requests that wait for the working set, a ceiling or their prefill part sleep, and hold up nothing else.
-        """
-        backlog = self._backlog
-        if backlog.starts:
-            backlog.wake_starts(room.may_begin)
-        if backlog.full:
-            backlog.wake_at(room.may_wake)
-        while (head := backlog.head()) is not None:
-            placed = room.place(head)
-            if not isinstance(placed, Blocked):
-                if self.passes and backlog.queued > 1:
-                    head = room.nearest(head, placed, backlog.may_pass)
-                backlog.take(head)
-                return self._selected(head, placed)
-            why = placed.nearest()
-            if why is Obstacle.CEILING:
-                backlog.sleep_at(head, placed.ceiling)
-            elif why is Obstacle.PREFILL_PART:
-                backlog.sleep_at(head, f"prefill of {head.flow.tenant}", is_floor=True)
-            elif why is Obstacle.WORKING_SET:
-                backlog.sleep_start(head)
-                if backlog.full:  # another tenant there may go now
-                    backlog.wake_at(room.may_wake)
-            else:
-                return self._beside(placed, room)
-        asleep = backlog.asleep()
-        if asleep is None:
-            return None
-        placed = room.place(asleep)
-        if isinstance(placed, Blocked):
-            return placed
-        backlog.take(asleep)
-        return self._selected(asleep, placed)
-
-    def _selected(self, request: Request, engine: str) -> Selection:
-        return Selection(request, engine)
-
-    def _beside(self, blocked: Blocked, room: Room) -> Selection | Blocked:
-        """Reserve an engine for a head that fits nowhere, and take out a request that fits at another engine.
-
-        So other requests cannot delay the start of the head (EASY backfilling, Lifka 1995).
-        """
-        reserved = room.reserve(blocked)
-        blocked.others = ()
-        if reserved is not None:
-            for request in self._backlog.others(blocked.request):
-                placed = room.place(request, but=reserved)
-                if not isinstance(placed, Blocked):
-                    self._backlog.take(request)
-                    return self._selected(request, placed)
-                if not blocked.others and not request.can_wait:
-                    blocked.others = (placed.but(reserved),)
-        return blocked
+    def take(self, request: Request) -> None:
+        self._backlog.take(request)
 
     def remove(self, request: Request, now: float) -> None:
         self._backlog.take(request, is_served=False)

@@ -29,7 +29,7 @@ class Homes:
     """The requests of one queue, by the engines that have at least half of their prompt cached."""
 
     def __init__(self, prefixes: PrefixIndex) -> None:
-        self._prefixes = prefixes
+        self.prefixes = prefixes
         self._siblings = Siblings()
         self._requests: dict[str, Request] = {}
         self._new: dict[str, Request] = {}
@@ -91,7 +91,7 @@ class Homes:
     def _look_up(self, request: Request) -> None:
         found = [
             (-depth, name)
-            for name, depth in self._prefixes.depths(request.prefix).items()
+            for name, depth in self.prefixes.depths(request.prefix).items()
             if is_local(depth, request.prefix)
         ]
         found.sort()

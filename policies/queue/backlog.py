@@ -21,10 +21,11 @@ set has room, and a tenant until a full node of the tree, or the tenant's part o
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from heapq import nsmallest
 from itertools import islice
 from math import inf
+from operator import attrgetter
 from typing import Final
 
 from policies.averages import USUAL
@@ -32,6 +33,7 @@ from policies.queue.counters import Counters, Member
 from policies.queue.tenants_and_flows import FlowMember, TenantMember, sleeps_as
 from policies.request import Flow, Request, is_batch
 
+_counter: Final = attrgetter("counter")
 TRIED: Final = 8
 """Bound of the search for alternatives to the next request. A search by tenant reads half as many of each class."""
 
@@ -56,10 +58,10 @@ class Backlog:
     ) -> None:
         self.batch_share = 0.0
         """Share of the service that batch work is guaranteed while interactive work waits."""
-        self._owed = 0.0
+        self.owed = 0.0
         """Service that interactive work owes to batch work, at all gateways together."""
         self.newly_owed = 0.0
-        """Part of `_owed` that is not yet reported to other gateways."""
+        """Part of `owed` that is not yet reported to other gateways."""
         self._flows_max = flows_max
         self._lift = lift
         self._window_of_flows = windows[1]
@@ -70,15 +72,15 @@ class Backlog:
         self._by_tenant: dict[str, TenantMember] = {}
         self._by_flow: dict[Flow, FlowMember] = {}
         self.queued = 0
+        self.sharers = 1
+        """Gateways that count these tenants together."""
         self.starts: dict[TenantMember, list[tuple[bool, float, str, Request]]] = {}
         """Starts that sleep until the working set has room for them, by tenant, in order: calls of parked interactions
-        before others, then by arrival.
-        """
-        self.full: dict[str, dict[TenantMember, None]] = {}
-        """Sleeping tenants by the name of the full node of the tree, or of the tenant's part of the prefill."""
+        before others, then by arrival."""
+        self.full: dict[str | TenantMember, dict[TenantMember, None]] = {}
+        """Sleeping tenants by the name of the full node of the tree; by themselves if their prefill part is used up."""
         self.changed: dict[Member, None] | None = None
-        """Members to report to other gateways, the oldest change first. Bounded: the oldest changes are dropped. None
-        if nothing is reported."""
+        """Members to report to other gateways. The oldest changes are dropped. None if nothing is reported."""
         self.usual = self.usual_of_flow = self.usual_service = 0.0
         """Moving averages of a request's final charge: to its tenant (per weight), to its flow, and before the division
         by weight."""
@@ -128,18 +130,14 @@ class Backlog:
     def _owe(self, service: float) -> None:
         """Add to the service owed to batch work, capped at two usual requests."""
         if service > 0.0:
-            service = min(service, max(0.0, 2.0 * self.usual_service - self._owed))
-        self._owed += service
+            service = min(service, max(0.0, 2.0 * self.usual_service - self.owed))
+        self.owed += service
         self.newly_owed += service
-
-    def owe_in_all(self, owed: float) -> None:
-        """Set the service that all gateways owe, without the part that is `newly_owed` here."""
-        self._owed = owed + self.newly_owed
 
     @property
     def owes_batch(self) -> bool:
         """Return whether batch work goes first, because more than a usual request is owed to it."""
-        return self._owed > self.usual_service
+        return self.owed > self.usual_service
 
     # --- sleep ---
 
@@ -175,24 +173,22 @@ class Backlog:
         return self.starts[least][0][3] if least is not None else None
 
     def may_pass_starts(self, tenant: str) -> bool:
-        """Return whether a tenant is within the window above each tenant of its class that has a sleeping start here,
-        or that waits at another gateway.
-        """
+        """Return whether a tenant is within the window above all of its class with starts here or waiting elsewhere."""
         own = self._by_tenant.get(tenant)
         if own is None:
             return True
         least = min([one.counter for one in self.starts if one.line is own.line], default=inf)
         return own.line.is_within(own, min(least, own.line.least_counter_elsewhere()))
 
-    def sleep_at(self, request: Request, node: str, *, is_floor: bool = False) -> None:
+    def sleep_at(self, request: Request, node: str) -> None:
         """Let the tenant of this request sleep under the name of a full node until `wake_at` finds room.
 
-        `is_floor`: `node` names the tenant's part of the prefill instead, and the tenant still bounds the floor.
+        `node`: "" if its part of the prefill is used up. Then the tenant still bounds the floor.
         """
         tenant = self._by_flow[request.flow].tenant
-        tenant.full = node
-        self.full.setdefault(node, {})[tenant] = None
-        tenant.line.sleep(tenant, is_absent=not is_floor, is_floor=is_floor)
+        key = tenant.full = node or tenant
+        self.full.setdefault(key, {})[tenant] = None
+        tenant.line.sleep(tenant, is_absent=node != "", is_floor=node == "")
 
     def wake_at(self, has_room: Callable[[Request], bool]) -> None:
         """Wake one tenant under each name that has room again: the least served of the class that goes first."""
@@ -212,7 +208,7 @@ class Backlog:
 
     def asleep_at(self) -> Iterator[tuple[Request, str]]:
         """Iterate over the full nodes: the next request of the least served interactive tenant there, and the node."""
-        for node, tenants in self.full.items():
+        for node, tenants in [(key, asleep) for key, asleep in self.full.items() if isinstance(key, str)]:
             least = min([one for one in tenants if one.line is self.tenants], key=_counter, default=None)
             request = self._next_of(least) if least is not None else None
             if request is not None:
@@ -228,11 +224,12 @@ class Backlog:
         return min(tenants, key=lambda one: (one.line is not first, one.counter))
 
     def _leave_node(self, tenant: TenantMember) -> None:
-        tenants = self.full[tenant.full]
+        key, tenant.full = tenant.full, None
+        assert key is not None
+        tenants = self.full[key]
         del tenants[tenant]
         if not tenants:
-            del self.full[tenant.full]
-        tenant.full = ""
+            del self.full[key]
 
     def _forget_start(self, flow: FlowMember, start: Request) -> None:
         starts = self.starts[flow.tenant]
@@ -248,7 +245,7 @@ class Backlog:
         else:
             tenant.flows.prefer(flow, len(flow.going_first) > 0)
         if not len(tenant.flows):
-            if tenant.full:
+            if tenant.full is not None:
                 self._leave_node(tenant)
             tenant.line.sleep(tenant)
         else:
@@ -259,7 +256,7 @@ class Backlog:
         tenant = flow.tenant
         tenant.flows.wake(flow)
         tenant.flows.prefer(flow, len(flow.going_first) > 0)
-        if not tenant.full:
+        if tenant.full is None:
             tenant.line.wake(tenant)
         tenant.line.prefer(tenant, tenant.going_first > 0)
 
@@ -309,7 +306,7 @@ class Backlog:
             tenant.flows.prefer(flow, len(flow.going_first) > 0)
         if tenant.queued > 1:
             tenant.line.prefer(tenant, tenant.going_first > 0)
-        if tenant.full and tenant.queued == 1:
+        if tenant.full is not None and tenant.queued == 1:
             self._leave_node(tenant)
         tenant.flows.left(flow, is_served=is_served)
         tenant.line.left(tenant, is_served=is_served)
@@ -337,7 +334,7 @@ class Backlog:
                 self._owe(self.batch_share * new)
             else:
                 # A refund creates no debt, because its charge may have come while only batch work waited.
-                self._owe(min((self.batch_share - 1.0) * new, max(0.0, -self._owed)))
+                self._owe(min((self.batch_share - 1.0) * new, max(0.0, -self.owed)))
         if self.changed is not None:
             self._note_change(flow)
 
@@ -352,12 +349,17 @@ class Backlog:
         self.usual_of_flow += USUAL * ((request.progress.normalised or charged) - self.usual_of_flow)
         self._forget_beyond(self._flows_max, flow.tenant.flows)
 
-    def reweigh(self, weights: Mapping[str, float]) -> None:
-        """Replace the weights of these tenant nodes. Their counters stay."""
-        for name, weight in weights.items():
-            tenant = self._by_tenant.get(name)
-            if tenant is not None:
-                tenant.weight = weight
+    def reweigh(self, name: str, known: float, weight: float) -> None:
+        """Replace the weight of a tenant node, `known` before, and convert its lead over the next one to the new units.
+
+        Each gateway converts its part of a lead that several count together.
+        """
+        if known != weight and (tenant := self._by_tenant.get(name)) is not None:
+            lead = max(0.0, tenant.line.rank(tenant) - tenant.line.floor())
+            tenant.line.charged(tenant, lead * (known / weight - 1.0) / self.sharers)
+            tenant.weight = weight
+            if self.changed is not None:
+                self.changed[tenant] = None
 
     def resume(self, before: Backlog, *, with_flows: bool) -> None:
         """Copy the counters of tenants, and of flows if asked, from another backlog. Their units must be equal."""
@@ -408,10 +410,6 @@ class Backlog:
         """Return the member of this flow, if it is remembered."""
         return self._by_flow.get(flow)
 
-    def active(self) -> int:
-        """Return the number of tenants with waiting or running requests."""
-        return len(self._by_tenant) - self.tenants.idle() - self.batch.idle()
-
     def remembered(self) -> int:
         """Return the number of tenants and flows in memory."""
         return len(self._by_tenant) + len(self._by_flow)
@@ -449,7 +447,3 @@ class Backlog:
             while (flow := tenant.flows.forget_longest_idle()) is not None:
                 del self._by_flow[flow.flow]
             tenant.flows.last_left = None  # breaks a cycle, since full garbage collections are rare
-
-
-def _counter(tenant: TenantMember) -> float:
-    return tenant.counter

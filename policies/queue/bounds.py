@@ -7,7 +7,7 @@ and is evicted only after starts, because the tokens spent on its interaction wo
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
@@ -190,14 +190,11 @@ class BoundedQueue:
             self._deadlines = [(each.progress.deadline_s, each.id) for each in self.requests.values()]
             heapify(self._deadlines)
 
-    def reweigh(self, weights: Mapping[str, float]) -> None:
-        """Replace the weights of these tenant nodes and of their waiting requests."""
-        for name, weight in weights.items():
-            tenant = self._tenants.get(name)
-            if tenant is not None:
-                tenant.weight = weight
-                for request in (*tenant.starts.values(), *tenant.inside.values()):
-                    request.weight = weight
+    def reweigh(self, weight_of: Callable[[Request], float]) -> None:
+        """Replace the weights of the waiting requests. A tenant has that of its newest start."""
+        for tenant in self._tenants.values():
+            for request in (*tenant.inside.values(), *tenant.starts.values()):
+                request.weight = tenant.weight = weight_of(request)
 
     def earliest_deadline_s(self) -> float:
         """Return the time at which the first waiting request expires; inf if none waits."""

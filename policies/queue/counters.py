@@ -144,10 +144,6 @@ class Counters(Generic[M]):
         heap = self._heap
         return [entry[3] for entry in heap[:: len(heap) // most + 1] if entry[3].entry is entry]
 
-    def idle(self) -> int:
-        """Return the number of remembered members without requests."""
-        return len(self._idle)
-
     def floor(self) -> float:
         """Return the rank to which a new member is raised.
 

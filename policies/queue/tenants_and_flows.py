@@ -68,6 +68,7 @@ class FlowMember(Member):
     def sleep(self, start: Request) -> None:
         """Move a request that starts an interaction out of the queue until the working set has room."""
         del self.requests[start.id]
+        self.inside.pop(start.id, None)
         self.asleep[start.id] = start.id in self.going_first
         self.going_first.discard(start.id)
 
@@ -107,8 +108,8 @@ class TenantMember(Member):
         self.flows = flows
         self.going_first = 0
         """Waiting requests that let the tenant go before others, within the window."""
-        self.full = ""
-        """Key in `Backlog.full` under which this tenant sleeps; "" if it does not."""
+        self.full: str | TenantMember | None = None
+        """Key in `Backlog.full` under which this tenant sleeps; None if it does not."""
 
 
 def sleeps_as(start: Request) -> Any:

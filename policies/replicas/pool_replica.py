@@ -94,7 +94,7 @@ class PoolReplica:
         self._next_elsewhere = view.next_elsewhere
         if self._counters is not None:
             self._counters.receive(view.totals, view.left, since_s, is_forgotten=view.is_forgotten)
-            self._counters.wait_elsewhere(view.standings)
+            self._counters.wait_elsewhere(view.standings, view.replicas)
         counted = iter(view.counted)
         for counts in self._counts:
             counts.receive(counted, is_forgotten=view.is_forgotten)
@@ -114,7 +114,7 @@ class PoolReplica:
         """Go on alone with the average of the recent grants, while no reply comes from the store."""
         self._next_elsewhere = None
         if self._counters is not None:
-            self._counters.wait_elsewhere(())
+            self._counters.wait_elsewhere((), self._replicas)
         self._grants.cut_off()
         self._engine.requests.tree.set_elsewhere((), self._replicas)
         self._engine.room.changed()

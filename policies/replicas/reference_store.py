@@ -351,12 +351,7 @@ def _divided(own: Holding, standing: Standing | None, others: list[_Other]) -> t
         most - granted - own.sequences, wanted, is_wanted, own.next_sequences, own.waiting, live
     )
     tokens = own.kv_tokens + _part(
-        kv_most - granted_kv - own.kv_tokens,
-        wanted_kv,
-        is_wanted,
-        own.next_kv_tokens,
-        own.waiting,
-        live,
+        kv_most - granted_kv - own.kv_tokens, wanted_kv, is_wanted, own.next_kv_tokens, own.waiting, live
     )
     return _Held(own, sequences, tokens), Grant(sequences, tokens, elsewhere, kv_elsewhere, sharers)
 

@@ -174,7 +174,7 @@ class SharedCounters:
                 _confirmed(member.line, member)
         if len(totals) > len(self._reported):
             self._owed = totals[-1]
-            self._backlog.owe_in_all(self._owed)
+            self._backlog.owed = self._owed + self._backlog.newly_owed
         self._reported = []
         self._growth.end(since_s)
         self._growth_of_flows.end(since_s)
@@ -182,8 +182,12 @@ class SharedCounters:
         if is_forgotten:
             self._to_report_again = iter(self._backlog.tenant_names())
 
-    def wait_elsewhere(self, standings: Sequence[Standing]) -> None:
-        """Set the standings at other gateways: an arrival here is lifted at most to the least counter there."""
+    def wait_elsewhere(self, standings: Sequence[Standing], gateways: int = 1) -> None:
+        """Set the standings at other gateways: an arrival here is lifted at most to the least counter there.
+
+        `gateways`: number that count together, this one included.
+        """
+        self._backlog.sharers = gateways
         for tenant in self._waiting_elsewhere:
             tenant.flows.wait_elsewhere(None)
         self._waiting_elsewhere = []

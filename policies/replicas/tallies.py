@@ -137,12 +137,7 @@ class SharedQuotas:
         return [row for row in rows if any([rule.window < 0 for rule in quotas.rules(row.node)])]
 
     def receive(
-        self,
-        counted: Sequence[Counted],
-        gateways: int,
-        usage: Sequence[NodeUsage],
-        *,
-        is_forgotten: bool = False,
+        self, counted: Sequence[Counted], gateways: int, usage: Sequence[NodeUsage], *, is_forgotten: bool = False
     ) -> None:
         """Take the counts of all `gateways` together, and the requests under way at the others."""
         sums = iter(counted)

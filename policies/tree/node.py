@@ -89,6 +89,12 @@ class ClassLine:
             self.parent.weights += weight - self.weight
         self.weight = weight
 
+    def share_at(self, weight: float) -> float:
+        """Return the part of the pool that this line is entitled to. A line that is not present gets this weight."""
+        if not self.present:
+            self.weight = weight
+        return self.share()
+
     def share(self) -> float:
         """Return the part of the pool that this line is entitled to, as if it were present."""
         parent = self.parent

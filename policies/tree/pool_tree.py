@@ -90,18 +90,12 @@ class PoolTree:
         """Return the present weight of a tenant node. `weight`: the configured one of its key or tenant."""
         if self.is_flat:
             return weight
-        line = self._line(leaf)
-        if not line.present:
-            line.weight = weight
         root = self._root.batch if is_batch(leaf) else self._root.others
-        return line.share() * (root.weights or 1.0)
+        return self._line(leaf).share_at(weight) * (root.weights or 1.0)
 
     def part(self, request: Request) -> float:
         """Return the part of the pool's contexts that the request's tenant is entitled to, as if it had some."""
-        line = self._node(payer(request.flow.tenant)).contexts
-        if not line.present:
-            line.weight = request.weight
-        return line.share()
+        return self._node_of(request).contexts.share_at(request.weight)
 
     def contexts_per_part(self, leaf: str) -> float:
         """Return the tokens of the contexts of a tenant node, divided by the part that its tenant is entitled to."""
@@ -109,12 +103,13 @@ class PoolTree:
 
     def is_flooding(self, request: Request) -> bool:
         """Return whether more of the tenant node is queued than its part of the sequences that run."""
-        line = self._line(request.flow.tenant)
+        node = self._node_of(request)
+        line = node.batch if request.can_wait else node.others
         return line.queued > line.share() * self._root.used[SEQUENCES] + ROUNDING
 
     def is_alone(self, request: Request) -> bool:
         """Return whether a queued request is all that its tenant has at the pool; False for batch work."""
-        node = self._node(payer(request.flow.tenant))
+        node = self._node_of(request)
         return not request.can_wait and node.used[SEQUENCES] + node.others.queued <= request.sequences
 
     def configured_weight(self, leaf: str, weight: float) -> float:
@@ -132,10 +127,7 @@ class PoolTree:
 
         `weight`: the configured one of its tenant.
         """
-        line = self._line(leaf)
-        if not line.present:
-            line.weight = weight
-        return line.share()
+        return self._line(leaf).share_at(weight)
 
     def full_for(self, request: Request) -> Node | None:
         """Return the full node that keeps this request from starting, or None.
@@ -159,7 +151,7 @@ class PoolTree:
 
     def _full_resource(self, request: Request) -> tuple[Node, int, bool] | None:
         """Return the full node, the full resource, and whether the ceiling is reached; None if the request fits."""
-        tenant = self._node(payer(request.flow.tenant))
+        tenant = self._node_of(request)
         for resource, amount in ((SEQUENCES, request.sequences), (TOKENS, request.prompt_tokens)):
             if amount <= tenant.available(resource) + ROUNDING:
                 continue
@@ -178,7 +170,7 @@ class PoolTree:
         that runs below no node with a kept part.
         """
         found = self._full_resource(waiting)
-        path = self._path(self._node(payer(running.flow.tenant)))
+        path = self._path(self._node_of(running))
         if found is not None and found[2]:
             return found[0] in path
         return not any([each.kept_share for each in path])
@@ -250,7 +242,7 @@ class PoolTree:
     def arrived(self, request: Request, weight: float) -> None:
         """Count a queued request as present. `weight`: the configured one of its key or tenant."""
         node, is_batch = self._remember(payer(request.flow.tenant)), request.can_wait
-        line = node.line(is_batch=is_batch)
+        request.progress.node, line = node, node.batch if is_batch else node.others
         if line.weight != weight or node.contexts.weight != weight:
             node.reweigh(weight, is_batch=is_batch)
         node.add(is_batch=is_batch)
@@ -258,8 +250,8 @@ class PoolTree:
 
     def left(self, request: Request) -> None:
         """Remove a queued request, or one that ran and has ended."""
-        node = self._tenants[payer(request.flow.tenant)]
-        node.line(is_batch=request.can_wait).queued -= request.sequences
+        node, request.progress.node = self._node_of(request), None
+        (node.batch if request.can_wait else node.others).queued -= request.sequences
         self._remove(node, is_batch=request.can_wait)
 
     def dispatched(self, request: Request, held_tokens: int) -> None:
@@ -271,8 +263,8 @@ class PoolTree:
         self._run(request, -request.sequences, -held_tokens)
 
     def _run(self, request: Request, sequences: int, tokens: int) -> None:
-        node = self._tenants[payer(request.flow.tenant)]
-        node.line(is_batch=request.can_wait).queued -= sequences
+        node = self._node_of(request)
+        (node.batch if request.can_wait else node.others).queued -= sequences
         node.use(SEQUENCES, sequences)
         if self._limited:
             node.use(TOKENS, tokens)
@@ -280,7 +272,7 @@ class PoolTree:
     def grew(self, request: Request, tokens: int) -> None:
         """Add to the KV tokens of a running request."""
         if self._limited:
-            self._tenants[payer(request.flow.tenant)].use(TOKENS, tokens)
+            self._node_of(request).use(TOKENS, tokens)
 
     def hold(self, leaf: str, tokens: int) -> None:
         """Add to the contexts of a tenant node at this gateway (subtract if negative)."""
@@ -327,13 +319,11 @@ class PoolTree:
             if node is not None:
                 node.reweigh(weight, is_batch=is_batch(leaf))
 
-    def regroup(self, terms: Tree, waiting: Iterable[Request], running: Iterable[tuple[Request, int]]) -> None:
+    def regroup(self, terms: Tree, waiting: Sequence[Request], running: Iterable[tuple[Request, int]]) -> None:
         """Replace the terms, and count all waiting and running requests anew. `running`: with the KV tokens held.
 
-        The weights of waiting requests follow the new terms. A tenant between two calls keeps its configured weight.
+        A tenant between two calls keeps its configured weight.
         """
-        present = [(each, self.configured_weight(each.flow.tenant, each.weight)) for each in waiting]
-        held = [(each, self.configured_weight(each.flow.tenant, each.weight), tokens) for each, tokens in running]
         contexts = self.contexts_here()
         weights = {name: node.contexts.weight for name, node in self._tenants.items() if node.contexts.present}
         self._begin(terms)
@@ -341,19 +331,22 @@ class PoolTree:
         for leaf, tokens in contexts.items():
             self.hold(leaf, tokens)
         self.reweigh(weights)
-        for request, weight, tokens in held:
-            self.arrived(request, weight)
+        for request, tokens in running:
+            self.arrived(request, request.configured_weight)
             self.dispatched(request, tokens)
-        for request, weight in present:
-            self.arrived(request, weight)
-        for request, weight in present:
-            request.weight = self.weight(request.flow.tenant, weight)
+        for request in waiting:
+            self.arrived(request, request.configured_weight)
 
     # --- the nodes ---
 
     def _node(self, tenant: str) -> Node:
         node = self._tenants.get(tenant)
         return node if node is not None else self._new(tenant)
+
+    def _node_of(self, request: Request) -> Node:
+        """Return the node of the tenant that pays for a request, which a present request knows."""
+        node: Node | None = request.progress.node
+        return node if node is not None else self._node(payer(request.flow.tenant))
 
     def _new(self, tenant: str) -> Node:
         place = self.terms.tenants.get(tenant)

@@ -53,8 +53,6 @@ def test_a_step_is_facts_as_of_the_step() -> None:
         preemptions_total=2,
         prompt_tokens_total=500,
         is_step=True,
-        free_blocks=40,
-        total_blocks=100,
         scheduled_tokens=7,
         scheduled_tokens_max=2048,
         max_num_seqs=8,
@@ -65,14 +63,14 @@ def test_a_step_is_facts_as_of_the_step() -> None:
 def test_long_after_a_step_it_is_no_better_than_a_page() -> None:
     said = connection().feed(message(age_s=0.3), 50.01)
     assert said is not None
-    assert (said.taken_s, said.is_step, said.free_blocks, said.running) == (50.0, False, None, 3)
+    assert (said.taken_s, said.is_step, said.scheduled_tokens, said.running) == (50.0, False, None, 3)
 
 
 def test_several_ranks_are_a_sum_and_no_facts() -> None:
     said = connection().feed(message(ranks=rank() + rank(rank=1, free_blocks=60)), 50.01)
     assert said is not None
     assert (said.running, said.waiting, said.kv_usage, said.kv_capacity_tokens) == (6, 2, 0.5, 3200)
-    assert (said.is_step, said.free_blocks, said.max_num_seqs) == (False, None, None)
+    assert (said.is_step, said.scheduled_tokens, said.max_num_seqs) == (False, None, None)
 
 
 def test_of_many_lines_at_once_the_newest_counts_and_half_a_line_waits() -> None:

@@ -146,10 +146,10 @@ def read_steps(data: bytes) -> None:
             continue
         assert said.taken_s <= now
         counts = (said.running, said.waiting, said.kv_capacity_tokens, said.preemptions_total, said.prompt_tokens_total)
-        counts += (said.free_blocks, said.total_blocks, said.scheduled_tokens, said.max_num_seqs, said.block_size)
+        counts += (said.scheduled_tokens, said.max_num_seqs, said.block_size)
         assert all(count is None or (type(count) is int and 0 <= count <= 1 << 50) for count in counts)
         assert said.kv_usage is None or 0 <= said.kv_usage <= 1
-        assert said.is_step or said.free_blocks is said.scheduled_tokens is said.max_num_seqs is None
+        assert said.is_step or said.scheduled_tokens is said.max_num_seqs is None
 
 
 _COMMON = (b"{", b"}", b"[", b"]", b":", b",", b'"', b"\\", b'\\"', b" ", b"\n", b"\0", b"\xff", b"null", b"true")

@@ -111,8 +111,8 @@ class CachingServers:
         found = [Load(name, len(running)) for name, running in self.running.items() if self._has_slot(name)]
         return found or Blocked(request, dict.fromkeys(self.running, Obstacle.SLOTS))
 
-    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
-        return None if self._has_slot(engine) else Obstacle.SLOTS
+    def blocked_at(self, request: Request, engine: str) -> Blocked | None:
+        return None if self._has_slot(engine) else Blocked(request, {engine: Obstacle.SLOTS})
 
     def reserve(self, blocked: Blocked) -> str | None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import count
@@ -118,25 +118,22 @@ class Load:
 class Room:
     """An engine in which everything fits, as an order and as a policy see it."""
 
-    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
-        return "b"
-
     def reserve(self, blocked: Blocked) -> str | None:
         return None
 
     def may_begin(self, request: Request) -> bool:
         return True
 
-    def may_wake(self, request: Request) -> bool:
+    def may_wake(self, request: Request, engine: str | None) -> bool:
         return True
 
-    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
-        return head
+    def full_beside(self) -> dict[str, Obstacle]:
+        return {}
 
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
         return (Load(),)
 
-    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
+    def blocked_at(self, request: Request, engine: str) -> Blocked | None:
         return None
 
     def loads(self) -> dict[str, int]:
@@ -146,14 +143,11 @@ class Room:
 class NoRoom(Room):
     """An engine in which nothing fits."""
 
-    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
-        return Blocked(request, {"b": Obstacle.SLOTS})
-
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
         return Blocked(request, {"b": Obstacle.SLOTS})
 
-    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
-        return Obstacle.SLOTS
+    def blocked_at(self, request: Request, engine: str) -> Blocked | None:
+        return Blocked(request, {engine: Obstacle.SLOTS})
 
 
 class Engines(Room):
@@ -167,8 +161,8 @@ class Engines(Room):
         found = [Load(name, running) for name, running in self.running.items() if name not in self.full]
         return found or Blocked(request, dict.fromkeys(self.running, Obstacle.SLOTS))
 
-    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
-        return Obstacle.SLOTS if engine in self.full else None
+    def blocked_at(self, request: Request, engine: str) -> Blocked | None:
+        return Blocked(request, {engine: Obstacle.SLOTS}) if engine in self.full else None
 
     def loads(self) -> dict[str, int]:
         return dict(self.running)

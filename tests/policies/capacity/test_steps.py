@@ -21,8 +21,6 @@ PAGE = Gauges(0.0, running=0, waiting=0, kv_usage=0.0, kv_capacity_tokens=8160, 
 STEP = replace(
     PAGE,
     is_step=True,
-    free_blocks=510,
-    total_blocks=510,
     scheduled_tokens=0,
     scheduled_tokens_max=8192,
     max_num_seqs=64,
@@ -68,55 +66,6 @@ def test_a_step_says_how_many_slots_and_how_large_a_step() -> None:
 def test_what_is_configured_and_what_a_step_says_are_both_upper_bounds() -> None:
     assert busy(STEP, max_num_seqs=32).slots.known() == 32
     assert busy(STEP, max_num_seqs=128).slots.known() == 64
-
-
-@pytest.mark.parametrize(
-    "lie",
-    [
-        {"free_blocks": 511},
-        {"free_blocks": -1},
-        {"running": 65},
-        {"running": -1},
-        {"kv_usage": 0.5},
-        {"scheduled_tokens": 9000},
-        {"kv_capacity_tokens": 9000},
-    ],
-)
-def test_a_step_that_cannot_be_is_not_believed_nor_are_those_after_it_for_a_while(lie: dict[str, object]) -> None:
-    ledger = busy(PAGE, at(STEP, 0.1))
-    ledger.observe(at(STEP, 0.2, **lie), 0.2)
-    assert ledger.slots.known() is None
-    ledger.observe(at(STEP, 0.3), 0.3)
-    assert ledger.slots.known() is None, "doubted"
-    later = 0.2 + SETTINGS.gauge_trust_s
-    ledger.observe(at(STEP, later), later)
-    assert ledger.slots.known() == 64
-
-
-@settings(max_examples=20)
-@given(
-    lies=st.lists(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "free_blocks": st.integers(511, 10_000),
-                "running": st.integers(65, 10_000),
-                "max_num_seqs": st.integers(-5, -1),
-                "kv_capacity_tokens": st.integers(8161, 1_000_000),
-                "scheduled_tokens": st.integers(8193, 100_000),
-            },
-        ).filter(bool),
-        min_size=1,
-        max_size=5,
-    ),
-    prompt=st.integers(100, 600),
-)
-def test_a_lying_step_admits_no_more_than_pages_do(lies: list[dict[str, object]], prompt: int) -> None:
-    by_pages, by_lies = busy(PAGE), busy(PAGE)
-    for number, lie in enumerate(lies):
-        by_lies.observe(at(STEP, 0.1 * number, **lie), 0.1 * number)
-    now = 0.1 * len(lies)
-    assert admitted(by_lies, now, prompt=prompt) <= admitted(by_pages, now, prompt=prompt)
 
 
 @settings(max_examples=30)
@@ -170,7 +119,7 @@ def test_hundreds_of_steps_say_no_more_of_common_prefixes_than_ten_pages() -> No
             ledger.observe(at(gauges, number * interval_s), number * interval_s)
         return ledger.kv.use(0, 1.0).now
 
-    half_shared = {"kv_usage": 50 / 8160, "free_blocks": 507}
+    half_shared = {"kv_usage": 50 / 8160}
     assert fraction(0.005, at(STEP, 0.0, **half_shared)) == pytest.approx(
         fraction(0.1, at(PAGE, 0.0, kv_usage=50 / 8160)), rel=0.1
     )
@@ -192,10 +141,6 @@ def test_the_prefill_window_is_a_step_at_least_and_more_where_the_engine_then_st
     assert seen(20) > 2 * 8192
     assert seen(40, running=1, waiting=4) == 8192
     assert seen(4, running=1, waiting=1) == 8192, "what waits keeps the engine at work"
-    assert seen(1, free_blocks=511) == 8192, "a step that cannot be says nothing"
-    later_s = seen_s[0] + 2 * SETTINGS.gauge_trust_s
-    ledger.observe(at(PAGE, later_s, running=1, waiting=4), later_s)
-    assert ledger.prefill.tokens == 8192 * 3 // 4, "steps that are not believed hold nothing open"
 
 
 def test_the_prefill_of_a_step_is_at_least_what_pages_begin_with() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from policies.capacity.obstacle import Blocked
-from policies.orders.order import Order, Room, Selection
+from policies.orders.order import Order
 from policies.orders.policy_entries import PolicyEntry
 from policies.request import Flow, Request, ServiceTokens
 from policies.settings import setting
@@ -29,19 +28,15 @@ class Shortest(Order):
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         self._queue[request.id] = request
 
-    def pop(self, now: float, room: Room) -> Selection | Blocked | None:
-        if not self._queue:
-            return None
-        oldest = next(iter(self._queue.values()))
-        chosen = oldest
-        if self._overtaken < self._patience:
-            chosen = min(self._queue.values(), key=lambda one: (one.prompt_tokens, one.id))
-        placed = room.place(chosen)
-        if isinstance(placed, Blocked):
-            return placed
-        self._overtaken = 0 if chosen is oldest else self._overtaken + 1
-        del self._queue[chosen.id]
-        return Selection(chosen, placed)
+    def head(self) -> Request | None:
+        oldest = next(iter(self._queue.values()), None)
+        if self._overtaken >= self._patience:
+            return oldest
+        return min(self._queue.values(), key=lambda one: (one.prompt_tokens, one.id), default=None)
+
+    def take(self, request: Request) -> None:
+        self._overtaken = 0 if request.id == next(iter(self._queue)) else self._overtaken + 1
+        del self._queue[request.id]
 
     def remove(self, request: Request, now: float) -> None:
         del self._queue[request.id]

@@ -125,11 +125,10 @@ class Small(Room):
         self.tokens = tokens
 
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
-        obstacle = self.obstacle_at(request, "b")
-        return super().with_room(request) if obstacle is None else Blocked(request, {"b": obstacle})
+        return self.blocked_at(request, "b") or super().with_room(request)
 
-    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
-        return None if request.prompt_tokens <= self.tokens else Obstacle.KV
+    def blocked_at(self, request: Request, engine: str) -> Blocked | None:
+        return None if request.prompt_tokens <= self.tokens else Blocked(request, {engine: Obstacle.KV})
 
 
 def test_one_that_does_not_fit_is_overtaken_but_not_for_ever() -> None:

@@ -33,8 +33,8 @@ class Cluster:
         found = [Load(name, running) for name, running in self.running.items() if running < self.slots]
         return found or Blocked(request, dict.fromkeys(self.running, Obstacle.SLOTS))
 
-    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
-        return None if self.running[engine] < self.slots else Obstacle.SLOTS
+    def blocked_at(self, request: Request, engine: str) -> Blocked | None:
+        return None if self.running[engine] < self.slots else Blocked(request, {engine: Obstacle.SLOTS})
 
     def reserve(self, blocked: Blocked) -> str | None:
         return None

@@ -30,6 +30,16 @@ def test_what_passes_a_start_that_is_held_does_not_count() -> None:
     assert backlog.head() is inside
 
 
+def test_a_call_that_lost_its_context_sleeps_like_a_start() -> None:
+    backlog = Backlog(flows_max=10)
+    preempted = queued(backlog, make_request(), is_inside=True)
+    other = queued(backlog, make_request())
+    backlog.sleep_start(preempted)
+    assert backlog.head() is other, "it is asleep, wherever it stood"
+    backlog.wake_starts(lambda start: True)
+    assert backlog.head() is preempted
+
+
 def test_how_often_a_request_may_be_passed() -> None:
     """Wider and one tenant's agents wait over three times as long as first come, first served lets them; narrower and
     shared documents are not found cached (docs/placement.md).

@@ -61,6 +61,51 @@ def test_what_is_no_answer_to_what_was_told_is_known(view: dict[str, object], wh
     assert not is_answer(answer._replace(**view), report), why  # type: ignore[arg-type]
 
 
+class Counting:
+    """One gateway at which b waits, and a."""
+
+    def __init__(self, name: str, exchange: ReferenceStore) -> None:
+        self.backlog = Backlog(flows_max=10)
+        for tenant, weight in (("b", 1.0), ("a", 0.01), ("a", 0.01)):
+            self.backlog.push(make_request(tenant, weight=weight))
+        self._shared = SharedCounters(self.backlog, epoch_s=0.0)
+        self._name, self._exchange, self._number = name, exchange, 0
+
+    def tells(self) -> None:
+        self._number += 1
+        charges, lefts = self._shared.report(0.0)
+        report = ReplicaReport(self._shared.standings(0.0), [], charges, [], [], [], lefts, 0.0)
+        view = self._exchange.exchange(self._name, self._number, report, 0)
+        self._shared.receive(view.totals, view.left, 0.025, is_forgotten=view.is_forgotten)
+        self._shared.wait_elsewhere(view.standings, view.replicas)
+
+    def lead(self) -> float:
+        ahead, next_one = self.backlog.tenant("a"), self.backlog.tenant("b")
+        assert ahead is not None
+        assert next_one is not None
+        return ahead.counter - next_one.counter
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_new_weight_converts_a_lead_once_however_many_gateways_count_it(count: int) -> None:
+    exchange = ReferenceStore()
+    gateways = [Counting(str(number), exchange) for number in range(count)]
+    first = gateways[0].backlog
+    went = first.head()
+    assert went is not None
+    assert went.flow.tenant == "a", "of equals the first by name"
+    first.take(went)
+    first.charge(went, 1000.0)
+    for gateway in gateways * 3:
+        gateway.tells()
+    assert [gateway.lead() for gateway in gateways] == pytest.approx([100_000.0] * count)
+    for gateway in gateways:
+        gateway.backlog.reweigh("a", 0.01, 1.0)
+    for gateway in gateways * 3:
+        gateway.tells()
+    assert [gateway.lead() for gateway in gateways] == pytest.approx([1000.0] * count)
+
+
 class Gateway(CountingGateway):
     """One gateway that counts the tokens of a minute together with others."""
 
