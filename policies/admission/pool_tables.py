@@ -95,7 +95,9 @@ class PoolTables:
             return GateState(gate, order.backlog, len(order), queues, 1, self.working_set.hold_s)
         else:
             gate, running = Gate(request.can_wait), len(self.leases)
-        answer_s = fsum([ledger.pace.lifetime_s for ledger in self.backends.values()]) / max(1, len(self.backends))
+        answer_s = self.expected_waits.answer_s()
+        if not answer_s:
+            answer_s = fsum([ledger.pace.lifetime_s for ledger in self.backends.values()]) / max(1, len(self.backends))
         return GateState(gate, order.backlog, len(order), queues, running, answer_s)
 
     def _is_at_the_set(self, request: Request, backlog: Backlog, *, waits: bool) -> bool:

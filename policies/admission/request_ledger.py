@@ -230,6 +230,8 @@ class RequestLedger(PoolTables):
         if lease.charged_tokens == lease.output_tokens:
             self._streaming.append(lease)
         lease.output_tokens += output_tokens
+        if lease.started_s is not None:
+            self.backends[lease.backend].prefill_pace.made_tokens += output_tokens
 
     def charge_progress(self, now: float) -> list[str]:
         """Charge the streamed tokens, and update the ledgers of engines with events. Return the engines where answers

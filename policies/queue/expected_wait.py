@@ -98,7 +98,7 @@ class GateState(NamedTuple):
     running: int
     """Requests that run behind the gate."""
     answer_s: float
-    """Guess of the seconds of an answer; at the working set, the seconds for which a context counts."""
+    """Mean seconds of an answer; at the working set, the seconds for which a context counts."""
 
     def is_empty(self, tenant: str) -> bool:
         """Return whether nothing waits at the gate. `tenant`: that of a request that passed the gate."""
@@ -175,11 +175,10 @@ class ExpectedWaits:
         gate, backlog = place.gate, place.backlog
         pace = self._paces.get(gate) or _new_pace(place)
         if gate.starts_of or backlog is None:
-            own_turn_s = place.answer_s if gate.starts_of else self._usual.answer_s or place.answer_s
             turns = float(place.queued + comes)
             if gate.starts_of and backlog is not None:
                 turns = _starts_before(backlog, request) + 1.0
-            wait_s = turns * pace.turn_s(place.running, own_turn_s) * pace.passed
+            wait_s = turns * pace.turn_s(place.running, place.answer_s) * pace.passed
         else:
             turns, wait_s = self._among_members(request, place, backlog, pace, now, comes=comes)
         wait_s = min(WAIT_S_MAX, held_s + wait_s * place.queues)
@@ -189,7 +188,7 @@ class ExpectedWaits:
         self, request: Request, place: GateState, backlog: Backlog, pace: _Pace, now: float, *, comes: bool
     ) -> tuple[float, float]:
         """Return the known turns until the request goes, and the expected seconds, where tenants take turns."""
-        answer_s = self._usual.answer_s or place.answer_s
+        answer_s = place.answer_s
         turn_s = pace.turn_s(place.running, answer_s)
         tenant, own = backlog.tenant(request.flow.tenant), backlog.flow(request.flow)
         usual = self._usual.usual or backlog.usual or float(request.prompt_tokens)
@@ -214,6 +213,10 @@ class ExpectedWaits:
                 _line_at(backlog, gate).queued() * others_pace.turn_s(place.running, answer_s) * others_pace.passed
             )
         return turns, wait_s
+
+    def answer_s(self) -> float:
+        """Return the mean answer time of requests that had waited, in seconds; 0 before the first answer."""
+        return self._usual.answer_s
 
     def counts(self) -> dict[str, int]:
         """Return how many waits above `COUNTED_S_MIN` were as long as expected, longer, or shorter."""
@@ -285,15 +288,18 @@ class ExpectedWaits:
             _learn(flow, request.progress.normalised or request.progress.charged, answer_s, QUICK)
 
 
-class _Line(NamedTuple):
+class _Line:
     """Waiting tenants, or flows of a tenant, that a wait estimate compares; a sample if there are many."""
 
-    counters: Any
-    members: Sequence[Any]
-    number: int
-    """Members that wait, not only those of the sample."""
-    floor: float
-    """Rank at which a new member begins."""
+    __slots__ = ("counters", "floor", "members", "number")
+
+    def __init__(self, counters: Counters[Any], members: Sequence[Member], number: int, floor: float) -> None:
+        self.counters = counters
+        self.members = members
+        self.number = number
+        """Members that wait, not only those of the sample."""
+        self.floor = floor
+        """Rank at which a new member begins."""
 
     def queued(self) -> float:
         """Return the estimated number of requests that wait."""
@@ -363,8 +369,11 @@ def _before(
         rank = line.counters.rank(own) if own.queued else max(rank, own.counter)
     level = rank + (place - 1.0) * ((own.usual if own is not None else 0.0) or usual) / weight
     turns = seconds = 0.0
-    others = [member for member in line.members if member is not own]
-    for member in others:
+    others = 0
+    for member in line.members:
+        if member is own:
+            continue
+        others += 1
         rounds = (level - line.counters.rank(member)) * member.weight / (member.usual or usual)
         if rounds < 0.0:
             continue
@@ -373,5 +382,5 @@ def _before(
             rounds = min(rounds, member.queued + wait_s / max(member.gap_s, now - member.asked_s, SHORT_S))
         turns += rounds
         seconds += rounds * (member.answer_s or answer_s)
-    scale = (line.number - (len(line.members) > len(others))) / max(1, len(others))
+    scale = (line.number - (len(line.members) > others)) / max(1, others)
     return turns * scale, seconds * scale

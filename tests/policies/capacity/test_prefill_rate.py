@@ -6,10 +6,12 @@ from random import Random
 
 import pytest
 
-from policies.capacity.gauges import Gauges
+from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.lease import Lease
+from policies.capacity.ledger import BackendLedger
 from policies.capacity.pace import PrefillRate
 from policies.request import ServiceTokens
+from tests.policies.ledgers import start
 from tests.policies.making import make_request
 
 TOKENS_PER_S, STEP_S = 10_000.0, 0.02
@@ -82,3 +84,27 @@ def test_a_step_after_which_nothing_runs_begins_no_other() -> None:
         rate.saw_step(Gauges(now, running=number % 2, is_step=True, scheduled_tokens=4000))
         now += 1.0 if number % 2 else 100.0
     assert rate.tokens_per_s == pytest.approx(4000)
+
+
+def test_pages_show_the_rate_whoever_starts_and_ends_between_them() -> None:
+    """Each step gives every answer a token, and takes longer by the prompts that it computes."""
+    rng, rate, step_s, now = Random(4), 8000.0, 0.02, 0.0
+    ledger = BackendLedger("e", CapacitySettings(), max_num_seqs=64)
+    running = [start(ledger, make_request(id=f"first-{number}")) for number in range(8)]
+    for number in range(1, 2000):
+        prompts = rng.choice([0, 0, 0, 1, 2])
+        ids = [rng.choice([f"r{number}", "comes again"]) for _ in range(prompts)]
+        new = [
+            start(ledger, make_request(id=id, prompt=rng.randrange(100, 900)), now, started=False)
+            for id in dict.fromkeys(ids) if id not in ledger.leases
+        ]  # fmt: skip
+        now += step_s + sum(lease.request.prompt_tokens for lease in new) / rate
+        ledger.prefill_pace.made_tokens += len(running)
+        for lease in new:
+            ledger.started(lease, now)
+        running += new
+        while len(running) > 5 and rng.random() < 0.5:
+            ledger.remove(running.pop(rng.randrange(len(running))), now)
+        if rng.random() < 0.4:
+            ledger.observe(Gauges(now, running=len(running), waiting=0), now)
+    assert ledger.prefill_pace.tokens_per_s() == pytest.approx(rate, rel=0.05)
