@@ -33,8 +33,8 @@ class OneEngine:
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
         raise NotImplementedError
 
-    def full_beside(self) -> dict[str, Obstacle]:
-        return {}
+    def full_beside(self, request: Request) -> Blocked:
+        return Blocked(request, {})
 
     def reserve(self, blocked: Blocked) -> str | None:
         return None

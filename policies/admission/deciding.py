@@ -250,7 +250,7 @@ class Deciding:
         for order in self.policy.queues().values():
             for request, node in order.backlog.asleep_at() if order.backlog is not None else ():
                 if request is not popped.request and self.requests.tree.full_for(request) is not None:
-                    blocked = Blocked(request, dict.fromkeys(self.backends, Obstacle.CEILING))
+                    blocked = Blocked.everywhere(request, self.backends, Obstacle.CEILING)
                     blocked.ceiling = node
                     decisions += self.requests.preempt(blocked, list(self.backends), now)
 

@@ -140,7 +140,7 @@ class PoolRoom:
         """Engines that are not in `_full`, at False and at True."""
         self._backlog: Backlog | None = None
         """Backlog of the order, if it has one."""
-        self._full_beside: dict[str, Obstacle] = {}
+        self._beside: Blocked | None = None
         """Obstacles at the engines without room, when another one had room."""
         self._reserved = ("", "")
         """Id of the request with a reservation, and the engine that is reserved for it."""
@@ -199,8 +199,9 @@ class PoolRoom:
         """Return the time at which a blocked request may have room without an event; inf if never."""
         return min(self._opens.first_s(), self._working_set.expires_s())
 
-    def full_beside(self) -> dict[str, Obstacle]:
-        return self._full_beside
+    def full_beside(self, request: Request) -> Blocked:
+        assert self._beside is not None and self._beside.request is request
+        return self._beside
 
     def with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:
         if (blocked := self._blocked_anywhere(request, self._backends)) is not None:
@@ -210,9 +211,10 @@ class PoolRoom:
         if known is not None and known[1] == standing:
             return self._asked_again(request, known)
         if request.engine or request.progress.closed is not None:  # a full engine may be closed to this request as well
-            return self._found(request, standing, {}, list(self._backends.values()))
-        is_alone = standing[0]
-        return self._found(request, standing, self._full[is_alone].copy(), list(self._open[is_alone].values()))
+            return self._found(request, standing, Blocked(request, {}), list(self._backends.values()))
+        full, is_open = self._full[standing[0]], self._open[standing[0]]
+        blocked = Blocked(request, full.copy(), {Obstacle.SLOTS: len(full)} if full else {})
+        return self._found(request, standing, blocked, list(is_open.values()))
 
     def _asked_again(self, request: Request, known: Answers) -> Sequence[BackendLedger] | Blocked:
         """Ask only the engines that have changed since the known answers."""
@@ -224,34 +226,31 @@ class PoolRoom:
             names.append(name)
         if not names:
             return blocked
-        return self._found(request, standing, blocked.obstacles.copy(), [self._backends[name] for name in names])
+        return self._found(request, standing, blocked, [self._backends[name] for name in names])
 
     def _found(
-        self, request: Request, standing: Standing, obstacles: dict[str, Obstacle], ledgers: list[BackendLedger]
+        self, request: Request, standing: Standing, blocked: Blocked, ledgers: list[BackendLedger]
     ) -> Sequence[BackendLedger] | Blocked:
-        """Ask these engines. `obstacles`: the known obstacles at the other engines."""
+        """Ask these engines. `blocked`: the known obstacles at the other engines, to which those here are added."""
         free: list[BackendLedger] = []
         for ledger in ledgers:
             name = ledger.name
             obstacle = (
                 Obstacle.KV if self._fits_elsewhere(request, ledger) else self._obstacle(request, ledger, standing)
             )
+            blocked.set(name, obstacle)
             if obstacle is None:
-                obstacles.pop(name, None)
                 free.append(ledger)
-                continue
-            obstacles[name] = obstacle
-            if obstacle is Obstacle.SLOTS and _is_full(ledger, is_alone=standing[0]):
+            elif obstacle is Obstacle.SLOTS and _is_full(ledger, is_alone=standing[0]):
                 self._full[standing[0]][name] = obstacle
                 self._open[standing[0]].pop(name, None)
         if free:
             self._answers.pop(request.id, None)
-            self._full_beside = obstacles
+            self._beside = blocked
             if len(free) == 1:
                 return free
             # A queue inside an engine only hides network latency, so engines with a free slot are preferred.
             return [ledger for ledger in free if _has_slot(ledger, request)] or free
-        blocked = Blocked(request, obstacles)
         if len(self._answers) >= ANSWERS_MAX:
             self._answers.clear()
         self._answers[request.id] = blocked, standing, self._changes
@@ -270,9 +269,15 @@ class PoolRoom:
         engine, closed = blocked.request.engine, blocked.request.progress.closed or {}
         if engine and Obstacle.CLOSED in blocked.obstacles.values():
             return engine  # no other engine can serve the request, so the others are free for other requests
-        # Another request may be alone, so an engine counts that is full for all but those.
-        waits = [name for name in self._open[True] if blocked.obstacles.get(name) in OF_ITS_SIZE or name in closed]
-        if len(self._backends) < 2 or not waits or blocked.nearest() in NOT_SOON:
+        if len(self._backends) < 2 or blocked.nearest() in NOT_SOON:
+            return None
+        waits: list[str] = []
+        for name in self._open[True]:  # another request may be alone, so an engine counts that is full for all others
+            if blocked.obstacles.get(name) in OF_ITS_SIZE or name in closed:
+                waits.append(name)
+                if len(waits) > 1:
+                    break
+        if not waits:
             return None
         request_id, engine = self._reserved
         if request_id != blocked.request.id or blocked.obstacles.get(engine) in NOT_SOON:
@@ -343,7 +348,7 @@ class PoolRoom:
                 return None
             else:
                 why = Obstacle.WORKING_SET
-        blocked = Blocked(request, dict.fromkeys(engines, why))
+        blocked = Blocked.everywhere(request, engines, why)
         blocked.ceiling = ceiling
         return blocked
 

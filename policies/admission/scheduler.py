@@ -31,8 +31,8 @@ class Engines(Protocol):
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
         """Return the obstacle that keeps this engine from starting a request now, or None."""
 
-    def full_beside(self) -> dict[str, Obstacle]:
-        """Return the obstacles at the other engines, after `with_room` has found engines with room."""
+    def full_beside(self, request: Request) -> Blocked:
+        """Return the obstacles at the other engines, after `with_room` has found engines with room for a request."""
 
     def reserve(self, blocked: Blocked) -> str | None:
         """Return an engine to keep free for the head, which no engine can start now.
@@ -118,7 +118,7 @@ def _place(
     if but is not None:
         found = [engine for engine in found if engine.name != but]
         if not found:
-            return Blocked(request, engines.full_beside())
+            return engines.full_beside(request)
     engine, request.progress.placed = placement.choose(request, found)  # WHERE
     return engine
 

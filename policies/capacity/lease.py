@@ -64,8 +64,9 @@ class Lease:
         self.output_tokens += output_tokens
         look = self.look
         if look is not None:
-            self.made_tokens = self.made(look) + output_tokens
-            self.made_since = look.number
+            if self.made_since != look.number:
+                self.made_since, self.made_tokens = look.number, 0
+            self.made_tokens += output_tokens
             look.made_tokens += output_tokens
 
     def made(self, look: Look) -> int:

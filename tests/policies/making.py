@@ -127,8 +127,8 @@ class Room:
     def may_wake(self, request: Request, engine: str | None) -> bool:
         return True
 
-    def full_beside(self) -> dict[str, Obstacle]:
-        return {}
+    def full_beside(self, request: Request) -> Blocked:
+        return Blocked(request, {})
 
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
         return (Load(),)
