@@ -210,8 +210,7 @@ class Deciding:
         requests = self.requests
         try:
             if now - requests.charged_s >= LOOK_AGAIN_S:  # not at each event, so that a token costs almost nothing
-                for engine in requests.charge_progress(now):
-                    self.room.changed(engine)
+                requests.charge_progress(now, self.room)
             self.room.at(now)
             self._waiting.places.expire(now)
         except Exception as error:
