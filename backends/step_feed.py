@@ -215,7 +215,7 @@ class _StepStream:
 
 
 def _snapshot(message: _Message, made_s: float) -> Gauges:
-    """Sum the ranks, as metrics do. Only the report of a single rank is one of a step."""
+    """Sum the ranks, as metrics do. Only a single rank's report is that of a step."""
     ranks = message.ranks
     is_recent = message.age_s <= STEP_AGE_S
     one = ranks[0] if is_recent and len(ranks) == 1 else None

@@ -317,7 +317,7 @@ async def run_small(routes: list[Route], target: Engine, rounds: int, window_s: 
 def open_routes(target: Engine, names: list[str]) -> contextlib.AbstractAsyncContextManager[list[Route]]:
     """The named routes to one engine."""
     # Nobody is throttled here, so that all routes carry the same load: that is what `bench.agents` looks at.
-    return routes_to(target, names, {"fairgate": fairgate(target.url, {"heavy": 1, "light": 1}, policy="vtc")})
+    return routes_to(target, names, {"fairgate": fairgate(target.url, {"heavy": 1, "light": 1})})
 
 
 async def run(options: argparse.Namespace) -> None:

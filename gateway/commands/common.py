@@ -37,6 +37,11 @@ def local_url(host: str, port: int, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: 1 backend, 2 backends."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def loaded(path: Path) -> Config:
     """Load the file's configuration. Raise Failed if it has faults."""
     from gateway.config.load import ConfigError, load_config

@@ -14,7 +14,7 @@ import click
 from gateway import BUILD, __version__
 from gateway.commands.admin import NotAnswered, admin_of, asks_admin
 from gateway.commands.changing import drain, reload, resume
-from gateway.commands.common import BAD_INPUT, Failed, config_option
+from gateway.commands.common import BAD_INPUT, Failed, config_option, counted
 from gateway.commands.explaining import explain
 from gateway.commands.key_commands import keys
 from gateway.commands.replaying import replay
@@ -156,14 +156,15 @@ def check(file: Path, shares: bool, probe: bool) -> None:
         click.echo(str(fault), err=True)
     if not all(fault.is_warning for fault in found):
         sys.exit(BAD_INPUT)
-    backends = sum(len(pool.backends) for pool in config.pools)
-    workers = f", {config.workers} workers" if config.workers > 1 else ""
+    counts = {"tenant": len(config.tenants), "pool": len(config.pools)}
+    counts |= {"backend": sum(len(pool.backends) for pool in config.pools), "worker": config.workers}
     if shares:
         from gateway.pool.parts import shown
 
         for line in shown(config):
             click.echo(line)
-    click.echo(f"{file}: ok: {len(config.tenants)} tenants, {len(config.pools)} pools, {backends} backends{workers}")
+    said = [counted(count, noun) for noun, count in counts.items() if noun != "worker" or count > 1]
+    click.echo(f"{file}: ok: {', '.join(said)}")
     if probe:
         from gateway.commands.checking import probed
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gateway import BUILD, __version__
-from gateway.commands.common import BAD_INPUT, Failed, local_url
+from gateway.commands.common import BAD_INPUT, Failed, counted, local_url
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -247,9 +247,10 @@ def _announcement(gateway: Gateway) -> str:
     ]
     for pool in gateway.pools:
         models = ", ".join(pool.models()) or "(not known yet)"
-        lines.append(f"  pool {pool.name}: {len(pool.backends)} backends, policy {pool.policy_name}, models: {models}")
+        backends = counted(len(pool.backends), "backend")
+        lines.append(f"  pool {pool.name}: {backends}, policy {pool.policy_name}, models: {models}")
         known = [each for each in pool.backends.values() if each.health.healthy]
-        lines += [f"    {each.name}: {each.adapter.description()}" for each in known[:ENGINES_SHOWN]]
+        lines += [f"    backend {each.name} is {each.adapter.description()}" for each in known[:ENGINES_SHOWN]]
     if gateway.config.open_access:
         lines.append("  open access: any key is accepted, each distinct key is its own tenant of equal weight")
     if gateway.config.access_log not in ("stdout", "off"):

@@ -98,10 +98,14 @@ def changes(before: Config, after: Config) -> list[Change]:
     return found
 
 
-def weights_that_differ(before: Config, config: Config) -> dict[str, float]:
-    """Return the weights of tenants that are new or whose weight changed."""
+def weights_that_differ(before: Config, config: Config) -> dict[str, tuple[float | None, float]]:
+    """Return the weights, before and after, of tenants that are new or whose weight changed."""
     known = {tenant.name: tenant.weight for tenant in before.tenants}
-    return {tenant.name: tenant.weight for tenant in config.tenants if tenant.weight != known.get(tenant.name)}
+    return {
+        tenant.name: (known.get(tenant.name), tenant.weight)
+        for tenant in config.tenants
+        if tenant.weight != known.get(tenant.name)
+    }
 
 
 def config_hash(config: Config) -> str:

@@ -61,9 +61,7 @@ TABLES: Final = {
     "responses": Table("a stored response: whose it is, and which engine has it", 1130, 2),
     "rates": Table("a tenant or an address that asks too fast", 790, 4),
 }
-"""Tables by the names of their bounds."""
 NAME_BYTES: Final = ALLOCATED * sum([table.entry_bytes / table.part for table in TABLES.values()])
-"""Bytes of all tables for one name."""
 BLOCK_BYTES: Final = 376
 """A cached block of a prompt; the first block of its prompt."""
 
@@ -75,7 +73,6 @@ class Bounds(NamedTuple):
     """Names that each table in `TABLES` has an entry for, or for a `part` of them."""
     pools: int
     blocks: int
-    """Blocks of prompts in each pool."""
     connections: int
     body_bytes: int
     """Largest body, unless configured."""
@@ -90,7 +87,6 @@ class Bounds(NamedTuple):
     client_bodies_bytes: int
     """Bodies of one tenant or address."""
     queue_bytes: int
-    """Bytes of queued requests."""
     lines_bytes: int
     """Batch lines that run or wait at once."""
     line_bytes: int

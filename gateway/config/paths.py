@@ -5,45 +5,43 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
-KNOWN_PATHS: Final = {
-    "/v1/chat/completions": "POST",
-    "/v1/completions": "POST",
-    "/v1/responses": "POST",
-    "/v1/responses/*/cancel": "POST",
-    "/v1/messages": "POST",
-    "/v1/messages/count_tokens": "POST",
-    "/v1/audio/transcriptions": "POST",
-    "/v1/audio/translations": "POST",
-    "/v1/embeddings": "POST",
-    "/v1/rerank": "POST",
-    "/v2/rerank": "POST",
-    "/rerank": "POST",
-    "/v1/score": "POST",
-    "/score": "POST",
-    "/pooling": "POST",
-    "/classify": "POST",
-    "/tokenize": "POST",
-    "/detokenize": "POST",
-    "/v1/files": "GET POST",
-    "/v1/files/*": "GET DELETE",
-    "/v1/files/*/content": "GET",
-    "/v1/batches": "GET POST",
-    "/v1/batches/*": "GET",
-    "/v1/batches/*/cancel": "POST",
-    "/v1/models": "GET",
-    "/fairgate/me": "GET",
-    "/fairgate/me/page": "GET",
-    "/fairgate/me/page/*": "GET",
-    "/v1/responses/*": "GET DELETE",
-    "/v1/responses/*/input_items": "GET",
-    "/": "GET",
-    "/health": "GET",
-    "/ping": "GET",
-    "/version": "GET",
+
+class KnownPath(NamedTuple):
+    treatment: str
+    """Name of its route in `gateway/request/routes.py`."""
+    methods: tuple[str, ...]
+
+
+_PATHS: Final = {
+    "chat POST": "/v1/chat/completions",
+    "completions POST": "/v1/completions",
+    "responses POST": "/v1/responses",
+    "messages POST": "/v1/messages",
+    "count_tokens POST": "/v1/messages/count_tokens",
+    "audio POST": "/v1/audio/transcriptions /v1/audio/translations",
+    "compute POST": "/v1/embeddings /v1/rerank /v2/rerank /rerank /v1/score /score /pooling /classify",
+    "tokens POST": "/tokenize /detokenize",
+    "pass POST": "/v1/responses/*/cancel",
+    "read GET": "/v1/responses/*/input_items /version",
+    "read GET DELETE": "/v1/responses/*",
+    "stored GET POST": "/v1/files /v1/batches",
+    "stored GET DELETE": "/v1/files/*",
+    "stored GET": "/v1/files/*/content /v1/batches/*",
+    "stored POST": "/v1/batches/*/cancel",
+    "models GET": "/v1/models",
+    "me GET": "/fairgate/me",
+    "file GET": "/fairgate/me/page /fairgate/me/page/*",
+    "health GET": "/ /health /ping",
 }
-"""Methods by path, in which a star stands for one step. HEAD comes with GET."""
+"""Paths by treatment and methods. A star stands for one step. HEAD comes with GET."""
+KNOWN_PATHS: Final = {
+    path: KnownPath(treatment, tuple(methods))
+    for words, paths in _PATHS.items()
+    for treatment, *methods in [words.split()]
+    for path in paths.split()
+}
 
 MANAGEMENT: Final = frozenset(
     {

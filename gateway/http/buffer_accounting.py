@@ -22,9 +22,7 @@ class BufferAccounting:
         self._server = server
         self._head_bytes = 0
         self.body_bytes = 0
-        """Bytes held of a body."""
         self._request: HttpRequest | None = None
-        """The request with that body."""
 
     def hold_head(self, address: Account, head_bytes: int) -> None:
         """Set the bytes held of a head from this address. Raise ApiError if all unfinished heads of the address

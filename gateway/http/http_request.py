@@ -64,18 +64,10 @@ _OTHER_VERSION: Final = re.compile(rb"[^\r\n]* HTTP/(?!1\.[01]\r\n)[0-9](?:\.[0-
 _REQUEST_LINE_EXTRA_BYTES: Final = 40  # method, spaces and version around a target
 _HOPELESS: Final = re.compile(rb"(?<!\r)\n|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HOST_BYTES: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%!$&'()*+;=:[]"
-_READ_HERE: Final = frozenset(
-    {
-        b"host",
-        b"content-length",
-        b"transfer-encoding",
-        b"connection",
-        b"expect",
-        b"upgrade",
-        b"x-request-id",
-        b"content-encoding",
-    }
-)
+_READ_HERE: Final = frozenset({
+    b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade", b"x-request-id",
+    b"content-encoding",
+})  # fmt: skip
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r]*", re.IGNORECASE)
 _LENGTH_DIGITS_MAX: Final = 32
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
@@ -127,7 +119,6 @@ class RequestReader:
         self.body_bytes = 0
         self._headers: list[Header] = []
         self._length = b""
-        """Value of the field `content-length`."""
         self._body: bytes | BytesIO = b""
         self._chunked = False
         self._left = 0
@@ -140,7 +131,6 @@ class RequestReader:
         """The beginning of an incomplete chunk line or trailer."""
         self._in_trailers = False
         self._announced_bytes = 0
-        """Bytes of all chunks announced so far."""
         self._ended = False
         """Whether the announced body is complete."""
         self._wire_bytes = 0

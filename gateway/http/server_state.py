@@ -57,7 +57,6 @@ class ServerState:
     """The shared state of one server."""
 
     loop: asyncio.AbstractEventLoop
-    """The event loop, set when the server listens."""
 
     def __init__(
         self,

@@ -62,15 +62,11 @@ class Principal:
     issuer: str = ""
     """Issuer of the token that came instead of a key; empty for a key."""
     can_wait: bool = False
-    """Whether the key's requests are batch."""
     counts_as: str = ""
     """Name under which the quota of the key is counted."""
     quota: ModelQuotasConfig | None = None
-    """Quota of the key."""
     group: str = ""
-    """Group that the tenant is in; empty if in none."""
     label: str = ""
-    """Label of the key."""
     twin_digest: bytes = b""
     """Digest of the other spelling of the token; empty if there is none."""
 
@@ -343,7 +339,7 @@ def _log(what: str, keys: Sequence[Principal]) -> None:
             "key sha256:%s of %s%s %s%s", one.digest.hex(), one.tenant, f" ({one.label})" * bool(one.label), what, until
         )
     if len(keys) > LOGGED_MAX:
-        logger.info("and %d more: %s", len(keys) - LOGGED_MAX, what)
+        logger.info("keys that are not listed: %d; each %s", len(keys) - LOGGED_MAX, what)
 
 
 def _digest(key: KeyConfig) -> bytes:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, KeyTable, TableFull, log_left_out
+from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, KeyTable, TableFull
 from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
 
@@ -27,7 +27,6 @@ class DatabaseKeys(KeyTable):
 
     def __init__(self, database: DatabaseThread) -> None:
         self._database = database
-        self._has_left_out = False
 
     async def changed(self) -> bytes | None:
         return await self._one(_CHANGED)
@@ -44,9 +43,6 @@ class DatabaseKeys(KeyTable):
                 last, after = (key_hash, 0) if is_text else (last, after + 1)
                 yield key_hash.encode() if is_text else b"?", _bytes(noted)
             read += len(page)
-        if read == ENTRIES_READ_MAX and not self._has_left_out:
-            self._has_left_out = True
-            log_left_out(self._database.place)
 
     async def note(self, changes: Mapping[str, str | None]) -> None:
         def written(database: Database) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 
-from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, KeyTable, TableFull, log_left_out
+from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, KeyTable, TableFull
 from gateway.storage.redis.redis_store import RedisStore, Script
 
 TABLE = "fairgate:1:keys"
@@ -20,7 +20,6 @@ class RedisKeys(KeyTable):
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
-        self._has_left_out = False
 
     async def changed(self) -> bytes | None:
         found: bytes | None = self._store.shaped(bytes | None, await self._store.command("HGET", TABLE, CHANGED))
@@ -32,25 +31,15 @@ class RedisKeys(KeyTable):
 
     async def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
         cursor, read = b"0", 0
-        while True:
+        while read < ENTRIES_READ_MAX:
             answer = await self._store.command("HSCAN", TABLE, cursor, "COUNT", SCAN_COUNT)
             cursor, found = self._store.shaped(tuple[bytes, list[bytes]], answer)
-            for key_hash, noted in zip(found[::2], found[1::2], strict=False):
-                if key_hash == CHANGED.encode():
-                    continue
-                if read == ENTRIES_READ_MAX:
-                    self._leave_out()
-                    return
-                read += 1
-                yield key_hash, noted
+            pairs = [pair for pair in zip(found[::2], found[1::2], strict=False) if pair[0] != CHANGED.encode()]
+            for pair in pairs[: ENTRIES_READ_MAX - read]:
+                yield pair
+            read += len(pairs)
             if cursor == b"0":
                 return
-
-    def _leave_out(self) -> None:
-        if self._has_left_out:
-            return
-        self._has_left_out = True
-        log_left_out(f"{self.place} {TABLE}")
 
     async def note(self, changes: Mapping[str, str | None]) -> None:
         words: list[str | int] = [KEYS_MAX]

@@ -102,7 +102,7 @@ class Follower:
         self._known: bytes | None = None
         self._revision = keyring.revision
         self.has_read = False
-        """Whether the keyring has learned the table once."""
+        self._is_long = False
         self._looked_s = time.time()
         """Time until which expired keys have been logged, in seconds since the epoch."""
 
@@ -115,7 +115,12 @@ class Follower:
                 "written again"
             )
         if changed != self._known or self._revision != revision:
-            await _learn(table, keyring, logs=self.has_read)
+            if await _learn(table, keyring, logs=self.has_read) and not self._is_long:
+                self._is_long = True
+                logger.warning(
+                    "the table of keys (%s) is not read beyond %d entries: keys whose entries come later are not taken",
+                    table.place, ENTRIES_READ_MAX,
+                )  # fmt: skip
             self._revision = revision
             # Read again if it changed meanwhile, since the scan may have missed a part of that change.
             self._known = changed if changed == await table.changed() else b""
@@ -126,15 +131,8 @@ class Follower:
         await asyncio.sleep(POLL_S)
 
 
-def log_left_out(where: str) -> None:
-    """Log that a table is not read to its end."""
-    logger.warning(
-        "the table of keys (%s) is not read beyond %d entries: keys whose entries come later are not taken",
-        where, ENTRIES_READ_MAX,
-    )  # fmt: skip
-
-
-async def _learn(table: KeyTable, keyring: Keyring, *, logs: bool) -> None:
+async def _learn(table: KeyTable, keyring: Keyring, *, logs: bool) -> bool:
+    """Read the table for the keyring, and return whether it may have more entries than are read."""
     issued: dict[bytes, Principal] = {}
     revoked: set[bytes] = set()
     ignored: list[str] = []
@@ -157,13 +155,17 @@ async def _learn(table: KeyTable, keyring: Keyring, *, logs: bool) -> None:
         else:
             issued[_digest(key_hash)] = holder
     if ignored:
-        logger.warning("%d entries of the table of keys (%s) are ignored: %s", len(ignored), table.place, ignored[0])
-    if read >= ENTRIES_READ_MAX:
+        logger.warning(
+            "%d entries of the table of keys (%s) are ignored, such as %s", len(ignored), table.place, ignored[0],
+        )  # fmt: skip
+    is_long = read >= ENTRIES_READ_MAX
+    if is_long:
         # An entry that was not read may revoke a key of the config, which would be accepted otherwise.
         for digest in keyring.named():
             if digest not in revoked and await table.entry(f"sha256:{digest.hex()}") == REVOKED.encode():
                 revoked.add(digest)
     keyring.learn(issued, revoked, logs=logs)
+    return is_long
 
 
 def _digest(key_hash: bytes) -> bytes:

@@ -56,11 +56,9 @@ class Issuer:
     def __init__(self, config: IssuerConfig) -> None:
         self.config = config
         self._keys: dict[str, PyJWK] = {}
-        """Public keys by key id."""
         self._read_s = float("-inf")
         """Monotonic time of the last successful read of the keys."""
         self._is_read = False
-        """Whether the last read succeeded."""
         self._asked = asyncio.Event()
         """Set when a token has named an unknown key."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -17,20 +18,14 @@ def changing_routes(gateway: OperatedGateway) -> list[web.RouteDef]:
         reloaded = await gateway.reloading.run()
         return web.json_response(asdict(reloaded), status=409 if reloaded.outcome == "refused" else 200)
 
-    async def drain(request: web.Request) -> web.Response:
-        return _drained(gateway, request, drained=True)
-
-    async def resume(request: web.Request) -> web.Response:
-        return _drained(gateway, request, drained=False)
-
     return [
         web.post("/reload", reload),
-        web.post("/drain/{backend:.+}", drain),
-        web.post("/resume/{backend:.+}", resume),
+        web.post("/drain/{backend:.+}", partial(_drained, gateway, True)),
+        web.post("/resume/{backend:.+}", partial(_drained, gateway, False)),
     ]
 
 
-def _drained(gateway: OperatedGateway, request: web.Request, *, drained: bool) -> web.Response:
+async def _drained(gateway: OperatedGateway, drained: bool, request: web.Request) -> web.Response:
     name = request.match_info["backend"]
     for pool in gateway.pools:
         backend = pool.backends.get(name)

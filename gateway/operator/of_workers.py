@@ -83,10 +83,10 @@ class Workers:
         self, index: int, path: str, *, method: str = "GET", content: bytes = b"", within_s: float = ANSWER_S
     ) -> WorkerAnswer:
         """Return the answer of one worker. `path`: as in a request, with its query."""
-        late = self._late.get(index)
+        silent, late = WorkerAnswer(f"worker {index}", 0, b""), self._late.get(index)
         if late is not None and not late.done():
-            return WorkerAnswer(f"worker {index}", 0, b"")
-        asked = asyncio.ensure_future(self._ask(index, path, method, content))
+            return silent
+        asked = asyncio.ensure_future(self._ask(index, path, method, content, silent))
         try:
             await asyncio.wait({asked}, timeout=within_s)
         except asyncio.CancelledError:
@@ -95,18 +95,17 @@ class Workers:
         if asked.done():
             return asked.result()
         self._late[index] = asked
-        return WorkerAnswer(f"worker {index}", 0, b"")
+        return silent
 
-    async def _ask(self, index: int, path: str, method: str, content: bytes) -> WorkerAnswer:
-        name = f"worker {index}"
+    async def _ask(self, index: int, path: str, method: str, content: bytes, silent: WorkerAnswer) -> WorkerAnswer:
         try:
             async with self._sessions[index].request(method, URL(path, encoded=True), data=content) as response:
                 found = await response.content.read(ANSWER_BYTES_MAX)
                 while not response.content.at_eof() and len(found) < ANSWER_BYTES_MAX:
                     found += await response.content.read(ANSWER_BYTES_MAX - len(found))
-                return WorkerAnswer(name, response.status, found)
+                return WorkerAnswer(silent.name, response.status, found)
         except (OSError, TimeoutError, aiohttp.ClientError):
-            return WorkerAnswer(name, 0, b"")
+            return silent
 
     async def ask_all(self, path: str, *, method: str = "GET") -> list[WorkerAnswer]:
         """Ask all workers at once and return their answers; `status` is 0 for those that did not answer."""

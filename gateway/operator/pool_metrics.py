@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from gateway.pool.pool import Pool
 
 GROUPS_MAX: Final = 200
-"""Limit on groups with a label."""
 Rows = dict[str, list[Row]]
-"""Rows by the name of the metric."""
 _SERVICE: Final = {
     ("service_received", "tenant"): "fairgate_recent_service",
     ("service_due", "tenant"): "fairgate_recent_service_due",
@@ -53,7 +51,6 @@ class PoolGauges:
         self._waste: dict[str, int] = {}
         """Wasted tokens by tenant, as of the last read."""
         self._wasted: dict[str, int] = {}
-        """Wasted tokens by label."""
         metrics.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:

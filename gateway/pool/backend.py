@@ -51,7 +51,6 @@ class Backend:
         self.terms = terms_of(config, limits)
         self._embedded = embedded
         self.drained = False
-        """Has an operator drained the engine?"""
         self.leaving = False
         """Has the engine left the config, so that it only ends its running requests?"""
         self._kind = KINDS.get(config.engine)
@@ -163,7 +162,7 @@ class Backend:
                 cards = await fetch_models(client)
                 self.models = {card.id: card for card in cards[:MODELS_MAX]}
             except UpstreamError as error:
-                logger.warning("backend %s did not say which models it serves: %s", self.name, error)
+                logger.warning("backend %s did not list its models: %s", self.name, error)
             if is_new:
                 await self._recognise(client)
         now = time.monotonic()

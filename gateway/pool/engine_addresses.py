@@ -126,7 +126,7 @@ class Addresses:
         if is_changed:
             after = set(name.known)
             logger.info(
-                "the name %s has %d engines; new: %s; gone: %s",
+                "addresses of the name %s: %d; new: %s; gone: %s",
                 name.host, len(after), _listed(after - before), _listed(before - after),
             )  # fmt: skip
         if name.known.left_out and not left_out:
@@ -140,7 +140,7 @@ class Addresses:
         """Log a new fault once."""
         if fault and not name.fault:
             logger.warning(
-                "the name %s cannot be looked up (%s): its %d engines stay", name.host, fault, len(name.known)
+                "the name %s cannot be looked up (%s): its engines stay, %d in all", name.host, fault, len(name.known)
             )
         elif name.fault and not fault:
             logger.info("the name %s can be looked up again", name.host)

@@ -52,7 +52,7 @@ class LearnedFile:
         except FileNotFoundError:
             return
         except OSError as error:
-            logger.warning("%s cannot be read (%s): what is normal for each app is learned anew", self._path, error)
+            logger.warning("the state file %s cannot be read (%s): everything is learned anew", self._path, error)
             return
         try:
             self._restore(content)
@@ -69,7 +69,7 @@ class LearnedFile:
         try:
             await self.save()
         except OperationalError as fault:
-            logger.warning("the last state is not saved: %s", fault)
+            logger.warning("the learned state is not saved at the end: %s", fault)
 
     async def save(self) -> None:
         """Write the learned state, by a thread, so that no stream waits for the disk. Raise `OperationalError` if that
@@ -79,7 +79,7 @@ class LearnedFile:
         try:
             await asyncio.to_thread(self._write, content)
         except OSError as error:
-            raise OperationalError(f"what was learned cannot be saved to {self._path}: {error}") from error
+            raise OperationalError(f"the learned state cannot be saved to {self._path}: {error}") from error
 
     def _restore(self, content: bytes) -> None:
         if len(content) > FILE_BYTES_MAX:
@@ -107,7 +107,7 @@ class LearnedFile:
         except OSError as error:
             aside = Path(f"(not renamed: {error})")
         logger.warning(
-            "%s holds nothing that can be gone on from (%s); kept as %s, and all is learned anew",
+            "%s is not a usable state file (%s): it is kept as %s, and everything is learned anew",
             self._path, why, aside,
         )  # fmt: skip
 

@@ -20,9 +20,7 @@ class PoolPart(NamedTuple):
     part: float
     """Part while exactly the tenants of the config have requests waiting."""
     floor: float
-    """Guaranteed share, or 0."""
     ceiling: float
-    """Ceiling, at most 1."""
 
 
 def parts_of(config: Config) -> dict[str, PoolPart]:

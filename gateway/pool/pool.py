@@ -22,7 +22,7 @@ from gateway.pool.backend import PROBE_INTERVAL_S, Backend
 from gateway.pool.breaks import Breaks
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.retries import RetryBudget
-from gateway.pool.setup import admission_engine, policy_by, policy_terms, setup_of
+from gateway.pool.setup import admission_engine, policy_terms, setup_of
 from gateway.pool.shared import Shared
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
@@ -30,7 +30,8 @@ from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.prefix_hashes import prefix_hashes, salt_of
 from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
-from policies.admission.takeover import remove_backend, reweigh, take_over
+from policies.admission.named import named_policy
+from policies.admission.takeover import Weights, remove_backend, reweigh, take_over
 from policies.capacity.gauges import EngineFacts
 from policies.placements.least_loaded import least_loaded
 from policies.request import Request, payer
@@ -80,7 +81,6 @@ class Pool:
         self.retries = RetryBudget()
         self.breaks = Breaks()
         self.answers_bytes = 0
-        """Bytes held by all answers that are sent whole."""
         self._settled = settled
         self._terms = policy_terms(gateway, config)
         self.batch_apps = _batch_apps(gateway)
@@ -161,7 +161,7 @@ class Pool:
         for name, backend in self.backends.items():
             engine.backends[name].healthy = backend.in_service
         terms = policy_terms(gateway, config)
-        policy = None if terms == self._terms else policy_by(terms, engine.policy.prefixes)
+        policy = None if terms == self._terms else named_policy(**terms, prefixes=engine.policy.prefixes)
         self._terms = terms
         slots = {backend.name: each.max_num_seqs for backend, each in backends.items()}
         setup = setup_of(gateway, config, slots, shared, policy)
@@ -171,9 +171,9 @@ class Pool:
                 self._unwatch(backend)
             self._watch(backend)
 
-    def reweigh(self, weights: Mapping[str, float], before: Mapping[str, float]) -> None:
-        """Replace the weights of these tenants, which were those `before`."""
-        reweigh(self.dispatcher.engine, weights, before)
+    def reweigh(self, weights: Weights) -> None:
+        """Replace the weights of these tenants."""
+        reweigh(self.dispatcher.engine, weights)
 
     def drain(self, backend: Backend, drained: bool) -> None:
         """Drain a backend, or end its drain. Running requests end there; waiting requests go elsewhere."""
@@ -349,7 +349,7 @@ class Pool:
             del self.backends[backend.name]
             self.breaks.forget(backend.name)
             self.dispatcher.carry_out(remove_backend(self.dispatcher.engine, backend.name, self.dispatcher.clock()))
-            logger.info("pool %s: backend %s has ended what it ran, and is gone", self.name, backend.name)
+            logger.info("pool %s: backend %s has ended its last request, and is removed", self.name, backend.name)
         await backend.close()
         self.on_gone(backend)
 
@@ -366,7 +366,7 @@ class Pool:
 
     def _log_feed(self, backend: Backend, is_read: bool, why: str) -> None:
         if is_read:
-            logger.info("pool %s: backend %s says after each step what it holds", self.name, backend.name)
+            logger.info("pool %s: backend %s is read by its plug-in's report of each step", self.name, backend.name)
         else:
             logger.info("pool %s: backend %s is read by its metrics: %s", self.name, backend.name, why)
 

@@ -23,10 +23,11 @@ from gateway.storage.store import Deployment
 from gateway.telemetry.background import Background, OperationalError
 from gateway.telemetry.record import RequestRecord
 from policies.admission.engine import AdmissionEngine
+from policies.admission.takeover import Weights
 
 EMBEDDED_MODELS = ("simulated",)
 EMBEDDED_PROFILE = "demo"
-NO_OTHERS: Mapping[str, float] = MappingProxyType({})
+NO_WEIGHTS: Weights = MappingProxyType({})
 
 
 def deployments_of(config: Config) -> list[Deployment]:
@@ -80,7 +81,6 @@ class Pools:
         self.leaving: list[Pool] = []
         """Pools that left the config and still end their requests."""
         self.engines: dict[str, AdmissionEngine] = {}
-        """Admission engines of the config's pools, by name."""
         self.addresses = Addresses(resolver, background)
         self._settled = settled
         self._on_gone = on_gone
@@ -124,10 +124,9 @@ class Pools:
             await backend.close()
 
     def commit(
-        self, config: Config, shared: Shared, prepared: Sequence[PoolPlan], weights: Mapping[str, float] = NO_OTHERS,
-        before_weights: Mapping[str, float] = NO_OTHERS,
-    ) -> None:  # fmt: skip
-        """Go on under this configuration. `weights`: the changed weights of tenants, which had `before_weights`."""
+        self, config: Config, shared: Shared, prepared: Sequence[PoolPlan], weights: Weights = NO_WEIGHTS
+    ) -> None:
+        """Go on under this configuration. `weights` holds the changed weights of tenants."""
         before, self.all = self.all, []
         for one in prepared:
             pool = one.pool
@@ -138,7 +137,7 @@ class Pools:
                     pool.watch(self._session)
             else:
                 pool.take_over(one.config, config, shared, one.backends, one.estimator)
-                pool.reweigh(weights, before_weights)
+                pool.reweigh(weights)
             self.all.append(pool)
         self.addresses.follow(config)
         self.engines.clear()

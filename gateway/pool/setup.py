@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from gateway.config.model import Config, PoolConfig
 from gateway.config.section import filled
@@ -20,7 +20,6 @@ from policies.limits.throttle import ThrottleSettings
 from policies.orders.policy_entries import POLICIES
 from policies.placements.placement import Assignment
 from policies.placements.placement_entries import PLACEMENTS, USUAL_PLACEMENT
-from policies.placements.prefix_index import PrefixIndex
 from policies.queue.bounds import QueueLimits
 
 
@@ -33,42 +32,28 @@ def setup_of(
         slots: sequences that each engine runs at once; None to learn them.
         policy: the policy that takes over; None keeps the present one.
     """
-    return Setup(
-        policy=policy,
-        slots=slots,
-        limits=filled(QueueLimits, gateway.limits, queue_bytes_max=gateway.bounds.queue_bytes),
-        capacity=filled(CapacitySettings, pool.capacity),
-        overload=filled(OverloadSettings, gateway.overload),
-        interactions=shared.interactions,
-        quotas=shared.quotas,
-        tree=shared.tree,
-        remembered=Remembered(*[gateway.bounds.of(table) for table in ("decisions", "lengths")]),
-    )
+    return Setup(policy=policy, slots=slots, **_settings(gateway, pool, shared))
 
 
 def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> AdmissionEngine:
     """Create the admission engine of a pool, without backends."""
-    setup = setup_of(gateway, pool, {}, shared, None)
-    return AdmissionEngine(
-        policy_by(policy_terms(gateway, pool)),
-        limits=setup.limits,
-        capacity=setup.capacity,
-        overload=setup.overload,
-        interactions=setup.interactions,
-        quotas=setup.quotas,
-        tree=setup.tree,
-        remembered=setup.remembered,
-    )
+    return AdmissionEngine(named_policy(**policy_terms(gateway, pool)), **_settings(gateway, pool, shared))
 
 
-class PolicyTerms(NamedTuple):
-    """The settings that determine a policy: equal terms decide equally."""
+def _settings(gateway: Config, pool: PoolConfig, shared: Shared) -> dict[str, Any]:
+    return {
+        "limits": filled(QueueLimits, gateway.limits, queue_bytes_max=gateway.bounds.queue_bytes),
+        "capacity": filled(CapacitySettings, pool.capacity),
+        "overload": filled(OverloadSettings, gateway.overload),
+        "interactions": shared.interactions,
+        "quotas": shared.quotas,
+        "tree": shared.tree,
+        "remembered": Remembered(*[gateway.bounds.of(table) for table in ("decisions", "lengths")]),
+    }
 
-    name: str
-    placement: str
-    settings: dict[str, Any]
-    flows_max: int
-    blocks_max: int
+
+PolicyTerms = dict[str, Any]
+"""The arguments of `named_policy`: equal terms decide equally."""
 
 
 def policy_terms(gateway: Config, pool: PoolConfig) -> PolicyTerms:
@@ -82,15 +67,5 @@ def policy_terms(gateway: Config, pool: PoolConfig) -> PolicyTerms:
     placement = gateway.policy.placement or entry.placement or USUAL_PLACEMENT
     queues = pool.engines_max(gateway.limits) if issubclass(PLACEMENTS[placement].placement, Assignment) else 1
     flows_max = max(1, gateway.bounds.of("flows") // queues)
-    return PolicyTerms(gateway.policy.name, placement, settings, flows_max, gateway.bounds.blocks)
-
-
-def policy_by(terms: PolicyTerms, prefixes: PrefixIndex | None = None) -> Policy:
-    return named_policy(
-        terms.name,
-        placement=terms.placement,
-        flows_max=terms.flows_max,
-        blocks_max=terms.blocks_max,
-        prefixes=prefixes,
-        **terms.settings,
-    )
+    bounds = {"flows_max": flows_max, "blocks_max": gateway.bounds.blocks}
+    return {"name": gateway.policy.name, "placement": placement, **bounds, **settings}

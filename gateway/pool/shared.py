@@ -26,7 +26,6 @@ class Shared:
     claims: ClaimReader | None
     quotas: Quotas | None
     tree: Tree
-    """Entitlements of groups and tenants in each pool."""
 
     @classmethod
     def of(cls, config: Config) -> Shared:

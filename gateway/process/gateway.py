@@ -1,7 +1,7 @@
 """The composition root: a gateway created from its config, in production and in tests alike.
 
-`start` opens what requests need, and then listens. `stop` drains, and then closes. Receivers of ended requests are in
-`_subscribers`.
+`start` opens what requests need, and then listens. While the gateway serves, `take_over` changes its config. `stop`
+drains, and then closes. Receivers of ended requests are in `_subscribers`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from gateway.pool.pools import CannotTakeOver, Pools, deployments_of
 from gateway.pool.shared import Shared
 from gateway.process.listener_limits import server_limits
 from gateway.process.reloading import Reloading
+from gateway.process.sharing import replicate, store_of
 from gateway.proxy.batches.batch_lane import BatchLane
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.pipeline import Pipeline
@@ -105,7 +106,6 @@ class Gateway:
         self._subscribers: list[Callable[[RequestRecord], None]] = [
             self.metrics.settled, self.recent.ended, self._access_log.write,
         ]  # fmt: skip
-        """Receivers of each ended request."""
         callers_max, mints = config.bounds.of("rates") // 2, not config.issues_keys
         self._keyring = Keyring(
             config.tenants, config.groups, open_access=config.open_access, mints=mints, guessers_max=callers_max
@@ -119,8 +119,8 @@ class Gateway:
         self._lane: BatchLane | None = None
         self._self_service: SelfService | None = None
         self.store: Store | None = None
-        self.exchanges: list[Exchanges] = []
-        self.broadcasts: list[PrefixBroadcast] = []
+        self.exchanges: Sequence[Exchanges] = ()
+        self.broadcasts: Sequence[PrefixBroadcast] = ()
         self.replicas: Replicas | None = None
         self._learned: LearnedFile | None = None
         self._certificates = Certificates(config.tls.context, config.tls.files) if config.tls is not None else None
@@ -180,6 +180,8 @@ class Gateway:
         """Load the listener's certificate again. Log an unusable one, keep the old one, and return False."""
         return self._certificates is None or self._certificates.reload()
 
+    # --- the start ---
+
     async def start(self) -> None:
         """Listen. Raise OSError for a taken address, or StoreRefused for an unusable Redis; one that is down does not
         matter."""
@@ -190,11 +192,27 @@ class Gateway:
         await self._listen(pipeline)
         await self._open_admin()
 
+    async def _share(self) -> None:
+        """Join the other gateways, if any: now, or once their store is reachable."""
+        self.store, self.keys = store_of(self.config, self._worker_slot)
+        if self.store is None:
+            return
+        self.metrics.registry.register(self.store)
+        try:
+            await self.store.open()
+        except StoreUnavailable:
+            pass  # the store logs the error and keeps trying
+        self._background.repeat(self.store.turn, "store")
+
     async def _open_pools(self) -> None:
         """Open the pools, and what their requests are counted, checked and recorded by."""
         config = self.config
         self._pools.commit(config, self.shared, await self._pools.prepare(config))
-        self._replicate(self.store)
+        self.responses = StoredResponses(config.bounds.of("responses"), self.store)
+        if self.store is not None:
+            self.exchanges, self.broadcasts, self.replicas = replicate(
+                self, self.responses, self.store, self._background, self._worker_slot
+            )
         if config.usage is not None:
             await self._count_usage(config.usage)
         if self.keys is not None:
@@ -208,11 +226,37 @@ class Gateway:
             self._background.repeat(self._learned.turn, "state_file")
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3))
         if config.jwt:
-            self._take_tokens(self._session)
+            from gateway.keys.issuers import Issuers  # cryptography is loaded only where tokens are checked
+
+            self._keyring.tokens = Issuers(config.jwt, self._session, self._background)
         await self._pools.watch(self._session)
         if self._certificates is not None:
             self._background.repeat(self._certificates.turn, "certificates")
         self._background.repeat(self._follow_addresses, "engines")
+
+    async def _count_usage(self, usage: UsageConfig) -> None:
+        """Store usage, and keys where no Redis has them. Limits of a day continue from stored usage, unless replicas
+        count them together: then their store continues them."""
+        from gateway.keys.in_database import DatabaseKeys
+        from gateway.usage.recorder import UsageRecorder
+
+        self.usage = UsageRecorder(usage, None if self.store is not None else self.shared.quotas, self.config.bounds)
+        self.metrics.registry.register(self.usage)
+        self._subscribers.append(self.usage.settled)
+        await self.usage.open()
+        self._background.repeat(self.usage.turn, "usage")
+        if self.keys is None:
+            self.keys = DatabaseKeys(self.usage.database)
+
+    def _follow_traces(self, tracing: TracingConfig) -> None:
+        try:
+            from gateway.telemetry.span_export import SpanExport  # the SDK is loaded only where spans are sent
+        except ModuleNotFoundError as error:
+            raise StoreRefused("tracing: needs OpenTelemetry: pip install 'fairgate[opentelemetry]'") from error
+        headers = {name: value.get_secret_value() for name, value in tracing.headers.items()}
+        self.spans = SpanExport(tracing.endpoint, headers)
+        self.metrics.registry.register(self.spans)
+        self._subscribers.append(self.spans.ended)
 
     def _new_pipeline(self) -> Pipeline:
         config = self.config
@@ -260,6 +304,8 @@ class Gateway:
             await (web.SockSite(self._admin, sock) if sock else web.TCPSite(self._admin, *address)).start()
         self.admin_port = int(self._admin.addresses[0][1])
 
+    # --- change, while it serves ---
+
     async def take_over(self, config: Config) -> None:
         """Go on under another configuration, without losing requests, counts or learned state.
 
@@ -286,8 +332,7 @@ class Gateway:
         if self.usage is not None and first is not None:
             self.usage.go_on_with(first)  # before requests under way are counted
         self._keyring.take_over(keys, open_access=config.open_access)
-        known = {tenant.name: tenant.weight for tenant in before.tenants}
-        self._pools.commit(config, self.shared, prepared, weights, known)
+        self._pools.commit(config, self.shared, prepared, weights)
         logger.setLevel(config.log_level.upper())
         self._bypass_limiter.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
         if self._pipeline is not None:
@@ -332,6 +377,14 @@ class Gateway:
         if close is not None:
             self._closing_logs.start(asyncio.to_thread(close))
 
+    def _settled(self, record: RequestRecord, policy: str) -> None:
+        """Tell all subscribers of an ended request."""
+        record.policy = policy
+        for subscriber in self._subscribers:
+            subscriber(record)
+
+    # --- the end ---
+
     async def stop(self, drain_s: float) -> None:
         """Stop accepting requests, wait up to `drain_s` for those under way, abort the rest, and close."""
         if self._pipeline is not None and self._server is not None:
@@ -356,6 +409,16 @@ class Gateway:
             await self._lane.close()
         await server.close(1.0)
 
+    def _is_busy(self) -> bool:
+        return any(len(pool.dispatcher) for pool in self._pools.with_leaving())
+
+    def _give_up_rest(self) -> None:
+        message = "this gateway is shutting down and could not wait any longer for the answer"
+        for pool in self._pools.with_leaving():
+            for exchange in pool.dispatcher.exchanges():
+                if isinstance(exchange, Exchange):
+                    exchange.give_up(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
+
     async def _close(self) -> None:
         """Close everything, what others use last."""
         await self._background.stop()
@@ -373,110 +436,3 @@ class Gateway:
             await asyncio.to_thread(self.spans.close)
         await self._closing_logs.stop()
         await asyncio.to_thread(self._access_log.close)
-
-    async def _share(self) -> None:
-        """Join the other replicas, if any: now, or once their store is reachable."""
-        url, worker_slot, deployments = self.config.state.redis_url, self._worker_slot, deployments_of(self.config)
-        if url is not None:
-            from gateway.keys.in_redis import RedisKeys  # redis-py is loaded only with a Redis
-            from gateway.storage.redis.redis_store import RedisStore
-
-            self.store = redis = RedisStore(url, deployments)
-            self.keys = RedisKeys(redis)
-        elif worker_slot is not None:
-            from gateway.storage.hub.hub_store import HubStore
-
-            self.store = HubStore(worker_slot.run_directory, deployments)
-        else:
-            return
-        self.metrics.registry.register(self.store)
-        try:
-            await self.store.open()
-        except StoreUnavailable:
-            pass  # the store logs the error and keeps trying
-        self._background.repeat(self.store.turn, "store")
-
-    async def _count_usage(self, usage: UsageConfig) -> None:
-        """Store usage, and keys where no Redis has them. Limits of a day continue from stored usage, unless replicas
-        count them together: then their store continues them."""
-        from gateway.keys.in_database import DatabaseKeys
-        from gateway.usage.recorder import UsageRecorder
-
-        self.usage = UsageRecorder(usage, None if self.store is not None else self.shared.quotas, self.config.bounds)
-        self.metrics.registry.register(self.usage)
-        self._subscribers.append(self.usage.settled)
-        await self.usage.open()
-        self._background.repeat(self.usage.turn, "usage")
-        if self.keys is None:
-            self.keys = DatabaseKeys(self.usage.database)
-
-    def _follow_traces(self, tracing: TracingConfig) -> None:
-        try:
-            from gateway.telemetry.span_export import SpanExport  # the SDK is loaded only where spans are sent
-        except ModuleNotFoundError as error:
-            raise StoreRefused("tracing: needs OpenTelemetry: pip install 'fairgate[opentelemetry]'") from error
-        headers = {name: value.get_secret_value() for name, value in tracing.headers.items()}
-        self.spans = SpanExport(tracing.endpoint, headers)
-        self.metrics.registry.register(self.spans)
-        self._subscribers.append(self.spans.ended)
-
-    def _take_tokens(self, session: aiohttp.ClientSession) -> None:
-        from gateway.keys.issuers import Issuers  # cryptography is loaded only where tokens are checked
-
-        self._keyring.tokens = Issuers(self.config.jwt, session, self._background)
-
-    def _replicate(self, store: Store | None) -> None:
-        """Start the sync rounds with other gateways in front of the same engines, if any."""
-        self.responses = StoredResponses(self.config.bounds.of("responses"), store)
-        if store is None:
-            return
-        from gateway.pool.replication.learned import LearnedSync
-        from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
-        from gateway.pool.replication.ticker import Exchanges
-
-        shared, dispatchers = self.shared, [pool.dispatcher for pool in self.pools]
-        self.exchanges = [Exchanges.of_pool(store, pool.name, pool.dispatcher) for pool in self.pools]
-        if shared.quotas is not None or shared.interactions is not None:
-            refuses_alone = self.config.state.limits_without_redis == "refuse"
-            self.exchanges.append(
-                Exchanges.of_tenants(
-                    store, shared.quotas, shared.interactions, dispatchers, refuses_alone=refuses_alone
-                )
-            )
-        lessons = [LearnedSync(store, pool.name, pool.dispatcher.engine) for pool in self.pools]
-        self.broadcasts = [
-            PrefixBroadcast(store, pool.name, pool.dispatcher)
-            for pool in self.pools
-            if pool.dispatcher.engine.policy.reads_prefixes
-        ]
-        if self.config.state.redis_url is not None:
-            from gateway.operator.snapshots.of_replicas import Replicas
-
-            worker = "" if self._worker_slot is None else f" worker {self._worker_slot.index}"
-            self.replicas = Replicas(self, store, self._background, worker)
-            self._background.repeat(self.replicas.listen, "fleet")
-        self._background.repeat(self.responses.report, "responses sent")
-        self._background.repeat(self.responses.listen, "responses received")
-        for exchanges in self.exchanges:
-            self._background.repeat(exchanges.turn, "exchange", exchanges.about)
-        for lesson in lessons:
-            self._background.repeat(lesson.turn, "lessons", lesson.pool)
-        for broadcast in self.broadcasts:
-            self._background.repeat(broadcast.report, "news sent", broadcast.pool)
-            self._background.repeat(broadcast.listen, "news received", broadcast.pool)
-
-    def _is_busy(self) -> bool:
-        return any(len(pool.dispatcher) for pool in self._pools.with_leaving())
-
-    def _give_up_rest(self) -> None:
-        message = "this gateway is shutting down and could not wait any longer for the answer"
-        for pool in self._pools.with_leaving():
-            for exchange in pool.dispatcher.exchanges():
-                if isinstance(exchange, Exchange):
-                    exchange.give_up(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
-
-    def _settled(self, record: RequestRecord, policy: str) -> None:
-        """Tell all subscribers of an ended request."""
-        record.policy = policy
-        for subscriber in self._subscribers:
-            subscriber(record)

@@ -89,7 +89,7 @@ async def go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> No
         return
     from gateway.pool.shared import quotas_of
     from gateway.usage.thread import CLOSE_S, DatabaseThread
-    from gateway.usage.used_before import used_before
+    from gateway.usage.written import used_before
 
     quotas = quotas_of(config)
     database = DatabaseThread(config.usage)
@@ -101,7 +101,7 @@ async def go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> No
             except StoreError as error:
                 if not is_first:
                     return
-                logger.debug("what was used before is not known yet: %s", error)
+                logger.debug("stored usage cannot be read yet: %s", error)
             await asyncio.sleep(RETRY_S)
     finally:
         await database.close(CLOSE_S)

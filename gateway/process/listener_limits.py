@@ -19,7 +19,7 @@ def server_limits(config: Config) -> ServerLimits:
     connections, of_client = limits.connections_max or bounds.connections, limits.client_connections_max
     if connections > (most := connections_allowed()):
         logger.warning(
-            "limits.connections_max is %d, and the limit of open files (ulimit -n) allows %d: no more are taken",
+            "limits.connections_max is %d, and the limit of open files (ulimit -n) allows %d: no more are accepted",
             connections,
             most,
         )

@@ -106,7 +106,7 @@ class Reloading:
         try:
             gateway.reopen_log(before.access_log)  # a log that was moved away continues in a new file
         except OSError as error:
-            logger.error("the access log goes on where it was: %s", error)
+            logger.error("the access log cannot be reopened, and its present file stays in use: %s", error)
         gateway.reload_certificates()
         if self._load is None:
             return ReloadResult("unchanged", self.hash, why_not=["there is no file: it was started with --backend"])
@@ -144,10 +144,10 @@ class Reloading:
 
 def _log(reloaded: ReloadResult) -> None:
     if reloaded.outcome == "refused":
-        logger.error("the config is not reloaded, the one before stays: %s", "; ".join(reloaded.why_not))
+        logger.error("the config is not reloaded, and the previous one stays in force: %s", "; ".join(reloaded.why_not))
         return
     if reloaded.outcome == "unchanged":
-        logger.info("the config is as it was (%s): nothing is changed", reloaded.hash)
+        logger.info("the config has not changed (%s)", reloaded.hash)
         return
     listed, more = reloaded.changes[:CHANGES_LOGGED_MAX], len(reloaded.changes) - CHANGES_LOGGED_MAX
     rest = f"; and {more} more" if more > 0 else ""

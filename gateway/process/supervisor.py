@@ -47,7 +47,6 @@ class Child:
 
     name: str
     serve: Serve
-    """Main function of its processes."""
     worker_slot: WorkerSlot
     listeners: Sequence[socket.socket]
     liveness_pipe: int

@@ -19,7 +19,6 @@ from policies.request import FREE, NO_CLAIM, Flow, Request, of_batch
 
 SECONDS: Final = re.compile(rb"\d{1,9}(\.\d{1,9})?")
 READ: Final = OF_INTEREST | {b"x-fairgate-app", b"x-fairgate-user", b"x-fairgate-class", b"x-fairgate-wait-s-max"}
-"""Header fields that are read here."""
 FLEX: Final = b'"flex"'
 """The `service_tier` of OpenAI's API for slower and cheaper requests."""
 

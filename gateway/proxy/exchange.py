@@ -29,7 +29,7 @@ from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header, content_type, header_of, is_json, is_text, retry_after_s
 from gateway.proxy.account import believed, works_on
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
-from gateway.proxy.refusals import failure_error, refusal_error
+from gateway.proxy.refusals import failure_error, refusal_error, revoked_key_error
 from gateway.proxy.relay import HELD, RELAYED, RETURNED, STREAMED, Ending, Phase, Relay
 from gateway.proxy.renamed import Renamed
 from gateway.proxy.request_context import RequestContext
@@ -68,9 +68,7 @@ class Exchange(Relay):
 
     def _begin_answer(self) -> None:
         self._meter: StreamMeter | None = None
-        """Reader of a stream."""
         self._held: list[bytes] = []
-        """Pieces of an answer that is held until it is complete."""
         self._held_bytes_max = self._pool.response_buffer_bytes_max
         self._answer_bytes = 0
         self._finder: MemberFinder | None = None
@@ -111,11 +109,18 @@ class Exchange(Relay):
         self._pool = self.context.serving_pool = pool
         self._renamed = Renamed.of(self.context.payload)
 
-    def turn_away(self, error: ApiError) -> None:
-        """Reject the waiting request with this error."""
-        self._pool.dispatcher.cancelled(self.request.id)
-        self.end(Outcome.REFUSED, error.code.value)
+    def turn_away(self, error: ApiError, service: ServiceTokens | None = None) -> None:
+        """Reject the request, which waits or returns from an engine with this service, with an error."""
+        self._pool.dispatcher.cancelled(self.request.id, service)
+        self.end(Outcome.REFUSED, error.code.value, service or NO_SERVICE)
         self.context.error(error)
+
+    def refuse_if_revoked(self, service: ServiceTokens | None = None) -> bool:
+        """Reject the request if its key was revoked meanwhile, and return whether it was."""
+        if self.context.keyring.takes(self.context.principal):
+            return False
+        self.turn_away(revoked_key_error(), service)
+        return True
 
     def give_up(self, error: ApiError) -> None:
         """End the exchange with this error, wherever it is, since the gateway stops."""
@@ -361,13 +366,18 @@ class Exchange(Relay):
     # --- ends ---
 
     def _again(self, failure: Failure, again_s: float = 0.0) -> None:
-        """Return the request to the head of its flow, charged nothing, or with what it received if it was preempted."""
+        """Return the request to the head of its flow, charged nothing, or with what it received if it was preempted.
+
+        A request whose key was revoked meanwhile ends here.
+        """
+        received = self._received() if failure is Failure.PREEMPTED else NO_SERVICE
         self.phase = RETURNED[self.phase]
         self._call = self.context.responder.on_pause = self.context.responder.on_resume = None
         self._let_go()
         self._begin_answer()
         self.context.returned()
-        self._pool.dispatcher.failed(self.request.id, failure, None, again_s)
+        if not self.refuse_if_revoked(received):
+            self._pool.dispatcher.failed(self.request.id, failure, None, again_s)
 
     def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, name: str, keys: AnswerKeys) -> None:
         self._pool.answered(self.backend, self.context.tenant)

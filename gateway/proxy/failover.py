@@ -51,5 +51,7 @@ def move(waiting: Sequence[Admitted], pool: Pool, other: Pool, model: str) -> No
         exchange.moved(request, other)
         moved += 1
     if moved:
-        logger.info("pool %s has no engine for %d that wait there: they go to pool %s", pool.name, moved, other.name)
+        logger.info(
+            "pool %s has no engine in service: of its queue %d requests move to pool %s", pool.name, moved, other.name
+        )
         other.dispatcher.decide()

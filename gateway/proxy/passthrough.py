@@ -44,7 +44,6 @@ class PassThrough(Relay):
         """The body, until an engine answers; None without one."""
         self._ending = Ending([])
         self._error = b""
-        """Bytes of an answer that is an error."""
 
     def begin(self) -> None:
         """Count the request as running and send it. Counted no sooner, since only its end releases the count."""

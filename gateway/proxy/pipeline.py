@@ -29,7 +29,7 @@ from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.failover import move
 from gateway.proxy.passthrough import PassThrough, engines_of
-from gateway.proxy.refusals import refusal_error
+from gateway.proxy.refusals import refusal_error, revoked_key_error
 from gateway.proxy.request_context import RequestContext
 from gateway.request.apis import OTHER
 from gateway.request.body.payload import JsonPayload, Payload
@@ -46,6 +46,8 @@ from policies.request import Refusal, Request, State
 logger = logging.getLogger("fairgate")
 
 RETRY_WHEN_DRAINING_S: Final = 2.0
+UNLISTED_LENGTH_MAX: Final = 256
+"""Longest name of a model that no engine has listed."""
 JSON: Final = (b"content-type", b"application/json")
 ABOUT: Final = msgspec.json.encode(
     {
@@ -93,7 +95,6 @@ class Pipeline:
         """Replace pools and routes. `json_bytes_max`: greatest size of one body of JSON."""
         self._json_bytes_max = json_bytes_max
         self._aliases = dict(aliases)
-        """Engines' names of models by alias."""
         self._pools = list(pools)
         self._pool_of_model: dict[str, Pool] = {}
         self._routes = routes
@@ -105,12 +106,9 @@ class Pipeline:
     def turn_away_revoked(self, exchanges: Iterable[Admitted]) -> None:
         """Refuse waiting requests whose key is no longer valid."""
         for each in exchanges:
-            if (
-                isinstance(each, Exchange)
-                and each.request.progress.state is not State.DISPATCHED
-                and not self.keyring.takes(each.context.principal)
-            ):
-                each.turn_away(_revoked())
+            assert isinstance(each, Exchange)
+            if each.request.progress.state is not State.DISPATCHED:
+                each.refuse_if_revoked()
 
     def authorize(self, request: HttpRequest) -> tuple[int, list[Header], bytes] | None:
         """Authorize a request by its head. A returned answer is sent, and the body is not read."""
@@ -225,7 +223,7 @@ class Pipeline:
         else:
             context.payload = read_body(context, context.route.api, self._json_bytes_max)
             if not self.keyring.takes(context.principal):
-                raise _revoked()
+                raise revoked_key_error()
             if kind is RouteKind.PASS:
                 passes = self._pass_through(context, context.payload)
                 context.payload.let_go()
@@ -244,7 +242,7 @@ class Pipeline:
     def _admit(self, context: RequestContext) -> Request:
         """Return the admission request, and prepare the body for an engine."""
         payload, route = context.payload, context.route
-        context.responses = self.responses
+        context.responses, context.keyring = self.responses, self.keyring
         context.model, context.stream = payload.model, payload.stream
         pool = context.serving_pool = self._pool_for(context)
         if payload.is_background and not pool.takes_background:
@@ -279,6 +277,8 @@ class Pipeline:
         else:
             model = self._model(context.principal, asked)
         pool = self._pool(model)
+        if model not in self._pool_of_model:
+            context.model = ""  # the client may have made up the name, which would be a label of metrics and usage
         other = None if context.engine or pool.is_healthy() else self._stand_in(pool)
         if other is not None:
             model, pool = str(pool.fallback), other
@@ -342,10 +342,17 @@ class Pipeline:
         return pool
 
     def _pool(self, model: str) -> Pool:
+        """Return the pool that serves a model. Raise ApiError if none is known.
+
+        If one pool alone has listed no models and is in service, its engine judges the name, as without a gateway.
+        """
         pool = self._pool_of(model)
-        if pool is not None:
-            return pool
-        raise self._not_served(model)
+        if pool is None and 0 < len(model) <= UNLISTED_LENGTH_MAX:
+            unlisted = [each for each in self._pools if not each.models()]
+            pool = unlisted[0] if len(unlisted) == 1 and unlisted[0].is_healthy() else None
+        if pool is None:
+            raise self._not_served(model)
+        return pool
 
     def _not_served(self, model: str) -> ApiError:
         unknown = [candidate for candidate in self._pools if not candidate.models()]
@@ -396,10 +403,6 @@ class Pipeline:
         if asked:
             raise self._not_served(asked) if principal.models is None else _not_for(asked, principal)
         return msgspec.json.encode({"object": "list", "data": data})
-
-
-def _revoked() -> ApiError:
-    return ApiError(Reason.INVALID_API_KEY, "this API key was revoked before an engine had the request")
 
 
 def _not_for(model: str, principal: Principal) -> ApiError:

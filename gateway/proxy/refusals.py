@@ -73,6 +73,10 @@ def refusal_error(decision: Reject, again_s: float) -> ApiError:
     return ApiError(reason, message, retry_after_s=retry_after_s, should_retry=should_retry, fields=headers)
 
 
+def revoked_key_error() -> ApiError:
+    return ApiError(Reason.INVALID_API_KEY, "this API key was revoked before an engine had answered the request")
+
+
 def failure_error(reason: Reason, what: str, request_id: str, again_s: float) -> ApiError:
     """Return the error for a request that an engine failed on and that may be retried, in `again_s` at the earliest."""
     return ApiError(reason, f"{what}; request {request_id}", retry_after_s=_spread(again_s, request_id))

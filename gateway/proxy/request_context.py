@@ -14,7 +14,7 @@ from gateway.http.errors import ApiError, expected_wait_headers
 from gateway.http.headers import Header, forward_response_headers
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
-from gateway.keys.identity import Principal
+from gateway.keys.identity import Keyring, Principal
 from gateway.proxy.engine_errors import OWN_ERROR_EVENTS
 from gateway.proxy.refusals import in_words, rate_limit_headers
 from gateway.request.body.payload import Payload
@@ -49,6 +49,7 @@ class RequestContext(HttpRequest):
         payload: the body.
         serving_pool: the pool where the request waits and is answered.
         responses: the registry of stored responses.
+        keyring: the keys that are valid now.
         engine: the only engine that can serve the request, since it has the response that the request continues; "" for
             any.
         relays: whether part of an engine's answer has gone to the client. Until then another engine may get the
@@ -62,6 +63,7 @@ class RequestContext(HttpRequest):
     serving_pool: Pool
     engine: str
     responses: StoredResponses
+    keyring: Keyring
     relays: bool
     _waits_in: WaitingStreams | None
 

@@ -50,16 +50,9 @@ LENGTHS_MAX: Final = 32
 """Lengths of earlier raw prompts that a new prompt of the flow is compared at."""
 
 SESSION_HEADERS: Final = (
-    b"x-parent-session-id",
-    b"x-claude-code-session-id",
-    b"x-opencode-session",
-    b"x-session-affinity",
-    b"session-id",
-    b"session_id",
-    b"conversation_id",
-    b"x-session-id",
-    b"x-litellm-session-id",
-)
+    b"x-parent-session-id", b"x-claude-code-session-id", b"x-opencode-session", b"x-session-affinity", b"session-id",
+    b"session_id", b"conversation_id", b"x-session-id", b"x-litellm-session-id",
+)  # fmt: skip
 """Session headers of OpenCode's sub-agents, Claude Code, OpenCode, Codex (now and formerly), vLLM's routers and
 LiteLLM. The first one present counts."""
 _ID, _STAGE, _END = b"x-fairgate-interaction", b"x-fairgate-stage", b"x-fairgate-end"

@@ -25,9 +25,7 @@ class RouteKind(Enum):
     PASS = auto()
     """Cheap work at an engine, sent straight to a backend, with bounds per tenant."""
     MODELS = auto()
-    """The list of models, answered by the gateway."""
     BATCHES = auto()
-    """Files and batches, answered by the gateway."""
     ME = auto()
     """The standing of the caller's tenant, answered by the gateway."""
     FILE = auto()
@@ -35,7 +33,6 @@ class RouteKind(Enum):
     HEALTH = auto()
     """A sign of life, and a hint for clients, answered by the gateway."""
     OPTIONS = auto()
-    """The methods of a path, answered by the gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +42,6 @@ class Route:
     generates: bool = False
     """Whether the engine generates tokens one by one, rather than an answer in one pass."""
     api: Api = OTHER
-    """The API, which says what fields are read."""
     takes_body: bool = True
     methods: str = ""
     """Methods of the path, for OPTIONS."""
@@ -63,53 +59,28 @@ class Route:
 
 Methods = dict[str, Route]
 
-PASS: Final = Route(RouteKind.PASS)
-ONE_ANSWER: Final = Route(RouteKind.ADMIT, api=ONE_PASS)
-GENERATE: Final = Route(RouteKind.ADMIT, generates=True)
-_READ: Final = Route(RouteKind.PASS, takes_body=False)
-_STORED: Final = Route(RouteKind.BATCHES)
-_FILE: Final = Route(RouteKind.FILE, takes_body=False)
-_TREATMENTS: Final = {"generate": GENERATE, "compute": ONE_ANSWER, "pass": PASS}
-
 MODELS: Final = "/v1/models"
 STORED_RESPONSES: Final = "/v1/responses/"
 
 _ROUTES: Final = {
-    "/v1/chat/completions": Route(RouteKind.ADMIT, generates=True, api=CHAT),
-    "/v1/completions": Route(RouteKind.ADMIT, generates=True, api=COMPLETIONS),
-    "/v1/responses": Route(RouteKind.ADMIT, Dialect.RESPONSES, generates=True, api=RESPONSES),
-    "/v1/responses/*/cancel": PASS,
-    "/v1/messages": Route(RouteKind.ADMIT, Dialect.MESSAGES, generates=True, api=MESSAGES),
-    "/v1/messages/count_tokens": Route(RouteKind.PASS, Dialect.MESSAGES, api=MESSAGES),
-    "/v1/audio/transcriptions": Route(RouteKind.ADMIT, generates=True, api=AUDIO),
-    "/v1/audio/translations": Route(RouteKind.ADMIT, generates=True, api=AUDIO),
-    "/v1/embeddings": ONE_ANSWER,
-    "/v1/rerank": ONE_ANSWER,
-    "/v2/rerank": ONE_ANSWER,
-    "/rerank": ONE_ANSWER,
-    "/v1/score": ONE_ANSWER,
-    "/score": ONE_ANSWER,
-    "/pooling": ONE_ANSWER,
-    "/classify": ONE_ANSWER,
-    "/tokenize": Route(RouteKind.PASS, api=TOKENS),
-    "/detokenize": Route(RouteKind.PASS, api=TOKENS),
-    "/v1/files": _STORED,
-    "/v1/files/*": _STORED,
-    "/v1/files/*/content": _STORED,
-    "/v1/batches": _STORED,
-    "/v1/batches/*": _STORED,
-    "/v1/batches/*/cancel": _STORED,
-    MODELS: Route(RouteKind.MODELS, takes_body=False),
-    "/fairgate/me": Route(RouteKind.ME, takes_body=False),
-    "/fairgate/me/page": _FILE,
-    "/fairgate/me/page/*": _FILE,
-    "/v1/responses/*": _READ,
-    "/v1/responses/*/input_items": _READ,
-    "/": Route(RouteKind.HEALTH, takes_body=False),
-    "/health": Route(RouteKind.HEALTH, takes_body=False),
-    "/ping": Route(RouteKind.HEALTH, takes_body=False),
-    "/version": _READ,
+    "generate": Route(RouteKind.ADMIT, generates=True),
+    "chat": Route(RouteKind.ADMIT, generates=True, api=CHAT),
+    "completions": Route(RouteKind.ADMIT, generates=True, api=COMPLETIONS),
+    "responses": Route(RouteKind.ADMIT, Dialect.RESPONSES, generates=True, api=RESPONSES),
+    "messages": Route(RouteKind.ADMIT, Dialect.MESSAGES, generates=True, api=MESSAGES),
+    "audio": Route(RouteKind.ADMIT, generates=True, api=AUDIO),
+    "compute": Route(RouteKind.ADMIT, api=ONE_PASS),
+    "count_tokens": Route(RouteKind.PASS, Dialect.MESSAGES, api=MESSAGES),
+    "tokens": Route(RouteKind.PASS, api=TOKENS),
+    "pass": Route(RouteKind.PASS),
+    "read": Route(RouteKind.PASS, takes_body=False),
+    "stored": Route(RouteKind.BATCHES),
+    "models": Route(RouteKind.MODELS, takes_body=False),
+    "me": Route(RouteKind.ME, takes_body=False),
+    "file": Route(RouteKind.FILE, takes_body=False),
+    "health": Route(RouteKind.HEALTH, takes_body=False),
 }
+"""Routes by treatment: those of the known paths, and `generate`, `compute` and `pass` of configured ones."""
 
 _NORMAL: Final = re.compile(r"(/(?!\.\.?(?:/|$))[A-Za-z0-9._~:-]+)+")
 _STEP: Final = "[^/]+"
@@ -131,7 +102,7 @@ class Routes:
         self._plain: dict[str, Methods] = {}
         self._starred: list[tuple[re.Pattern[str], Methods]] = []
         starred: dict[str, Methods] = {}
-        known = [(path, tuple(methods.split()), _ROUTES[path]) for path, methods in KNOWN_PATHS.items()]
+        known = [(path, one.methods, _ROUTES[one.treatment]) for path, one in KNOWN_PATHS.items()]
         for path, methods, route in [*known, *more]:
             table = starred if "*" in path else self._plain
             found = table.setdefault(path, {})
@@ -149,7 +120,7 @@ class Routes:
     @classmethod
     def of(cls, routes: Iterable[RouteConfig]) -> Routes:
         """Return the known routes and those that the config opens."""
-        return cls((route.path, route.methods, _TREATMENTS[route.treatment]) for route in routes)
+        return cls((route.path, route.methods, _ROUTES[route.treatment]) for route in routes)
 
     def response_id(self, path: str) -> str:
         """Return the id of the stored response that a path names. Empty if the path names none, or is itself
@@ -198,6 +169,6 @@ def _meant(method: str, path: str) -> str:
     if found is None:
         return ""
     known = list(_VERSIONED.values())[(found.lastindex or 1) - 1]
-    methods = KNOWN_PATHS[known].split()
+    methods = KNOWN_PATHS[known].methods
     where = "before /v1 for clients of Anthropic's API" if known.startswith("/v1/messages") else "with /v1"
     return f". Did you mean {method if method in methods else methods[0]} {known}? base_url ends {where}."

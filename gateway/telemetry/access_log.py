@@ -67,40 +67,23 @@ class AccessLog:
             return
         service, request = record.service, record.request
         first_token_s = record.first_token_s
+        progress = None if request is None else request.progress
         line = Line(  # by position, since keyword arguments cost a look-up each
-            int(time.time() * 1000) / 1000,
-            record.id,
-            record.tenant,
-            record.app,
+            int(time.time() * 1000) / 1000, record.id, record.tenant, record.app,
             "" if request is None else hidden(request.flow.user),
             1.0 if request is None else request.weight,
             "" if request is None else interaction_name(request),
-            0 if request is None else request.progress.stage,
-            record.model,
-            record.policy,
-            record.path[:PATH_LENGTH_MAX],
-            record.stream,
-            record.outcome,
-            record.reason,
-            _ms(record.queue_s),
-            _waited_ms(record),
-            None if first_token_s is None else _ms(first_token_s),
-            _ms(record.total_s),
-            service.prompt,
-            service.output,
-            service.cached or 0,
-            0 if request is None else request.progress.cached_tokens,
-            0 if request is None else request.progress.wasted_tokens,
+            0 if progress is None else progress.stage,
+            record.model, record.policy, record.path[:PATH_LENGTH_MAX], record.stream, record.outcome, record.reason,
+            _ms(record.queue_s), _waited_ms(record), None if first_token_s is None else _ms(first_token_s),
+            _ms(record.total_s), service.prompt, service.output, service.cached or 0,
+            0 if progress is None else progress.cached_tokens,
+            0 if progress is None else progress.wasted_tokens,
             0 if request is None else request.prompt_tokens,
             0 if request is None else request.output_tokens_max,
-            record.backend,
-            "" if request is None or not record.backend else request.progress.placed or "",
-            record.tries,
-            record.client,
-            record.client_id,
-            record.group,
-            record.key,
-        )
+            record.backend, "" if progress is None or not record.backend else progress.placed or "", record.tries,
+            record.client, record.client_id, record.group, record.key,
+        )  # fmt: skip
         self._lines += encode_line(line)
         self._lines += b"\n"
         self._count += 1

@@ -35,7 +35,6 @@ class Background:
         self.faults: dict[str, str] = {} if within is None else within.faults
         """Fault of each task whose last turn failed."""
         self._failed: Counter[str] = Counter() if within is None else within._failed
-        """Failed turns by kind of task."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -74,7 +73,10 @@ class Background:
                     is_logged = isinstance(error, OperationalError)
                     if name not in self.faults:
                         logger.error(
-                            "%s failed, and is tried again: %s", name, error, exc_info=None if is_logged else error
+                            "background task '%s' failed, and is tried again: %s",
+                            name,
+                            error,
+                            exc_info=None if is_logged else error,
                         )
                     self.faults[name] = str(error) if is_logged else f"{type(error).__name__}: see the log"
                     await asyncio.sleep(RETRY_S)
@@ -87,7 +89,7 @@ class Background:
 
     def _goes_on(self, name: str) -> None:
         if self.faults.pop(name, None) is not None:
-            logger.info("%s goes on", name)
+            logger.info("background task '%s' works again", name)
 
 
 def _report_fault(task: asyncio.Task[None]) -> None:

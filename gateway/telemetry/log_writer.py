@@ -8,8 +8,8 @@ import select
 import stat
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import Final
 
 logger = logging.getLogger("fairgate")
@@ -23,46 +23,48 @@ PIPE_BYTES: Final = getattr(select, "PIPE_BUF", 512)
 
 
 class LogWriter:
-    """A writer of batches of lines, in order. Lines that find no room, or that cannot be written, are counted."""
+    """A writer of batches of lines, in order. Lines that find no room, or that cannot be written, are counted.
+
+    Each count has one side that changes it: the callers, one at a time, or the writing thread.
+    """
 
     def __init__(self, what: str, target: str | int) -> None:
         """Open the target: STDOUT, STDERR, or a file to append to, for its owner only. `what`: name of the lines."""
-        self.lines_lost = 0
         self._what = what
-        self._lines_reported = 0
         self._is_pipe = isinstance(target, int)
+        self._path = None if isinstance(target, int) else target
         if isinstance(target, int):
             (sys.stderr if target == STDERR else sys.stdout).flush()  # earlier prints come first
             self._descriptor = target
         else:
             self._descriptor = _opened(target)
-        self._path = None if isinstance(target, int) else target
-        self._batches: deque[tuple[bytes, int]] = deque()
-        self._waiting_bytes = 0
-        self._changed = threading.Condition()
-        self._is_closing = False
+        self._batches: SimpleQueue[tuple[bytes, int] | None] = SimpleQueue()
+        self._taking = threading.RLock()  # a collection of garbage may log while it is held
+        self._taken_bytes = self._done_bytes = 0
+        self._found_no_room = self._not_written = self._reported = 0
         self._is_abandoned = False
         self._worker: threading.Thread | None = None
 
+    @property
+    def lines_lost(self) -> int:
+        return self._found_no_room + self._not_written
+
     def write(self, lines: bytes, count: int) -> None:
         """Take a batch of `count` lines. Never waits for a disk or a reader."""
-        with self._changed:
-            if self._waiting_bytes + len(lines) > BUFFER_BYTES_MAX:
-                self.lines_lost += count
+        with self._taking:
+            if self._taken_bytes - self._done_bytes + len(lines) > BUFFER_BYTES_MAX:
+                self._found_no_room += count
                 return
-            self._batches.append((lines, count))
-            self._waiting_bytes += len(lines)
+            self._taken_bytes += len(lines)
+            self._batches.put((lines, count))
             if self._worker is None:
                 # A daemon thread, since a reader that hangs must not keep the process.
                 self._worker = threading.Thread(target=self._run, name=self._what, daemon=True)
                 self._worker.start()
-            self._changed.notify()
 
     def close(self) -> None:
         """Write the rest within CLOSE_S."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
+        self._batches.put(None)
         if self._worker is not None:
             self._worker.join(CLOSE_S)
             if self._worker.is_alive():
@@ -72,24 +74,18 @@ class LogWriter:
             os.close(self._descriptor)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._batches and not self._is_closing:
-                    self._changed.wait()
-                if not self._batches or self._is_abandoned:
-                    return
-                lines, count = self._batches.popleft()
+        while (batch := self._batches.get()) is not None and not self._is_abandoned:
+            lines, count = batch
             try:
                 self._follow()
                 self._write(lines)
             except OSError as error:
-                self._lost(count, error)
-                is_written = False
+                if self.lines_lost == self._reported:
+                    logger.warning("the %s cannot be written: %s", self._what, error)
+                self._not_written += count
+                self._done_bytes += len(lines)
             else:
-                is_written = True
-            with self._changed:
-                self._waiting_bytes -= len(lines)
-            if is_written:
+                self._done_bytes += len(lines)
                 self._report_lost()
 
     def _follow(self) -> None:
@@ -129,18 +125,11 @@ class LogWriter:
                         if self._is_abandoned:
                             raise
 
-    def _lost(self, count: int, error: OSError) -> None:
-        with self._changed:
-            is_first = self.lines_lost == self._lines_reported
-            self.lines_lost += count
-        if is_first:
-            logger.warning("the %s cannot be written: %s", self._what, error)
-
     def _report_lost(self) -> None:
-        with self._changed:
-            if self._waiting_bytes > BUFFER_BYTES_MAX / 2:
-                return  # the warning may itself be one of these lines, and needs room
-            lost, self._lines_reported = self.lines_lost - self._lines_reported, self.lines_lost
+        if self._taken_bytes - self._done_bytes > BUFFER_BYTES_MAX / 2:
+            return  # the warning may itself be one of these lines, and needs room
+        lost = self.lines_lost - self._reported
+        self._reported += lost
         if lost:
             logger.warning("%d lines of the %s were lost, since they could not be written in time", lost, self._what)
 

@@ -116,7 +116,6 @@ FAMILIES: Final = {
     "fairgate_access_log_lines_lost_total": _counter("Lines of the access log that could not be written."),
     "fairgate_spans_total": _counter("Spans of requests.", "outcome"),
 }  # fmt: skip
-"""Families by name, as they are scraped."""
 
 
 def family(name: str, rows: Iterable[Row]) -> Metric:

@@ -55,7 +55,6 @@ class _TenantTotals:
         self.output = 0
         self.cached = 0
         self.ways: dict[str, _Ended] = {}
-        """Ended requests by outcome."""
         self.first_tokens: _Distribution | None = None
 
 

@@ -42,27 +42,13 @@ class RecentRequests:
         if request is None or not record.pool:
             return
         self.count += 1
-        self._ends.append(
-            End(
-                record.pool,
-                record.tenant,
-                request.weight,
-                record.outcome,
-                record.reason,
-                record.dispatched_s,
-                record.ended_s,
-                record.queue_s,
-                service_of(request.progress.charged, record.service.prompt, record.service.output),
-                record.id,
-                record.app,
-                record.model,
-                record.backend,
-                record.waited_s,
-                record.first_token_s,
-                record.service.prompt,
-                record.service.output,
-            )
-        )
+        service = record.service
+        self._ends.append(End(
+            record.pool, record.tenant, request.weight, record.outcome, record.reason, record.dispatched_s,
+            record.ended_s, record.queue_s, service_of(request.progress.charged, service.prompt, service.output),
+            record.id, record.app, record.model, record.backend, record.waited_s, record.first_token_s, service.prompt,
+            service.output,
+        ))  # fmt: skip
         if self.count >= self._fold_at:
             self._fold()
 

@@ -11,7 +11,6 @@ from policies.request import Request, ServiceTokens
 
 NO_SERVICE: Final = ServiceTokens(0, 0)
 PATH_LENGTH_MAX: Final = 200
-"""Limit on the characters of a path that are written."""
 NO_WAIT: Final[Mapping[str, float]] = {}
 
 

@@ -24,14 +24,12 @@ class TraceContext:
     parent_id: int = 0
     """Id of the client's span; 0 without one."""
     state: bytes = b""
-    """The client's `tracestate`."""
     host: bytes = b""
     """The client's name for this gateway, if the trace is recorded."""
 
     def __init__(self, trace_id: int, span_id: int, *, is_sampled: bool, traceparent: bool) -> None:
         self.trace_id = trace_id
         self.span_id = span_id
-        """Id of this gateway's span."""
         self.is_sampled = is_sampled
         self.traceparent = traceparent
         """Whether the client sent anything about a trace, valid or not."""

@@ -22,8 +22,7 @@ from gateway.telemetry.metric_families import single
 from gateway.telemetry.record import RequestRecord
 from gateway.usage.counts import UsageCounts
 from gateway.usage.thread import CLOSE_S, DatabaseThread
-from gateway.usage.used_before import used_before
-from gateway.usage.written import WRITERS_KEPT_S, Batch, add, forget
+from gateway.usage.written import WRITERS_KEPT_S, Batch, add, forget, used_before
 from policies.limits.quotas import Quotas
 
 logger = logging.getLogger("fairgate")
@@ -42,7 +41,6 @@ class UsageRecorder:
         # A quarter: twice this number may wait, and as many may be in the batch under way.
         self.database = DatabaseThread(config)
         self.fault: str | None = None
-        """Fault of the last write; None if it succeeded."""
         self.batches_written = 0
         self._config = config
         self._quotas = quotas
@@ -85,7 +83,8 @@ class UsageRecorder:
         """Write after half a second. Raise `OperationalError`, having written, if the file has been replaced."""
         await asyncio.sleep(FLUSH_S)
         await self.flush()
-        replaced, self._replaced_reported = self.database.replaced - self._replaced_reported, self.database.replaced
+        replaced = self.database.replaced - self._replaced_reported
+        self._replaced_reported += replaced
         if replaced:
             raise OperationalError(
                 f"{self.database.place} was replaced or removed while it was open: usage goes into the file that is "
@@ -180,9 +179,7 @@ class UsageRecorder:
         self.fault = why
 
     def _report_dropped(self) -> None:
-        dropped, self._dropped_reported = (
-            self.counts.requests_dropped - self._dropped_reported,
-            self.counts.requests_dropped,
-        )
+        dropped = self.counts.requests_dropped - self._dropped_reported
+        self._dropped_reported += dropped
         if dropped:
             logger.warning("no room for the usage of %d requests; their lines in the access log remain", dropped)

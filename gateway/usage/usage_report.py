@@ -18,28 +18,11 @@ from gateway.usage.written import SUMMED, storable
 
 ROWS_MAX = 100_000
 _COLUMNS = {
-    "hour": "hour_s",
-    "day": "hour_s / 86400 * 86400",
-    "month": "month",
-    "group": "tenant",
-    "tenant": "tenant",
-    "key": "key_label",
-    "app": "app",
-    "user": "end_user",
-    "model": "model",
-}
+    "hour": "hour_s", "day": "hour_s / 86400 * 86400", "month": "month", "group": "tenant", "tenant": "tenant",
+    "key": "key_label", "app": "app", "user": "end_user", "model": "model",
+}  # fmt: skip
 """SQL expression of each dimension; that of the month depends on the kind of database."""
 DIMENSIONS = tuple(_COLUMNS)
-_MEASURES = (
-    "requests",
-    "refused",
-    "input_tokens",
-    "cached_tokens",
-    "output_tokens",
-    "wasted_tokens",
-    "queue_s",
-    "engine_s",
-)
 
 
 class InvalidUsageQuery(ValueError):
@@ -102,48 +85,44 @@ def _text(moment: datetime) -> str:
 class UsageRow:
     """Usage of one group of the query, such as a tenant, user or model."""
 
-    __slots__ = ("_cost", "by", "unpriced_tokens", *_MEASURES)
-
     def __init__(self, by: tuple[str, ...]) -> None:
         self.by = by
-        self.requests = self.refused = 0
-        self.input_tokens = self.cached_tokens = self.output_tokens = self.wasted_tokens = 0
-        self.queue_s = self.engine_s = 0.0
+        self.sums = dict.fromkeys(SUMMED, 0)
         self._cost = 0.0
         self.unpriced_tokens = 0
         """Tokens of models without a price, which are not in the cost."""
 
     @property
+    def requests(self) -> int:
+        return self.sums["requests"]
+
+    @property
     def tokens(self) -> int:
-        return self.input_tokens + self.output_tokens
+        return self.sums["input_tokens"] + self.sums["output_tokens"]
 
     @property
     def cost(self) -> float | None:
         """Return the cost of the tokens that have a price; None if no token has one."""
-        return None if self.unpriced_tokens == self.tokens > 0 else self._cost
+        return None if self.unpriced_tokens == self.tokens > 0 else round(self._cost, 6)
 
-    def add(self, sums: Sequence[int], price: PriceConfig | None) -> None:
-        """Add one row of the table, in the order of the columns, of a model with this price."""
-        requests, refused, prompt, cached, output, wasted, queue_us, engine_ms = map(int, sums)
-        self.requests += requests
-        self.refused += refused
-        self.input_tokens += prompt
-        self.cached_tokens += cached
-        self.output_tokens += output
-        self.wasted_tokens += wasted
-        self.queue_s += queue_us / 1e6
-        self.engine_s += engine_ms / 1e3
+    def add(self, amounts: Sequence[int], price: PriceConfig | None) -> None:
+        """Add one row of the table, in the order of `SUMMED`, of a model with this price."""
+        added = dict(zip(SUMMED, map(int, amounts), strict=True))
+        for name, amount in added.items():
+            self.sums[name] += amount
+        prompt, cached, output = (added[f"{kind}_tokens"] for kind in ("input", "cached", "output"))
         if price is None:
             self.unpriced_tokens += prompt + output
         else:
             self._cost += ((prompt - cached) * price.input + cached * price.of_cached + output * price.output) / 1e6
 
     def measures(self, *, has_prices: bool) -> dict[str, float | int | None]:
-        found: dict[str, float | int | None] = {name: getattr(self, name) for name in _MEASURES}
-        found["queue_s"], found["engine_s"] = round(self.queue_s, 3), round(self.engine_s, 3)
+        found: dict[str, float | int | None] = {**self.sums}
+        found["queue_s"] = round(self.sums["queue_us"] / 1e6, 3)
+        found["engine_s"] = round(self.sums["engine_ms"] / 1e3, 3)
+        del found["queue_us"], found["engine_ms"]
         if has_prices:
-            found["cost"] = None if self.cost is None else round(self.cost, 6)
-            found["unpriced_tokens"] = self.unpriced_tokens
+            found |= {"cost": self.cost, "unpriced_tokens": self.unpriced_tokens}
         return found
 
 
@@ -184,21 +163,14 @@ class Report:
 
     def as_table(self) -> str:
         """Return a table for people: numbers in groups of three, and the total last."""
-        names = [*self.query.by, *self.total.measures(has_prices=self.has_prices)]
-        total = ["total", *[""] * (len(self.query.by) - 1)] if self.query.by else []
-        lines = [names] + [[each or "-" for each in row.by] + self._words(row) for row in self.rows]
-        if self.query.by:
-            lines.append(total + self._words(self.total))
-        widths = [max(len(line[column]) for line in lines) for column in range(len(names))]
+        from simulation.report import columns  # loaded for people only
+
         labels = len(self.query.by)
-        return "".join(
-            "  ".join(
-                cell.ljust(width) if column < labels else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            + "\n"
-            for line in lines
-        )
+        lines = [[*self.query.by, *self.total.measures(has_prices=self.has_prices)]]
+        lines += [[each or "-" for each in row.by] + self._words(row) for row in self.rows]
+        if labels:
+            lines.append(["total", *[""] * (labels - 1), *self._words(self.total)])
+        return columns(lines, left=range(labels)) + "\n"
 
     def _words(self, row: UsageRow) -> list[str]:
         return ["-" if value is None else f"{value:,}" for value in row.measures(has_prices=self.has_prices).values()]

@@ -8,24 +8,20 @@ the number is larger than the stored one. So a batch counts once, however often 
 from __future__ import annotations
 
 from math import isfinite
+from typing import Final
 
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import HOUR_S, OTHER_USERS, OTHERS, Sums
 from gateway.usage.database import Database, Transaction
-from policies.limits.quotas import Used
+from gateway.usage.thread import DatabaseThread
+from policies.limits.quotas import Quotas, Used
 from policies.request import ServiceTokens
 
-WRITERS_KEPT_S = 30 * 86_400
+DAY_S: Final = 86_400
+WRITERS_KEPT_S: Final = 30 * DAY_S
 SUMMED = (
-    "requests",
-    "refused",
-    "input_tokens",
-    "cached_tokens",
-    "output_tokens",
-    "wasted_tokens",
-    "queue_us",
-    "engine_ms",
-)
+    "requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens", "queue_us", "engine_ms",
+)  # fmt: skip
 _KEY = ("hour_s", "tenant", "app", "end_user", "model", "key_label")
 _ADD = (
     f"INSERT INTO fairgate_usage ({', '.join((*_KEY, *SUMMED))}) "
@@ -95,7 +91,7 @@ def add_sums(step: Transaction, sums: Sums) -> None:
 def forget(database: Database, now_s: int, keep_days: int) -> None:
     """Delete hours older than `keep_days`, and writers that have been idle for WRITERS_KEPT_S."""
     with database.transaction() as step:
-        step.do("DELETE FROM fairgate_usage WHERE hour_s < %s", (now_s - keep_days * 86_400,))
+        step.do("DELETE FROM fairgate_usage WHERE hour_s < %s", (now_s - keep_days * DAY_S,))
         step.do("DELETE FROM fairgate_writers WHERE written_s < %s", (now_s - WRITERS_KEPT_S,))
 
 
@@ -104,14 +100,20 @@ def used_between(database: Database, since_s: int, until_s: int, part_s: int) ->
     with database.transaction(writes=False) as step:
         found = step.ask(_USED.format(part_s=part_s), (since_s, until_s))
     return [
-        Used(
-            part + part_s,
-            tenant,
-            model,
-            int(requests),
-            ServiceTokens(int(prompt), int(output), int(cached)),
-            int(ran_ms),
-        )
-        for part, tenant, model, requests, prompt, cached, output, ran_ms in found
-        if isinstance(tenant, str) and isinstance(model, str) and isfinite(requests + prompt + cached + output + ran_ms)
+        Used(part + part_s, tenant, model, int(requests), ServiceTokens(int(prompt), int(output), int(cached)), int(ms))
+        for part, tenant, model, requests, prompt, cached, output, ms in found
+        if isinstance(tenant, str) and isinstance(model, str) and isfinite(requests + prompt + cached + output + ms)
     ]
+
+
+async def used_before(database: DatabaseThread, quotas: Quotas | None, now_s: float) -> list[Used]:
+    """Return the usage within the longest limit's window: by hours in its first day and in the last two days, by days
+    between. Each day is a statement of its own, since a month may take longer than a statement should.
+    """
+    today = int(now_s // DAY_S)
+    first = today if quotas is None else int(quotas.longest.window.since_s(now_s) // DAY_S)
+    found = list[Used]()
+    for day in range(first, today + 1):
+        part_s = HOUR_S if day in (first, today - 1, today) else DAY_S
+        found += await database.do(used_between, day * DAY_S, (day + 1) * DAY_S, part_s)
+    return found

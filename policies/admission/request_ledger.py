@@ -107,7 +107,7 @@ class RequestLedger(PoolTables):
         self._apply(lifecycle.DISPATCHED, request)
         self.waiting.remove(request)
         if not self.tree.is_flat:
-            request.weight = self.tree.weight(request.flow.tenant, request.weight)
+            request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
         wait = request.progress.wait
         if wait is not None:
             self.waits.ended(request, now)

@@ -21,13 +21,16 @@ from policies.capacity.overload import OverloadSettings
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.plain_data import Learned, fields
-from policies.queue.bounds import NO_WEIGHTS, QueueLimits
+from policies.queue.backlog import Backlog
+from policies.queue.bounds import QueueLimits
 from policies.request import Request, ServiceTokens, State, of_batch
 from policies.tree.terms import Tree
 
 VERSION: Final = 2
 Read = list[tuple[Learned, Any]]
 """The learning parts of an admission engine, each with its parsed snapshot."""
+Weights = Mapping[str, tuple[float | None, float]]
+"""Changed weights of tenants: before and after. None before: the tenant is new in the configuration."""
 MOVED_MAX: Final = 32
 """Requests that move to a fallback pool at once: thousands may wait, and streams must not stall meanwhile."""
 
@@ -79,28 +82,24 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
     return engine.woke(now)
 
 
-def reweigh(engine: AdmissionEngine, weights: Mapping[str, float], before: Mapping[str, float] = NO_WEIGHTS) -> None:
+def reweigh(engine: AdmissionEngine, weights: Weights) -> None:
     """Replace the weights of tenants, for waiting requests too. Running requests are charged by their old weights.
 
-    `before`: the weights until now. Requests of a key with a weight of its own keep that.
+    Requests of a key with a weight of its own keep that.
     """
-    weights, before = _with_batch(weights), _with_batch(before)
-    tree = engine.requests.tree
+    weights = {**weights, **{of_batch(tenant): each for tenant, each in weights.items()}}
+    known, tree = _lead_weights(engine), engine.requests.tree
     for request in _present(engine):
-        if (known := request.configured_weight) == before.get(request.flow.tenant, known):
-            request.configured_weight = weights.get(request.flow.tenant, known)
-    engine.requests.waiting.reweigh(weights, before)
-    tree.reweigh(weights, before)
-    for order in engine.policy.queues().values():
-        for name, weight in weights.items():
-            if order.backlog is not None and (tenant := order.backlog.tenant(name)) is not None:
-                known = before.get(name, tenant.weight)
-                if not tree.is_flat or tenant.weight == known:
-                    order.backlog.reweigh(name, known, weight)
+        request.configured_weight = _replaced(request.flow.tenant, request.configured_weight, weights)
+    tree.reweigh({
+        name: _replaced(name, tree.configured_weight(name, weight), weights) for name, (_, weight) in weights.items()
+    })  # fmt: skip
+    _follow_weights(engine, [(backlog, name, old, _replaced(name, old, weights)) for backlog, name, old in known])
 
 
-def _with_batch(weights: Mapping[str, float]) -> dict[str, float]:
-    return {**weights, **{of_batch(tenant): weight for tenant, weight in weights.items()}}
+def _replaced(tenant: str, known: float, weights: Weights) -> float:
+    before, after = weights.get(tenant, (known, known))
+    return after if before is None or before == known else known
 
 
 def remove_backend(engine: AdmissionEngine, name: str, now: float) -> Sequence[Decision]:
@@ -182,27 +181,46 @@ def _present(engine: AdmissionEngine) -> list[Request]:
 
 
 def _regroup(engine: AdmissionEngine, terms: Tree) -> None:
-    """Replace the tree, and wake all tenants that sleep in `Backlog.full`. Leads follow the new weights."""
-    requests, tree = engine.requests, engine.requests.tree
-    backlogs = [order.backlog for order in engine.policy.queues().values() if order.backlog is not None]
-    present = [
-        (each, one) for each in backlogs for name in each.tenant_names() if (one := each.tenant(name)) is not None
-    ]
-    before = [(each, one, tree.weight(one.name[0], one.weight)) for each, one in present if one.queued or one.running]
+    """Replace the tree, and wake all tenants that sleep in `Backlog.full`."""
+    requests, known = engine.requests, _lead_weights(engine)
     waiting = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
-    tree.regroup(terms, waiting, [(lease.request, lease.held_tokens) for lease in requests.leases.values()])
-    for backlog, tenant, known in before:
-        name = tenant.name[0]
-        backlog.reweigh(name, known, tree.weight(name, tree.configured_weight(name, known)))
-    for backlog in backlogs:
+    requests.tree.regroup(terms, waiting, [(lease.request, lease.held_tokens) for lease in requests.leases.values()])
+    _follow_weights(engine, [(backlog, name, weight, weight) for backlog, name, weight in known])
+    for backlog in _backlogs(engine):
         while backlog.full:
             backlog.wake_at(_may_begin)
+
+
+def _lead_weights(engine: AdmissionEngine) -> list[tuple[Backlog, str, float]]:
+    """Return the present weight of each active tenant, and of idle tenants where no tree changes that."""
+    tree, found = engine.requests.tree, []
+    for backlog in _backlogs(engine):
+        for name in backlog.tenant_names():
+            tenant = backlog.tenant(name)
+            if tenant is not None and (tenant.queued or tenant.running or tree.is_flat):
+                found.append((backlog, name, tree.weight(name, tree.configured_weight(name, tenant.weight))))
+    return found
+
+
+def _follow_weights(engine: AdmissionEngine, known: list[tuple[Backlog, str, float, float]]) -> None:
+    """Give waiting requests the weights that the tree has now, and convert leads to these.
+
+    `known`: each tenant's weight until now, and its weight while it is idle.
+    """
+    tree = engine.requests.tree
+    engine.requests.waiting.reweigh(lambda request: tree.weight(request.flow.tenant, request.configured_weight))
+    for backlog, name, before, idle in known:
+        backlog.reweigh(name, before, tree.weight(name, tree.configured_weight(name, idle)))
+
+
+def _backlogs(engine: AdmissionEngine) -> list[Backlog]:
+    return [order.backlog for order in engine.policy.queues().values() if order.backlog is not None]
 
 
 def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
     """Replace the policy, and let it adopt all requests. O(waiting + running + remembered tenants and flows)."""
     before, requests = engine.policy, engine.requests
-    backlogs = [order.backlog for order in before.queues().values() if order.backlog is not None]
+    backlogs = _backlogs(engine)
     usual = [(backlog.usual, backlog.usual_of_flow) for backlog in backlogs]
     leases = list(requests.leases.values())
     queues = before.queue(""), policy.queue("")

@@ -354,7 +354,7 @@ class Backlog:
 
         Each gateway converts its part of a lead that several count together.
         """
-        if (tenant := self._by_tenant.get(name)) is not None:
+        if known != weight and (tenant := self._by_tenant.get(name)) is not None:
             lead = max(0.0, tenant.line.rank(tenant) - tenant.line.floor())
             tenant.line.charged(tenant, lead * (known / weight - 1.0) / self.sharers)
             tenant.weight = weight

@@ -7,7 +7,7 @@ and is evicted only after starts, because the tokens spent on its interaction wo
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
@@ -21,7 +21,6 @@ LOOKED_AT: Final = 64
 """Newest requests of a tenant among which those whose clients came back are evicted last."""
 PLACES_MAX: Final = 10_000
 """Places kept at once, for clients that were told to retry."""
-NO_WEIGHTS: Final[Mapping[str, float]] = {}
 KEPT_FREE: Final = 0.1
 """Fraction of the queue that only clients whose retry is due may use, while any place is kept."""
 
@@ -191,16 +190,11 @@ class BoundedQueue:
             self._deadlines = [(each.progress.deadline_s, each.id) for each in self.requests.values()]
             heapify(self._deadlines)
 
-    def reweigh(self, weights: Mapping[str, float], before: Mapping[str, float] = NO_WEIGHTS) -> None:
-        """Replace the weights of these tenant nodes and of their waiting requests, where the weight is that `before`:
-        a key may have a weight of its own.
-        """
-        for name, weight in weights.items():
-            if (tenant := self._tenants.get(name)) is not None:
-                tenant.weight = weight
-                for request in (*tenant.starts.values(), *tenant.inside.values()):
-                    if request.weight == before.get(name, request.weight):
-                        request.weight = weight
+    def reweigh(self, weight_of: Callable[[Request], float]) -> None:
+        """Replace the weights of the waiting requests. A tenant has that of its newest start."""
+        for tenant in self._tenants.values():
+            for request in (*tenant.inside.values(), *tenant.starts.values()):
+                request.weight = tenant.weight = weight_of(request)
 
     def earliest_deadline_s(self) -> float:
         """Return the time at which the first waiting request expires; inf if none waits."""

@@ -312,17 +312,17 @@ class PoolTree:
         for leaf in before - gateways.keys():
             self._remove(self._tenants[payer(leaf)], is_batch=is_batch(leaf))
 
-    def reweigh(self, weights: Mapping[str, float], before: Mapping[str, float] | None = None) -> None:
-        """Replace the weights of these tenant nodes, where the weight is that `before`. Skip nodes that are unknown."""
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """Replace the weights of these tenant nodes. Nodes that are not remembered are skipped."""
         for leaf, weight in weights.items():
             node = self._tenants.get(payer(leaf))
-            if node is not None and (not before or before.get(leaf) == self._line(leaf).weight):
+            if node is not None:
                 node.reweigh(weight, is_batch=is_batch(leaf))
 
     def regroup(self, terms: Tree, waiting: Sequence[Request], running: Iterable[tuple[Request, int]]) -> None:
         """Replace the terms, and count all waiting and running requests anew. `running`: with the KV tokens held.
 
-        The weights of waiting requests follow the new terms. A tenant between two calls keeps its configured weight.
+        A tenant between two calls keeps its configured weight.
         """
         contexts = self.contexts_here()
         weights = {name: node.contexts.weight for name, node in self._tenants.items() if node.contexts.present}
@@ -336,8 +336,6 @@ class PoolTree:
             self.dispatched(request, tokens)
         for request in waiting:
             self.arrived(request, request.configured_weight)
-        for request in waiting:
-            request.weight = self.weight(request.flow.tenant, request.configured_weight)
 
     # --- the nodes ---
 

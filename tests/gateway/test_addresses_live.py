@@ -199,6 +199,22 @@ async def test_a_lookup_that_hangs_holds_up_nothing(start: Starter, monkeypatch:
             await until(lambda: not live.gateway.not_ready())
 
 
+async def test_a_name_whose_lookup_hangs_delays_no_other(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with engines(ONE, TWO) as (port, _):
+        names, silent = Names(ONE), Names()
+        both = {"engines.test": names, "silent.test": silent}
+        second = {"url": f"http://silent.test:{port}", "name": "other", "each_address": True}
+        [pool] = pools(port)
+        pool["backends"].append(second)
+        async with start(pools=[pool], limits=OFTEN, resolver=lambda host: both[host](host)) as live:
+            monkeypatch.setattr("gateway.pool.engine_addresses.LOOKUP_S", 10 * WAIT_S)
+            silent.answers.clear()
+            await silent.asked_again(1)
+            names.answer = [ONE, TWO]
+            await until(lambda: in_service(live) == [f"gpu@{ONE}", f"gpu@{TWO}"])
+            silent.answers.set()
+
+
 async def test_of_hundreds_of_addresses_some_are_engines(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
     names = Names(*(f"127.9.{n // 200}.{n % 200 + 1}" for n in range(400)))
     limits = {**OFTEN, "upstream_addresses_max": 8}

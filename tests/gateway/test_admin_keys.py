@@ -16,9 +16,10 @@ import pytest
 from gateway.config.model import TenantConfig
 from gateway.config.sections.keys import hash_key, new_key
 from gateway.keys.identity import Keyring
+from gateway.proxy.exchange import Exchange
 from policies.request import of_batch
 from tests.commands import run
-from tests.gateway.capture import Upstream, replies
+from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, chat, simulated, until
 from tests.kit.held import Held, one_at_a_time
 from tests.kit.keys import MOMENT, NAMED, OK, TENANTS, TOKEN, admin, answers, issuing, made, rotated
@@ -110,6 +111,35 @@ async def test_what_waits_by_a_key_that_is_taken_back_is_refused(start: Starter,
             assert (await stays).status == (401 if left == [TENANTS[1]] else 200)
             assert len(upstream.requests) == (1 if left == [TENANTS[1]] else 2)
             await until(live.holds_nothing)
+
+
+@pytest.mark.parametrize("preempted", [False, True])
+async def test_what_returns_to_the_queue_after_its_key_was_revoked_is_refused(start: Starter, preempted: bool) -> None:
+    """The engine refuses it, or it is preempted: in both cases it would be sent again."""
+    may = asyncio.Event()
+
+    async def refuses(seen: Seen, peer: Peer) -> None:
+        await may.wait()
+        await peer.send(answer(b"", status=b"503 Service Unavailable") if not preempted else OK)
+
+    fields: dict[str, Any] = {"usage": str(start.directory / "usage.db"), "admin_token": TOKEN}
+    async with Upstream(refuses) as upstream, start(upstream.url, tenants=TENANTS, **fields) as live:
+        asked = asyncio.create_task(live.ask("/v1/chat/completions", chat(), key=NAMED, x_fairgate_class="batch"))
+        await until(lambda: upstream.requests)
+        assert (await admin(live, "DELETE", f"/keys/{hash_key(NAMED)}")).status == 200
+        [exchange] = live.gateway.pools[0].dispatcher.exchanges()
+        assert isinstance(exchange, Exchange)
+        await until(lambda: not exchange.context.keyring.takes(exchange.context.principal))
+        assert live.engine.dispatched == 1, "what an engine has is not aborted"
+        if preempted:
+            exchange.preempt()
+        may.set()
+        got = await asked
+        assert (got.status, "revoked" in got.error["message"]) == (401, True)
+        assert len(upstream.requests) == 1
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["reason"]) == ("refused", "invalid_api_key")
+        await until(live.holds_nothing)
 
 
 async def test_a_body_that_comes_after_its_key_was_revoked_goes_nowhere(start: Starter) -> None:

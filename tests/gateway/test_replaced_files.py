@@ -273,7 +273,7 @@ async def test_a_state_file_that_cannot_be_written_is_said_where_an_operator_loo
         await until((folder / "learned.json").exists)
         leads_to(in_the_way)
         await until(live.gateway.faults)
-        assert "what was learned cannot be saved to" in live.gateway.faults()[0]
+        assert "the learned state cannot be saved to" in live.gateway.faults()[0]
         assert await failures(live, "state_file") >= 1
         leads_to(folder)
         await until(lambda: not live.gateway.faults())
@@ -335,7 +335,10 @@ async def test_certificates_that_cannot_be_read_are_said_until_they_can_be(start
             break_it(key)
             await until(live.gateway.faults)
             before = await failures(live, "certificates")
-            assert "certificates: TLS goes on with the certificate that it had" in live.gateway.faults()[0]
+            assert (
+                "certificates: the TLS certificate cannot be loaded, and the previous one stays in use"
+                in live.gateway.faults()[0]
+            )
 
             async def is_tried_again(before: float = before) -> bool:
                 return await failures(live, "certificates") > before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.capture import Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Simulated, Starter, chat, long_chat, simulated, until
 from tests.gateway.load import tenants
 from tests.kit.together import together
@@ -176,3 +178,34 @@ async def test_one_pool_down_does_not_touch_the_other(start: Starter) -> None:
             assert "down" in " ".join((await live.get("/ready", admin=True)).json["why_not"])
             passed = await live.ask("/tokenize", {"prompt": "x"})  # names no model: any engine in service will do
             assert passed.status == 200
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_an_engine_whose_list_of_models_fails_is_asked_all_the_same(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The engine is in service, and knows whether it has a model. Of two such pools nothing says which is meant."""
+    has_list = False
+
+    def control_plane(seen: Seen, context_tokens: int) -> bytes:
+        if b"/v1/models" in seen.line and has_list:
+            return answer(json.dumps({"data": [{"id": MODEL}]}).encode())
+        return answer(b"", status=b"200 OK" if b"/health" in seen.line else b"500 Internal Server Error")
+
+    monkeypatch.setattr("tests.gateway.capture._control_plane", control_plane)
+    async with Upstream(replies(answer(b"{}"))) as one, Upstream(replies(answer(b"{}"))) as other:
+        urls = [one.url, other.url][:count]
+        pools = [{"name": url[-5:], "backends": [{"url": url, "engine": "vllm"}]} for url in urls]
+        async with start(pools=pools) as live:
+            assert live.gateway.not_ready() == []
+            got = await live.ask(CHAT, chat())
+            assert (got.status, len(one.requests)) == ((200, 1) if count == 1 else (503, 0))
+            assert (await live.ask(CHAT, chat(model="x" * 1000))).status == 503
+            unnamed = await live.ask(CHAT, {"messages": []})
+            assert unnamed.status == (503 if count == 1 else 400), "no limit of a model would hold"
+            has_list = True
+            await until(lambda: MODEL in live.gateway.pools[0].models())
+            assert (await live.ask(CHAT, chat())).status == 200
+            models = [line["model"] for line in await live.lines(4) if line["outcome"] == "completed"]
+            assert models == ["", MODEL][count - 1 :], "a name that no engine has listed is no label"
+            assert live.holds_nothing()

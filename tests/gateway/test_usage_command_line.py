@@ -145,6 +145,7 @@ def test_the_formats_say_the_same(filled: str) -> None:
         report.as_table()
         == """\
 tenant  model  requests  refused  input_tokens  cached_tokens  output_tokens  wasted_tokens  queue_s  engine_s  cost  unpriced_tokens
+------  -----  --------  -------  ------------  -------------  -------------  -------------  -------  --------  ----  ---------------
 alice   large     1,500        0     2,000,000      1,000,000        500,000              0      2.5       0.0   7.5                0
 bob     small         3        1            33              0             11              4      0.0       0.0     -               44
 -       -             7        7             0              0              0              0      0.0       0.0   0.0                0

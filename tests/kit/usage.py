@@ -38,7 +38,7 @@ def counted(url: str, *by: str) -> dict[tuple[str, ...], tuple[float, ...]]:
             report = read(database, UsageQuery("2d", None, by or EVERYTHING, datetime.now(UTC)), {})
         except (StoreRefused, StoreUnavailable):
             return {}
-    return {row.by: (*(getattr(row, name) for name in MEASURES), round(row.queue_s, 6)) for row in report.rows}
+    return {row.by: (*(row.sums[name] for name in MEASURES), row.sums["queue_us"] / 1e6) for row in report.rows}
 
 
 def requests_in(url: str) -> int:

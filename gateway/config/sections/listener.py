@@ -55,7 +55,7 @@ class RouteConfig(Section):
     @classmethod
     def _not_known(cls, treatment: str, info: ValidationInfo) -> str:
         path = info.data.get("path")
-        known = KNOWN_PATHS.get(path or "", "").split()
-        if both := [method for method in info.data.get("methods", ()) if method in known]:
+        known = KNOWN_PATHS.get(path or "")
+        if both := [method for method in info.data.get("methods", ()) if known and method in known.methods]:
             raise fault(f"is for {' and '.join(both)} {path}, which is known, and has its treatment; leave it out")
         return treatment

@@ -54,7 +54,6 @@ class OwnClass(msgspec.Struct, omit_defaults=True):
     expected_wait_s: float | None
     """Wait of a request that comes now, of the app of the newest waiting one; None until turns are learned."""
     expected_wait_range_s: tuple[float, float] | None
-    """Interval in which the true wait lies."""
     share: float | None = None
     """Part of the pool that the tenant is entitled to now; None for batch, which gets what others leave."""
 

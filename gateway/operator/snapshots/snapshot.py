@@ -96,12 +96,10 @@ class PoolSnapshot(msgspec.Struct):
     obstacle: Obstacle | None
     next_request_id: str | None
     waiting: dict[str, Waiting]
-    """Queued requests by tenant."""
     requests: list[RequestSnapshot]
     """The oldest queued requests."""
     backends: list[EngineSnapshot]
     running: list[Running]
-    """Dispatched requests."""
     expected_waits: dict[str, int]
     """Ended waits of over a second: how many were as long as expected, longer or shorter."""
     gateways: list[ReplicaSnapshot] = []
@@ -137,7 +135,6 @@ class GatewayProcess(SnapshotSource, Protocol):
     """The parts of one gateway process that a snapshot reads."""
 
     port: int
-    """Port of the listener for clients."""
 
     @property
     def pools(self) -> Sequence[Pool]: ...

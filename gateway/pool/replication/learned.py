@@ -46,7 +46,7 @@ class LearnedSync:
             takeover.adopt(takeover.read(self._engine, msgspec.json.decode(content)))
         except (ValueError, RecursionError) as error:
             logger.warning(
-                "pool %s: what is kept holds nothing that can be learned from (%s); it is written anew",
+                "pool %s: the shared learned state cannot be read (%s), and is replaced",
                 self.pool,
                 error,
             )

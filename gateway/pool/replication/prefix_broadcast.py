@@ -72,11 +72,16 @@ class PrefixBroadcast:
             self.received += 1
             return
         if not self.ignored:
-            logger.warning("pool %s: news that make no sense are ignored; are all gateways of one version?", self.pool)
+            logger.warning(
+                "pool %s: another gateway's report of prompts cannot be read, and is ignored; do all run one version?",
+                self.pool,
+            )
         self.ignored += 1
 
     def _note(self, error: StoreError) -> None:
         """Log a refusal once. The store itself logs its failures."""
         if isinstance(error, StoreRefused) and not self._is_refused:
             self._is_refused = True
-            logger.warning("pool %s: what one gateway sends is not known at the others: %s", self.pool, error)
+            logger.warning(
+                "pool %s: gateways cannot tell each other which prompts their engines have cached: %s", self.pool, error
+            )

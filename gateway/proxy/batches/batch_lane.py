@@ -73,7 +73,6 @@ class BatchLane:
         self.database = DatabaseThread(usage)
         self.counts = UsageCounts(usage.users_max)
         self.items = Counter(completed=0, failed=0)
-        """Results that this gateway has written, by outcome."""
         self.owner = secrets.token_hex(8)
         self._follower = follower
         self._woken = asyncio.Event()

@@ -19,7 +19,6 @@ from gateway.telemetry.record import RequestRecord
 WINDOW_S: Final = 86_400
 DAY_S: Final = 86_400
 FAULTS_MAX: Final = 100
-"""Most faults listed of one file."""
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 NOT_ASKED: Final = {
     "no_room": "your files take all the bytes that you may keep; delete some",
@@ -29,7 +28,6 @@ NOT_ASKED: Final = {
 """Messages for requests without an answer, by code."""
 _LONGEST: Final = max(NOT_ASKED, key=lambda code: len(code + NOT_ASKED[code]))
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Exceptions of JSON decoding."""
 _Key = Annotated[str, msgspec.Meta(max_length=64)]
 _Value = Annotated[str, msgspec.Meta(max_length=512)]
 

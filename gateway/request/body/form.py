@@ -17,7 +17,6 @@ from gateway.request.prompt import Prompt
 
 _LINE_END: Final = b"\r\n"
 _LAST: Final = b"--"
-"""Text after the last boundary."""
 PARTS_MAX: Final = 128
 HEAD_BYTES_MAX: Final = 4096
 VALUE_BYTES_MAX: Final = 256

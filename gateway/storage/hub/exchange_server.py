@@ -43,7 +43,6 @@ _ARGUMENTS: Final[dict[str, Any]] = {
     "learn": tuple[_Name, bytes],
     "news": tuple[_Name, bytes],
 }
-"""Types of the arguments of each question."""
 
 
 class ExchangeServer:
@@ -129,7 +128,7 @@ class _Worker(Frames):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if len(self._server.connections) >= self._server.connections_max or not _is_own(transport):
-            logger.warning("a connection to the exchange of the workers is refused: it is none of theirs, or too many")
+            logger.warning("the hub refused a connection: it is of another user, or the workers have too many open")
             transport.close()
             return
         self._server.connections.add(self)

@@ -78,7 +78,6 @@ class RedisConnection:
         """Create a closed connection. `where` is the URL without its password, for messages."""
         self.where = where
         self.fault: str | None = None
-        """Failure of the last command, or None."""
         self.answered = 0
         self.failed = 0
         self._deadline_s = deadline_s

@@ -192,7 +192,7 @@ def test_a_new_weight_holds_for_what_waits(name: str) -> None:
         engine.arrived(make_request("ab"[n % 2], prompt=10), 0.0)
     before = served(engine, 1.0, 80)
     assert before["a"] == pytest.approx(before["b"], abs=6)
-    reweigh(engine, {"b": 3.0})
+    reweigh(engine, {"b": (1.0, 3.0)})
     after = served(engine, 20.0, 160)
     assert after["b"] / after["a"] == pytest.approx(3.0, rel=0.15)
 
@@ -201,7 +201,7 @@ def test_a_request_that_its_engine_returns_goes_by_the_new_weight() -> None:
     engine = engine_with(policy_of("vtc"))
     request = make_request("a", weight=1.0)
     engine.arrived(request, 0.0)
-    reweigh(engine, {"a": 4.0})
+    reweigh(engine, {"a": (1.0, 4.0)})
     assert request.weight == 1.0, "what runs is charged by the weight that it was dispatched with"
     engine.backend_changed("one", False, 0.1)
     engine.backend_changed("two", False, 0.1)
@@ -245,7 +245,7 @@ def test_a_lead_is_the_same_service_under_another_weight() -> None:
         engine.finished(next(iter(engine.requests.leases)), ServiceTokens(1000, 0), 0.4)
     before = leads(engine)
     assert before[0] > 50_000
-    reweigh(engine, {"a": 1.0}, {"a": 0.01})
+    reweigh(engine, {"a": (0.01, 1.0)})
     assert leads(engine) == pytest.approx((before[1], before[1]))
 
 
@@ -259,6 +259,22 @@ def test_a_lead_is_the_same_service_in_another_group() -> None:
     assert leads(engine) == pytest.approx((before[1], before[1]))
 
 
+def test_a_weight_inside_a_group_converts_what_it_changes_of_the_pool_and_no_more() -> None:
+    engine = behind_a_light_tenant(groups=True)
+    if leads(engine)[0] < 50_000:
+        engine.finished(next(iter(engine.requests.leases)), ServiceTokens(1000, 0), 0.4)
+    before, request = leads(engine), make_request("a")
+    engine.arrived(request, 0.4)
+    reweigh(engine, {"a": (1.0, 5.0)})
+    assert leads(engine) == pytest.approx(before), "alone in its group, it has all of that as before"
+    assert request.weight == pytest.approx(before[1] / before[0]), "of the pool, not inside its group"
+    engine.arrived(make_request("c"), 0.5)  # in no group
+    take_over(engine, setup_with(slots={"one": 1}, tree=tree({"g": ("", {"weight": 0.01})}, {"c": ("g", {})})), 0.5)
+    before = leads(engine)
+    reweigh(engine, {"a": (5.0, 0.5)})
+    assert leads(engine) == pytest.approx((before[0] * 10.0, before[1]), rel=1e-6)
+
+
 def test_a_request_of_a_key_with_a_weight_of_its_own_keeps_it() -> None:
     engine = engine_with(policy_of("vtc"))
     for _ in range(4):
@@ -266,7 +282,7 @@ def test_a_request_of_a_key_with_a_weight_of_its_own_keeps_it() -> None:
     own, usual = make_request("a", weight=5.0), make_request("a", weight=1.0)
     for request in (own, usual):
         engine.arrived(request, 0.0)
-    reweigh(engine, {"a": 2.0}, {"a": 1.0})
+    reweigh(engine, {"a": (1.0, 2.0)})
     assert (own.weight, usual.weight) == (5.0, 2.0)
     take_over(engine, setup_with(tree=tree({"g": ("", {})}, {})), 0.1)
     take_over(engine, setup_with(tree=tree({}, {})), 0.2)

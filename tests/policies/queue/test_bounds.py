@@ -45,8 +45,8 @@ def test_bounds_hold_whoever_comes(arrivals: list[tuple[str, int, float]]) -> No
 def test_what_waits_has_the_weight_that_its_tenant_has_now() -> None:
     room, request = BoundedQueue(LIMITS), make_request("a")
     enter(room, request)
-    room.reweigh({"a": 3.0})
-    assert request.weight == 3.0
+    room.reweigh(lambda _: 3.0)
+    assert request.weight == room.by_tenant()["a"].weight == 3.0
 
 
 def call(tenant: str, body_bytes: int = 0, *, weight: float = 1.0, inside: bool = False) -> Request:

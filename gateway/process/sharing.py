@@ -1,0 +1,82 @@
+"""What does a gateway share with the others in front of the same engines? Its store, and what it reports there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from gateway.config.model import Config
+from gateway.operator.operated import OperatedGateway
+from gateway.pool.pools import deployments_of
+from gateway.telemetry.background import Background
+
+if TYPE_CHECKING:
+    from gateway.keys.issued import KeyTable
+    from gateway.keys.stored_responses import StoredResponses
+    from gateway.operator.snapshots.of_replicas import Replicas
+    from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
+    from gateway.pool.replication.ticker import Exchanges
+    from gateway.storage.hub.run_directory import WorkerSlot
+    from gateway.storage.store import Store
+
+
+def store_of(config: Config, worker_slot: WorkerSlot | None) -> tuple[Store | None, KeyTable | None]:
+    """Return the store that the gateway shares with others, and the table of keys in it; None without them."""
+    deployments = deployments_of(config)
+    if (url := config.state.redis_url) is not None:
+        from gateway.keys.in_redis import RedisKeys  # redis-py is loaded only with a Redis
+        from gateway.storage.redis.redis_store import RedisStore
+
+        redis = RedisStore(url, deployments)
+        return redis, RedisKeys(redis)
+    if worker_slot is not None:
+        from gateway.storage.hub.hub_store import HubStore
+
+        return HubStore(worker_slot.run_directory, deployments), None
+    return None, None
+
+
+class Replication(NamedTuple):
+    """The parts of a gateway that report to the others."""
+
+    exchanges: Sequence[Exchanges]
+    broadcasts: Sequence[PrefixBroadcast]
+    replicas: Replicas | None
+
+
+def replicate(
+    gateway: OperatedGateway, responses: StoredResponses, store: Store, background: Background, slot: WorkerSlot | None
+) -> Replication:
+    """Start the sync rounds, the broadcasts and the answers to questions of other gateways."""
+    from gateway.operator.snapshots.of_replicas import Replicas
+    from gateway.pool.replication.learned import LearnedSync
+    from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
+    from gateway.pool.replication.ticker import Exchanges
+
+    config, shared, pools = gateway.config, gateway.shared, gateway.pools
+    dispatchers = [pool.dispatcher for pool in pools]
+    exchanges = [Exchanges.of_pool(store, pool.name, pool.dispatcher) for pool in pools]
+    if shared.quotas is not None or shared.interactions is not None:
+        refuses_alone = config.state.limits_without_redis == "refuse"
+        exchanges.append(
+            Exchanges.of_tenants(store, shared.quotas, shared.interactions, dispatchers, refuses_alone=refuses_alone)
+        )
+    broadcasts = [
+        PrefixBroadcast(store, pool.name, pool.dispatcher)
+        for pool in pools
+        if pool.dispatcher.engine.policy.reads_prefixes
+    ]
+    replicas = None
+    if config.state.redis_url is not None:
+        replicas = Replicas(gateway, store, background, "" if slot is None else f" worker {slot.index}")
+        background.repeat(replicas.listen, "fleet")
+    background.repeat(responses.report, "responses sent")
+    background.repeat(responses.listen, "responses received")
+    for each in exchanges:
+        background.repeat(each.turn, "exchange", each.about)
+    for pool in pools:
+        background.repeat(LearnedSync(store, pool.name, pool.dispatcher.engine).turn, "lessons", pool.name)
+    for broadcast in broadcasts:
+        background.repeat(broadcast.report, "news sent", broadcast.pool)
+        background.repeat(broadcast.listen, "news received", broadcast.pool)
+    return Replication(exchanges, broadcasts, replicas)
