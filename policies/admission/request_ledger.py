@@ -230,7 +230,9 @@ class RequestLedger(PoolTables):
         """Count further tokens of an answer. The next `charge_progress` charges them."""
         if lease.charged_tokens == lease.output_tokens:
             self._streaming.append(lease)
-        lease.streamed(output_tokens)
+        lease.output_tokens += output_tokens
+        if lease.started_s is not None:
+            self.backends[lease.backend].prefill_pace.made_tokens += output_tokens
 
     def charge_progress(self, now: float, room: PoolRoom) -> None:
         """Charge the streamed tokens, and update the ledgers of engines with events.

@@ -9,23 +9,12 @@ OUTGROWN = 1.25
 """Factor by which an answer may still grow when that takes it beyond its reserve."""
 
 
-class Look:
-    """The last look at an engine: its number, and the tokens that streamed answers have made since."""
-
-    __slots__ = ("made_tokens", "number")
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.made_tokens = 0
-
-
 class Lease:
     """A dispatched request and its share of its engine. A lease ends exactly once, in one way."""
 
     __slots__ = (
-        "backend", "charged_tokens", "counted_tokens", "dispatched_s", "growing", "held_tokens", "is_first", "look",
-        "made_since", "made_tokens", "output_tokens", "passed", "prefill_tokens", "request", "slots", "started_s",
-        "unsure_tokens",
+        "backend", "charged_tokens", "counted_tokens", "dispatched_s", "growing", "held_tokens", "is_first",
+        "output_tokens", "passed", "prefill_tokens", "request", "slots", "started_s", "unsure_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, backend: str, dispatched_s: float) -> None:
@@ -54,24 +43,6 @@ class Lease:
         """Output tokens that the ledger counts as held."""
         self.growing: Growing | None = None
         """Entry in the forecast of the ledger; None if the KV capacity is not known."""
-        self.look: Look | None = None
-        """Last look at the engine (`PrefillPace`), of an answer that streams; otherwise None."""
-        self.made_since = self.made_tokens = 0
-        """Number of a look, and the tokens that the answer has made between this look and the next one."""
-
-    def streamed(self, output_tokens: int) -> None:
-        """Count further tokens of the answer, also as made since the last look."""
-        self.output_tokens += output_tokens
-        look = self.look
-        if look is not None:
-            if self.made_since != look.number:
-                self.made_since, self.made_tokens = look.number, 0
-            self.made_tokens += output_tokens
-            look.made_tokens += output_tokens
-
-    def made(self, look: Look) -> int:
-        """Return the tokens that the answer has made since the last look."""
-        return self.made_tokens if self.made_since == look.number else 0
 
     def was_taken(self) -> bool:
         """Count earlier refusals against their requests, since the engine took this one. Return whether there were any.

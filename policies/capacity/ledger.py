@@ -285,7 +285,6 @@ class BackendLedger:
             self.slots.emptied()
         self.kv.remove(lease, now)
         self.pace.ended(lease, now)
-        self.prefill_pace.ended(lease)
 
     def came_whole(self, lease: Lease, now: float) -> None:
         """Learn from a complete answer that was not streamed."""
@@ -338,10 +337,8 @@ class BackendLedger:
             self.slots.set_reported(gauges.max_num_seqs)
         if gauges.is_step:
             self.prefill_rate.saw_step(gauges)
-            self.prefill_pace.saw_step(gauges, now)
             self.prefill.set_reported(gauges.scheduled_tokens_max)
-        else:
-            self.prefill_pace.saw_page(len(self.starting), now)
+        self.prefill_pace.looked(now, starting=len(self.starting), streaming=self._streaming)
         if gauges.waiting is not None:
             self._infer_starts(gauges, now)
             self._adapt(gauges, before, now, is_sustained=now - arrived_s < SUSTAINED_S)

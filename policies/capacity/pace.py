@@ -7,7 +7,7 @@ from typing import Final
 
 from policies.averages import QUICK, Mean
 from policies.capacity.gauges import Gauges
-from policies.capacity.lease import Lease, Look
+from policies.capacity.lease import Lease
 from policies.request import ServiceTokens
 
 SEEN_MIN: Final = round(2 / QUICK)
@@ -164,31 +164,25 @@ class PrefillRate:
 class PrefillPace:
     """The prompt tokens that make the steps of an engine one second longer in all.
 
-    Between two looks at an engine, running answers show how many steps it made. The prompts took the time that these
-    steps took beyond as many steps without prompts. An engine that reports each of its steps is looked at after each.
+    Between two looks at an engine (pages of its metrics, or steps that it reports), each running answer makes a token
+    per step. So the tokens that all streamed answers made, divided by the sequences that ran, are the steps that the
+    engine made. The prompts took the time beyond that of as many steps without prompts. All four amounts are averaged
+    before they are divided: chance in a short time between two looks then cancels out.
     """
 
-    __slots__ = (
-        "_before", "_joined", "_look", "_ran", "_reports_steps", "_seconds", "_started_tokens", "_step_s", "_stepped",
-        "_tokens",
-    )  # fmt: skip
+    __slots__ = ("_before", "_plain_s", "_plain_steps", "_seconds", "_started_tokens", "_tokens", "made_tokens")
 
     def __init__(self) -> None:
-        self._reports_steps = False
-        self._stepped: tuple[float, int] | None = None
-        """Time of the last step, and the sequences that ran after it."""
-        self._before: tuple[float, int] | None = None
-        """Time of the last page, and the starting prompts then; None if a step came later."""
-        self._look = Look()
-        self._ran = 0
-        """Streamed answers that ran at the last look, and still run."""
-        self._joined: dict[str, Lease] = {}
-        """Streamed answers that have started since, and still run."""
-        self._step_s = Mean()
-        """Seconds of a step without prompts."""
+        self.made_tokens = 0
+        """Tokens that streamed answers have made since the last look, without the first one of each answer."""
+        self._before: tuple[float, int, int] = (0.0, 0, 0)
+        """The last look: time, `starting` and `streaming`."""
+        self._plain_s = Mean()
+        self._plain_steps = Mean()
+        """Seconds and steps between two looks without prompts."""
         self._tokens = Mean()
         self._seconds = Mean()
-        """Seconds of prompts between two looks; `_tokens` are their tokens."""
+        """Tokens of the prompts between two looks, and the seconds that they took."""
         self._started_tokens = 0
         """Tokens of the prompts that have started since the last look."""
 
@@ -198,47 +192,27 @@ class PrefillPace:
         return self._tokens.value / seconds if self._tokens.seen >= SEEN_MIN and seconds > 0.0 else None
 
     def started(self, lease: Lease) -> None:
-        """Count an answer that starts, and its prompt."""
+        """Count the prompt of an answer that starts."""
         self._started_tokens += lease.prefill_tokens
-        if lease.request.streamed:
-            lease.look = self._look
-            self._joined[lease.request.id] = lease
 
-    def ended(self, lease: Lease) -> None:
-        """Count an answer no longer, and none of its tokens."""
-        if lease.look is not None:
-            self._look.made_tokens -= lease.made(self._look)
-            if self._joined.pop(lease.request.id, None) is None:
-                self._ran -= 1
+    def looked(self, now: float, *, starting: int, streaming: int) -> None:
+        """Learn from the time since the last look, unless running answers made no token: a step is still under way.
 
-    def saw_page(self, starting: int, now: float) -> None:
-        """Learn from the answers that ran since the last page, unless none made a token: a step is still under way."""
-        if self._reports_steps:
-            return
-        look, ran = self._look, self._ran
-        if self._before is not None and ran:
-            made = look.made_tokens - sum([lease.made(look) for lease in self._joined.values()])
-            if not made:
+        `starting`: prompts that were dispatched and have not started. `streaming`: sequences of the streamed answers
+        that have.
+        """
+        at_s, starting_before, streaming_before = self._before
+        if streaming and streaming_before:
+            if not self.made_tokens:
                 return
-            at_s, starting_before = self._before
-            has_prompts = self._started_tokens + starting + starting_before > 0
-            self._learn(self._started_tokens, now - at_s, made / ran, has_prompts=has_prompts)
-        self._before, self._started_tokens = (now, starting), 0
-        self._ran += len(self._joined)
-        self._joined.clear()
-        look.number, look.made_tokens = look.number + 1, 0
+            steps = 2 * self.made_tokens / (streaming + streaming_before)
+            self._learn(now - at_s, steps, has_prompts=self._started_tokens + starting + starting_before > 0)
+        self._before, self._started_tokens, self.made_tokens = (now, starting, streaming), 0, 0
 
-    def saw_step(self, step: Gauges, now: float) -> None:
-        """Learn from a step that reports its tokens, if sequences ran after the step before."""
-        before, self._stepped, self._before = self._stepped, (now, step.running or 0), None
-        if step.scheduled_tokens is not None and self._reports_steps and before is not None and before[1]:
-            tokens = max(0, step.scheduled_tokens - before[1])
-            self._learn(tokens, now - before[0], 1.0, has_prompts=tokens > 0)
-        self._reports_steps = step.scheduled_tokens is not None
-
-    def _learn(self, tokens: int, seconds: float, steps: float, *, has_prompts: bool) -> None:
+    def _learn(self, seconds: float, steps: float, *, has_prompts: bool) -> None:
         if not has_prompts:
-            self._step_s.learn(seconds / steps)
-        elif self._step_s.seen >= SEEN_MIN:
-            self._tokens.learn(tokens)
-            self._seconds.learn(seconds - steps * self._step_s.value)
+            self._plain_s.learn(seconds)
+            self._plain_steps.learn(steps)
+        elif self._plain_s.seen >= SEEN_MIN:
+            self._tokens.learn(self._started_tokens)
+            self._seconds.learn(seconds - steps * self._plain_s.value / self._plain_steps.value)

@@ -110,12 +110,22 @@ def _lease(leaf: str, number: int, prompt: int) -> Lease:
 
 
 def _learn(ledger: BackendLedger) -> None:
-    """Let the ledger see steps of 10 ms, and of as much more as their prompts take at `RATE`."""
+    """Let the ledger see an answer's steps of 10 ms, and of as much more as prompts take at `RATE`."""
     now = 0.0
+    answer = _lease("before", 0, 100)
+    ledger.add(answer)
+    ledger.started(answer, now)
     for number in range(100):
+        ledger.prefill_pace.made_tokens += 1
         tokens = 1_000 * (number % 2)
         now += 0.01 + tokens / RATE
-        ledger.observe(Gauges(now, running=1, waiting=0, is_step=True, scheduled_tokens=1 + tokens), now)
+        if tokens:
+            prompt = _lease("before", number, tokens)
+            ledger.add(prompt)
+            ledger.started(prompt, now)
+            ledger.remove(prompt, now)
+        ledger.observe(Gauges(now, running=1, waiting=0, is_step=True), now)  # vLLM tells no step's tokens unless asked
+    ledger.remove(answer, now)
     assert ledger.prefill_pace.tokens_per_s() == pytest.approx(RATE)
 
 
