@@ -195,11 +195,11 @@ class ExpectedWaits:
         own_s = (tenant.answer_s if tenant is not None else 0.0) or answer_s
         first = float((own.queued if own is not None else 0) + comes)
         line = _line_at(backlog, place.gate)
+        flows = _line_of(tenant.flows) if tenant is not None else None
         turns, wait_s = first, inf
         for _ in range(2):  # arrivals depend on the wait, so the first round sets no bound to them
             turns = first
-            if tenant is not None:
-                flows = _line_of(tenant.flows)
+            if flows is not None:
                 turns += _before(flows, own, 1.0, first, backlog.usual_of_flow or 1.0, own_s, wait_s, now)[0]
             others, others_s = _before(line, tenant, request.weight, turns, usual, answer_s, wait_s, now)
             all_s = turns * own_s + others_s
@@ -308,7 +308,8 @@ class _Line:
 
 
 def _line_of(counters: Counters[M]) -> _Line:
-    return _Line(counters, counters.some(SAMPLED), len(counters), counters.floor())
+    floor = counters.floor()  # this may move members in the heap, of which the sample is taken
+    return _Line(counters, counters.some(SAMPLED), len(counters), floor)
 
 
 def _line_at(backlog: Backlog, gate: Gate) -> _Line:
@@ -379,7 +380,8 @@ def _before(
             continue
         rounds += 0.5  # half of the members with an equal rank go first
         if wait_s < inf:
-            rounds = min(rounds, member.queued + wait_s / max(member.gap_s, now - member.asked_s, SHORT_S))
+            gap_s = max(member.gap_s, now - member.asked_s)
+            rounds = min(rounds, member.queued + wait_s / max(gap_s, SHORT_S))
         turns += rounds
         seconds += rounds * (member.answer_s or answer_s)
     scale = (line.number - (len(line.members) > others)) / max(1, others)
