@@ -195,11 +195,11 @@ class ExpectedWaits:
         own_s = (tenant.answer_s if tenant is not None else 0.0) or answer_s
         first = float((own.queued if own is not None else 0) + comes)
         line = _line_at(backlog, place.gate)
-        flows = _line_of(tenant.flows) if tenant is not None else None
         turns, wait_s = first, inf
         for _ in range(2):  # arrivals depend on the wait, so the first round sets no bound to them
             turns = first
-            if flows is not None:
+            if tenant is not None:
+                flows = _line_of(tenant.flows)
                 turns += _before(flows, own, 1.0, first, backlog.usual_of_flow or 1.0, own_s, wait_s, now)[0]
             others, others_s = _before(line, tenant, request.weight, turns, usual, answer_s, wait_s, now)
             all_s = turns * own_s + others_s
@@ -308,8 +308,7 @@ class _Line:
 
 
 def _line_of(counters: Counters[M]) -> _Line:
-    floor = counters.floor()  # this may move members in the heap, of which the sample is taken
-    return _Line(counters, counters.some(SAMPLED), len(counters), floor)
+    return _Line(counters, counters.some(SAMPLED), len(counters), counters.floor())
 
 
 def _line_at(backlog: Backlog, gate: Gate) -> _Line:
