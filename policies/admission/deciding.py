@@ -210,8 +210,7 @@ class Deciding:
         requests = self.requests
         try:
             if now - requests.charged_s >= LOOK_AGAIN_S:  # not at each event, so that a token costs almost nothing
-                for engine in requests.charge_progress(now):
-                    self.room.changed(engine)
+                requests.charge_progress(now, self.room)
             self.room.at(now)
             self._waiting.places.expire(now)
         except Exception as error:
@@ -250,7 +249,7 @@ class Deciding:
         for order in self.policy.queues().values():
             for request, node in order.backlog.asleep_at() if order.backlog is not None else ():
                 if request is not popped.request and self.requests.tree.full_for(request) is not None:
-                    blocked = Blocked(request, dict.fromkeys(self.backends, Obstacle.CEILING))
+                    blocked = Blocked.everywhere(request, self.backends, Obstacle.CEILING)
                     blocked.ceiling = node
                     decisions += self.requests.preempt(blocked, list(self.backends), now)
 

@@ -17,6 +17,7 @@ from policies.admission import lifecycle
 from policies.admission.decisions import Preempt
 from policies.admission.lifecycle import Event, IllegalEvent
 from policies.admission.pool_tables import PoolTables
+from policies.admission.room import PoolRoom
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.expected_wait import Expected
@@ -233,12 +234,12 @@ class RequestLedger(PoolTables):
         if lease.started_s is not None:
             self.backends[lease.backend].prefill_pace.made_tokens += output_tokens
 
-    def charge_progress(self, now: float) -> list[str]:
-        """Charge the streamed tokens, and update the ledgers of engines with events. Return the engines where answers
-        must have started by now.
+    def charge_progress(self, now: float, room: PoolRoom) -> None:
+        """Charge the streamed tokens, and update the ledgers of engines with events.
+
+        Tell the room at which engines answers must have started by now, or hold more than before.
         """
         self.charged_s = now
-        started: list[str] = []
         streaming, self._streaming = self._streaming, []
         touched, self.touched = self.touched, {}
         for lease in streaming:
@@ -251,7 +252,7 @@ class RequestLedger(PoolTables):
                 starting = len(ledger.starting)
                 self._due.note(name, ledger.estimate(now))
                 if len(ledger.starting) < starting:
-                    started.append(name)
+                    room.changed(name)
         for request_id in self.preemption:
             lease = self.leases[request_id]
             if not lease.request.streamed:  # batch work is charged in time, because its service decides what it is owed
@@ -269,7 +270,7 @@ class RequestLedger(PoolTables):
             self.backends[lease.backend].kv.regrown(lease, now)
             if lease.held_tokens != held:
                 self.tree.grew(request, lease.held_tokens - held)
-        return started
+                room.load.grew(lease.backend)
 
     # --- entries ---
 

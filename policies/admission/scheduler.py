@@ -25,14 +25,14 @@ LEAST_LOADED: Final = LeastLoaded()
 class Engines(Protocol):
     """The engines of a pool, and the requests that they can start now."""
 
-    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
-        """Return the engines that can start a request now, at least one; or the obstacle at each engine."""
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
+        """Return the engines that can start a request now, at least one; or the obstacle at each engine.
+
+        `but`: an engine that does not get it.
+        """
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
         """Return the obstacle that keeps this engine from starting a request now, or None."""
-
-    def full_beside(self) -> dict[str, Obstacle]:
-        """Return the obstacles at the other engines, after `with_room` has found engines with room."""
 
     def reserve(self, blocked: Blocked) -> str | None:
         """Return an engine to keep free for the head, which no engine can start now.
@@ -112,13 +112,9 @@ def _place(
     """
     if only is not None:
         return engines.blocked_at(request, only) or only
-    found = engines.with_room(request)  # WHEN
+    found = engines.with_room(request, but)  # WHEN
     if isinstance(found, Blocked):
         return found
-    if but is not None:
-        found = [engine for engine in found if engine.name != but]
-        if not found:
-            return Blocked(request, engines.full_beside())
     engine, request.progress.placed = placement.choose(request, found)  # WHERE
     return engine
 

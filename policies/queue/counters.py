@@ -141,8 +141,12 @@ class Counters(Generic[M]):
 
     def some(self, most: int) -> list[M]:
         """Return a sample of at most `most` waiting members, of all ranks."""
-        heap = self._heap
-        return [entry[3] for entry in heap[:: len(heap) // most + 1] if entry[3].entry is entry]
+        found: list[M] = []
+        for entry in self._heap[:: len(self._heap) // most + 1]:
+            member: M = entry[3]
+            if member.entry is entry:
+                found.append(member)
+        return found
 
     def floor(self) -> float:
         """Return the rank to which a new member is raised.

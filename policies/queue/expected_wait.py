@@ -379,7 +379,8 @@ def _before(
             continue
         rounds += 0.5  # half of the members with an equal rank go first
         if wait_s < inf:
-            rounds = min(rounds, member.queued + wait_s / max(member.gap_s, now - member.asked_s, SHORT_S))
+            gap_s = max(member.gap_s, now - member.asked_s)
+            rounds = min(rounds, member.queued + wait_s / max(gap_s, SHORT_S))
         turns += rounds
         seconds += rounds * (member.answer_s or answer_s)
     scale = (line.number - (len(line.members) > others)) / max(1, others)
