@@ -45,6 +45,8 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class _Rank(msgspec.Struct):
+    """The state of one data-parallel rank of an engine, as of its last step."""
+
     rank: Count
     running: Count
     waiting: Count
@@ -61,6 +63,8 @@ class _Rank(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
+    """A message of the feed: the state of each rank, by the engine's own clock."""
+
     v: int
     start: Annotated[str, msgspec.Meta(max_length=64)]
     seq: Count

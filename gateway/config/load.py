@@ -131,6 +131,7 @@ def check_config(
 
 
 def _loaded(source: _Source, overrides: Overrides = NO_OVERRIDES) -> Config:
+    """Read and validate a file, with the settings of the command line in place of its own."""
     data = source.read()
     overrides.over(data)
     return _validated(data, source)

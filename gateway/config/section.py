@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 
 class Section(BaseModel):
+    """Base of all sections of the config: immutable, strict, and closed to unknown fields."""
+
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",

@@ -397,6 +397,7 @@ class Connection(asyncio.Protocol):
             self._close()
 
     def _expire_closing(self) -> None:
+        """Abort a connection that is closing, unless its client still takes the unsent bytes."""
         if self._outlet.unsent_bytes() and not self._is_stalled():
             self._set_deadline(self._limits.linger_s)
         else:

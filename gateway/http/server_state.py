@@ -54,7 +54,7 @@ class SlowReader(Protocol):
 
 
 class ServerState:
-    """The shared state of one server."""
+    """The state that all connections of one server share."""
 
     loop: asyncio.AbstractEventLoop
 

@@ -28,7 +28,7 @@ class DatabaseKeys(KeyTable):
     def __init__(self, database: DatabaseThread) -> None:
         self._database = database
 
-    async def changed(self) -> bytes | None:
+    async def change_mark(self) -> bytes | None:
         return await self._one(_CHANGED)
 
     async def entry(self, key_hash: str) -> bytes | None:

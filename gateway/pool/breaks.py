@@ -46,7 +46,7 @@ class _RecentAnswers:
 
 
 class Breaks:
-    """The judge of one pool."""
+    """The judge of the broken answers of one pool, with the latest answers of each tenant at each engine."""
 
     def __init__(self) -> None:
         self.latest: dict[str, OrderedDict[str, _RecentAnswers]] = {}

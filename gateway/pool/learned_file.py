@@ -26,6 +26,8 @@ VERSION = 1
 
 
 class _Content(msgspec.Struct, forbid_unknown_fields=True):
+    """The decoded file: the snapshot of each pool, by name."""
+
     version: int
     pools: dict[str, object]
 

@@ -43,7 +43,7 @@ Serve = Callable[[Config, "Child"], None]
 
 @dataclass(eq=False)
 class Child:
-    """A slot for one process after another, with its sockets and its liveness pipe."""
+    """A child process that the supervisor restarts when it ends. The sockets and the pipe outlive each process."""
 
     name: str
     serve: Serve

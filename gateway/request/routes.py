@@ -20,6 +20,8 @@ from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, O
 
 
 class RouteKind(Enum):
+    """The way in which the gateway serves a request."""
+
     ADMIT = auto()
     """Generation or computation at an engine, which needs admission."""
     PASS = auto()
@@ -37,6 +39,8 @@ class RouteKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
+    """The way in which the gateway serves one method of one path."""
+
     kind: RouteKind
     dialect: Dialect = Dialect.OPENAI
     generates: bool = False

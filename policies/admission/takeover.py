@@ -98,6 +98,7 @@ def reweigh(engine: AdmissionEngine, weights: Weights) -> None:
 
 
 def _replaced(tenant: str, known: float, weights: Weights) -> float:
+    """Return the new weight of a tenant, or `known` if that is the weight of a single key."""
     before, after = weights.get(tenant, (known, known))
     return after if before is None or before == known else known
 

@@ -152,7 +152,7 @@ class _Cell:
 
 
 class _Cells:
-    """Cells in the order of their places."""
+    """Sums over forecast requests, grouped in cells of nearly equal steps and sorted by step."""
 
     __slots__ = ("_by_key", "_keys", "cells")
 

@@ -52,6 +52,8 @@ T = TypeVar("T")
 
 
 class _Kept(NamedTuple, Generic[T]):
+    """A stored value and its expiry."""
+
     value: T
     until_ms: float
 

@@ -204,6 +204,7 @@ class SharedCounters:
                 self._waiting_elsewhere.append(tenant_here)
 
     def _held(self) -> FlowMember | None:
+        """Return the flow of the first start that waits for the working set, or None."""
         start = self._backlog.first_start()
         return self._backlog.flow(start.flow) if start is not None else None
 
@@ -262,6 +263,7 @@ def _confirmed(counters: Counters[M], member: M) -> None:
 
 
 def _charge(member: Member) -> Charge:
+    """Return the charge since the last report of this member, and count it as reported."""
     known, lifted = member.reported or (0.0, 0.0)
     base = known + member.lifted - lifted
     charge = Charge(_name(member), base, member.counter - base, member.lifted != lifted, member.is_sole)

@@ -35,6 +35,8 @@ FOREIGN_LINES_MAX = 100
 
 
 class _Place(NamedTuple):
+    """The file and line of a request in a trace."""
+
     path: Path
     line: int
 

@@ -96,7 +96,7 @@ def _named(name: Id, otherwise: str) -> str:
 
 
 class Plain(TraceLine):
-    """A table made by an operator."""
+    """A row of a plain CSV table of requests: time and token counts, and optionally the names of the flow."""
 
     format = "csv"
     is_csv = True

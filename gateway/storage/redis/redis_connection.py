@@ -107,7 +107,7 @@ class RedisConnection:
             async with self._lock:
                 if asyncio.get_running_loop().time() < self._again_s:
                     raise StoreUnavailable(self.fault or self.where)
-                answer = await self._tried(words, otherwise)
+                answer = await self._attempt(words, otherwise)
         finally:
             self._waiting -= 1
         self.fault, self._pause_s = None, 0.0
@@ -176,7 +176,11 @@ class RedisConnection:
             await self._connection.disconnect(nowait=True)
             self._connection = None
 
-    async def _tried(self, words: Sequence[Argument], otherwise: Sequence[Argument] | None) -> Any:
+    async def _attempt(self, words: Sequence[Argument], otherwise: Sequence[Argument] | None) -> Any:
+        """Send a command, or `otherwise` if the server does not have its script, and return the answer.
+
+        After a failure, pause longer each time and go to the next node. Raise StoreError.
+        """
         try:
             try:
                 return await self._answer(words)
