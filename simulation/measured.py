@@ -130,7 +130,7 @@ def measured(entries: Iterable[TracedRequest]) -> EngineEstimate | None:
 
 
 def _holds(profile: EngineProfile, found: _LogTotals) -> bool:
-    """Could the profile run the observed load?"""
+    """Return whether the profile could run the observed load."""
     capacity_tokens = profile.usable_blocks * profile.block_size
     return (
         profile.max_num_seqs * SLOTS_FACTOR >= found.sequences

@@ -132,18 +132,18 @@ class StreamMeter:
 
     @property
     def awaits_more(self) -> bool | None:
-        """Does the answer ask for a tool (True), or is it final (False)? None if unknown."""
+        """Return whether the answer asks for a tool (False: it is final); None if unknown."""
         return taken_together(self._stops)
 
     @property
     def is_over(self) -> bool:
-        """May the stream end here? True after its end event, after an event once all choices have finished, and for a
-        format without a known end."""
+        """Return whether the stream may end here: after its end event, after an event once all choices have finished,
+        or anywhere in a format without a known end."""
         return self.ended or bool(self._is_foreign) or (len(self._finished) >= self.choices and not self._is_cut)
 
     @property
     def is_amid_event(self) -> bool:
-        """Has a part of an event been forwarded, but not yet its rest?"""
+        """Return whether a part of an event has been forwarded, but not yet its rest."""
         return self._finder is not None
 
     def feed(self, data: bytes) -> bytes:
@@ -282,7 +282,7 @@ class StreamMeter:
             self._note_token()
 
     def _is_end(self, name: str) -> bool:
-        """Does an event of this name end the stream?"""
+        """Return whether an event of this name ends the stream."""
         return name in _RESPONSE_ENDS if self._dialect is Dialect.RESPONSES else name == "message_stop"
 
     def _read_event(self, raw: bytes, *, is_cut: bool = False) -> bool:
@@ -315,7 +315,7 @@ class StreamMeter:
         return True
 
     def _is_internal(self, raw: bytes) -> bool:
-        """Is the error internal to the engine? The client then learns only that an error happened."""
+        """Return whether the error is internal to the engine. The client then learns only that an error happened."""
         if self.error is None or not self._own_error:
             return False
         status = self.error.status
@@ -406,7 +406,7 @@ class StreamMeter:
 
 
 def is_event_stream(data: bytes) -> bool:
-    """Does an answer begin like an event stream, whatever its content type?"""
+    """Return whether an answer begins like an event stream, whatever its content type."""
     return _BEGINS.match(data) is not None
 
 

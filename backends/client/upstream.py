@@ -74,7 +74,7 @@ class UpstreamPool:
 
     @property
     def is_busy(self) -> bool:
-        """Is a call waiting for an answer or a connection?"""
+        """Return whether a call waits for an answer or a connection."""
         return bool(self._busy or self._connecting)
 
     def __repr__(self) -> str:

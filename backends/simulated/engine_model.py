@@ -113,7 +113,7 @@ class EngineModel:
 
     @property
     def has_work(self) -> bool:
-        """Is anything running or waiting?"""
+        """Return whether any request runs or waits."""
         return bool(self._sequences)
 
     def submit(self, request: EngineRequest, now: float) -> None:

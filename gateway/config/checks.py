@@ -20,7 +20,7 @@ def fault(message: str) -> PydanticCustomError:
 
 
 def is_name(text: str) -> bool:
-    """May a tenant, an app, a model or a pool have this name?"""
+    """Return whether a tenant, an app, a model or a pool may have this name."""
     return re.fullmatch(r"[^\s\x00-\x1f\x7f]{1,128}", text) is not None
 
 
@@ -56,7 +56,8 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Is the host reachable from this machine only? A name other than localhost counts as reachable from others."""
+    """Return whether the host is reachable from this machine only. A name other than localhost counts as reachable from
+    others."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

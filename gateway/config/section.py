@@ -96,7 +96,7 @@ def with_class(section: type[S]) -> type[S]:
 
 
 def can_wait(section: Section) -> bool:
-    """Is the section of class batch?"""
+    """Return whether the section is of class batch."""
     return bool(getattr(section, "class") == "batch")
 
 

@@ -51,7 +51,7 @@ class TrustedProxies:
         self._networks = [ip_network(network) for network in networks]
 
     def trusts(self, address: str) -> bool:
-        """Is this the address of a trusted proxy?"""
+        """Return whether this is the address of a trusted proxy."""
         if not self._networks:
             return False
         read = _read(address.partition("%")[0])

@@ -348,7 +348,7 @@ class Connection(asyncio.Protocol):
             self._close()
 
     def is_asking(self) -> bool:
-        """Is a request due: the first one, or the rest of one that has begun?"""
+        """Return whether a request is due: the first one, or the rest of one that has begun."""
         return self._state == _BODY or (self._state == _HEAD and self._head_began)
 
     def idle_since(self) -> float:
@@ -404,7 +404,7 @@ class Connection(asyncio.Protocol):
             self._outlet.abort()
 
     def _is_stalled(self) -> bool:
-        """Has the client taken no data for `client_stall_s`?"""
+        """Return whether the client has taken no data for `client_stall_s`."""
         waiting_bytes = self._waiting_bytes()
         if waiting_bytes < self._undrained_bytes:
             self._drained_at = self._server.now

@@ -70,7 +70,7 @@ class HttpServer:
         self._listeners.clear()
 
     def awaits_requests(self) -> bool:
-        """Is there a connection with a request that has not come, or not completely?"""
+        """Return whether a connection waits for a request, or for the rest of one."""
         return bool(self._arriving) or any(connection.is_asking() for connection in self.state.connections)
 
     def close_idle(self) -> None:

@@ -82,17 +82,17 @@ class Backend:
 
     @property
     def keeps_tenants_apart(self) -> bool:
-        """Does each request to this engine carry a salt that separates the cached blocks of tenants?"""
+        """Return whether each request to this engine carries a salt that separates the cached blocks of tenants."""
         return self.isolates != "never" and self.adapter.takes_cache_salt
 
     @property
     def mixes_tenants(self) -> bool:
-        """Would tenants share the cache of this engine, although the pool forbids that?"""
+        """Return whether tenants would share the cache of this engine, although the pool forbids that."""
         return self.isolates == "require" and not self.adapter.takes_cache_salt
 
     @property
     def in_service(self) -> bool:
-        """May requests go to the engine?"""
+        """Return whether requests may go to the engine."""
         return self.health.healthy and not self.drained and not self.leaving and not self.mixes_tenants
 
     @property

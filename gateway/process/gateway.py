@@ -140,7 +140,7 @@ class Gateway:
 
     @property
     def is_running(self) -> bool:
-        """Is the gateway serving, and not about to stop?"""
+        """Return whether the gateway serves, and is not about to stop."""
         return self._admin is not None and self._pipeline is not None and not self._is_stopping
 
     @property

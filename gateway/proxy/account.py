@@ -43,7 +43,7 @@ def believed(
 
 
 def works_on(payload: Payload, usage: Usage | None) -> bool:
-    """Does the engine work on in the background, as far as it has reported?"""
+    """Return whether the engine works on in the background, as far as it has reported."""
     return payload.is_background and (usage is None or usage.output_tokens is None)
 
 

@@ -204,7 +204,7 @@ class Exchange(Relay):
         self._break_off(reason, "the engine fell silent" if timed_out else "the engine broke off its answer")
 
     def _may_try_again(self, backend: Backend, sends: int) -> bool:
-        """May the request go to an engine again, after this one went away before its first byte?"""
+        """Return whether the request may go to an engine again, after this one went away before its first byte."""
         if not sends:
             return True  # this engine never received the complete request
         context, pool = self.context, self._pool
@@ -233,7 +233,7 @@ class Exchange(Relay):
     # --- streams ---
 
     def _is_refused_in_stream(self, meter: StreamMeter) -> bool:
-        """Is this 200 a refusal? Then the request returns to the queue."""
+        """Return the request to its queue if this answer of status 200 is a refusal. Return whether it was."""
         error = meter.error
         refused = meter.aborted or (error is not None and error.status in RETRYABLE_IN_STREAM)
         if refused and not meter.token_events:

@@ -52,12 +52,14 @@ class Route:
 
     @property
     def reports_usage(self) -> bool:
-        """Does a stream report usage if `stream_options` asks? Nothing is added to a body of unknown format."""
+        """Return whether a stream reports usage if `stream_options` asks. Nothing is added to a body of unknown
+        format."""
         return self.streams_events and self.dialect is Dialect.OPENAI
 
     @property
     def streams_events(self) -> bool:
-        """Is a streamed answer made of server-sent events? On a path that only the config names it may be sound."""
+        """Return whether a streamed answer is made of server-sent events. On a path that only the config names it may
+        be sound."""
         return self.generates and self.api is not OTHER
 
 

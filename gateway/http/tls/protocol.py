@@ -149,7 +149,7 @@ class TlsProtocol(asyncio.Protocol):
         self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, f"TLS was not agreed on within {limit_s:g} s."))
 
     def is_asking(self) -> bool:
-        """May a request still come on this connection? A handshake announces one."""
+        """Return whether a request may still come on this connection. A handshake announces one."""
         return not self._wire.is_closing()
 
     def close_if_idle(self) -> None:

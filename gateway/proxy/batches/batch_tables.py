@@ -297,7 +297,8 @@ def end(database: Database, of: DrivenBatch, now_s: int, status: str) -> None:
 
 
 def _is_owner(step: Transaction, of: DrivenBatch, now_s: int) -> bool:
-    """Does the owner still have the claim? If so the claim is renewed, and stays until the transaction ends."""
+    """Return whether the owner still has the claim. If so the claim is renewed, and stays until the transaction
+    ends."""
     mine = f"UPDATE fairgate_batches SET lease_s = %s WHERE id = %s AND owner = %s AND {_LIVE}"
     return step.do(mine, (now_s + LEASE_S, of.batch, of.owner)) > 0
 

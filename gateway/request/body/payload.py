@@ -114,7 +114,7 @@ class Payload:
 
     @property
     def is_text(self) -> bool:
-        """Is the prompt free of attachments in base64?"""
+        """Return whether the prompt is free of attachments in base64."""
         return self.prompt.attachments == 0
 
     @property
