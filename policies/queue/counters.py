@@ -6,9 +6,9 @@ top. A counter that falls below its entry (a refund) gets a second entry, and th
 top. Invariant: each awake member has one valid entry, `member.entry`, and its place is never below that entry.
 
 Lift (VTC, algorithm 2): a member with its first queued request is raised to the least waiting counter. If no member
-waits, the new one is raised to the counter of the member that left last. So idling banks no credit. `max` keeps debt.
-Any value between the least and the greatest waiting counter keeps the bound (remark 4.6). Without `lift`, members
-keep the credit of the service that they did not use (LCF).
+waits, the new one is raised to the counter of the member that left last. So idling banks no credit. A lift never lowers
+a counter, so debt stays. Any value between the least and the greatest waiting counter keeps the bound (remark 4.6).
+Without `lift`, members keep the credit of the service that they did not use (LCF).
 
 Window: a preferred member (one with a call inside an interaction) goes before others as long as its counter is at
 most `window` above theirs. So members are ordered by their rank: the counter, less the window if the member is
