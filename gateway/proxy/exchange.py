@@ -97,7 +97,8 @@ class Exchange(Relay):
         self.context.error(refusal_error(decision, self._pool.again_s()))
 
     def preempt(self) -> None:
-        """Preempt this batch request. Do nothing if its client has seen any of the answer, or if the engine would work on."""
+        """Preempt this batch request. Do nothing once its client has seen any of the answer, or if the engine
+        would work on in the background."""
         if self._call is not None and not self.context.relays and not self.context.payload.is_background:
             self.cancel()
             self._again(Failure.PREEMPTED)

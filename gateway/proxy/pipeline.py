@@ -199,8 +199,8 @@ class Pipeline:
             self.failed(context, error)
 
     def why_not(self, principal: Principal, model: str) -> ApiError | None:
-        """Return the error of a caller that can never ask for this model. Return None if the caller may ask now, or once
-        engines report their models."""
+        """Return the error of a caller that can never ask for this model. Return None if the caller may ask for it, now
+        or once engines report their models."""
         try:
             self._pool(self._model(principal, model))
         except ApiError as error:
@@ -307,8 +307,8 @@ class Pipeline:
     def _unnamed_model(self) -> str:
         """Return the model of the only pool, for requests that name none; "" if no engine has reported its models.
 
-        Raise ApiError if there are several pools. The caller writes the name into the body, because limits, prices and
-        the log know the request by it.
+        Raise ApiError if there are several pools. The name is written into the body, because limits, prices and the log
+        know the request by it.
         """
         if len(self._pools) > 1:
             raise ApiError(Reason.INVALID_REQUEST, "'model' is missing: say which model is asked", param="model")

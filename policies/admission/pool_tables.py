@@ -111,7 +111,10 @@ class PoolTables:
         return has_waited or backlog.has_starts(tenant)
 
     def numbers(self, request: Request | None, now: float) -> dict[str, float]:
-        """Return the numbers that decide about a waiting request, beside those of the order. Without one: of the pool."""
+        """Return the numbers that decide about a waiting request, beside those of the order.
+
+        `request`: None for the numbers of the pool alone.
+        """
         numbers: dict[str, float] = {}
         if self.working_set.hold_s:
             numbers["working_set_tokens"] = float(self.working_set.tokens_in_all)

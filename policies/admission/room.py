@@ -399,7 +399,7 @@ class PoolRoom:
 
 
 def _is_full(ledger: BackendLedger, *, is_alone: bool) -> bool:
-    """Return whether there is no slot for any request of this standing."""
+    """Return whether the engine has no slot for any request that is, or is not, alone (`Standing`)."""
     return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(is_alone=is_alone)
 
 
