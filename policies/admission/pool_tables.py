@@ -75,7 +75,10 @@ class PoolTables:
             return None
         wait_s = self.waiting.places.left_s(request, now)
         if wait_s is None:
-            wait_s = self.expected(request, now, comes=True).late_s
+            expected = self.expected(request, now, comes=True)
+            # Until the contexts of the tenant have made way for as many others, turns say little: all began at once.
+            is_learned = expected.gone >= self.working_set.number_of(request.flow.tenant)
+            wait_s = expected.late_s if is_learned else 0.0
         why = Refusal.WORKING_SET
         return Refused(why, self.waiting.comes_back_in(request, why, wait_s, now)) if wait_s > most_s else None
 
@@ -92,7 +95,8 @@ class PoolTables:
             gate, running = Gate(request.can_wait, node.name), self.tree.running(node.name)
         elif order.backlog is not None and self._is_at_the_set(request, order.backlog, waits=waits):
             gate = Gate(request.can_wait, starts_of=request.flow.tenant)
-            return GateState(gate, order.backlog, len(order), queues, 1, self.working_set.hold_s)
+            running = max(1, round(self.working_set.number_of(request.flow.tenant)))
+            return GateState(gate, order.backlog, len(order), queues, running, self.working_set.hold_s)
         else:
             gate, running = Gate(request.can_wait), len(self.leases)
         answer_s = self.expected_waits.answer_s()

@@ -208,6 +208,10 @@ class WorkingSet:
         """Return the tokens that count here, by tenant node."""
         return self._tree.contexts_here()
 
+    def number_of(self, leaf: str) -> float:
+        """Return the estimated number of contexts of a tenant node that count here: its part of their tokens."""
+        return len(self) * self._tree.contexts(leaf) / max(1.0, self.tokens_in_all)
+
     def expires_s(self) -> float:
         """Return the time at which a start may have room without an event; inf if it never does."""
         if not self.hold_s:

@@ -96,9 +96,9 @@ class GateState(NamedTuple):
     queues: int
     """Queues of the pool, which take turns."""
     running: int
-    """Requests that run behind the gate."""
+    """Requests that run behind the gate; at the working set, contexts of the tenant that count."""
     answer_s: float
-    """Mean seconds of an answer; at the working set, the seconds for which a context counts."""
+    """Mean seconds of an answer; at the working set, the seconds for which an idle context counts."""
 
     def is_empty(self, tenant: str) -> bool:
         """Return whether nothing waits at the gate. `tenant`: that of a request that passed the gate."""
