@@ -170,6 +170,7 @@ class StepFeed:
         raise _FeedLost("the engine closed it")
 
     def _take(self, snapshot: Gauges) -> None:
+        """Report a snapshot. The first one after a fault ends the fault."""
         if self.why:
             self.why = ""
             self.silent.clear()

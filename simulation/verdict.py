@@ -68,6 +68,7 @@ def _pairs(one: ReplayResult, other: ReplayResult) -> list[tuple[TenantResult, T
 
 
 def _under(one: ReplayResult, other: ReplayResult) -> tuple[str, str]:
+    """Return how to name two runs in a sentence: by policy, or by number of engines."""
     if one.backends == other.backends:
         return f"under `{one.policy}`", f"under `{other.policy}`"
     few, many = (f"{each.backends} engine{'s' if each.backends > 1 else ''}" for each in (one, other))
@@ -101,6 +102,7 @@ def _refused(one: TenantResult, other: TenantResult) -> float:
 
 
 def _is_alike(one: TenantResult, other: TenantResult) -> bool:
+    """Return whether a tenant fares alike in two runs."""
     low, high = sorted((_waited_s(one), _waited_s(other)))
     return high - low <= max(ALIKE_S, ALIKE_PART * high) and _refused(one, other) <= ALIKE_REFUSED
 

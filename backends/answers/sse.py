@@ -216,6 +216,7 @@ class StreamMeter:
             self._before_text, self._after_text = data[: found.start(1)], data[found.end(1) :]
 
     def _feed_slowly(self, data: bytes) -> bytes:
+        """Return the bytes to forward, after reading the complete events in `data` and in the tail before it."""
         if self._is_plain and _CR in data:
             self._is_plain = False
         known = len(self._tail)
@@ -262,6 +263,7 @@ class StreamMeter:
         return len(buffer) - held
 
     def _end_oversized(self, finder: MemberFinder, piece: bytes) -> None:
+        """Read the fields that were found in an event too long to hold, now that it has ended."""
         finder.feed(piece)
         self._finder = None
         self._read_partly(_fields(self._head)[0], finder)
@@ -322,6 +324,7 @@ class StreamMeter:
         return (status is not None and status >= _INTERNAL_STATUS_MIN) or _TRACE.search(raw) is not None
 
     def _read_chunk(self, event: StreamEvent) -> bool:
+        """Read an event of a chat or completion stream. Return whether to forward it."""
         if event.usage:
             self.usage = usage_of(plain(event.usage), self.usage)
         choices = event.choices
@@ -347,6 +350,7 @@ class StreamMeter:
         return True
 
     def _read_named(self, name: str, event: StreamEvent) -> None:
+        """Read an event of a Responses or Messages stream."""
         for part in (event, event.response):
             if part is not None and part.usage:
                 self.usage = usage_of(plain(part.usage), self.usage)
@@ -434,6 +438,7 @@ def _has_tokens(delta: Delta) -> bool:
 
 
 def _is_role_only(choice: EventChoice) -> bool:
+    """Return whether a choice only opens the answer: it names the role, and brings no token."""
     delta = choice.delta
     if delta is None or delta.role is None or choice.finish_reason is not None:
         return False

@@ -144,6 +144,7 @@ class UpstreamPool:
         return ""
 
     def _connected(self, call: UpstreamCall, task: asyncio.Task[str]) -> None:
+        """End the connecting task of a call. Fail the call if there is no connection."""
         self._connecting.pop(task, None)
         call.connecting = None
         if call.connection is None:
@@ -156,6 +157,7 @@ class UpstreamPool:
         self._open(call)
 
     def _release(self, connection: _Connection) -> None:
+        """Return a connection to the idle ones."""
         self._busy.discard(connection)
         self._idle.append(connection)
 
@@ -166,6 +168,7 @@ class UpstreamPool:
             self._idle.remove(connection)
 
     def _check_closed(self) -> None:
+        """Finish closing once no connection is left."""
         if self._closed is None or self._connecting or self._busy or self._idle:
             return
         if self._timer is not None:

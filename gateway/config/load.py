@@ -360,11 +360,13 @@ def _validated(data: dict[str, Any], source: _Source) -> Config:
 
 
 def _explained(error: ErrorDetails, source: _Source) -> Fault:
+    """Return pydantic's error as a fault, with its place in the file."""
     fault = source.fault_at(error["loc"], "", of_key=error["type"] == "extra_forbidden")
     return replace(fault, message=_message(error, source.values.get(source.written(error["loc"]))))
 
 
 def _message(error: ErrorDetails, node: yaml.Node | None) -> str:
+    """Return the sentence on a pydantic error, with advice where there is some."""
     kind = error["type"]
     if kind == "missing":
         return "is missing"

@@ -75,6 +75,7 @@ class TrustedProxies:
 
 
 def _hops(headers: Sequence[Header]) -> list[str]:
+    """Return the addresses that proxies have noted, the client's first."""
     forwarded = b",".join([value for name, value in headers if name == b"forwarded"])
     if forwarded:
         named = [_FOR.search(element) for element in forwarded.split(b",")]

@@ -111,6 +111,7 @@ def is_json(kind: bytes) -> bool:
 
 
 def _forwarded(headers: list[Header], dropped: frozenset[bytes]) -> list[Header]:
+    """Return the fields that are forwarded: neither `dropped` nor named by `connection`."""
     kept = []
     named: list[bytes] = []
     for field in headers:

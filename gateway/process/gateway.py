@@ -249,6 +249,7 @@ class Gateway:
             self.keys = DatabaseKeys(self.usage.database)
 
     def _follow_traces(self, tracing: TracingConfig) -> None:
+        """Export the spans of traced requests. Raise StoreRefused if OpenTelemetry is not installed."""
         try:
             from gateway.telemetry.span_export import SpanExport  # the SDK is loaded only where spans are sent
         except ModuleNotFoundError as error:
@@ -413,6 +414,7 @@ class Gateway:
         return any(len(pool.dispatcher) for pool in self._pools.with_leaving())
 
     def _give_up_rest(self) -> None:
+        """End the exchanges that are still under way with an error."""
         message = "this gateway is shutting down and could not wait any longer for the answer"
         for pool in self._pools.with_leaving():
             for exchange in pool.dispatcher.exchanges():

@@ -245,6 +245,7 @@ def _listeners(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 def _start(child: Child, children: list[Child], config: Config, held: int) -> None:
+    """Fork a process for a child's slot. In the new process, serve and exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     child.started_s = time.monotonic()

@@ -56,6 +56,7 @@ def _prompts_max(request: Request, payload: Payload, route: Route) -> int:
 
 
 def _output_max(request: Request, payload: Payload, route: Route, room: int) -> int:
+    """Return the most output tokens that the answer can have, in all sequences."""
     if not route.generates:
         return 0
     asked = payload.output_tokens_max if payload.output_param else None

@@ -290,6 +290,7 @@ class RequestLedger(PoolTables):
             request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
 
     def _wait(self, request: Request, *, front: bool = False) -> None:
+        """Add a request to the bounded queue, with a new estimate of its answer."""
         self._expect(request)
         self.waiting.add(request, front=front)
 
@@ -298,11 +299,13 @@ class RequestLedger(PoolTables):
         self.waits.ended(request, now)
 
     def _expect(self, request: Request) -> None:
+        """Estimate the length of the answer: the expected tokens, and those to reserve."""
         progress = request.progress
         progress.output_tokens_expected = self.lengths.expected(request)
         progress.output_tokens_reserved = self.lengths.reserved(request)
 
     def _leave_line(self, request: Request, now: float) -> None:
+        """Remove a request that will not run from the order, the tree and the working set."""
         if request.progress.rests:
             request.progress.rests = False
         else:

@@ -304,6 +304,7 @@ def _is_owner(step: Transaction, of: DrivenBatch, now_s: int) -> bool:
 
 
 def _change(step: Transaction, batch: str, status: str, **fields: Any) -> None:
+    """Replace the status and these fields of a batch."""
     [(entry,)] = step.ask("SELECT entry FROM fairgate_batches WHERE id = %s", (batch,))
     changed = json.dumps(json.loads(entry) | fields | {"status": status})
     step.do("UPDATE fairgate_batches SET status = %s, entry = %s WHERE id = %s", (status, changed, batch))

@@ -146,6 +146,7 @@ class Shape:
         return TurnKind.MODEL
 
     def _result(self) -> TurnKind:
+        """Begin a tool's result."""
         self.begins = self._in_models_turn = False
         self._has_result = True
         self._calls = self._calls_before
@@ -160,6 +161,7 @@ NO_TURNS: Final = Turns([], 0, Shape(), NO_TURN_KEYS)
 
 
 def _question() -> Shape:
+    """Return the shape of a single question."""
     shape = Shape()
     shape.of_user(is_question=True)
     return shape

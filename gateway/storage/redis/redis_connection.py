@@ -202,6 +202,7 @@ class RedisConnection:
             raise failure from error
 
     async def _answer(self, words: Sequence[Argument]) -> Any:
+        """Send a command and return the answer, following MOVED to the server that has the keys."""
         for _ in range(MOVES_MAX):
             connection = await self._connected()
             try:
@@ -216,6 +217,7 @@ class RedisConnection:
         raise ConnectionError(f"sent from node to node {MOVES_MAX} times")
 
     async def _connected(self) -> AbstractConnection:
+        """Return an open connection to the present server."""
         if self._connection is None:
             self._connection = self._made(self._nodes[self._at])
         connection = self._connection
@@ -230,6 +232,7 @@ class RedisConnection:
         return connection
 
     def _made(self, node: Node, **more: Any) -> AbstractConnection:
+        """Return a connection to a server, not yet open."""
         options = {**self._options, **more, "retry": Retry(NoBackoff(), 0), "protocol": 2, "driver_info": None}
         if "path" not in options:
             options["host"], options["port"] = node
