@@ -36,7 +36,7 @@ WINDOWS = 20
 
 
 class UnknownPolicyError(ValueError):
-    """No policy has this name; the message lists the names that exist."""
+    """An unknown name of a policy. The message lists the names that exist."""
 
 
 def policy_names(text: str) -> list[str]:

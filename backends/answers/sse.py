@@ -94,7 +94,7 @@ class StreamMeter:
         self.token_events = 0
         """Events with generated tokens. The role chunk and comments do not count."""
         self.started = False
-        """Has the engine begun to answer, by a token or by chat's role chunk, which vLLM sends with the first token?"""
+        """True once the engine has begun to answer, by a token or by the role chunk that comes with it."""
         self.usage: Usage | None = None
         self.error: StreamError | None = None
         self.ended = False

@@ -66,7 +66,7 @@ class UpstreamPool:
         self._timer: asyncio.TimerHandle | None = None
         self._outbox = Outbox()
         self._answer_head: AnswerHead | None = None
-        """Of the last answer with status 200 that came whole in one read."""
+        """Head of the last answer with status 200 that came whole in one read."""
         self._closed: asyncio.Future[None] | None = None
         self.opened = 0
         self.reused = 0
@@ -326,7 +326,7 @@ class _Connection(asyncio.Protocol):
         self._tell(call, payload, is_head_new=is_head_new)
 
     def _tell(self, call: UpstreamCall, payload: bytes, *, is_head_new: bool) -> None:
-        """Tell who takes the answer what has come of it."""
+        """Pass the head, the bytes and the end that have arrived to the receiver."""
         receiver = call.receiver
         if is_head_new:
             receiver.head_received(self._status, self._headers)

@@ -56,9 +56,9 @@ class Adapter:
     health_path: ClassVar[str] = "/v1/models"
     """Path that answers 200 when the engine is well."""
     role_is_start: ClassVar[bool] = True
-    """Does an event with the role alone come with the first token? Otherwise the engine may not have begun."""
+    """True if an event with the role alone comes with the first token. Otherwise the engine may not have begun."""
     takes_cache_salt: ClassVar[bool] = False
-    """Does the engine keep the cached blocks of requests with different `cache_salt` apart?"""
+    """True if the engine keeps the cached blocks of requests with different `cache_salt` apart."""
     gaps: ClassVar[tuple[str, ...]] = ()
     """Limitations of this kind of engine, each a part of a sentence whose subject is the engine."""
 

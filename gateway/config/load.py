@@ -56,7 +56,7 @@ class Fault:
     path: str
     message: str
     is_warning: bool = False
-    """Is the value valid, but probably a mistake?"""
+    """True if the value is valid, but probably a mistake."""
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file

@@ -52,7 +52,7 @@ class Backend:
         self._embedded = embedded
         self.drained = False
         self.leaving = False
-        """Has the engine left the config, so that it only ends its running requests?"""
+        """True if the engine has left the config, so that it only ends its running requests."""
         self._kind = KINDS.get(config.engine)
         """Configured kind of engine. None detects the kind whenever the engine comes into service."""
         self.adapter: Adapter = OpenAiAdapter() if self._kind is None else self._kind()

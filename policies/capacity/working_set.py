@@ -10,13 +10,13 @@ the time to compute the whole cache anew. Holding an idle context pays if, and o
 time (the five-minute rule, Gray and Putzolu 1987). `policies.contexts` says how many tokens a context counts with, and
 how much the cache keeps.
 
-A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. A
-tenant that is more than the window of the order ahead of the tenant whose start goes first begins nothing: otherwise
-small starts would always take the room that a large start waits for. But a first start that alone is beyond its
-tenant's part holds up no other tenant. After a wait of K / R seconds a start whose tenant holds nothing enters without
-room, one such start in each K / R seconds, and parking makes the room. A start that no call is likely to follow holds
-nothing beyond its run, and needs no room. A start of a kind of interaction with few calls so far needs no room while
-the contexts of that kind are within a tenth of K.
+A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. While
+a start waits, a tenant that is more than the window of the order ahead of the start's tenant begins nothing: otherwise
+small starts would always take the room that a large start waits for. But a start that alone exceeds its tenant's part
+holds up no other tenant. A start whose tenant holds nothing enters without room after a wait of K / R seconds: one such
+start in each K / R seconds, and parking makes the room. A start that no call is likely to follow holds nothing beyond
+its run, and needs no room. A start of a kind of interaction with few calls so far needs no room while the contexts of
+that kind are within a tenth of K.
 
 Of batch work only its guaranteed part counts for others: the rest can be preempted. Where nothing counts, nothing
 waits. The order says who goes next, the set only whether. A call inside an interaction that counts never waits for the

@@ -58,7 +58,7 @@ class ClassLine:
         self.present = 0
         """Number of present children. Of a tenant: requests queued or running, plus 1 if other gateways have some."""
         self.queued = 0
-        """Of a tenant: sequences of its requests that are queued here."""
+        """Sequences of the requests queued here, if this is the line of a tenant."""
         self.weights = 0.0
         """Sum of the weights of the present children."""
         self.floored: dict[ClassLine, None] = {}

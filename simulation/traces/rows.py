@@ -76,7 +76,7 @@ class TraceLine(Struct, kw_only=True):
     is_csv: ClassVar[bool] = False
     time_column: ClassVar[str] = "timestamp"
     is_log: ClassVar[bool] = False
-    """May other writers' lines be among its lines, and its last line be incomplete?"""
+    """True if lines of other writers may be among the lines, and the last line may be incomplete."""
     tenant: Id = None
     app: Id = None
     user: Id = None

@@ -73,7 +73,7 @@ class OwnPool(msgspec.Struct):
     interactive: OwnClass
     batch: OwnClass
     requests: list[dict[str, Any]]
-    """Those of its queued requests that are among the oldest of the pool."""
+    """The tenant's queued requests that are among the oldest of the pool."""
     requests_left_out: int
 
 
