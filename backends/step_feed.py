@@ -89,7 +89,7 @@ class _InvalidMessage(Exception):
 
 
 class _Clock:
-    """A map from the engine's clock to ours, in monotonic seconds. It errs towards too early."""
+    """A map from the engine's clock to ours, in monotonic seconds. The map errs towards too early."""
 
     def __init__(self, asked_s: float) -> None:
         """Start with a lower bound: no message was made before `asked_s`."""

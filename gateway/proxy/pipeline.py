@@ -188,8 +188,8 @@ class Pipeline:
         context.error(error, is_within=True)
 
     def ask(self, context: RequestContext, responder: Responder) -> None:
-        """Handle a request of a batch, whose principal is known. It is refused if its key has expired. A token proved
-        the batch's author, so the batch outlives the token."""
+        """Handle a request of a batch, whose principal is known. Refuse the request if its key has expired. An
+        expired token does not matter: it only had to prove the author when the batch was created."""
         context.route = self._routes.find(context.method, context.path)
         error = expired(context.principal, time.time())
         if error is None:
@@ -321,8 +321,8 @@ class Pipeline:
         return other if other is not None and other.is_healthy() else None
 
     def _stranded(self, pool: Pool, waiting: Sequence[Admitted]) -> None:
-        """Fail over requests that wait in a pool without an engine for them. Those that cannot move wait for the start
-        of an engine or are refused."""
+        """Fail over requests that wait in a pool without an engine for them. A request that cannot move waits for
+        the start of an engine, or is refused."""
         other = self._stand_in(pool)
         if other is not None:
             move(waiting, pool, other, str(pool.fallback))
@@ -407,7 +407,7 @@ class Pipeline:
 
 
 def _not_for(model: str, principal: Principal) -> ApiError:
-    """Return the error for a model outside a key's models. It does not reveal whether the model exists."""
+    """Return the error for a model outside a key's models, without revealing whether the model exists."""
     models = ", ".join(sorted(principal.models or ())[:20])
     if not model:
         message = f"'model' is missing: say which of these is asked, which this key may ask for: {models}"

@@ -310,7 +310,7 @@ class AssignedPolicy(Policy):
         self._assignment.moved(request, engine, None)
 
     def _dispatched(self, selection: Selection, order: Order) -> Selection:
-        """Record whether a request was dispatched to its assigned engine, or taken by another one."""
+        """Record whether a request was dispatched to its assigned engine, or taken by another engine."""
         request, engine = selection.request, selection.backend
         assigned = self._left(request)
         request.progress.placed = Placed.ASSIGNED if assigned == engine else Placed.TAKEN

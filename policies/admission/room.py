@@ -40,7 +40,7 @@ ANSWERS_MAX: Final = 64
 
 
 class Rivals(Protocol):
-    """Requests that wait at other gateways for the same engines."""
+    """Requests that wait at other gateways for the engines of this pool."""
 
     def has_turn(self, request: Request, now: float) -> bool:
         """Return whether one of them goes before this request."""
@@ -141,7 +141,7 @@ class PoolRoom:
         self._backlog: Backlog | None = None
         """Backlog of the order, if it has one."""
         self._full_beside: dict[str, Obstacle] = {}
-        """Obstacles at the engines without room, when another one had room."""
+        """Obstacles at the engines without room, as of the last answer with engines that had room."""
         self._reserved = ("", "")
         """Id of the request with a reservation, and the engine that is reserved for it."""
         self._now = 0.0
@@ -258,7 +258,7 @@ class PoolRoom:
         return blocked
 
     def _fits_elsewhere(self, request: Request, ledger: BackendLedger) -> bool:
-        """Return whether the prompt exceeds the whole KV cache of this engine, and fits that of another in service."""
+        """Return whether the prompt exceeds the whole KV cache of this engine, and fits another engine in service."""
         capacity, tokens = ledger.kv.capacity_tokens, request.prompt_tokens
         return (
             capacity is not None

@@ -147,7 +147,7 @@ class Counters(Generic[M]):
     def floor(self) -> float:
         """Return the rank to which a new member is raised.
 
-        The least rank of the members that wait here or elsewhere; if none waits, that of the member that left last.
+        The least rank of the members that wait here or elsewhere; if none waits, the rank of the member that left last.
         Sleeping members count unless they are absent (`sleep`).
         """
         least, elsewhere = self.least() if self._heap else None, self.least_elsewhere
@@ -173,7 +173,7 @@ class Counters(Generic[M]):
         return self.least_elsewhere + (self.window if self._is_preferred_elsewhere else 0.0)
 
     def ahead(self, member: M) -> float:
-        """Return the distance of a member's rank from that of the next waiting member; 0 for the next one itself."""
+        """Return the distance of a member's rank from the rank of the next waiting member; 0 for that member."""
         least = self.least()
         return self.rank(member) - (self.rank(least) if least is not None else self.floor())
 

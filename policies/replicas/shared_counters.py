@@ -90,7 +90,7 @@ class SharedCounters:
     def standings(self, now: float) -> list[Standing]:
         """Return the standings of the tenants that go next, with the next flow of each.
 
-        The last one is that of the first start that the working set has no room for.
+        The last standing is that of the first start without room in the working set.
         """
         tenants = [tenant for line in self._backlog.lines() for tenant in line.first(TRIED, within=inf)]
         flows = [tenant.flows.least() for tenant in tenants[:TRIED]]

@@ -38,7 +38,7 @@ _READ: Final = frozenset({"model", "stream", "user"})
 
 
 class Part(NamedTuple):
-    """A part of a form. It is `body[at:after]`, and its value `body[begin:end]`."""
+    """A part of a form: `body[at:after]`, with its value in `body[begin:end]`."""
 
     name: str
     file_name: str
