@@ -26,7 +26,7 @@ _RECORD_BYTES: Final = 16384
 
 
 class TlsProtocol(asyncio.Protocol):
-    """The protocol of one accepted connection, which counts from the start. `Connection` takes over after the handshake.
+    """The protocol of one accepted connection, which counts at once. A `Connection` takes over after the handshake.
 
     A client whose handshake fails gets no answer, because it could not read one. It is counted and logged like a client
     with a malformed request; a client that only connects and goes is not.
