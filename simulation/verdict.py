@@ -84,7 +84,7 @@ def _longest(tenants: Sequence[TenantResult]) -> str:
 
 
 def _part(tenant: TenantResult) -> str:
-    """Return the requests whose wait is meant."""
+    """Return the words for the share of a tenant's requests that waited as long as `_waited_s` says, or longer."""
     if tenant.requests >= REQUESTS_MIN:
         return "one request in twenty"
     return "one request in two" if tenant.requests > 1 else "its one request"

@@ -346,6 +346,7 @@ class Counters(Generic[M]):
         return member.counter - self.window if member.preferred else member.counter
 
     def _place(self, member: M) -> float:
+        """Return the first key of a member's heap entry: its round of the quantum, or else its rank."""
         if self._quantum:
             return member.counter // self._quantum
         return member.counter - self.window if member.preferred else member.counter
