@@ -218,12 +218,12 @@ class Config(Section):
 
     @property
     def issues_keys(self) -> bool:
-        """Is there a store for keys created at run time?"""
+        """Return whether there is a store for keys created at run time."""
         return self.state.redis_url is not None or self.usage is not None
 
     @property
     def has_replicas(self) -> bool:
-        """Do several gateways share engines and limits, as workers or through Redis?"""
+        """Return whether several gateways share engines and limits, as workers or through Redis."""
         return self.state.redis_url is not None or self.workers > 1
 
     @property

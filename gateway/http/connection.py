@@ -348,7 +348,7 @@ class Connection(asyncio.Protocol):
             self._close()
 
     def is_asking(self) -> bool:
-        """Is a request due: the first one, or the rest of one that has begun?"""
+        """Return whether a request is due: the first one, or the rest of one that has begun."""
         return self._state == _BODY or (self._state == _HEAD and self._head_began)
 
     def has_begun(self) -> bool:
@@ -403,13 +403,14 @@ class Connection(asyncio.Protocol):
             self._close()
 
     def _expire_closing(self) -> None:
+        """Abort a connection that is closing, unless its client still takes the unsent bytes."""
         if self._outlet.unsent_bytes() and not self._is_stalled():
             self._set_deadline(self._limits.linger_s)
         else:
             self._outlet.abort()
 
     def _is_stalled(self) -> bool:
-        """Has the client taken no data for `client_stall_s`?"""
+        """Return whether the client has taken no data for `client_stall_s`."""
         waiting_bytes = self._waiting_bytes()
         if waiting_bytes < self._undrained_bytes:
             self._drained_at = self._server.now

@@ -70,8 +70,10 @@ class HttpServer:
         self._listeners.clear()
 
     def awaits_requests(self, *, has_begun: bool = False) -> bool:
-        """Is there a request to come, or one that has begun? `has_begun`: only one of which a part has come, until its
-        answer has ended."""
+        """Return whether a connection waits for a request, or for the rest of one.
+
+        `has_begun`: count only requests of which a part has come, until their answers have ended.
+        """
         if has_begun:
             return any(connection.has_begun() for connection in self.state.connections)
         return bool(self._arriving) or any(connection.is_asking() for connection in self.state.connections)

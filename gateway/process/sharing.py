@@ -37,7 +37,7 @@ def store_of(config: Config, worker_slot: WorkerSlot | None) -> tuple[Store | No
 
 
 class Replication(NamedTuple):
-    """The parts of a gateway that report to the others."""
+    """The tasks that share state with other gateways: sync rounds, prefix broadcasts, and joint snapshots."""
 
     exchanges: Sequence[Exchanges]
     broadcasts: Sequence[PrefixBroadcast]

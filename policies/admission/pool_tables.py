@@ -1,4 +1,4 @@
-"""The tables of one pool's requests, and the questions that change none of them.
+"""The tables of one pool's requests, and the questions about them, which change nothing.
 
 `admission.request_ledger` is the only place where the tables change. A request that cannot start waits at one gate
 (`queue.expected_wait`): the tree, the working set and the engines say at which.
@@ -105,7 +105,7 @@ class PoolTables:
         return GateState(gate, order.backlog, len(order), queues, running, answer_s)
 
     def _is_at_the_set(self, request: Request, backlog: Backlog, *, waits: bool) -> bool:
-        """Return whether a request waits for the working set, or with `waits` False has just been let in there."""
+        """Return whether a request waits for the working set, or with `waits` False has just been admitted to it."""
         if waits:
             return not self.working_set.has_room(request)
         if request.progress.context is not None:
@@ -115,7 +115,10 @@ class PoolTables:
         return has_waited or backlog.has_starts(tenant)
 
     def numbers(self, request: Request | None, now: float) -> dict[str, float]:
-        """Return the numbers beside those of the order that decide about a waiting request (or none: None), by name."""
+        """Return the numbers that decide about a waiting request, beside those of the order.
+
+        `request`: None for the numbers of the pool alone.
+        """
         numbers: dict[str, float] = {}
         if self.working_set.hold_s:
             numbers["working_set_tokens"] = float(self.working_set.tokens_in_all)

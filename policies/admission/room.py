@@ -4,10 +4,10 @@ The obstacles of a request are checked in this order: a rival at another gateway
 (CEILING), the working set (WORKING_SET), and then each engine by itself (`BackendLedger.obstacle`, `PrefillParts`).
 
 Engines are asked as seldom as possible. `_answers` keeps the obstacles of blocked requests, and only engines that have
-`changed` since are asked again. `_full` has the engines without a slot, and `_open` all others: once for requests that
-may wait inside an engine, and once for those that may not. `_opens` has the times at which an obstacle may disappear
-without an event: at that time its engine counts as changed. So an event at one engine asks that engine only, and a wake
-asks only the engines whose time has come.
+`changed` since are asked again. `_full` has the engines without a slot, and `_open` all others. Both are kept twice:
+for requests that may wait inside an engine, and for all others. `_opens` has the times at which an obstacle may
+disappear without an event: at that time its engine counts as changed. So after an event at one engine only that engine
+is asked, and after a wake only the engines whose time has come.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from policies.tree.pool_tree import PoolTree
 from policies.tree.preemption import Preemption
 
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
-"""Obstacles at an engine that may have room for a smaller request. So may one that is closed to this request alone."""
+"""Obstacles at engines that may have room for a smaller request. So may an engine closed to one request alone."""
 FREED: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
 """Obstacles that the preemption of another request removes."""
 NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, Obstacle.CEILING, Obstacle.WORKING_SET, None})
@@ -41,7 +41,7 @@ ANSWERS_MAX: Final = 64
 
 
 class Rivals(Protocol):
-    """Requests that wait at other gateways for the same engines."""
+    """Requests that wait at other gateways for the engines of this pool."""
 
     def has_turn(self, request: Request, now: float) -> bool:
         """Return whether one of them goes before this request."""
@@ -64,7 +64,7 @@ class Elsewhere(Protocol):
         """Return whether the others must be asked first: about a shared limit, or about the request's interaction."""
 
     def ask(self, engine: Asker, request: Request) -> None:
-        """Ask the others about a request of `engine`. Calls its `peers_asked`, and then `decided` with the answer."""
+        """Ask the others about a request of `engine`. Call its `peers_asked`, then `decided` with the answer."""
 
     def let_go(self, request: Request) -> None:
         """Forget a request that no longer needs an answer."""
@@ -100,9 +100,9 @@ class DueTimes:
 
 
 Standing = tuple[bool, bool, bool]
-"""Properties of a request that decide about its room, as (alone, paced, spent). Alone: all that its tenant has at the
-pool (`PoolTree.is_alone`). Paced: its start must be spread. Spent: it is batch work that could exceed the bound of
-waste (`tree.preemption`)."""
+"""Properties of a request that decide about its room, as (alone, paced, spent). Alone: its tenant has no other request
+at the pool (`PoolTree.is_alone`). Paced: its start must be spread. Spent: it is batch work that could exceed the bound
+of waste (`tree.preemption`)."""
 
 
 Answers = tuple[Blocked, Standing, int]
@@ -146,7 +146,7 @@ class PoolRoom:
         """Id of the request with a reservation, and the engine that is reserved for it."""
         self._now = 0.0
         self.asked = ""
-        """Id of the last request of a question. If a decision fails, it failed on this request."""
+        """Id of the request that was asked about last. If a decision fails half way, this request is the cause."""
 
     def changed(self, engine: str | None = None) -> None:
         """Note an event at this engine, or with None at any engine: blocked requests may have room there now."""
@@ -177,7 +177,7 @@ class PoolRoom:
         self._tree.sized(*self.load.size())
 
     def follow(self, policy: Policy) -> None:
-        """Follow a new policy."""
+        """Read prefixes, waiting starts and backlog from a new policy."""
         self.prefixes = policy.prefixes
         self._working_set.first_start = policy.first_start if policy.order.admits_wholes else None
         self._working_set.may_pass_starts = policy.may_pass_starts
@@ -233,7 +233,7 @@ class PoolRoom:
     def _found(
         self, request: Request, standing: Standing, blocked: Blocked, ledgers: list[BackendLedger], but: str | None
     ) -> Sequence[BackendLedger] | Blocked:
-        """Ask these engines. `blocked`: the known obstacles at the other engines, to which those here are added."""
+        """Return those of these engines that have room, or `Blocked` with their obstacles added to the known ones."""
         free: list[BackendLedger] = []
         for ledger in ledgers:
             name = ledger.name
@@ -257,7 +257,7 @@ class PoolRoom:
         return blocked
 
     def _fits_elsewhere(self, request: Request, ledger: BackendLedger) -> bool:
-        """Return whether the prompt exceeds the whole KV cache of this engine, and fits that of another in service."""
+        """Return whether the prompt exceeds the whole KV cache of this engine, and fits another engine in service."""
         capacity, tokens = ledger.kv.capacity_tokens, request.prompt_tokens
         return (
             capacity is not None
@@ -271,8 +271,9 @@ class PoolRoom:
             return engine  # no other engine can serve the request, so the others are free for other requests
         if len(self._backends) < 2 or blocked.nearest() in NOT_SOON:
             return None
+        # An engine that is full for all but lone requests counts as open, because another request may be alone.
         waits: list[str] = []
-        for name in self._open[True]:  # another request may be alone, so an engine counts that is full for all others
+        for name in self._open[True]:
             if blocked.obstacles.get(name) in OF_ITS_SIZE or name in closed:
                 waits.append(name)
                 if len(waits) > 1:
@@ -414,7 +415,7 @@ class PoolRoom:
 
 
 def _is_full(ledger: BackendLedger, *, is_alone: bool) -> bool:
-    """Return whether there is no slot for any request of this standing."""
+    """Return whether the engine has no slot for any request that is, or is not, alone (`Standing`)."""
     return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(is_alone=is_alone)
 
 

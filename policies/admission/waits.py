@@ -110,6 +110,7 @@ def seconds_of(wait: Wait | None) -> Mapping[str, float]:
 
 
 def _with_rest(by: dict[str, float], wait: Wait, now: float) -> dict[str, float]:
+    """Attribute the time that has no obstacle yet to `wait.rest`."""
     _add(by, wait.rest, now - wait.since_s - sum(by.values()))
     return by
 

@@ -63,7 +63,7 @@ class BackendConfig(Section):
 
     @property
     def simulated(self) -> bool:
-        """Is the backend an engine model inside this process?"""
+        """Return whether the backend is an engine model inside this process."""
         return self.url.startswith("sim:")
 
     @property

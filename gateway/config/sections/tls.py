@@ -13,7 +13,7 @@ from gateway.config.section import Section
 
 
 class _TlsConfig(Section):
-    """Files that must exist and belong together."""
+    """Base of TLS settings: certificate, key and CA files, which are loaded once to check them."""
 
     @model_validator(mode="after")
     def _usable(self) -> Self:

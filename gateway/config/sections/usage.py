@@ -60,7 +60,7 @@ class UsageConfig(Section):
 
     @property
     def is_server(self) -> bool:
-        """Can several gateways share the database?"""
+        """Return whether several gateways can share the database."""
         return self.url.get_secret_value().partition("://")[0] in SERVERS
 
 

@@ -82,7 +82,7 @@ class Exchanges:
 
     @property
     def is_alone(self) -> bool:
-        """Is the gateway partitioned, so that it uses its last share?"""
+        """Return whether the gateway is partitioned, so that it uses its last share."""
         return self._schedule.is_alone
 
     def look(self) -> None:

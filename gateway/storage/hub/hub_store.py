@@ -68,7 +68,7 @@ class HubStore:
     async def leave(self, about: str) -> None:
         await self._ask("leave", self.replica, about)
 
-    async def learned(self, pool: str) -> bytes | None:
+    async def learned_state(self, pool: str) -> bytes | None:
         return await self._ask("learned", pool)
 
     async def learn(self, pool: str, content: bytes) -> None:

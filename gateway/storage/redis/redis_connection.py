@@ -108,7 +108,7 @@ class RedisConnection:
             async with self._lock:
                 if asyncio.get_running_loop().time() < self._again_s:
                     raise StoreUnavailable(self.fault or self.where)
-                answer = await self._tried(words, otherwise)
+                answer = await self._attempt(words, otherwise)
         finally:
             self._waiting -= 1
         self.fault, self._pause_s = None, 0.0
@@ -177,7 +177,11 @@ class RedisConnection:
             await self._connection.disconnect(nowait=True)
             self._connection = None
 
-    async def _tried(self, words: Sequence[Argument], otherwise: Sequence[Argument] | None) -> Any:
+    async def _attempt(self, words: Sequence[Argument], otherwise: Sequence[Argument] | None) -> Any:
+        """Send a command, or `otherwise` if the server does not have its script, and return the answer.
+
+        After a failure, pause longer each time and go to the next node. Raise StoreError.
+        """
         try:
             try:
                 return await self._answer(words)
@@ -199,6 +203,7 @@ class RedisConnection:
             raise failure from error
 
     async def _answer(self, words: Sequence[Argument]) -> Any:
+        """Send a command and return the answer, following MOVED to the server that has the keys."""
         for _ in range(MOVES_MAX):
             connection = await self._connected()
             try:
@@ -211,6 +216,7 @@ class RedisConnection:
         raise ConnectionError(f"sent from node to node {MOVES_MAX} times")
 
     async def _connected(self) -> AbstractConnection:
+        """Return an open connection to the present server."""
         if self._connection is None:
             self._connection = self._made(self._nodes[self._at])
         connection = self._connection
@@ -224,6 +230,7 @@ class RedisConnection:
         return connection
 
     def _made(self, node: Node, **more: Any) -> AbstractConnection:
+        """Return a connection to a server, not yet open."""
         options = {**self._options, **more, "retry": Retry(NoBackoff(), 0), "protocol": 2, "driver_info": None}
         if "path" not in options:
             options["host"], options["port"] = node
