@@ -22,6 +22,7 @@ async def test_without_a_head_a_connection_lives_as_long_as_the_config_says(star
     """`tests/http` has each way to send too slowly."""
     limits = {"client_head_s": 0.1, "client_idle_s": 1000, "client_body_s": 1000}
     async with Upstream(replies(OK)) as upstream, start(upstream.url, limits=limits, tenants=TENANTS) as live:
+        assert {name: getattr(live.server.limits, name) for name in limits} == limits
         assert await dripped(live.gateway.port, HEAD, b"a") == [408]
         assert (await live.ask("/v1/chat/completions", chat())).status == 200
 
