@@ -101,7 +101,7 @@ BREAKS = {
     "certificates": "gateway.http.tls.certificates.Certificates._look", "engines": "gateway.pool.pools.Pools.prepare",
     "exchange": "gateway.pool.replication.ticker.Exchanges._exchange",
     "fleet": "gateway.storage.redis.redis_store.RedisStore.subscribe", "health": "gateway.pool.backend.Backend.check",
-    "keys": "gateway.keys.in_redis.RedisKeys.changed",
+    "keys": "gateway.keys.in_redis.RedisKeys.change_mark",
     "lessons": "gateway.pool.replication.learned.LearnedSync._adopt", "metrics": "backends.scraper.Scraper._scrape",
     "news received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "news sent": "gateway.storage.redis.redis_store.RedisStore.publish",

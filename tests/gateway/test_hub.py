@@ -152,7 +152,7 @@ async def test_an_answer_that_came_while_a_worker_stood_still_is_no_failure() ->
         threads.submit(answers)
         store = HubStore(found, ())
         await store.open()
-        assert await stood_still(store.learned("pool"), 1.2 * DEADLINE_S) == b"what was learned"
+        assert await stood_still(store.learned_state("pool"), 1.2 * DEADLINE_S) == b"what was learned"
         await store.close()
     found.end()
 
