@@ -95,11 +95,21 @@ async def test_groups_stand_above_their_tenants_with_floor_and_ceiling(start: St
         assert (research["guaranteed_share"], research["max_share"], research["in"]) == (0.3, 0.8, None)
         assert (interns["max_running"], interns["weight"], interns["in"]) == (4, 2.0, "research")
         assert research["share_received"] == interns["share_received"] == interns["share_due"] == 1.0
-        assert {tenant["weight"] for tenant in pool["tenants"]} == {1.0}, "that of the config, whoever is there"
         await seen.open(live)
         rows = seen.page.locator("#tenants-body tbody tr")
         said = [(await rows.nth(n).inner_text()).split("\t")[0] for n in range(await rows.count())]
         assert said == ["research floor 30 %, at most 80 %", "interns at most 4 running", "one", "two"]
+
+
+async def test_weights_are_those_of_the_config_whoever_is_there(start: Starter) -> None:
+    named = tenants("one", "two", "three")
+    for tenant in named[:2]:
+        tenant["group"] = "both"
+    async with simulated() as sim, start(sim.url, tenants=named, groups=[{"name": "both", "weight": 2}]) as live:
+        for key in ("one", "three", "two"):
+            assert (await live.ask(CHAT, chat(max_tokens=3), key=key)).status == 200
+            [pool] = (await live.get("/state", admin=True)).json["pools"]
+            assert {tenant["weight"] for tenant in pool["tenants"]} == {1.0}
 
 
 async def test_pages_share_a_document_that_costs_much_for_longer_and_who_asks_alone_gets_a_new_one(

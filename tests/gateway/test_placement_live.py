@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from backends.simulated.simulated_server import SimulatedServer
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, SMALL, Live, Starter, chat, long_chat, simulated, until
@@ -51,6 +53,19 @@ async def test_the_log_and_explain_say_where_a_request_went_and_why(start: Start
         assert refused.status == 400
         line = (await live.lines(3))[-1]
         assert (line["backend"], line["placed"], line["tokens_cached_expected"]) == ("", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "placed"),
+    [({"name": "vtc", "placement": "least_loaded"}, "least_loaded"), ("d2lpm", "assigned"), ("dlpm", "rendezvous")],
+)
+async def test_every_placement_says_why(start: Starter, policy: Any, placed: str) -> None:
+    async with (
+        simulated(time_scale=0) as one,
+        simulated(time_scale=0) as two,
+        start(one.url, two.url, policy=policy) as live,
+    ):
+        assert (await asked(live, "1?"))["placed"] == placed
 
 
 async def test_what_was_found_and_what_was_expected_is_counted_by_engine(start: Starter) -> None:

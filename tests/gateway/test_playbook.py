@@ -11,6 +11,7 @@ from itertools import product
 
 import pytest
 
+from gateway.proxy.relay import Ending
 from tests.backends.corpus import ILL_FRAMED, TRUNCATED
 from tests.gateway.capture import (
     DONE,
@@ -98,6 +99,13 @@ async def test_what_is_whole_or_no_json_passes(start: Starter, limits: dict[str,
         for path, framing, (name, (body, kind)) in product(paths, (FRAMINGS[1], FRAMINGS[4]), FINE.items()):
             played = await on.play(path, whole(framing, body, kind))
             assert (played.end, played.got.body) == ((200, *COMPLETED), body), (path, framing, name)
+
+
+def test_space_behind_an_answer_is_no_part_of_it() -> None:
+    ending = Ending([(b"content-type", b"application/json")])
+    for data, is_missing in ((b" \n", False), (b" {", True), (b'"a":1', True), (b"} ", False), (b"\r\n", False)):
+        ending.come(data)
+        assert ending.is_missing is is_missing
 
 
 # --- streams ---

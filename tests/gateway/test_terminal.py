@@ -9,17 +9,31 @@ import pytest
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import until
 from tests.kit.served import OK, status_of_one
-from tests.kit.terminals import on_terminal
+from tests.kit.terminals import Terminal, on_terminal
+
+
+async def _asked(terminal: Terminal, times: int) -> None:
+    await until(lambda: re.search(r"serving on (http://[^,]+),.*\n", terminal.said))
+    found = re.search(r"serving on (http://[^,]+),", terminal.said)
+    assert found is not None
+    for _ in range(times):
+        assert await status_of_one(found[1]) == 200
 
 
 @pytest.mark.slow
 async def test_the_banner_stays_in_sight() -> None:
-    options = ("--port", "0", "--admin-port", "0")
-    async with Upstream(replies(OK)) as upstream, on_terminal("serve", "--backend", upstream.url, *options) as terminal:
-        await until(lambda: re.search(r"serving on http://[^,]+,.*\n", terminal.said))
-        [url] = re.findall(r"serving on (http://[^,]+),", terminal.said)
-        for _ in range(30):
-            assert await status_of_one(url) == 200
+    async with Upstream(replies(OK)) as upstream:
+        async with on_terminal("serve", "--backend", upstream.url, "--port", "0", "--admin-port", "0") as terminal:
+            await _asked(terminal, 30)
     assert "one line for each request: off" in terminal.said
     assert '"tenant"' not in terminal.said
     assert terminal.said.count("\n") < 20
+
+
+@pytest.mark.slow
+async def test_lines_come_where_they_are_asked_for() -> None:
+    async with Upstream(replies(OK)) as upstream:
+        options = ("--backend", upstream.url, "--port", "0", "--admin-port", "0", "--access-log", "stdout")
+        async with on_terminal("serve", *options) as terminal:
+            await _asked(terminal, 2)
+            await until(lambda: terminal.said.count('"tenant"') == 2)

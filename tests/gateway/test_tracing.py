@@ -14,6 +14,7 @@ from opentelemetry.semconv._incubating.attributes import client_attributes, gen_
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
 from pydantic import ValidationError
 
+from gateway.config.changes import changes, needs_restart
 from gateway.config.sections.keys import hash_key
 from gateway.storage.store_errors import StoreRefused
 from gateway.telemetry import span_export
@@ -315,6 +316,13 @@ def test_a_collector_without_a_path_is_asked_where_otlp_is(start: Starter) -> No
         tracing = start.config("sim:", tracing=endpoint).tracing
         assert tracing is not None
         assert tracing.endpoint == asked
+
+
+def test_a_change_needs_a_restart_and_shows_no_secret(start: Starter) -> None:
+    before, after = (start.config("sim:", tracing={"headers": {"a": value}}) for value in ("secret-1", "secret-2"))
+    found = [change for change in changes(before, after) if change.path.startswith("tracing")]
+    assert [str(change) for change in found] == ["tracing.headers[a]: (a secret), changed"]
+    assert needs_restart(before, found, after) == {"tracing.headers[a]": "is set at the start"}
 
 
 async def test_without_the_packages_it_does_not_start_and_says_so(
