@@ -54,6 +54,7 @@ class KnownAddresses:
 
 
 def _is_six(address: str) -> bool:
+    """Return whether an address is IPv6."""
     return ":" in address
 
 

@@ -45,6 +45,8 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class _Rank(msgspec.Struct):
+    """The state of one data-parallel rank of an engine, as of its last step."""
+
     rank: Count
     running: Count
     waiting: Count
@@ -61,6 +63,8 @@ class _Rank(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
+    """A message of the feed: the state of each rank, by the engine's own clock."""
+
     v: int
     start: Annotated[str, msgspec.Meta(max_length=64)]
     seq: Count
@@ -85,7 +89,7 @@ class _InvalidMessage(Exception):
 
 
 class _Clock:
-    """A map from the engine's clock to ours, in monotonic seconds. It errs towards too early."""
+    """A map from the engine's clock to ours, in monotonic seconds. The map errs towards too early."""
 
     def __init__(self, asked_s: float) -> None:
         """Start with a lower bound: no message was made before `asked_s`."""
@@ -166,6 +170,7 @@ class StepFeed:
         raise _FeedLost("the engine closed it")
 
     def _take(self, snapshot: Gauges) -> None:
+        """Report a snapshot. The first one after a fault ends the fault."""
         if self.why:
             self.why = ""
             self.silent.clear()

@@ -123,17 +123,22 @@ def vllm_block(results: Results) -> str:
 
 
 def gateways_block() -> str:
-    """Return each engine's table of all gateways, fairgate's losing rows first; draw its plots beside the page."""
-    parts, formulas = [], ""
+    """Return each engine's table of all gateways, fairgate's losing rows first; draw its plots beside the page.
+
+    Gateways are listed once where all engines had the same ones.
+    """
+    parts, before = [], ""
     for name, title in ENGINES.items():
         path = TENANTBENCH / name / "result.json"
         if path.exists():
             results = [json.loads(path.read_text())]
             draw(results, DOCS / f"tenantbench-{name}.svg")
-            text, _, formulas = text_of(results, "fairgate").partition("\n\n")[2].partition("\n## Formulas\n")
-            text = text.replace("\n## ", "\n#### ")
+            text = text_of(results, "fairgate").partition("\n\n")[2].partition("\n## Formulas\n")[0]
+            run, gateways, rest = text.replace("\n## ", "\n#### ").split("\n\n", 2)
+            text = "\n\n".join([run, rest] if gateways == before else [run, gateways, rest])
+            before = gateways
             parts.append(f"### {title}\n\n![Metrics of each gateway](tenantbench-{name}.svg)\n\n{text}")
-    return "\n".join([*parts, f"### Formulas\n{formulas}"]).rstrip() if parts else ""
+    return "\n".join(parts).rstrip()
 
 
 def written(page: str, block: str, text: str) -> str:

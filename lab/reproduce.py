@@ -32,18 +32,17 @@ METHOD = """\
 The policies are those of the gateway. For VTC's own setting they pick at every batching step of an engine loop
 (`lab/vtc/in_engine.py`: S-LoRA's, with the step times published for an A10G and Llama-2-7b). All other experiments put
 the production `AdmissionEngine` before a [model of vLLM](simulated-engine.md), in virtual time, so each run gives equal
-numbers. Experiments without their trace (`--traces`) are skipped. Numbers without a requirement are in files beside
-this page. The longest experiments take 2.5 to 7.5 minutes of CPU.
+numbers. Experiments without their trace (`--traces`) are skipped. Files beside this page have the numbers without a
+requirement, and those of a long table that are met.
 
 Not run: figures 11 to 14 and 18 of VTC, which plot the runs of table 2; figure 15, without published step times;
 figures 8, 9 and 12 of DLPM, which need texts of conversations or show one run over time.
 
-Different from VTC's code: there, a step in which a request ends charges every request of the batch twice, and nobody is
-lifted when no other client waits; here counters follow the paper's algorithm 2.
+In VTC's code a step in which a request ends charges every request of the batch twice, and nobody is lifted when no
+other client waits; here counters follow the paper's algorithm 2.
 
-Different from DLPM's paper: the gateway estimates the engines' caches; the paper's schedulers sit inside and see the
-radix tree. GPUs are models. The published Jain index is over what clients see (all input counts); DLPM equalises what
-is computed (extend tokens and output).
+DLPM's schedulers sit inside the engine and see the radix tree; the gateway estimates the engines' caches. GPUs are
+models. The published Jain index is over what clients see (all input counts); DLPM equalises what is computed.
 
 """
 

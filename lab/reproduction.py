@@ -12,6 +12,8 @@ from lab.experiment import Experiment, Figure, Findings, Row, Value, Verdict
 from lab.plots import chart
 
 HEADS = ("measure", "published", "ours", "required", "verdict")
+LONG = 8
+"""Of more requirements than these a page shows the missed ones; the file beside it has the others."""
 
 
 def as_text(experiment: Experiment, findings: Findings) -> str:
@@ -43,16 +45,18 @@ def as_json(by_experiment: Mapping[Experiment, Findings]) -> str:
 
 
 def details(findings: Findings) -> Sequence[Row]:
-    """Rows that are only in the file beside the page: nothing is required of them."""
-    return [row for row in findings.rows if row.verdict is Verdict.SHOWN]
+    """Rows that are only in the file beside the page: those without a requirement, and met ones of a long table."""
+    met = [row for row in findings.rows if row.verdict is Verdict.MET]
+    free = [row for row in findings.rows if row.verdict is Verdict.SHOWN]
+    return [*met, *free] if len(findings.rows) - len(free) > LONG else free
 
 
 def as_csv(findings: Findings) -> str:
-    """Measure, published value and ours of every row that the page leaves out."""
+    """Every row that the page leaves out, without its verdict."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEADS[:3])
-    writer.writerows(_cells(row)[:3] for row in details(findings))
+    writer.writerow(HEADS[:4])
+    writer.writerows(_cells(row)[:4] for row in details(findings))
     return text.getvalue()
 
 

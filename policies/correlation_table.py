@@ -122,6 +122,7 @@ class CorrelationTable:
         interaction.key_hashes = None
 
     def _take(self, own: dict[int, Held], interaction: Interaction, key_hash: int) -> None:
+        """Remove one key of an interaction."""
         held = own[key_hash]
         self._count -= 1
         if isinstance(held, list):

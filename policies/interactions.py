@@ -209,6 +209,7 @@ class Interactions:
     # --- which interaction is it? ---
 
     def _find(self, request: Request, now: float) -> Interaction | None:
+        """Return the open interaction that a request belongs to, by the evidence in its claim; None for a new one."""
         flow, claim = request.flow, request.claim
         own = self._open.get(flow.tenant)
         if claim.explicit:
@@ -415,6 +416,7 @@ class Interactions:
         return found is not None and found not in self._resting
 
     def _note_change(self, interaction: Interaction) -> None:
+        """Note that an interaction is to be reported to other gateways. The oldest notes are dropped."""
         if self.changed is not None:
             self.changed[interaction] = None
             if len(self.changed) > self.settings.open_max:

@@ -41,7 +41,7 @@ def read_gauges(model: EngineModel, now: float) -> Gauges:
 
 @dataclass(eq=False)
 class SimulatedGateway:
-    """An admission engine and its timer."""
+    """A simulated gateway: its admission engine, and the time at which its timer fires."""
 
     index: int
     engine: AdmissionEngine
@@ -50,7 +50,7 @@ class SimulatedGateway:
 
 @dataclass(eq=False)
 class Driver:
-    """The event heap and its handlers."""
+    """A simulation of gateways and engines: a heap of events in virtual time, and their handlers."""
 
     gateways: Sequence[SimulatedGateway]
     backends: dict[str, EngineModel]

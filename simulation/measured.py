@@ -66,7 +66,7 @@ class _MeasuredRequest:
 
 
 class _LogTotals:
-    """Peak load of all engines of a log, and its answers."""
+    """Totals of one access log: the peaks of sequences, tokens, context and engines, and each answer with its load."""
 
     def __init__(self, entries: Iterable[TracedRequest]) -> None:
         self.answers: list[_MeasuredRequest] = []
@@ -130,7 +130,7 @@ def measured(entries: Iterable[TracedRequest]) -> EngineEstimate | None:
 
 
 def _holds(profile: EngineProfile, found: _LogTotals) -> bool:
-    """Could the profile run the observed load?"""
+    """Return whether the profile could run the observed load."""
     capacity_tokens = profile.usable_blocks * profile.block_size
     return (
         profile.max_num_seqs * SLOTS_FACTOR >= found.sequences
@@ -140,6 +140,7 @@ def _holds(profile: EngineProfile, found: _LogTotals) -> bool:
 
 
 def _slower(profile: EngineProfile, factor: float) -> EngineProfile:
+    """Return the profile with each step `factor` times as long."""
     names = ("base_s", "per_prefill_token_s", "per_seq_s", "per_context_token_s")
     costs = {name: getattr(profile, name) * factor for name in names}
     return replace(profile, name=f"{profile.name} at {1 / factor:.2g} of its speed", **costs)

@@ -36,7 +36,7 @@ WINDOWS = 20
 
 
 class UnknownPolicyError(ValueError):
-    """No policy has this name; the message lists the names that exist."""
+    """An unknown name of a policy. The message lists the names that exist."""
 
 
 def policy_names(text: str) -> list[str]:
@@ -50,6 +50,8 @@ def policy_names(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
+    """The median, the 95th and the 99th percentile of one measure."""
+
     p50: float
     p95: float
     p99: float

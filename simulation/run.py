@@ -37,7 +37,7 @@ class Arrival:
     context: tuple[int, ...] = ()
     """Chained hashes of prompt and answer together, all cached by the engine at the end; () for the prompt alone."""
     is_wrong: bool = False
-    """Does the engine find the request invalid (400, 413, 422, 500) and answer at once with an error?"""
+    """True if the engine finds the request invalid (400, 413, 422, 500) and answers at once with an error."""
 
     def request(self) -> Request:
         """Return the gateway's view of the request."""

@@ -125,6 +125,7 @@ class Timeline:
             changes[after] -= 1
 
     def _coarsen(self) -> None:
+        """Double the length of a tick, and merge pairs of ticks."""
         self.tick_s *= 2
         for tenant, amounts in self._service.items():
             amounts.extend([0.0] * (len(amounts) % 2))

@@ -68,6 +68,7 @@ def _pairs(one: ReplayResult, other: ReplayResult) -> list[tuple[TenantResult, T
 
 
 def _under(one: ReplayResult, other: ReplayResult) -> tuple[str, str]:
+    """Return how to name two runs in a sentence: by policy, or by number of engines."""
     if one.backends == other.backends:
         return f"under `{one.policy}`", f"under `{other.policy}`"
     few, many = (f"{each.backends} engine{'s' if each.backends > 1 else ''}" for each in (one, other))
@@ -83,7 +84,7 @@ def _longest(tenants: Sequence[TenantResult]) -> str:
 
 
 def _part(tenant: TenantResult) -> str:
-    """Return the requests whose wait is meant."""
+    """Return the words for the share of a tenant's requests that waited as long as `_waited_s` says, or longer."""
     if tenant.requests >= REQUESTS_MIN:
         return "one request in twenty"
     return "one request in two" if tenant.requests > 1 else "its one request"
@@ -101,6 +102,7 @@ def _refused(one: TenantResult, other: TenantResult) -> float:
 
 
 def _is_alike(one: TenantResult, other: TenantResult) -> bool:
+    """Return whether a tenant fares alike in two runs."""
     low, high = sorted((_waited_s(one), _waited_s(other)))
     return high - low <= max(ALIKE_S, ALIKE_PART * high) and _refused(one, other) <= ALIKE_REFUSED
 

@@ -25,7 +25,7 @@ class Value:
 
     def __str__(self) -> str:
         digits = f"{self.middle:,.0f}" if abs(self.middle) >= 100 else f"{self.middle:.3g}"
-        text = digits + (f" ±{50 * self.spread:.0f} %" if self.spread else "")
+        text = digits + (f"±{50 * self.spread:.0f}" if self.spread else "")
         return f"[{text}]" if self.is_void else text
 
 
@@ -100,42 +100,55 @@ def losses(rows: list[Row], subject: str) -> list[tuple[Row, str, list[str]]]:
     return found
 
 
+def _cells(row: Row, gateways: list[str], lost: list[str]) -> list[str]:
+    """Return a value for each gateway: the best bold, those that lose in italics."""
+    top = row.values[row.best_of(row.values)].middle
+    cells = []
+    for name in gateways:
+        value = row.values.get(name)
+        mark = "**" if value and value.middle == top else "*" if name in lost else ""
+        cells.append(f"{mark}{value or '-'}{mark}")
+    return cells
+
+
+def table(rows: list[Row], gateways: list[str], lost: dict[int, list[str]]) -> list[str]:
+    """Return Markdown lines: a table of the rows, then the metrics in which all gateways are equal."""
+    lines = [f"| metric | workload | {' | '.join(gateways)} |", "| --- " * 2 + "| ---: " * len(gateways) + "|"]
+    equal: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        title = row.metric.title + (f", {row.metric.unit}" if row.metric.unit else "")
+        if len({value.middle for value in row.values.values()}) == 1 < len(row.values):
+            equal[f"{title}: {next(iter(row.values.values()))}"].append(row.workload)
+        else:
+            cells = _cells(row, gateways, lost.get(id(row), []))
+            lines.append(f"| {title} | {row.workload} | {' | '.join(cells)} |")
+    if equal:
+        lines += ["", "Equal for all:", "", *(f"- {said} ({', '.join(where)})" for said, where in equal.items())]
+    return lines
+
+
 def text_of(results: list[dict[str, Any]], subject: str = "") -> str:
-    """Return Markdown: what was measured on, the subject's losses, and the table."""
+    """Return Markdown: what was measured on, the rows that the subject loses, and all others."""
     rows = rows_of(results)
     lines = ["# tenantbench", ""]
     for i, result in enumerate(results):
         same = ", ".join(f"{key} {value}" for key, value in result["comparability"].items())
-        lines.append(f"Run {i + 1}: {same}.")
-        lines += ["", *(f"- {name}: {version}" for name, version in result["gateways"].items())]
+        versions: dict[str, list[str]] = defaultdict(list)
+        for name, version in result["gateways"].items():
+            versions[version].append(name)
+        lines += [f"Run {i + 1}: {same}.", ""]
+        lines += [f"- {', '.join(names)}: {version}" for version, names in versions.items()]
         lines += [f"- Left out: {name}: {reason.splitlines()[0]}" for name, reason in result["left_out"].items()]
-    lost = losses(rows, subject) if subject else []
-    if subject:
-        lines += ["", f"## Rows that {subject} loses", ""]
-        for row, best, own in lost:
-            named = [f"{name} {row.values[name]}" for name in (best, *own)]
-            lines.append(f"- {row.workload} {row.metric.title}: best is {named[0]}; {', '.join(named[1:])}")
-    first = {id(row) for row, _, _ in lost}
+    lost = {id(row): own for row, _, own in losses(rows, subject)} if subject else {}
     gateways = list(dict.fromkeys(name for row in rows for name in row.values))
     rounds = max(cell["round"] for result in results for cell in result["cells"])
-    said = f"Medians of {rounds} rounds; ± is half of their range." if rounds > 1 else "One round: no spread is known."
-    lines += [
-        "",
-        "## Metrics",
-        "",
-        f"{said} The best of each row is bold.",
-        "",
-        f"| metric | workload | better | {' | '.join(gateways)} |",
-    ]
-    lines.append("| --- " * 3 + "| ---: " * len(gateways) + "|")
-    for row in sorted(rows, key=lambda row: id(row) not in first):
-        top = row.values[row.best_of(row.values)].middle
-        are_equal = all(value.middle == top for value in row.values.values())
-        values = [(row.values.get(name), str(row.values.get(name, "-"))) for name in gateways]
-        cells = [f"**{text}**" if value and value.middle == top and not are_equal else text for value, text in values]
-        better = "more" if row.metric.is_high_good else "less"
-        unit = f", {row.metric.unit}" if row.metric.unit else ""
-        lines.append(f"| {row.metric.title}{unit} | {row.workload} | {better} | {' | '.join(cells)} |")
+    said = f"Medians of {rounds} rounds; ± is half of their range, in percent." if rounds > 1 else "One round."
+    lines += ["", f"{said} The best of each row is bold{f', what {subject} loses is in italics' if subject else ''}."]
+    if lost:
+        first = [row for row in rows if id(row) in lost]
+        rows = [row for row in rows if id(row) not in lost]
+        lines += ["", f"## Rows that {subject} loses", "", *table(first, gateways, lost)]
+    lines += ["", "## Other rows" if lost else "## Metrics", "", *table(rows, gateways, lost)]
     if voids := [cell for result in results for cell in result["cells"] if cell["void"]]:
         lines += ["", "## Void", "", "Numbers in brackets must not be used.", ""]
         lines += [f"- {c['gateway']} {c['workload']} round {c['round']}: {', '.join(c['void'])}" for c in voids]

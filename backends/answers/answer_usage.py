@@ -68,13 +68,13 @@ def plain(raw: Raw) -> object:
 
 
 def holds_any(raw: Raw) -> bool:
-    """Is the value present and not empty?"""
+    """Return whether the value is present and not empty."""
     length = len(raw)
     return length > _NOTHING_BYTES_MAX or (length > 0 and bytes(raw) not in _NOTHING)
 
 
 def asks_for_more(reason: str | None) -> bool | None:
-    """Does an answer with this stop reason ask the client to call again? None if unknown.
+    """Return whether an answer with this stop reason asks the client to call again; None if unknown.
 
     `reason` is that of a chat choice or an Anthropic message, or the status of a Responses answer.
     """
@@ -167,7 +167,7 @@ def read_answer(body: bytes) -> Answer:
 
 
 def _ends(body: bytes) -> bool:
-    """Is this complete JSON by a lenient parser? Some engines write NaN, or half of a surrogate pair."""
+    """Return whether a lenient parser accepts this as JSON. Some engines write NaN, or half of a surrogate pair."""
     try:
         json.loads(body.decode("utf-8", "replace").removeprefix("\ufeff"), strict=False)
     except ValueError:
@@ -243,7 +243,7 @@ def _choice_asks(choice: Choice) -> bool | None:
 
 
 def _is_drained(answer: Body, usage: Usage | None) -> bool:
-    """Is this an abort without a token, as each of the three APIs reports one?"""
+    """Return whether the answer is an abort without a token, as each of the three APIs reports one."""
     if usage is not None and usage.output_tokens:
         return False
     if answer.choices:
@@ -252,5 +252,5 @@ def _is_drained(answer: Body, usage: Usage | None) -> bool:
 
 
 def is_drained(body: bytes) -> bool:
-    """Is this 200 really a refusal? See `Answer.is_drained`."""
+    """Return whether an answer of status 200 is really a refusal. See `Answer.is_drained`."""
     return read_answer(body).is_drained

@@ -94,7 +94,7 @@ class StreamMeter:
         self.token_events = 0
         """Events with generated tokens. The role chunk and comments do not count."""
         self.started = False
-        """Has the engine begun to answer, by a token or by chat's role chunk, which vLLM sends with the first token?"""
+        """True once the engine has begun to answer, by a token or by the role chunk that comes with it."""
         self.usage: Usage | None = None
         self.error: StreamError | None = None
         self.ended = False
@@ -132,18 +132,18 @@ class StreamMeter:
 
     @property
     def awaits_more(self) -> bool | None:
-        """Does the answer ask for a tool (True), or is it final (False)? None if unknown."""
+        """Return whether the answer asks for a tool (False: it is final); None if unknown."""
         return taken_together(self._stops)
 
     @property
     def is_over(self) -> bool:
-        """May the stream end here? True after its end event, after an event once all choices have finished, and for a
-        format without a known end."""
+        """Return whether the stream may end here: after its end event, after an event once all choices have finished,
+        or anywhere in a format without a known end."""
         return self.ended or bool(self._is_foreign) or (len(self._finished) >= self.choices and not self._is_cut)
 
     @property
     def is_amid_event(self) -> bool:
-        """Has a part of an event been forwarded, but not yet its rest?"""
+        """Return whether a part of an event has been forwarded, but not yet its rest."""
         return self._finder is not None
 
     def feed(self, data: bytes) -> bytes:
@@ -216,6 +216,7 @@ class StreamMeter:
             self._before_text, self._after_text = data[: found.start(1)], data[found.end(1) :]
 
     def _feed_slowly(self, data: bytes) -> bytes:
+        """Return the bytes to forward, after reading the complete events in `data` and in the tail before it."""
         if self._is_plain and _CR in data:
             self._is_plain = False
         known = len(self._tail)
@@ -262,6 +263,7 @@ class StreamMeter:
         return len(buffer) - held
 
     def _end_oversized(self, finder: MemberFinder, piece: bytes) -> None:
+        """Read the fields that were found in an event too long to hold, now that it has ended."""
         finder.feed(piece)
         self._finder = None
         self._read_partly(_fields(self._head)[0], finder)
@@ -282,7 +284,7 @@ class StreamMeter:
             self._note_token()
 
     def _is_end(self, name: str) -> bool:
-        """Does an event of this name end the stream?"""
+        """Return whether an event of this name ends the stream."""
         return name in _RESPONSE_ENDS if self._dialect is Dialect.RESPONSES else name == "message_stop"
 
     def _read_event(self, raw: bytes, *, is_cut: bool = False) -> bool:
@@ -315,13 +317,14 @@ class StreamMeter:
         return True
 
     def _is_internal(self, raw: bytes) -> bool:
-        """Is the error internal to the engine? The client then learns only that an error happened."""
+        """Return whether the error is internal to the engine. The client then learns only that an error happened."""
         if self.error is None or not self._own_error:
             return False
         status = self.error.status
         return (status is not None and status >= _INTERNAL_STATUS_MIN) or _TRACE.search(raw) is not None
 
     def _read_chunk(self, event: StreamEvent) -> bool:
+        """Read an event of a chat or completion stream. Return whether to forward it."""
         if event.usage:
             self.usage = usage_of(plain(event.usage), self.usage)
         choices = event.choices
@@ -347,6 +350,7 @@ class StreamMeter:
         return True
 
     def _read_named(self, name: str, event: StreamEvent) -> None:
+        """Read an event of a Responses or Messages stream."""
         for part in (event, event.response):
             if part is not None and part.usage:
                 self.usage = usage_of(plain(part.usage), self.usage)
@@ -406,7 +410,7 @@ class StreamMeter:
 
 
 def is_event_stream(data: bytes) -> bool:
-    """Does an answer begin like an event stream, whatever its content type?"""
+    """Return whether an answer begins like an event stream, whatever its content type."""
     return _BEGINS.match(data) is not None
 
 
@@ -434,6 +438,7 @@ def _has_tokens(delta: Delta) -> bool:
 
 
 def _is_role_only(choice: EventChoice) -> bool:
+    """Return whether a choice only opens the answer: it names the role, and brings no token."""
     delta = choice.delta
     if delta is None or delta.role is None or choice.finish_reason is not None:
         return False

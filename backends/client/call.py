@@ -72,7 +72,7 @@ class UpstreamCall:
             self.connection.resume()
 
     def has_timed_out(self) -> bool:
-        """Is the connect limit over for a connection just made? If not, disarm the limit.
+        """Disarm the connect limit of a connection just made. Return whether the limit was over before.
 
         A cancelled connecting task would take its new connection along, and uvloop would never report that connection
         as lost.

@@ -1,7 +1,7 @@
-"""Is a head the one that came before it, but for the length of the body?
+"""Is a head equal to the head before it, except for the length of the body?
 
-Whoever keeps a connection sends equal heads again and again. What follows from a head follows from its bytes, so it is
-found out once, and kept with the head.
+An engine or client that keeps a connection sends equal heads again and again. All that follows from a head follows from
+its bytes, so a head is parsed once, and the result is kept with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RecurringHead:
         self._before = self._after = b""
 
     def keep(self, head: bytes, length: bytes) -> bool:
-        """Be recognised by these bytes, of which only the digits of the length may differ. False: it is too long."""
+        """Recognise this head from now on, whatever the digits of its length. Return False if the head is too long."""
         if len(head) > HEAD_BYTES_KEPT:
             return False
         at = head.lower().index(_LENGTH) + len(_LENGTH)
@@ -32,8 +32,10 @@ class RecurringHead:
         return True
 
     def found(self, data: bytes, at: int) -> tuple[int, int]:
-        """Return where this head ends, if it begins at `at`, and how long the body is behind it; else (0, 0). A head
-        without a body is not recognised: some fields mean something only where there is one."""
+        """Return the end of this head in the data, if it begins at `at`, and the length of its body; else (0, 0).
+
+        A head without a body is not recognised, because some fields mean something only where there is one.
+        """
         if not data.startswith(self._before, at):
             return 0, 0
         begin = at + len(self._before)

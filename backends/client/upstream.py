@@ -66,7 +66,7 @@ class UpstreamPool:
         self._timer: asyncio.TimerHandle | None = None
         self._outbox = Outbox()
         self._answer_head: AnswerHead | None = None
-        """Of the last answer with status 200 that came whole in one read."""
+        """Head of the last answer with status 200 that came whole in one read."""
         self._closed: asyncio.Future[None] | None = None
         self.opened = 0
         self.reused = 0
@@ -74,7 +74,7 @@ class UpstreamPool:
 
     @property
     def is_busy(self) -> bool:
-        """Is a call waiting for an answer or a connection?"""
+        """Return whether a call waits for an answer or a connection."""
         return bool(self._busy or self._connecting)
 
     def __repr__(self) -> str:
@@ -144,6 +144,7 @@ class UpstreamPool:
         return ""
 
     def _connected(self, call: UpstreamCall, task: asyncio.Task[str]) -> None:
+        """End the connecting task of a call. Fail the call if there is no connection."""
         self._connecting.pop(task, None)
         call.connecting = None
         if call.connection is None:
@@ -156,6 +157,7 @@ class UpstreamPool:
         self._open(call)
 
     def _release(self, connection: _Connection) -> None:
+        """Return a connection to the idle ones."""
         self._busy.discard(connection)
         self._idle.append(connection)
 
@@ -166,6 +168,7 @@ class UpstreamPool:
             self._idle.remove(connection)
 
     def _check_closed(self) -> None:
+        """Finish closing once no connection is left."""
         if self._closed is None or self._connecting or self._busy or self._idle:
             return
         if self._timer is not None:
@@ -323,7 +326,7 @@ class _Connection(asyncio.Protocol):
         self._tell(call, payload, is_head_new=is_head_new)
 
     def _tell(self, call: UpstreamCall, payload: bytes, *, is_head_new: bool) -> None:
-        """Tell who takes the answer what has come of it."""
+        """Pass the head, the bytes and the end that have arrived to the receiver."""
         receiver = call.receiver
         if is_head_new:
             receiver.head_received(self._status, self._headers)

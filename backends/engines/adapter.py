@@ -56,9 +56,9 @@ class Adapter:
     health_path: ClassVar[str] = "/v1/models"
     """Path that answers 200 when the engine is well."""
     role_is_start: ClassVar[bool] = True
-    """Does an event with the role alone come with the first token? Otherwise the engine may not have begun."""
+    """True if an event with the role alone comes with the first token. Otherwise the engine may not have begun."""
     takes_cache_salt: ClassVar[bool] = False
-    """Does the engine keep the cached blocks of requests with different `cache_salt` apart?"""
+    """True if the engine keeps the cached blocks of requests with different `cache_salt` apart."""
     gaps: ClassVar[tuple[str, ...]] = ()
     """Limitations of this kind of engine, each a part of a sentence whose subject is the engine."""
 
@@ -97,8 +97,8 @@ class Adapter:
         """Keep the facts of an answer from `facts_path`. Raise one of UNREADABLE for an answer without them."""
 
     def is_refusal(self, status: int, body: bytes) -> bool:
-        """Is this answer backpressure, so that the request returns to its queue? Anthropic's API says "overloaded" by
-        529."""
+        """Return whether this answer is backpressure, so that the request returns to its queue. Anthropic's API says
+        "overloaded" by 529."""
         return status in (429, 503, 529)
 
     def description(self) -> str:

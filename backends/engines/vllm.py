@@ -53,8 +53,8 @@ class VllmAdapter(Adapter):
         return _per_engine(page, names)
 
     def is_refusal(self, status: int, body: bytes) -> bool:
-        """Is this overload, pause or death (503), a limit (429), or a shutdown (an empty abort, later a telling
-        500)?"""
+        """Return whether this answer reports overload, pause or death (503), a limit (429), or a shutdown (an empty
+        abort, later a 500 that says so)."""
         if status in (429, 503):
             return True
         if status == 500:

@@ -15,7 +15,7 @@ BlockKey = int | tuple[int, int]
 
 
 class BlockPool:
-    """Counts blocks and remembers keys; O(1) per block."""
+    """The KV blocks of a simulated engine: free, held, or cached under a key for reuse. O(1) per block."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -113,7 +113,7 @@ class EngineModel:
 
     @property
     def has_work(self) -> bool:
-        """Is anything running or waiting?"""
+        """Return whether any request runs or waits."""
         return bool(self._sequences)
 
     def submit(self, request: EngineRequest, now: float) -> None:
@@ -255,7 +255,7 @@ class EngineModel:
         sequence.named = max(sequence.named, full)
 
     def _preempt(self) -> str:
-        """Preempt the latest request. It waits again ahead of later arrivals, and is recomputed."""
+        """Preempt the latest request. The request waits again ahead of later arrivals, and is recomputed."""
         victim = self._running.pop()  # admission keeps arrival order, so the last is the latest
         self._release(victim)
         victim.computed = 0

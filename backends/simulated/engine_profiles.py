@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 
 class UnknownProfileError(ValueError):
-    """No profile has this name; the message lists the names that exist."""
+    """An unknown name of an engine profile. The message lists the names that exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,7 +155,7 @@ class Steps:
         return json.dumps({**head, "ranks": [vars(rank) for rank in self.ranks.values()]}).encode() + b"\n"
 
     def _is_idle(self) -> bool:
-        """Is there nothing that a step could change?"""
+        """Return whether there is nothing that a step could change."""
         if self.unfinished is None or any(rank.running or rank.waiting for rank in self.ranks.values()):
             return False
         return self.unfinished() == 0

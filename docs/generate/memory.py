@@ -7,7 +7,6 @@ from pathlib import Path
 
 from gateway.config.machine import MEMORY_OF_MACHINE
 from gateway.config.memory_bounds import (
-    ALLOCATED,
     BASE_BYTES,
     BLOCK_BYTES,
     CONNECTION_BYTES,
@@ -22,7 +21,7 @@ from gateway.config.memory_bounds import (
 TEMPLATE = Path(__file__).with_name("memory.template.txt")
 SIZES = (256 << 20, MEMORY_MAX, MEMORY_OF_MACHINE)
 ROWS: tuple[tuple[str, str, Callable[[Bounds], str]], ...] = (
-    ("names, in the tables below", "names", lambda bounds: f"{bounds.names:,}"),
+    ("names", "names", lambda bounds: f"{bounds.names:,}"),
     ("blocks of prompts that engines have cached", "prompts", lambda bounds: f"{bounds.blocks:,}"),
     ("bodies", "bodies", lambda bounds: _mib(bounds.bodies_bytes + bounds.reading_bytes)),
     ("of these, all that arrive, wait, or have no answer yet", "", lambda bounds: _mib(bounds.bodies_bytes)),
@@ -48,19 +47,20 @@ def lines(table: Callable[[list[str], list[list[str]]], Iterator[str]]) -> Itera
     parts = [
         [what, f"{PARTS[share]:.0%}" if share else "", *[say(each) for each in bounds]] for what, share, say in ROWS
     ]
-    tables = [
-        [one.what, f"{one.entry_bytes:,}", str(one.part), "yes" if one.of_pool else ""] for one in TABLES.values()
-    ]
+    by_part: dict[int, list[str]] = {}
+    for one in TABLES.values():
+        by_part.setdefault(one.part, []).append(one.what.replace(";", ",") + (" (*)" if one.of_pool else ""))
     text = TEMPLATE.read_text(encoding="utf-8").format(
         usual=MEMORY_MAX >> 20,
         machine=MEMORY_OF_MACHINE >> 20,
         least=MEMORY_MAX_LEAST >> 20,
         base=BASE_BYTES >> 20,
-        allocated=f"{ALLOCATED - 1:.0%}",
         block=BLOCK_BYTES,
-        connection=f"{CONNECTION_BYTES:,} bytes",
+        connection=f"{CONNECTION_BYTES:,}",
         parts="\n".join(table(heads, parts)),
-        tables="\n".join(table(["an entry is", "bytes", "names for each", "divided among the pools"], tables)),
+        tables="\n".join(
+            f"- per {f'{part} names' if part > 1 else 'name'}: {'; '.join(by_part[part])}." for part in sorted(by_part)
+        ),
     )
     yield from text.rstrip("\n").split("\n")
 

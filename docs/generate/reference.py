@@ -76,18 +76,19 @@ def _config() -> Iterator[str]:
     yield "# Every field of the configuration"
     yield from (
         "",
-        "The configuration is one YAML file. `fairgate check FILE` names every fault in it with its line.",
-        "[config.example.yaml](../../config.example.yaml) is a file to start from.",
+        "`fairgate check FILE` names every fault with its line. Start from",
+        "[config.example.yaml](../../config.example.yaml).",
         "",
         "In brackets: default, unit, bounds. A field without a default is off, or does what its text says. Times are",
         "in seconds and sizes in bytes. A number without a lower bound must be above 0. `[]` stands for each member",
         "of a list, `*` for each name.",
     )
     sections: dict[str, list[Entry]] = {}
+    known = {one.section for one in fields()}
     for one in sorted(fields(), key=lambda one: one.section):
         section = code(one.section) or "The file itself"
         sections.setdefault(section, []).append(
-            Entry(code(one.path.rpartition(".")[2]), _described(one), _example(one))
+            Entry(code(one.path.rpartition(".")[2]), _described(one), _example(one, known))
         )
     alike: dict[str, list[str]] = {}
     """Sections with the same fields stand together."""
@@ -152,10 +153,12 @@ def _tells(name: str, unit: str) -> bool:
     return unit in ("", "factor", "part of 1") or unit.startswith("seconds") or unit.split("/")[0] in name
 
 
-def _example(field: ConfigField) -> str:
+def _example(field: ConfigField, sections: set[str]) -> str:
     """Return an example that shows more than a word, a path, the default or a part of the text."""
     example = field.example.partition(": ")[2]
     is_plain = example == field.default or re.fullmatch(r"[\w ./-]+|sha256:\w+", example)
+    if f"{field.path}[]" in sections:
+        return ""  # Its fields have examples.
     is_said = example in field.meaning or example.strip("[]'") in f"{field.meaning} {field.bounds}"
     return "" if is_plain or is_said else f" E.g. {code(example)}."
 
@@ -174,7 +177,7 @@ def _cli() -> Iterator[str]:
     yield "# The command line"
     yield from (
         "",
-        "`fairgate COMMAND --help` says the same. Exit status:",
+        "`fairgate COMMAND --help` says this. `-c` or `--config` names the gateway's file. Exit status:",
         "",
         "- 0: done.",
         "- 1: not done: a port is taken, a gateway refused, a required result was missed.",
@@ -183,8 +186,17 @@ def _cli() -> Iterator[str]:
     )
     context = click.Context(asks_admin(click.command()(lambda: None)))
     asks = [_option(one, context) for one in context.command.params if isinstance(one, click.Option)]
-    yield from ("", "Commands that ask a running gateway find it by these options:", "", *asks)
+    asking = [
+        name for name, one in sorted(fairgate.commands.items()) if any("--admin" in each.opts for each in one.params)
+    ]
+    yield from ("", f"Commands that ask a running gateway ({', '.join(map(code, asking))}) find it by:", "", *asks)
     yield from _commands(fairgate, "fairgate", asks)
+
+
+PLAIN = ("TEXT", "INTEGER", "FLOAT", "INTEGER RANGE", "FLOAT RANGE")
+"""What click says of a value, where the text tells more."""
+FILE = "The gateway's file."
+"""The help of an option that the page describes once."""
 
 
 def _commands(command: click.Command, name: str, common: list[str]) -> Iterator[str]:
@@ -200,11 +212,14 @@ def _commands(command: click.Command, name: str, common: list[str]) -> Iterator[
         return
     usage = " ".join(command.collect_usage_pieces(context)).removeprefix("[OPTIONS]").strip()
     yield from ("", f"## `{f'{name} {usage}'.strip()}`", "", *_help(command))
-    options = [one for one in command.get_params(context) if isinstance(one, click.Option) and "--help" not in one.opts]
+    options = [
+        one
+        for one in command.get_params(context)
+        if isinstance(one, click.Option) and "--help" not in one.opts and one.help != FILE
+    ]
     rows = [_option(one, context) for one in options]
     if all(row in rows for row in common):
         rows = [row for row in rows if row not in common]
-        yield from ("", "Asks a running gateway.")
     if rows:
         yield from ("", *rows)
 
@@ -225,10 +240,13 @@ def _help(command: click.Command) -> Iterator[str]:
 def _option(option: click.Option, context: click.Context) -> str:
     described = option.to_info_dict()
     names = ", ".join(code(name) for name in [*option.opts, *option.secondary_opts])
-    metavar = "" if option.is_flag else f" {code(option.make_metavar(context))}"
+    metavar = option.make_metavar(context)
+    metavar = "" if option.is_flag or metavar in PLAIN else f" {code(metavar)}"
     text, _, written = (option.help or "").partition("[default: ")
     default = written.rstrip("]") if written else _default(described["default"], option)
-    return f"- {names}{metavar}{f' (default: {default})' if default else ''}: {_in_markdown(text.strip())}"
+    if default:
+        default = f" ({default})" if option.required else f" (default: {default})"
+    return f"- {names}{metavar}{default}: {_in_markdown(text.strip())}"
 
 
 def _default(value: Any, option: click.Option) -> str:
@@ -245,8 +263,8 @@ def _metrics() -> Iterator[str]:
         "",
         "`GET /metrics` of the admin listener has these in Prometheus' format, with Prometheus' own `process_...`.",
         "Labels are in brackets. `..._total` are counters; the others are gauges unless they are named histograms.",
-        "1,000 tenants, 100 of them in histograms, and 100 models have labels of their own; the rest are together",
-        "under `other`. Times are in seconds.",
+        "1,000 tenants, 100 of them in histograms, and 100 models have labels; the rest are `other`. Times are in",
+        "seconds.",
         "",
     )
     for name, one in FAMILIES.items():
@@ -254,8 +272,8 @@ def _metrics() -> Iterator[str]:
         yield _item(code(name), one.text, ", ".join(filter(None, (kind, *map(code, one.labels)))))
     yield from (
         "",
-        "The values of `outcome`, `reason` and `obstacle` are on the page of [reasons](reasons.md). `kind` is `input`,",
-        "`output` or `cached`, and for prompts at a backend also `expected` and `wrong`.",
+        "[Reasons](reasons.md) has the values of `outcome`, `reason` and `obstacle`. `kind` is `input`, `output` or",
+        "`cached`, and for prompts at a backend also `expected` and `wrong`.",
     )
 
 
@@ -280,15 +298,15 @@ def _log_fields() -> Iterator[str]:
     yield "# The access log"
     yield from (
         "",
-        "Every request leaves one line of JSON when the request ends, without content: no prompt, no answer, no key.",
-        "`..._ms` are milliseconds. `fairgate replay` reads these lines. Fields are text where no type is named.",
+        "Every request leaves one line of JSON when it ends, without prompt, answer or key. `..._ms` are milliseconds.",
+        "Fields are text where no type is named. `fairgate replay` reads these lines.",
         "",
     )
     for name, kind, text in log_fields():
         yield _item(code(name), text, _TYPES[kind])
     yield from (
         "",
-        "What `outcome`, `reason`, `waited_ms` and `placed` may say is on the page of [reasons](reasons.md).",
+        "[Reasons](reasons.md) has the values of `outcome`, `reason`, `waited_ms` and `placed`.",
     )
 
 
@@ -311,12 +329,12 @@ def _headers() -> Iterator[str]:
         "",
         "## What does not pass",
         "",
-        "Fields that would steer an engine, name the client, or belong to one connection do not reach the engine:",
+        "These fields do not reach the engine:",
         "",
         ", ".join(code(name) for name in dropped)
         + ", and all that begin with `proxy-`, `x-fairgate-` or `x-forwarded-`.",
         "",
-        "Fields that tell of an engine's inside do not reach clients:",
+        "These fields of an engine do not reach clients:",
         "",
         ", ".join(code(name) for name in hidden) + ".",
     )
@@ -333,6 +351,7 @@ def forward_names(forward: Any) -> list[str]:
 
 
 NOT_BAD = ("For that client only.", "No.")
+NOTHING = ("Nothing.", "Correct the client.")
 FAULT = ("Yes. It is a fault of the gateway.", "Report the lines that follow it.")
 
 
@@ -340,13 +359,13 @@ def _reasons() -> Iterator[str]:
     yield "# Reasons and errors, and what to do"
     yield from (
         "",
-        "These words stand in answers, in the access log, in metrics and in `fairgate explain`. An entry without",
-        "**Bad?** is bad for that client at most; without **Do:** there is nothing to do.",
+        "These words stand in answers, the access log, metrics and `fairgate explain`. An entry without",
+        "**Bad?** is bad for that client at most; without **Do:** only the client can mend it, or nobody need.",
         "",
         "## Reasons",
         "",
         "OpenAI's clients find the reason as `code` of the error, Anthropic's before its message. The number is the",
-        "HTTP status. An engine that finds a request wrong may use words and codes of its own.",
+        "HTTP status. An engine that finds a request wrong may use other words and codes.",
     )
     for reason in Reason:
         yield from _entry(reason.value, RUNBOOK["reasons"].get(reason.value), f"{ApiError(reason, '').status}: ")
@@ -373,7 +392,7 @@ def _reasons() -> Iterator[str]:
 def _entry(word: str, said: dict[str, str] | None, before: str = "") -> Iterator[str]:
     if said is not None:
         bad = "" if said["bad"] in NOT_BAD else f" **Bad?** {said['bad'].removeprefix('No. ')}"
-        do = "" if said["do"] == "Nothing." else f" **Do:** {said['do']}"
+        do = "" if said["do"] in NOTHING else f" **Do:** {said['do']}"
         yield from ("", f"### {code(word)}", "", f"{before}{said['happened']}{bad}{do}")
 
 

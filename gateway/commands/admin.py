@@ -36,7 +36,7 @@ class NotAnswered(Exception):
 
 
 class Admin:
-    """The admin listener of one gateway."""
+    """A client of one gateway's admin listener."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url

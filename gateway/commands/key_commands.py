@@ -228,6 +228,7 @@ def _from_stdin(what: str) -> str:
 
 
 def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Found]]) -> Found:
+    """Run a command on the table of issued keys. Raise Failed without a table or a store."""
     if not config.issues_keys:
         raise Failed(
             f"fairgate: {path} has neither `usage:` nor `state: redis://...`: its keys stand in the file, under "

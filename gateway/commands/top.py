@@ -111,7 +111,7 @@ def _tenants(pool: Data, window_s: float, rows: int | None) -> Iterator[Renderab
 
 
 def _is_short(one: Data) -> bool:
-    """Has a waiting tenant received far less than its due?"""
+    """Return whether a waiting tenant has received far less than its due."""
     return bool(one["queued_requests"] and one["share_received"] < SHORT_OF_DUE * one["share_due"])
 
 

@@ -43,7 +43,7 @@ class Change:
 
     @property
     def is_whole(self) -> bool:
-        """Is this a whole section that was added or removed?"""
+        """Return whether a whole section was added or removed."""
         return PRESENT in (self.before, self.after)
 
     def __str__(self) -> str:

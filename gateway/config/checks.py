@@ -20,11 +20,12 @@ def fault(message: str) -> PydanticCustomError:
 
 
 def is_name(text: str) -> bool:
-    """May a tenant, an app, a model or a pool have this name?"""
+    """Return whether a tenant, an app, a model or a pool may have this name."""
     return re.fullmatch(r"[^\s\x00-\x1f\x7f]{1,128}", text) is not None
 
 
 def checked_name(text: str) -> str:
+    """Check for a name without spaces, of at most 128 characters."""
     if not is_name(text):
         raise fault("should be 1 to 128 characters, without spaces or control characters")
     return text
@@ -34,6 +35,7 @@ Name = Annotated[str, AfterValidator(checked_name)]
 
 
 def checked_address(text: str) -> str:
+    """Check for host:port."""
     host, port = split_address(text)
     if not host or not 0 <= port <= 65535:
         raise fault("should be host:port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080")
@@ -54,7 +56,8 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Is the host reachable from this machine only? A name other than localhost counts as reachable from others."""
+    """Return whether the host is reachable from this machine only. A name other than localhost counts as reachable from
+    others."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -117,18 +120,21 @@ def checked_zone(name: str) -> str:
 
 
 def checked_tokenizer(text: str) -> str:
+    """Check for a path of a tokenizer.json, or for tiktoken:ENCODING."""
     if not text.endswith(".json") and not re.fullmatch(r"tiktoken:[A-Za-z0-9_.-]+", text):
         raise fault("should be the path of a tokenizer.json, or tiktoken:ENCODING such as tiktoken:o200k_base")
     return text
 
 
 def checked_trace(text: str) -> str:
+    """Check for a source of interaction ids: traceparent, or baggage:KEY."""
     if text != "traceparent" and not re.fullmatch(r"baggage:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", text):
         raise fault("should be traceparent, or baggage:KEY such as baggage:interaction")
     return text
 
 
 def checked_hash(text: str) -> str:
+    """Check for the hash of a key, and return it in lower case."""
     if not re.fullmatch(r"sha256:[0-9a-fA-F]{64}", text):
         raise fault(
             "is not the hash of a key (sha256: and 64 hex digits). Keys are never stored as they are: "
@@ -138,12 +144,14 @@ def checked_hash(text: str) -> str:
 
 
 def checked_api_key(key: SecretStr) -> SecretStr:
+    """Check that the key can stand in an HTTP header."""
     if not re.fullmatch(r"[!-~]+", key.get_secret_value()):
         raise fault("is empty, or holds spaces, line ends or characters that cannot stand in an HTTP header")
     return key
 
 
 def unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check that no name comes twice."""
     if len(set(names)) != len(names):
         raise fault("holds the same name twice")
     return names

@@ -56,7 +56,7 @@ class Fault:
     path: str
     message: str
     is_warning: bool = False
-    """Is the value valid, but probably a mistake?"""
+    """True if the value is valid, but probably a mistake."""
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
@@ -131,6 +131,7 @@ def check_config(
 
 
 def _loaded(source: _Source, overrides: Overrides = NO_OVERRIDES) -> Config:
+    """Read and validate a file, with the settings of the command line in place of its own."""
     data = source.read()
     overrides.over(data)
     return _validated(data, source)
@@ -359,11 +360,13 @@ def _validated(data: dict[str, Any], source: _Source) -> Config:
 
 
 def _explained(error: ErrorDetails, source: _Source) -> Fault:
+    """Return pydantic's error as a fault, with its place in the file."""
     fault = source.fault_at(error["loc"], "", of_key=error["type"] == "extra_forbidden")
     return replace(fault, message=_message(error, source.values.get(source.written(error["loc"]))))
 
 
 def _message(error: ErrorDetails, node: yaml.Node | None) -> str:
+    """Return the sentence on a pydantic error, with advice where there is some."""
     kind = error["type"]
     if kind == "missing":
         return "is missing"

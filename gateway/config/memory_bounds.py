@@ -43,7 +43,7 @@ class Table(NamedTuple):
     part: int
     """Names per entry."""
     of_pool: bool = False
-    """Does each pool have a table, so that the names are divided among pools?"""
+    """True if each pool has a table, so that the names are divided among pools."""
 
 
 TABLES: Final = {

@@ -66,23 +66,22 @@ class PoolConfig(Section):
     name: Name
     """Name in metrics and logs; unique."""
     models: tuple[Name, ...] = Field(default=(), strict=False)
-    """Model names that clients may ask for. Empty: learned from the backends' /v1/models."""
+    """Models that clients may ask for. Empty: those of the backends' /v1/models."""
     backends: Annotated[tuple[BackendConfig, ...], AfterValidator(not_empty)] = Field(
         strict=False, json_schema_extra={"minItems": 1}
     )
     """The engines, at least one; no url twice."""
     fallback: Name | None = None
-    """A model of another pool that answers while no backend here is in service, queued requests included. Clients see
-    the name that they asked for. Default: requests are refused."""
+    """A model of another pool that answers while no backend here is in service. Default: requests are refused."""
     start_s_max: float = Field(default=0, ge=0, le=86_400)
-    """Longest start of an engine. While no engine is in service, requests wait longer by this time, and clients are
-    told how long starts usually take. 0: requests are refused at once."""
+    """Longest start of an engine. While no engine is in service, requests wait longer by this time. 0: requests are
+    refused at once."""
     bytes_per_token: float | None = Field(default=None, gt=0, le=64)
     """Initial prompt bytes per token; the true ratio is learned from usage reports."""
     tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
     """Exact prompt counts by a tokenizer.json, or tiktoken:ENCODING. Default: the learned ratio."""
     isolate_caches: Isolation = "where_possible"
-    """Separate tenants in prefix caches by a cache_salt: otherwise the time to the first token tells what others have
+    """Separate tenants in prefix caches by a cache_salt, so that times to first tokens tell nobody what others have
     asked. where_possible: engines that ignore salts serve, with shared caches; require: such engines get no requests;
     never: tenants share all caches."""
     capacity: CapacityConfig = CapacityConfig()
@@ -116,8 +115,7 @@ class Config(Section):
     tls: ListenerTlsConfig | None = None
     """TLS for clients, in place of plain HTTP. Default: none, for loopback or behind a proxy that speaks TLS."""
     trusted_proxies: tuple[NetworkName, ...] = Field(default=(), strict=False)
-    """Load balancers, such as 10.0.0.0/8, that are trusted to name their clients' addresses (`forwarded`, else
-    `x-forwarded-for`)."""
+    """Load balancers, such as 10.0.0.0/8, whose `forwarded`, else `x-forwarded-for`, names the client's address."""
     cors_origins: Annotated[tuple[Origin, ...], AfterValidator(unique)] = Field(default=(), strict=False)
     """Origins of web pages that may call, such as https://chat.example.com; * for any."""
     routes: tuple[RouteConfig, ...] = Field(default=(), strict=False)
@@ -220,12 +218,12 @@ class Config(Section):
 
     @property
     def issues_keys(self) -> bool:
-        """Is there a store for keys created at run time?"""
+        """Return whether there is a store for keys created at run time."""
         return self.state.redis_url is not None or self.usage is not None
 
     @property
     def has_replicas(self) -> bool:
-        """Do several gateways share engines and limits, as workers or through Redis?"""
+        """Return whether several gateways share engines and limits, as workers or through Redis."""
         return self.state.redis_url is not None or self.workers > 1
 
     @property

@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 
 class KnownPath(NamedTuple):
+    """The treatment and the methods of one path."""
+
     treatment: str
     """Name of its route in `gateway/request/routes.py`."""
     methods: tuple[str, ...]

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 
 class Section(BaseModel):
+    """Base of all sections of the config: immutable, strict, and closed to unknown fields."""
+
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
@@ -94,7 +96,7 @@ def with_class(section: type[S]) -> type[S]:
 
 
 def can_wait(section: Section) -> bool:
-    """Is the section of class batch?"""
+    """Return whether the section is of class batch."""
     return bool(getattr(section, "class") == "batch")
 
 

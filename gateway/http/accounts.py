@@ -13,7 +13,7 @@ _RETRY_S: Final = 2.0
 
 
 class Account:
-    """Current holdings of one tenant or one address."""
+    """Connections and bytes that one tenant or one address has open now."""
 
     __slots__ = ("bodies_bytes", "connections", "heads_bytes", "name")
 
@@ -53,6 +53,7 @@ class Accounts:
         return account
 
     def disconnect(self, account: Account) -> None:
+        """Count the end of a connection. Forget the account if nothing of it is left."""
         account.connections -= 1
         self._forget(account)
 

@@ -51,7 +51,7 @@ class TrustedProxies:
         self._networks = [ip_network(network) for network in networks]
 
     def trusts(self, address: str) -> bool:
-        """Is this the address of a trusted proxy?"""
+        """Return whether this is the address of a trusted proxy."""
         if not self._networks:
             return False
         read = _read(address.partition("%")[0])
@@ -75,6 +75,7 @@ class TrustedProxies:
 
 
 def _hops(headers: Sequence[Header]) -> list[str]:
+    """Return the addresses that proxies have noted, the client's first."""
     forwarded = b",".join([value for name, value in headers if name == b"forwarded"])
     if forwarded:
         named = [_FOR.search(element) for element in forwarded.split(b",")]

@@ -344,12 +344,18 @@ class Connection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Close the connection if no request has begun and no answer is due."""
-        if self._state == _HEAD and not self._reader.partial and not self._pending:
+        if self._state == _HEAD and not self.has_begun():
             self._close()
 
     def is_asking(self) -> bool:
-        """Is a request due: the first one, or the rest of one that has begun?"""
+        """Return whether a request is due: the first one, or the rest of one that has begun."""
         return self._state == _BODY or (self._state == _HEAD and self._head_began)
+
+    def has_begun(self) -> bool:
+        """Has a part of a request come whose answer has not ended?"""
+        if self._state == _HEAD:
+            return bool(self._reader.partial or self._pending)
+        return self._state < _LINGER
 
     def idle_since(self) -> float:
         """Return since when the connection has been idle, `_NEVER` if it is not. An incomplete head is no activity."""
@@ -397,13 +403,14 @@ class Connection(asyncio.Protocol):
             self._close()
 
     def _expire_closing(self) -> None:
+        """Abort a connection that is closing, unless its client still takes the unsent bytes."""
         if self._outlet.unsent_bytes() and not self._is_stalled():
             self._set_deadline(self._limits.linger_s)
         else:
             self._outlet.abort()
 
     def _is_stalled(self) -> bool:
-        """Has the client taken no data for `client_stall_s`?"""
+        """Return whether the client has taken no data for `client_stall_s`."""
         waiting_bytes = self._waiting_bytes()
         if waiting_bytes < self._undrained_bytes:
             self._drained_at = self._server.now

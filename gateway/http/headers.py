@@ -106,11 +106,12 @@ def retry_after_s(headers: list[Header]) -> float:
 
 
 def is_json(kind: bytes) -> bool:
-    """Is content of this content-type one JSON value?"""
+    """Return whether content of this content-type is one JSON value."""
     return kind.partition(b";")[0].rstrip().endswith((b"/json", b"+json"))
 
 
 def _forwarded(headers: list[Header], dropped: frozenset[bytes]) -> list[Header]:
+    """Return the fields that are forwarded: neither `dropped` nor named by `connection`."""
     kept = []
     named: list[bytes] = []
     for field in headers:
@@ -127,7 +128,7 @@ def _forwarded(headers: list[Header], dropped: frozenset[bytes]) -> list[Header]
 
 
 def is_text(kind: bytes) -> bool:
-    """Is an answer of this content-type text, rather than sound or pictures?"""
+    """Return whether an answer of this content-type is text, rather than sound or pictures."""
     return not kind or kind.startswith(b"text/") or b"json" in kind
 
 

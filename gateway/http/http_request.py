@@ -341,6 +341,7 @@ class RequestReader:
         head.keep_alive = keep_alive
 
     def _read_coding(self, coding: bytes, is_http11: bool) -> None:
+        """Check the Transfer-Encoding: only chunked, once, and not in HTTP/1.0. Raise ApiError."""
         if not is_http11:
             raise _malformed("HTTP/1.0 has no Transfer-Encoding.")
         if self._chunked:

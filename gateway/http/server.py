@@ -69,8 +69,13 @@ class HttpServer:
             listener.close()
         self._listeners.clear()
 
-    def awaits_requests(self) -> bool:
-        """Is there a connection with a request that has not come, or not completely?"""
+    def awaits_requests(self, *, has_begun: bool = False) -> bool:
+        """Return whether a connection waits for a request, or for the rest of one.
+
+        `has_begun`: count only requests of which a part has come, until their answers have ended.
+        """
+        if has_begun:
+            return any(connection.has_begun() for connection in self.state.connections)
         return bool(self._arriving) or any(connection.is_asking() for connection in self.state.connections)
 
     def close_idle(self) -> None:

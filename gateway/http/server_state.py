@@ -40,6 +40,7 @@ class Held(Protocol):
 
     def idle_since(self) -> float: ...
     def is_asking(self) -> bool: ...
+    def has_begun(self) -> bool: ...
     def expire(self) -> None: ...
     def close_if_idle(self) -> None: ...
     def cut(self) -> None: ...
@@ -54,7 +55,7 @@ class SlowReader(Protocol):
 
 
 class ServerState:
-    """The shared state of one server."""
+    """The state that all connections of one server share."""
 
     loop: asyncio.AbstractEventLoop
 
@@ -124,6 +125,7 @@ class ServerState:
         return None if self.proxies.trusts(peer) else self.addresses.connect(household(peer))
 
     def _make_room(self) -> bool:
+        """Close the connection that has been idle longest. Return whether there was one."""
         if not self._idlest and self._looks_left:
             self._looks_left -= 1
             idle = [(since, c) for c in list(self.connections)[:-1] if (since := c.idle_since()) <= self.now]
@@ -154,6 +156,7 @@ class ServerState:
                 self.loop.call_soon(self._most_unsent().cut)
 
     def _most_unsent(self) -> SlowReader:
+        """Return the slow reader with most unsent bytes, of the tenant with most."""
         of_tenants: dict[str, int] = {}
         for each, held_bytes in self.answers.items():
             of_tenants[each.tenant] = of_tenants.get(each.tenant, 0) + held_bytes

@@ -96,8 +96,8 @@ def unsent_bytes(sock: Any) -> int:
 
 
 def is_hung_up(sock: Any) -> bool:
-    """Has the peer closed? While reading is paused the loop reports no EOF; the kernel sees it behind the unread
-    bytes."""
+    """Return whether the peer has closed. While reading is paused the loop reports no EOF; the kernel sees it behind
+    the unread bytes."""
     poll = select.poll()
     poll.register(sock.fileno(), getattr(select, "POLLRDHUP", 0))
     return bool(poll.poll(0))

@@ -28,7 +28,7 @@ class DatabaseKeys(KeyTable):
     def __init__(self, database: DatabaseThread) -> None:
         self._database = database
 
-    async def changed(self) -> bytes | None:
+    async def change_mark(self) -> bytes | None:
         return await self._one(_CHANGED)
 
     async def entry(self, key_hash: str) -> bytes | None:
@@ -59,6 +59,7 @@ class DatabaseKeys(KeyTable):
         await self._database.do(written)
 
     async def _one(self, statement: str, *values: object) -> bytes | None:
+        """Return the first column of the first row that a statement finds, or None."""
         rows = await self._rows(statement, *values)
         return _bytes(rows[0][0]) if rows else None
 

@@ -21,7 +21,7 @@ class RedisKeys(KeyTable):
     def __init__(self, store: RedisStore) -> None:
         self._store = store
 
-    async def changed(self) -> bytes | None:
+    async def change_mark(self) -> bytes | None:
         found: bytes | None = self._store.shaped(bytes | None, await self._store.command("HGET", TABLE, CHANGED))
         return found
 

@@ -116,7 +116,7 @@ async def revoke(table: KeyTable, config: Config, key_hash: str) -> str:
     A table that was never written may be one that vanished, so a key is noted there as revoked though the table does
     not have it.
     """
-    is_named, was_empty = key_hash in named_keys(config), await table.changed() is None
+    is_named, was_empty = key_hash in named_keys(config), await table.change_mark() is None
     if is_named or (was_empty and _HASH.fullmatch(key_hash)):
         await table.revoke(key_hash)
     elif await table.entry(key_hash) is None:

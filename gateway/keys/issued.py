@@ -62,7 +62,7 @@ class KeyTable(ABC):
     """Kind of store that has the table: redis or database."""
 
     @abstractmethod
-    async def changed(self) -> bytes | None:
+    async def change_mark(self) -> bytes | None:
         """Return a mark that differs after every change; None if nothing was ever noted."""
 
     @abstractmethod
@@ -108,7 +108,7 @@ class Follower:
 
     async def turn(self) -> None:
         table, keyring = self._table, self._keyring
-        changed, revision = await table.changed(), keyring.revision
+        changed, revision = await table.change_mark(), keyring.revision
         if changed is None and self._known is not None:
             raise StoreUnavailable(
                 f"the table of keys has vanished from the {table.place}: the keys known so far hold until it is "
@@ -123,7 +123,7 @@ class Follower:
                 )  # fmt: skip
             self._revision = revision
             # Read again if it changed meanwhile, since the scan may have missed a part of that change.
-            self._known = changed if changed == await table.changed() else b""
+            self._known = changed if changed == await table.change_mark() else b""
         self.has_read = True
         if time.time() - self._looked_s >= EXPIRED_S:
             before_s, self._looked_s = self._looked_s, time.time()

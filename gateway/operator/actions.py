@@ -26,6 +26,7 @@ def changing_routes(gateway: OperatedGateway) -> list[web.RouteDef]:
 
 
 async def _drained(gateway: OperatedGateway, drained: bool, request: web.Request) -> web.Response:
+    """Drain a backend, or return it to service, and answer with its state."""
     name = request.match_info["backend"]
     for pool in gateway.pools:
         backend = pool.backends.get(name)

@@ -49,7 +49,7 @@ class WorkerAnswer(NamedTuple):
 
 
 class Workers:
-    """Client of all workers' admin sockets. It merges their snapshots (`SnapshotSource`).
+    """Client of all workers' admin sockets, which merges their snapshots (`SnapshotSource`).
 
     The hub and self-service use it. Workers with `state.redis_url` know the whole: the first that answers is enough.
     """

@@ -52,7 +52,7 @@ class Backend:
         self._embedded = embedded
         self.drained = False
         self.leaving = False
-        """Has the engine left the config, so that it only ends its running requests?"""
+        """True if the engine has left the config, so that it only ends its running requests."""
         self._kind = KINDS.get(config.engine)
         """Configured kind of engine. None detects the kind whenever the engine comes into service."""
         self.adapter: Adapter = OpenAiAdapter() if self._kind is None else self._kind()
@@ -82,17 +82,17 @@ class Backend:
 
     @property
     def keeps_tenants_apart(self) -> bool:
-        """Does each request to this engine carry a salt that separates the cached blocks of tenants?"""
+        """Return whether each request to this engine carries a salt that separates the cached blocks of tenants."""
         return self.isolates != "never" and self.adapter.takes_cache_salt
 
     @property
     def mixes_tenants(self) -> bool:
-        """Would tenants share the cache of this engine, although the pool forbids that?"""
+        """Return whether tenants would share the cache of this engine, although the pool forbids that."""
         return self.isolates == "require" and not self.adapter.takes_cache_salt
 
     @property
     def in_service(self) -> bool:
-        """May requests go to the engine?"""
+        """Return whether requests may go to the engine."""
         return self.health.healthy and not self.drained and not self.leaving and not self.mixes_tenants
 
     @property

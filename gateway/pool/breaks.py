@@ -46,7 +46,7 @@ class _RecentAnswers:
 
 
 class Breaks:
-    """The judge of one pool."""
+    """The judge of the broken answers of one pool, with the latest answers of each tenant at each engine."""
 
     def __init__(self) -> None:
         self.latest: dict[str, OrderedDict[str, _RecentAnswers]] = {}
@@ -88,8 +88,8 @@ class Breaks:
                 del self.paced[next(iter(self.paced))]
 
     def is_engine_at_fault(self, engine: str, now: float, *, is_shared: bool) -> bool:
-        """Is the engine at fault, rather than one of its tenants? `is_shared`: requests of several tenants run
-        there."""
+        """Return whether the engine is at fault, rather than one of its tenants. `is_shared`: requests of several
+        tenants run there."""
         heard: list[_RecentAnswers] = []
         well: list[_RecentAnswers] = []
         for tenant, answers in self.latest.get(engine, {}).items():

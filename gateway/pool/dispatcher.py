@@ -95,7 +95,7 @@ class Dispatcher:
         self.carry_out(self.engine.backend_changed(name, change, self.clock()))
 
     def has_place(self, request: Request) -> bool:
-        """Does the queue have room for the request?"""
+        """Return whether the queue has room for the request."""
         return has_place(self.engine, request)
 
     def take_in(self, exchange: Admitted, request: Request, source: Dispatcher) -> None:

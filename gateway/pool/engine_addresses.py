@@ -26,7 +26,7 @@ _LISTED_MAX: Final = 10
 
 
 class _FollowedName:
-    """The state of one name."""
+    """A host name that is looked up repeatedly, its last addresses, and its look-up under way."""
 
     def __init__(self, host: str) -> None:
         self.host = host

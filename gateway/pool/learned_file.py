@@ -26,6 +26,8 @@ VERSION = 1
 
 
 class _Content(msgspec.Struct, forbid_unknown_fields=True):
+    """The decoded file: the snapshot of each pool, by name."""
+
     version: int
     pools: dict[str, object]
 
@@ -82,6 +84,7 @@ class LearnedFile:
             raise OperationalError(f"the learned state cannot be saved to {self._path}: {error}") from error
 
     def _restore(self, content: bytes) -> None:
+        """Check the whole content, then adopt it. Raise ValueError, with the reason, for an unusable file."""
         if len(content) > FILE_BYTES_MAX:
             raise ValueError(f"it is larger than {FILE_BYTES_MAX} bytes")
         try:
@@ -101,6 +104,7 @@ class LearnedFile:
             takeover.adopt(read)
 
     def _put_aside(self, why: str) -> None:
+        """Rename an unusable file, so that it is kept and not overwritten."""
         aside = self._path.with_name(self._path.name + ".corrupt")
         try:
             self._path.replace(aside)

@@ -183,7 +183,7 @@ class Pool:
             self.dispatcher.backend_changed(backend.name, backend.in_service)
 
     def runs_at(self, backend: Backend) -> bool:
-        """Does the backend have running requests of this pool?"""
+        """Return whether the backend has running requests of this pool."""
         is_known = self.backends.get(backend.name) is backend
         return backend.upstream.is_busy or (is_known and bool(self.dispatcher.engine.backends[backend.name].leases))
 
@@ -220,7 +220,7 @@ class Pool:
         return most
 
     def is_adapter(self, model: str) -> bool:
-        """Does a backend list this model as an adapter of another one?"""
+        """Return whether a backend lists this model as an adapter of another model."""
         for backend in self.backends.values():
             card = backend.models.get(model)
             if card is not None and card.parent:
@@ -229,23 +229,23 @@ class Pool:
 
     @property
     def holds_too_much(self) -> bool:
-        """Has the pool no room for further answers that are sent whole?"""
+        """Return whether the pool has no room for further answers that are sent whole."""
         return self.answers_bytes > self._answers_bytes_max
 
     def is_healthy(self) -> bool:
         return any([backend.in_service for backend in self.backends.values()])
 
     def has_other(self, backend: Backend) -> bool:
-        """Is another engine in service besides this one?"""
+        """Return whether another engine is in service besides this one."""
         return any(each is not backend and each.in_service for each in self.backends.values())
 
     def takes(self, request: Request) -> bool:
-        """Is an engine in service that may run the request, now or later?"""
+        """Return whether an engine is in service that may run the request, now or later."""
         ledgers = self.dispatcher.engine.backends.values()
         return any(each.healthy and each.closed_until_s(request) < inf for each in ledgers)
 
     def awaits_start(self, request: Request) -> bool:
-        """May the request wait for an engine to start? Not if it rests, or an engine died of it."""
+        """Return whether the request may wait for an engine to start: not if it rests, or an engine died of it."""
         closed = request.progress.closed or {}
         return self.config.start_s_max > 0 and not request.progress.rests and inf not in closed.values()
 

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fairgate")
 
 ARRIVAL_S = 1.0
-"""Time for connected clients to send a request after the gateway began to stop."""
+"""Time for connected clients to begin a request after the gateway began to stop."""
 
 
 class Gateway:
@@ -140,7 +140,7 @@ class Gateway:
 
     @property
     def is_running(self) -> bool:
-        """Is the gateway serving, and not about to stop?"""
+        """Return whether the gateway serves, and is not about to stop."""
         return self._admin is not None and self._pipeline is not None and not self._is_stopping
 
     @property
@@ -249,6 +249,7 @@ class Gateway:
             self.keys = DatabaseKeys(self.usage.database)
 
     def _follow_traces(self, tracing: TracingConfig) -> None:
+        """Export the spans of traced requests. Raise StoreRefused if OpenTelemetry is not installed."""
         try:
             from gateway.telemetry.span_export import SpanExport  # the SDK is loaded only where spans are sent
         except ModuleNotFoundError as error:
@@ -400,7 +401,9 @@ class Gateway:
             await self._lane.stop()
         loop = asyncio.get_running_loop()
         began_s = now = loop.time()
-        while now < began_s + limit_s and (self._is_busy() or (now < began_s + ARRIVAL_S and server.awaits_requests())):
+        while now < began_s + limit_s and (
+            self._is_busy() or server.awaits_requests(has_begun=now >= began_s + ARRIVAL_S)
+        ):
             await asyncio.sleep(0.05)
             now = loop.time()
         pipeline.draining = True
@@ -413,6 +416,7 @@ class Gateway:
         return any(len(pool.dispatcher) for pool in self._pools.with_leaving())
 
     def _give_up_rest(self) -> None:
+        """End the exchanges that are still under way with an error."""
         message = "this gateway is shutting down and could not wait any longer for the answer"
         for pool in self._pools.with_leaving():
             for exchange in pool.dispatcher.exchanges():

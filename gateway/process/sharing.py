@@ -37,7 +37,7 @@ def store_of(config: Config, worker_slot: WorkerSlot | None) -> tuple[Store | No
 
 
 class Replication(NamedTuple):
-    """The parts of a gateway that report to the others."""
+    """The tasks that share state with other gateways: sync rounds, prefix broadcasts, and joint snapshots."""
 
     exchanges: Sequence[Exchanges]
     broadcasts: Sequence[PrefixBroadcast]
@@ -57,10 +57,13 @@ def replicate(
     dispatchers = [pool.dispatcher for pool in pools]
     exchanges = [Exchanges.of_pool(store, pool.name, pool.dispatcher) for pool in pools]
     if shared.quotas is not None or shared.interactions is not None:
-        refuses_alone = config.state.limits_without_redis == "refuse"
         exchanges.append(
-            Exchanges.of_tenants(store, shared.quotas, shared.interactions, dispatchers, refuses_alone=refuses_alone)
-        )
+            Exchanges.of_tenants(
+                store, shared.quotas, shared.interactions, dispatchers,
+                refuses_alone=config.state.limits_without_redis == "refuse",
+                workers=1 if slot is None else slot.run_directory.workers,
+            )
+        )  # fmt: skip
     broadcasts = [
         PrefixBroadcast(store, pool.name, pool.dispatcher)
         for pool in pools

@@ -43,7 +43,7 @@ Serve = Callable[[Config, "Child"], None]
 
 @dataclass(eq=False)
 class Child:
-    """A slot for one process after another, with its sockets and its liveness pipe."""
+    """A child process that the supervisor restarts when it ends. The sockets and the pipe outlive each process."""
 
     name: str
     serve: Serve
@@ -245,6 +245,7 @@ def _listeners(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 def _start(child: Child, children: list[Child], config: Config, held: int) -> None:
+    """Fork a process for a child's slot. In the new process, serve and exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     child.started_s = time.monotonic()

@@ -43,7 +43,7 @@ def believed(
 
 
 def works_on(payload: Payload, usage: Usage | None) -> bool:
-    """Does the engine work on in the background, as far as it has reported?"""
+    """Return whether the engine works on in the background, as far as it has reported."""
     return payload.is_background and (usage is None or usage.output_tokens is None)
 
 
@@ -56,6 +56,7 @@ def _prompts_max(request: Request, payload: Payload, route: Route) -> int:
 
 
 def _output_max(request: Request, payload: Payload, route: Route, room: int) -> int:
+    """Return the most output tokens that the answer can have, in all sequences."""
     if not route.generates:
         return 0
     asked = payload.output_tokens_max if payload.output_param else None

@@ -32,7 +32,7 @@ def _named(head: Head) -> dict[bytes, bytes]:
 
 
 def _asks(fields: Mapping[bytes, bytes], payload: Payload) -> bool:
-    """Does the client itself declare the request batch? It can only lower the request's class."""
+    """Return whether the client itself declares the request batch. A client can only lower the class of a request."""
     tier = payload.fields.service_tier
     return bool(tier and bytes(tier) == FLEX) or fields.get(b"x-fairgate-class") == b"batch"
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from gateway.pool.pool import Pool
 
 SEARCHED_BYTES_MIN: Final = 1 << 20
-"""Length above which an answer is searched for its usage while it comes, so that its end is no long work."""
+"""Length above which an answer is searched for its usage while it comes, so that its end takes no long search."""
 NOT_STREAMED: Final = "the engine answered in one piece where a stream was asked for, and had been begun"
 BREAKING: Final = "most of your latest answers broke off at the engines; slow down, and see what breaks them"
 NO_ANSWER_KEYS: Final = AnswerKeys()
@@ -97,20 +97,21 @@ class Exchange(Relay):
         self.context.error(refusal_error(decision, self._pool.again_s()))
 
     def preempt(self) -> None:
-        """Preempt this batch request, unless its client has seen any of its answer, or the engine would work on."""
+        """Preempt this batch request. Do nothing once its client has seen any of the answer, or if the engine
+        would work on in the background."""
         if self._call is not None and not self.context.relays and not self.context.payload.is_background:
             self.cancel()
             self._again(Failure.PREEMPTED)
 
     def moved(self, request: Request, pool: Pool) -> None:
-        """Wait in another pool, as this admission request. The payload asks for that pool's model already."""
+        """Wait in another pool as `request`, made for that pool. The payload asks for the pool's model already."""
         self.request = self.context.request = request
         self.context.model = self.context.payload.model
         self._pool = self.context.serving_pool = pool
         self._renamed = Renamed.of(self.context.payload)
 
     def turn_away(self, error: ApiError, service: ServiceTokens | None = None) -> None:
-        """Reject the request, which waits or returns from an engine with this service, with an error."""
+        """Reject a request that waits, or that an engine has returned after this service."""
         self._pool.dispatcher.cancelled(self.request.id, service)
         self.end(Outcome.REFUSED, error.code.value, service or NO_SERVICE)
         self.context.error(error)
@@ -123,7 +124,7 @@ class Exchange(Relay):
         return True
 
     def give_up(self, error: ApiError) -> None:
-        """End the exchange with this error, wherever it is, since the gateway stops."""
+        """End the exchange with this error in any phase, because the gateway stops."""
         if self.phase is not Phase.ENDED:
             self._abandon(Outcome.FAILED, error.code.value)
             self._visible_error(error)
@@ -204,7 +205,7 @@ class Exchange(Relay):
         self._break_off(reason, "the engine fell silent" if timed_out else "the engine broke off its answer")
 
     def _may_try_again(self, backend: Backend, sends: int) -> bool:
-        """May the request go to an engine again, after this one went away before its first byte?"""
+        """Return whether the request may go to an engine again, after this one went away before its first byte."""
         if not sends:
             return True  # this engine never received the complete request
         context, pool = self.context, self._pool
@@ -233,7 +234,7 @@ class Exchange(Relay):
     # --- streams ---
 
     def _is_refused_in_stream(self, meter: StreamMeter) -> bool:
-        """Is this 200 a refusal? Then the request returns to the queue."""
+        """Return the request to its queue if this answer of status 200 is a refusal. Return whether it was."""
         error = meter.error
         refused = meter.aborted or (error is not None and error.status in RETRYABLE_IN_STREAM)
         if refused and not meter.token_events:
@@ -359,7 +360,7 @@ class Exchange(Relay):
         return self._believed(Usage(None, tokens), 0).output
 
     def fail_with_error(self, body: bytes) -> None:
-        """End with the engine's error. The quota counts no tokens, the order those of the prompt (`RequestLedger`)."""
+        """End with the engine's error. The quota counts no tokens; the order charges the prompt (`RequestLedger`)."""
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, NO_SERVICE)
         super().fail_with_error(body)
 
@@ -386,7 +387,7 @@ class Exchange(Relay):
         if usage is not None and usage.prompt_tokens:
             self._pool.learn(payload, usage.prompt_tokens)
         if not awaits_more and (payload.demands_tool or request.claim.extends):
-            awaits_more = None  # a demanded tool is called with the reason "stop", and a raw text ends with no other
+            awaits_more = None  # both end with the reason "stop", whether more follows or not
         if self._pool.claims is not None and not request.claim.explicit:
             goes_on_by = name if self.context.route.dialect is Dialect.RESPONSES else ""
             request.progress.answer_keys = answer_keys(request.claim, keys, goes_on_by)

@@ -1,4 +1,4 @@
-"""The way of a client's request to its pool: authenticate, identify, read, estimate, submit.
+"""The path of a client's request to its pool: authenticate, identify, read, estimate, submit.
 
 The pipeline runs synchronously for each request. A faulty request is answered here, before anything is queued or
 charged.
@@ -188,8 +188,8 @@ class Pipeline:
         context.error(error, is_within=True)
 
     def ask(self, context: RequestContext, responder: Responder) -> None:
-        """Handle a request of a batch, whose principal is known. It is refused if its key has expired. A token proved
-        the batch's author, so the batch outlives the token."""
+        """Handle a request of a batch, whose principal is known. Refuse the request if its key has expired. An
+        expired token does not matter: it only had to prove the author when the batch was created."""
         context.route = self._routes.find(context.method, context.path)
         error = expired(context.principal, time.time())
         if error is None:
@@ -199,8 +199,8 @@ class Pipeline:
             self.failed(context, error)
 
     def why_not(self, principal: Principal, model: str) -> ApiError | None:
-        """Return the error of a caller that can never ask for this model. None if it may, now or once engines report
-        their models."""
+        """Return the error of a caller that can never ask for this model. Return None if the caller may ask for it, now
+        or once engines report their models."""
         try:
             self._pool(self._model(principal, model))
         except ApiError as error:
@@ -264,7 +264,7 @@ class Pipeline:
         Exchange(context, request, head).submit()
 
     def _pool_for(self, context: RequestContext) -> Pool:
-        """Return the pool that serves a request, and ask in the payload for the model by that pool's name."""
+        """Return the pool that serves a request, and write that pool's name of the model into the payload."""
         payload = context.payload
         asked = payload.model
         if id := self._routes.response_id(context.path) or payload.previous:
@@ -305,9 +305,10 @@ class Pipeline:
         return model or self._unnamed_model()
 
     def _unnamed_model(self) -> str:
-        """Return the model for requests without one: that of the only pool. Empty if no engine has reported its models.
+        """Return the model of the only pool, for requests that name none; "" if no engine has reported its models.
 
-        The name is written into the body, since limits, prices and the log know the request by it.
+        Raise ApiError if there are several pools. The name is written into the body, because limits, prices and the log
+        know the request by it.
         """
         if len(self._pools) > 1:
             raise ApiError(Reason.INVALID_REQUEST, "'model' is missing: say which model is asked", param="model")
@@ -320,8 +321,8 @@ class Pipeline:
         return other if other is not None and other.is_healthy() else None
 
     def _stranded(self, pool: Pool, waiting: Sequence[Admitted]) -> None:
-        """Fail over requests that wait in a pool without an engine for them. Those that cannot move wait for the start
-        of an engine or are refused."""
+        """Fail over requests that wait in a pool without an engine for them. A request that cannot move waits for
+        the start of an engine, or is refused."""
         other = self._stand_in(pool)
         if other is not None:
             move(waiting, pool, other, str(pool.fallback))
@@ -406,7 +407,7 @@ class Pipeline:
 
 
 def _not_for(model: str, principal: Principal) -> ApiError:
-    """Return the error for a model outside a key's models. It does not reveal whether the model exists."""
+    """Return the error for a model outside a key's models, without revealing whether the model exists."""
     models = ", ".join(sorted(principal.models or ())[:20])
     if not model:
         message = f"'model' is missing: say which of these is asked, which this key may ask for: {models}"

@@ -87,6 +87,7 @@ def _spread(wait_s: float, request_id: str) -> float:
 
 
 def _at_limit(reason: Refusal, limit: Limit, retry_after_s: float) -> str:
+    """Return the sentence on a reached limit."""
     again = f"come back in {in_words(retry_after_s)}"
     if reason is Refusal.RATE_LIMITED:
         name, _, group = limit.name.partition(" ")

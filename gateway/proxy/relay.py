@@ -66,7 +66,7 @@ class Ending:
 
     @property
     def is_missing(self) -> bool:
-        """Is the end missing, after the last bytes?"""
+        """Return whether the end is missing, after the last bytes."""
         return self._last != _CLOSES.get(self._first, self._last)
 
 

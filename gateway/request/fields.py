@@ -51,7 +51,7 @@ class UserMetadata(msgspec.Struct):
 
 
 class Fields(msgspec.Struct):
-    """The fields of all APIs. Those of some APIs only stay encoded; `Api` says which API reads them."""
+    """The fields of all APIs. Fields that only some APIs read stay encoded; `Api` says which API reads a field."""
 
     model: str | None = None
     stream: Flag = None

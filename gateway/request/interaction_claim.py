@@ -278,6 +278,7 @@ def _said(fields: Mapping[bytes, bytes], metadata: Raw, found: Claim) -> Claim:
 
 
 def _in_metadata(metadata: Raw) -> list[Said | None]:
+    """Return the id, stage and end that `metadata` names, each with its path."""
     try:
         inside = decode_claimed(metadata)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

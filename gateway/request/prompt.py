@@ -71,7 +71,8 @@ def prompt_of(text: bytes) -> Prompt:
 
 
 def holds_attachment(text: bytes, at: int) -> bool:
-    """Is anything attached as base64? `at` is the first semicolon: C finds one byte eight times as fast as several."""
+    """Return whether anything is attached as base64. `at` is the first semicolon: C finds one byte eight times as fast
+    as several."""
     for _ in range(len(text) // PROSE_BYTES):
         if at < 0 or text.startswith(ATTACHMENT, at):
             return at >= 0

@@ -20,6 +20,8 @@ from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, O
 
 
 class RouteKind(Enum):
+    """The way in which the gateway serves a request."""
+
     ADMIT = auto()
     """Generation or computation at an engine, which needs admission."""
     PASS = auto()
@@ -37,6 +39,8 @@ class RouteKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
+    """The way in which the gateway serves one method of one path."""
+
     kind: RouteKind
     dialect: Dialect = Dialect.OPENAI
     generates: bool = False
@@ -48,12 +52,14 @@ class Route:
 
     @property
     def reports_usage(self) -> bool:
-        """Does a stream report usage if `stream_options` asks? Nothing is added to a body of unknown format."""
+        """Return whether a stream reports usage if `stream_options` asks. Nothing is added to a body of unknown
+        format."""
         return self.streams_events and self.dialect is Dialect.OPENAI
 
     @property
     def streams_events(self) -> bool:
-        """Is a streamed answer made of server-sent events? On a path that only the config names it may be sound."""
+        """Return whether a streamed answer is made of server-sent events. On a path that only the config names it may
+        be sound."""
         return self.generates and self.api is not OTHER
 
 

@@ -56,7 +56,7 @@ class Store(Protocol):
     async def leave(self, about: str) -> None:
         """Return this replica's grants about a pool at once."""
 
-    async def learned(self, pool: str) -> bytes | None:
+    async def learned_state(self, pool: str) -> bytes | None:
         """Return the shared learned state of a pool's apps, or None."""
 
     async def learn(self, pool: str, content: bytes) -> None:

@@ -28,7 +28,7 @@ class OperationalError(Exception):
 
 
 class Background:
-    """The tasks of one owner."""
+    """The asyncio tasks of one owner, which start one by one and stop together, with their faults."""
 
     def __init__(self, within: Background | None = None) -> None:
         """Begin without tasks. `within`: the owner whose `faults` also list the faults of these tasks."""

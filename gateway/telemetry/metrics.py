@@ -129,7 +129,7 @@ class Metrics:
     def ended(self, record: RequestRecord) -> None:
         pool, service = record.pool, record.service
         tenant_totals = self._by_tenant.get((pool, record.tenant, record.model)) or self._new_totals(record)
-        way = tenant_totals.ways.get(record.outcome) or self._new_way(tenant_totals, record)
+        way = tenant_totals.ways.get(record.outcome) or self._new_outcome(tenant_totals, record)
         way.requests += 1
         way.waits.observe(record.queue_s)
         way.totals.observe(record.total_s)
@@ -172,11 +172,13 @@ class Metrics:
             _count(self._reasons_of_keys, key, (OTHERS, OTHERS, outcome, reason))
 
     def _new_totals(self, record: RequestRecord) -> _TenantTotals:
+        """Add the sums of a (pool, tenant, model) that was not seen before. Names beyond the bounds become `OTHERS`."""
         pool, tenant = record.pool, record.tenant if len(self._by_tenant) < TENANTS_MAX else OTHERS
         [model] = _label(self._models, (record.model,), MODELS_MAX)
         return self._by_tenant.setdefault((pool, tenant, model), _TenantTotals(tenant, model))
 
-    def _new_way(self, tenant_totals: _TenantTotals, record: RequestRecord) -> _Ended:
+    def _new_outcome(self, tenant_totals: _TenantTotals, record: RequestRecord) -> _Ended:
+        """Add the counts of an outcome that this tenant has not had before."""
         pool, outcome = record.pool, record.outcome
         of = (pool, self._in_histograms_as(pool, tenant_totals.tenant), outcome)
         waits = self._waits.setdefault(of, _Distribution(_WAIT_BUCKETS))

@@ -78,6 +78,7 @@ class RecentRequests:
                 self._fold()
 
     def _fold(self) -> None:
+        """Add the ends since the last call to the minutes of their tenants."""
         new = self.latest_after(self._fold_at - self._folding)
         self._fold_at = self.count + self._folding
         minutes, epoch_s = self._minutes, self._epoch_s

@@ -195,6 +195,7 @@ def _attributes(record: RequestRecord, trace: TraceContext, operation: str) -> d
 
 
 def _add_admission(record: RequestRecord, found: dict[str, AttributeValue]) -> None:
+    """Add the attributes of a request that asked for admission."""
     request, service = record.request, record.service
     assert request is not None
     found["gen_ai.request.stream"] = record.stream

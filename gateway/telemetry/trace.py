@@ -19,7 +19,7 @@ _LOW_64_BITS: Final = (1 << 64) - 1
 
 
 class TraceContext:
-    """The place of one request in a trace."""
+    """The trace id and span id of one request, and what its client said about the trace."""
 
     parent_id: int = 0
     """Id of the client's span; 0 without one."""

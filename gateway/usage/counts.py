@@ -28,7 +28,7 @@ Key = tuple[int, str, str, str, str, str]
 
 
 class UsageTotals:
-    """Sums of one key."""
+    """Usage added up under one `Key`: requests, tokens and times."""
 
     __slots__ = ("cached", "engine_ms", "input", "output", "queue_us", "refused", "requests", "wasted")
 

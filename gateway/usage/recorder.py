@@ -97,6 +97,7 @@ class UsageRecorder:
             await self._flush()
 
     async def _flush(self) -> None:
+        """Write all batches. After a fault of the database they stay in memory."""
         self._report_dropped()
         try:
             while (batch := await self._next()) is not None:

@@ -236,7 +236,7 @@ def read_own(
 
 
 def _of_tenant(query: UsageQuery) -> str:
-    """Return the SQL condition for one tenant's rows. It names each hour, so that no other tenant's row is scanned."""
+    """Return the SQL condition for one tenant's rows. Each hour is named, so that no other tenant's row is scanned."""
     return f"hour_s IN ({', '.join(map(str, range(*query.hours_s, 3600)))}) AND tenant = %s"
 
 

@@ -68,8 +68,8 @@ WORKERS_NOTES = (
     (
         "S2: tree of thoughts; S1: judge; then the number of workers. Latency is over complete programs of the "
         "clients that behave. On several workers D2LPM loses to the Preble-like router by 8 to 27 %, except with "
-        "the judges on two workers. Serving one program to its end makes the mean shorter than serving all side by "
-        "side, and nobody needs protection here: under the router a call waits 1 to 4 s, not the paper's hundreds."
+        "the judges on two workers. Nobody needs protection here: under the router a call waits 1 to 4 s, not the "
+        "paper's hundreds."
     ),
     (
         "The paper's order by Jain's index does not come out: the client that misbehaves waits, and the others "

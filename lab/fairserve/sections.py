@@ -214,27 +214,24 @@ def _kv(shares: list[float]) -> str:
 
 NOTES = (
     (
-        "The workload is synthetic: graph sizes, tokens, applications and the number of users are published; "
-        "their spread is assumed (lab/fairserve/population.py). Users who behave load one engine "
+        "Graph sizes, tokens, applications and the number of users are published; their spread is assumed "
+        "(lab/fairserve/population.py). Users who behave load one engine "
         "(h100-llama3-8b, 32,768 tokens) to 0.55 of its capacity. Three abusers ask for 1.5 times as much as "
         "the engine can do."
     ),
     (
         "The paper prints no limits. Here a user may start 10 interactions a minute under FairServe while the "
-        "KV cache is overloaded. RPM counts requests: at 10 the engine has room to spare, at 60 it is as full "
-        "as without a limit."
+        "KV cache is overloaded. RPM(10) leaves the engine room to spare; at 60 it is as full as without a limit."
     ),
     (
-        "VTC, RPM and FS (W) know nothing of interactions, so interactions are cut. FairServe lets calls "
-        "inside wait for 600 s. FS (W) and FS (W+I), as printed, compare users by what is normal for their "
-        "applications; FairServe as it comes compares them by plain service."
+        "FairServe lets calls inside wait for 600 s. FS (W) and FS (W+I), as printed, compare users by what is "
+        "normal for their applications; FairServe as it comes compares them by plain service."
     ),
     (
-        "Delayed inside interactions: users with a later call that waited for more than a second. Under "
-        "FairServe that is waiting for room in the KV cache: where overload begins at 0.5 of the cache, 3.5 % "
-        "of users are delayed inside, and VTC's 40 % are 11.6 times as many (`fairserve-regimes`)."
+        "Delayed inside interactions: users with a later call that waited for more than a second. Where overload "
+        "begins at 0.5 of the KV cache, VTC's 40 % are 11.6 times FairServe's 3.5 % (`fairserve-regimes`)."
     ),
-    ("Table 3: a refused start counts as a request that was not provided; nearly all of these are the abusers'."),
+    ("Table 3: a refused start counts as a request that was not provided."),
 )
 
 FAIRSERVE = Experiment("fairserve", "FairServe: sections 5.1 to 5.4 and table 3", _run)

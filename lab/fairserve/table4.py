@@ -127,10 +127,8 @@ NOTES = (
         "within 900 s. Assumed are the interactions (2 to 10 calls) and the engine: about 1,200 prompt tokens a "
         "second, a quarter of what is asked. Clients give up on a call after 60 s. Means of 6 seeds."
     ),
-    "FS (W) counts normal calls, so an application with short prompts gets as many calls as the others, and few "
-    "tokens; VTC and FairServe as it comes give users equal tokens. FS (W+I) lets calls inside an interaction go first "
-    "without a bound, so more is begun than can be finished in time. FairServe as it comes holds starts while the "
-    "contexts of open interactions fill the KV cache, and cuts nothing that has begun.",
+    "FS (W) counts normal calls; VTC and FairServe as it comes give users equal tokens. Under FS (W+I) more is "
+    "begun than can be finished in time. FairServe as it comes cuts nothing that has begun.",
 )
 
 FAIRSERVE_TABLE4 = Experiment("fairserve-table4", "FairServe, table 4: three applications that give up", _run)

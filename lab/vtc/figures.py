@@ -179,8 +179,7 @@ def fig8(inputs: Inputs) -> Findings:
     notes = [
         (
             "The paper's text has 64/512 and 512/64 tokens; its code and data have 512/32 and 32/512, used here. "
-            "The accumulated gap passes 2U in the first half minute, while only client 1 waits, which theorem 4.4 "
-            "allows."
+            "The accumulated gap passes 2U while only client 1 waits, which theorem 4.4 allows."
         )
     ]
     return Findings(rows, [_gaps("fig8-gap", "Long prompts against long answers", fair, unfair, 300.0)], notes)
@@ -201,12 +200,7 @@ def fig9(inputs: Inputs) -> Findings:
                for each in scene.requests if each.client == client])
         for client in ("0", "1")
     ]  # fmt: skip
-    notes = [
-        (
-            "Times are shorter than the paper's, by 0.1 s where nothing waits: the model has no HTTP server and no "
-            "tokenizer."
-        )
-    ]
+    notes = [("Times are shorter than the paper's, since the model has no HTTP server and no tokenizer.")]
     figure = Figure("fig9-ttft", "Client 2 sends ever faster: TTFT by arrival", "seconds", "TTFT, seconds", series)
     return Findings(rows, [figure], notes)
 
@@ -247,8 +241,8 @@ def weighted(inputs: Inputs) -> Findings:
     ]
     notes = [
         (
-            "All clients send 90 requests a minute. In figure 16 (b) the rates themselves are 1:2:3:4, so that "
-            "arrival order alone gives these shares."
+            "All clients send 90 requests a minute. In figure 16 (b) the rates are 1:2:3:4, so arrival order alone "
+            "gives these shares."
         )
     ]
     return Findings(rows, [_services("weighted-service", "Weights 1:2:3:4, equal rates", [("", fair)])], notes)

@@ -130,8 +130,7 @@ def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Findings:
         f"The first five rows are means over {points} step times within 3.5 %, the others single runs. A good fixed "
         "window "
         "depends on the lengths of requests: the average difference is "
-        f"{windows[24].gap:.0f} at 24 requests, {windows[64].gap:.0f} at 64, {direct.gap:.0f} without a gateway. The "
-        "production engine knows only an engine's metrics.",
+        f"{windows[24].gap:.0f} at 24 requests, {windows[64].gap:.0f} at 64, {direct.gap:.0f} without a gateway.",
         f"vLLM does not know how long answers will be, and preempts {inside.preemptions:.0f} requests; the paper's "
         "engine "
         "knows the lengths and preempts none. Without the lengths, the production engine fills the cache to the mean "

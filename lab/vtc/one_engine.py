@@ -30,11 +30,8 @@ class OneEngine:
         obstacle = self.obstacle(request)
         return None if obstacle is None else Blocked(request, {engine: obstacle})
 
-    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
         raise NotImplementedError
-
-    def full_beside(self) -> dict[str, Obstacle]:
-        return {}
 
     def reserve(self, blocked: Blocked) -> str | None:
         return None

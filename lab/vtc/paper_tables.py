@@ -54,8 +54,7 @@ def recorded_metrics(inputs: Inputs) -> Findings:
     rows = [recorded_row(name, runs[str(run)], cost, printed) for name, run, cost, printed in RECORDED]
     notes = [
         "Maximum, average and variance (± 0.05) of the difference in nine runs that the authors measured on an A10G; "
-        "only "
-        "the measures are ours. Times have four decimals: 743.2249 for the paper's 743.23."
+        "only the measures are ours."
     ]
     return Findings(rows, notes=notes)
 

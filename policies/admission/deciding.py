@@ -32,7 +32,7 @@ from policies.tree.terms import Tree
 
 NOTHING: Final[Sequence[Decision]] = ()
 WAITED: Final = frozenset({Refusal.QUEUE_FULL, Refusal.QUEUE_TIMEOUT, Refusal.WAIT_TOO_LONG})
-"""Reasons that a ceiling of the tree may have caused."""
+"""Reasons of rejections that a ceiling of the tree may have caused."""
 
 
 class Remembered(NamedTuple):
@@ -206,12 +206,11 @@ class Deciding:
         return self._reject(request, Refused(why, again_s), now, pressure)
 
     def _decide(self, now: float, decisions: list[Decision]) -> None:
-        """Dispatch in the policy's order for as long as the next in order fits. Then preempt batch work for it."""
+        """Dispatch in the policy's order until the next request has no room. Then preempt batch work for it."""
         requests = self.requests
         try:
             if now - requests.charged_s >= LOOK_AGAIN_S:  # not at each event, so that a token costs almost nothing
-                for engine in requests.charge_progress(now):
-                    self.room.changed(engine)
+                requests.charge_progress(now, self.room)
             self.room.at(now)
             self._waiting.places.expire(now)
         except Exception as error:
@@ -250,7 +249,7 @@ class Deciding:
         for order in self.policy.queues().values():
             for request, node in order.backlog.asleep_at() if order.backlog is not None else ():
                 if request is not popped.request and self.requests.tree.full_for(request) is not None:
-                    blocked = Blocked(request, dict.fromkeys(self.backends, Obstacle.CEILING))
+                    blocked = Blocked.everywhere(request, self.backends, Obstacle.CEILING)
                     blocked.ceiling = node
                     decisions += self.requests.preempt(blocked, list(self.backends), now)
 
@@ -268,7 +267,7 @@ class Deciding:
         self.requests.withdrawn(request, now)
 
     def _reject(self, request: Request, refused: Refused, now: float, pressure: Pressure) -> Reject:
-        """Return and record a rejection. Its Retry-After is when the limit has room and the request would be served."""
+        """Record and return a rejection, with the time until its limit has room and the request would be served."""
         self.interactions.cut(request)
         again_s = max(1.0, refused.retry_after_s)
         if self._waiting.requests and (refused.limit is not None or not refused.retry_after_s):
@@ -315,9 +314,9 @@ class Deciding:
 
 
 def strike(requests: RequestLedger, request: Request, now: float) -> None:
-    """Remove a request whose event failed half way from every table, by what each table itself says of the request.
+    """Remove a request whose event failed half way from every table.
 
-    The sums by tenant are counted anew.
+    The tables may disagree about the request, so each is asked by itself. The sums by tenant are counted anew.
     """
     progress, lease = request.progress, requests.leases.pop(request.id, None)
     before, progress.state = progress.state, State.ENDED

@@ -26,7 +26,7 @@ class Failure(StrEnum):
     BROKEN = "broken"
     """The answer broke off. The received service stays charged."""
     PREEMPTED = "preempted"
-    """The request was preempted by a `Preempt`. It returns to the queue, and its service so far stays charged."""
+    """The request was preempted. The request returns to the queue, and its service so far stays charged."""
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)

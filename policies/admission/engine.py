@@ -252,7 +252,7 @@ class AdmissionEngine(Deciding):
                     change = replace(change, taken_s=change.taken_s + self.set_back_s)
                 ledger.observe(change, now, arrived_s=self._arrived_s)
                 self.policy.observe(name, change)
-            self.room.measure()
+            self.room.measure(name)
             self.working_set.measure(self.backends.values(), now, parks=self.limits.spares_calls_inside)
             return self._room_changed(now, name)
         except Exception as error:
@@ -269,7 +269,6 @@ class AdmissionEngine(Deciding):
     def catch_up(self, now: float) -> float:
         """Update counters and ledgers to the streamed tokens. Return the time by the admission engine's clock."""
         now = self._time(now)
-        for engine in self.requests.charge_progress(now):
-            self.room.changed(engine)
+        self.requests.charge_progress(now, self.room)
         self.room.at(now)
         return now

@@ -197,6 +197,7 @@ def waited_in_words(by: Mapping[str, float], ahead: Mapping[str, int], own: str)
 
 
 def _behind(ahead: Mapping[str, int], own: str) -> str:
+    """Return a phrase on the requests ahead, by tenant, the tenants with most first."""
     most_first = sorted(ahead.items(), key=lambda item: (-item[1], item[0]))
     said: list[str] = []
     for name, count in most_first[:AHEAD_SHOWN]:

@@ -266,6 +266,7 @@ class AssignedPolicy(Policy):
             self._assign_again(stopped, now)
 
     def _order_at(self, engine: str) -> Order:
+        """Return the order of an engine's queue. Create the order if there is none."""
         order = self._orders.get(engine)
         if order is None:
             order = self._orders[engine] = self.order.beside(engine)
@@ -278,6 +279,7 @@ class AssignedPolicy(Policy):
             self._arrived[request.id] = request, front
 
     def _assign_arrived(self, running: dict[str, int], now: float) -> None:
+        """Assign the requests that have no engine yet, and queue them there."""
         loads = {name: count + len(self._orders[name]) for name, count in running.items()}
         for request, front in list(self._arrived.values()):
             closed, open_ones = request.progress.closed, loads
@@ -308,6 +310,7 @@ class AssignedPolicy(Policy):
         self._assignment.moved(request, engine, None)
 
     def _dispatched(self, selection: Selection, order: Order) -> Selection:
+        """Record whether a request was dispatched to its assigned engine, or taken by another engine."""
         request, engine = selection.request, selection.backend
         assigned = self._left(request)
         request.progress.placed = Placed.ASSIGNED if assigned == engine else Placed.TAKEN

@@ -1,4 +1,4 @@
-"""The tables of one pool's requests, and the questions that change none of them.
+"""The tables of one pool's requests, and the questions about them, which change nothing.
 
 `admission.request_ledger` is the only place where the tables change. A request that cannot start waits at one gate
 (`queue.expected_wait`): the tree, the working set and the engines say at which.
@@ -75,7 +75,10 @@ class PoolTables:
             return None
         wait_s = self.waiting.places.left_s(request, now)
         if wait_s is None:
-            wait_s = self.expected(request, now, comes=True).late_s
+            expected = self.expected(request, now, comes=True)
+            # Until the contexts of the tenant have made way for as many others, turns say little: all began at once.
+            is_learned = expected.gone >= self.working_set.number_of(request.flow.tenant)
+            wait_s = expected.late_s if is_learned else 0.0
         why = Refusal.WORKING_SET
         return Refused(why, self.waiting.comes_back_in(request, why, wait_s, now)) if wait_s > most_s else None
 
@@ -92,7 +95,8 @@ class PoolTables:
             gate, running = Gate(request.can_wait, node.name), self.tree.running(node.name)
         elif order.backlog is not None and self._is_at_the_set(request, order.backlog, waits=waits):
             gate = Gate(request.can_wait, starts_of=request.flow.tenant)
-            return GateState(gate, order.backlog, len(order), queues, 1, self.working_set.hold_s)
+            running = max(1, round(self.working_set.number_of(request.flow.tenant)))
+            return GateState(gate, order.backlog, len(order), queues, running, self.working_set.hold_s)
         else:
             gate, running = Gate(request.can_wait), len(self.leases)
         answer_s = self.expected_waits.answer_s()
@@ -101,7 +105,7 @@ class PoolTables:
         return GateState(gate, order.backlog, len(order), queues, running, answer_s)
 
     def _is_at_the_set(self, request: Request, backlog: Backlog, *, waits: bool) -> bool:
-        """Return whether a request waits for the working set, or with `waits` False has just been let in there."""
+        """Return whether a request waits for the working set, or with `waits` False has just been admitted to it."""
         if waits:
             return not self.working_set.has_room(request)
         if request.progress.context is not None:
@@ -111,7 +115,10 @@ class PoolTables:
         return has_waited or backlog.has_starts(tenant)
 
     def numbers(self, request: Request | None, now: float) -> dict[str, float]:
-        """Return the numbers beside those of the order that decide about a waiting request (or none: None), by name."""
+        """Return the numbers that decide about a waiting request, beside those of the order.
+
+        `request`: None for the numbers of the pool alone.
+        """
         numbers: dict[str, float] = {}
         if self.working_set.hold_s:
             numbers["working_set_tokens"] = float(self.working_set.tokens_in_all)

@@ -17,6 +17,7 @@ from policies.admission import lifecycle
 from policies.admission.decisions import Preempt
 from policies.admission.lifecycle import Event, IllegalEvent
 from policies.admission.pool_tables import PoolTables
+from policies.admission.room import PoolRoom
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.expected_wait import Expected
@@ -29,7 +30,7 @@ class RequestLedger(PoolTables):
     """The events of one pool's requests, each of which changes all tables."""
 
     def follow_start(self, now: float, *, is_served: bool) -> None:
-        """Begin the start of an engine if requests wait without one in service, or end the start."""
+        """Begin a cold start if requests wait and no engine is in service. End the cold start once an engine is."""
         if not is_served and len(self.waiting):
             self.cold_start.begin(now)
         elif is_served and self.cold_start.complete(now):
@@ -131,7 +132,8 @@ class RequestLedger(PoolTables):
     def returned(self, request: Request, now: float, received: ServiceTokens = NO_SERVICE) -> None:
         """Return a dispatched request to the head of its flow, uncharged.
 
-        `received`: service of a preempted request, charged while it waits: a refund would let it go again at once.
+        `received`: service of a preempted request. The charge stays while the request waits: a refund would let it go
+        again at once.
         """
         self._apply(lifecycle.RETURNED, request)
         is_preempted = received is not NO_SERVICE
@@ -147,7 +149,7 @@ class RequestLedger(PoolTables):
         """Set aside the next in order of each queue if all engines are closed to it alone. Return those set aside.
 
         Such a request rests outside the order until an engine opens, so that it holds up no other. If that is after its
-        deadline it is withdrawn, with a refusal, unless it `stays` for the fallback pool and needs no certain engine.
+        deadline it is withdrawn, with a refusal, unless it `stays` for the fallback pool and is bound to no engine.
         """
         aside: list[tuple[Request, Refused | None]] = []
         for each in (blocked, *blocked.others):
@@ -233,12 +235,12 @@ class RequestLedger(PoolTables):
         if lease.started_s is not None:
             self.backends[lease.backend].prefill_pace.made_tokens += output_tokens
 
-    def charge_progress(self, now: float) -> list[str]:
-        """Charge the streamed tokens, and update the ledgers of engines with events. Return the engines where answers
-        must have started by now.
+    def charge_progress(self, now: float, room: PoolRoom) -> None:
+        """Charge the streamed tokens, and update the ledgers of engines with events.
+
+        Tell the room at which engines answers must have started by now, or hold more than before.
         """
         self.charged_s = now
-        started: list[str] = []
         streaming, self._streaming = self._streaming, []
         touched, self.touched = self.touched, {}
         for lease in streaming:
@@ -251,10 +253,10 @@ class RequestLedger(PoolTables):
                 starting = len(ledger.starting)
                 self._due.note(name, ledger.estimate(now))
                 if len(ledger.starting) < starting:
-                    started.append(name)
+                    room.changed(name)
         for request_id in self.preemption:
             lease = self.leases[request_id]
-            if not lease.request.streamed:  # batch work is charged in time, because its service decides what it is owed
+            if not lease.request.streamed:  # charged as time passes: its service decides what is owed to batch work
                 self.policy.charge(lease.request, self.received(lease, now), now, final=False)
         for lease in streaming:
             request = lease.request
@@ -269,12 +271,12 @@ class RequestLedger(PoolTables):
             self.backends[lease.backend].kv.regrown(lease, now)
             if lease.held_tokens != held:
                 self.tree.grew(request, lease.held_tokens - held)
-        return started
+                room.load.grew(lease.backend)
 
     # --- entries ---
 
     def _apply(self, event: Event, request: Request) -> State:
-        """Change the state by the table. Return the state before. Raise IllegalEvent if the event is not possible."""
+        """Change the state of a request by an event, and return the state before. Raise IllegalEvent."""
         before = request.progress.state
         after = event.states.get(before)
         if after is None:
@@ -289,6 +291,7 @@ class RequestLedger(PoolTables):
             request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
 
     def _wait(self, request: Request, *, front: bool = False) -> None:
+        """Add a request to the bounded queue, with a new estimate of its answer."""
         self._expect(request)
         self.waiting.add(request, front=front)
 
@@ -297,11 +300,13 @@ class RequestLedger(PoolTables):
         self.waits.ended(request, now)
 
     def _expect(self, request: Request) -> None:
+        """Estimate the length of the answer: the expected tokens, and those to reserve."""
         progress = request.progress
         progress.output_tokens_expected = self.lengths.expected(request)
         progress.output_tokens_reserved = self.lengths.reserved(request)
 
     def _leave_line(self, request: Request, now: float) -> None:
+        """Remove a request that will not run from the order, the tree and the working set."""
         if request.progress.rests:
             request.progress.rests = False
         else:

@@ -4,10 +4,10 @@ The obstacles of a request are checked in this order: a rival at another gateway
 (CEILING), the working set (WORKING_SET), and then each engine by itself (`BackendLedger.obstacle`, `PrefillParts`).
 
 Engines are asked as seldom as possible. `_answers` keeps the obstacles of blocked requests, and only engines that have
-`changed` since are asked again. `_full` has the engines without a slot, and `_open` all others: once for requests that
-may wait inside an engine, and once for those that may not. `_opens` has the times at which an obstacle may disappear
-without an event: at that time its engine counts as changed. So an event at one engine asks that engine only, and a wake
-asks only the engines whose time has come.
+`changed` since are asked again. `_full` has the engines without a slot, and `_open` all others. Both are kept twice:
+for requests that may wait inside an engine, and for all others. `_opens` has the times at which an obstacle may
+disappear without an event: at that time its engine counts as changed. So after an event at one engine only that engine
+is asked, and after a wake only the engines whose time has come.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from policies.admission.decisions import Decision
 from policies.admission.policy import Policy
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.pool_load import PoolLoad
 from policies.capacity.working_set import WorkingSet
 from policies.placements.prefill_parts import PrefillParts
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
@@ -30,7 +31,7 @@ from policies.tree.pool_tree import PoolTree
 from policies.tree.preemption import Preemption
 
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
-"""Obstacles at an engine that may have room for a smaller request. So may one that is closed to this request alone."""
+"""Obstacles at engines that may have room for a smaller request. So may an engine closed to one request alone."""
 FREED: Final = frozenset({Obstacle.SLOTS, Obstacle.KV})
 """Obstacles that the preemption of another request removes."""
 NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, Obstacle.CEILING, Obstacle.WORKING_SET, None})
@@ -40,7 +41,7 @@ ANSWERS_MAX: Final = 64
 
 
 class Rivals(Protocol):
-    """Requests that wait at other gateways for the same engines."""
+    """Requests that wait at other gateways for the engines of this pool."""
 
     def has_turn(self, request: Request, now: float) -> bool:
         """Return whether one of them goes before this request."""
@@ -63,7 +64,7 @@ class Elsewhere(Protocol):
         """Return whether the others must be asked first: about a shared limit, or about the request's interaction."""
 
     def ask(self, engine: Asker, request: Request) -> None:
-        """Ask the others about a request of `engine`. Calls its `peers_asked`, and then `decided` with the answer."""
+        """Ask the others about a request of `engine`. Call its `peers_asked`, then `decided` with the answer."""
 
     def let_go(self, request: Request) -> None:
         """Forget a request that no longer needs an answer."""
@@ -99,9 +100,9 @@ class DueTimes:
 
 
 Standing = tuple[bool, bool, bool]
-"""Properties of a request that decide about its room, as (alone, paced, spent). Alone: all that its tenant has at the
-pool (`PoolTree.is_alone`). Paced: its start must be spread. Spent: it is batch work that could exceed the bound of
-waste (`tree.preemption`)."""
+"""Properties of a request that decide about its room, as (alone, paced, spent). Alone: its tenant has no other request
+at the pool (`PoolTree.is_alone`). Paced: its start must be spread. Spent: it is batch work that could exceed the bound
+of waste (`tree.preemption`)."""
 
 
 Answers = tuple[Blocked, Standing, int]
@@ -133,6 +134,7 @@ class PoolRoom:
         self._changes = 0
         self._changed: dict[str, int] = {}
         """Number of the last change of each engine that changed since the last reset, the latest last."""
+        self.load = PoolLoad(backends)
         self._full: tuple[dict[str, Obstacle], dict[str, Obstacle]] = {}, {}
         """Engines without a slot, which need not be asked until they change. At False: for requests that are not alone
         (`Standing`). At True: for those that are."""
@@ -140,13 +142,11 @@ class PoolRoom:
         """Engines that are not in `_full`, at False and at True."""
         self._backlog: Backlog | None = None
         """Backlog of the order, if it has one."""
-        self._full_beside: dict[str, Obstacle] = {}
-        """Obstacles at the engines without room, when another one had room."""
         self._reserved = ("", "")
         """Id of the request with a reservation, and the engine that is reserved for it."""
         self._now = 0.0
         self.asked = ""
-        """Id of the last request of a question. If a decision fails, it failed on this request."""
+        """Id of the request that was asked about last. If a decision fails half way, this request is the cause."""
 
     def changed(self, engine: str | None = None) -> None:
         """Note an event at this engine, or with None at any engine: blocked requests may have room there now."""
@@ -154,6 +154,7 @@ class PoolRoom:
         if engine is None:
             self._answers.clear()
             self._changed.clear()
+            self.load = PoolLoad(self._backends)
             self._opens = DueTimes()
             self._full = {}, {}
             self._open = dict(self._backends), dict(self._backends)
@@ -161,25 +162,22 @@ class PoolRoom:
         if engine in self._changed:
             del self._changed[engine]
         self._changed[engine] = self._changes
+        self.load.changed(engine)
         for full, is_open in zip(self._full, self._open, strict=True):
             if engine in full:
                 del full[engine]
                 is_open[engine] = self._backends[engine]
 
-    def measure(self) -> None:
-        """Set the capacity of the tree to the sum over the engines in service.
+    def measure(self, engine: str) -> None:
+        """Set the capacity of the tree to the sum over the engines in service, after a change at this engine.
 
         The sum is unknown if one capacity is unknown: shares of the other engines alone would be too small.
         """
-        slots = kv_tokens = 0.0
-        for ledger in self._backends.values():
-            if ledger.healthy:
-                known, tokens = ledger.slots.known(), ledger.kv.capacity_tokens
-                slots, kv_tokens = slots + (known or inf), kv_tokens + (tokens or inf)
-        self._tree.sized(slots or inf, kv_tokens or inf)
+        self.load.changed(engine)
+        self._tree.sized(*self.load.size())
 
     def follow(self, policy: Policy) -> None:
-        """Follow a new policy."""
+        """Read prefixes, waiting starts and backlog from a new policy."""
         self.prefixes = policy.prefixes
         self._working_set.first_start = policy.first_start if policy.order.admits_wholes else None
         self._working_set.may_pass_starts = policy.may_pass_starts
@@ -199,66 +197,67 @@ class PoolRoom:
         """Return the time at which a blocked request may have room without an event; inf if never."""
         return min(self._opens.first_s(), self._working_set.expires_s())
 
-    def full_beside(self) -> dict[str, Obstacle]:
-        return self._full_beside
-
-    def with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         if (blocked := self._blocked_anywhere(request, self._backends)) is not None:
             return blocked
         standing = self._standing(request)
         known = self._answers.get(request.id)
         if known is not None and known[1] == standing:
-            return self._asked_again(request, known)
-        if request.engine or request.progress.closed is not None:  # a full engine may be closed to this request as well
-            return self._found(request, standing, {}, list(self._backends.values()))
-        is_alone = standing[0]
-        return self._found(request, standing, self._full[is_alone].copy(), list(self._open[is_alone].values()))
+            return self._asked_again(request, known, but)
+        if not self._may_skip_full(request):
+            return self._found(request, standing, Blocked(request, {}), list(self._backends.values()), but)
+        full, is_open = self._full[standing[0]], self._open[standing[0]]
+        blocked = Blocked(request, full.copy(), {Obstacle.SLOTS: len(full)} if full else {})
+        return self._found(request, standing, blocked, list(is_open.values()), but)
 
-    def _asked_again(self, request: Request, known: Answers) -> Sequence[BackendLedger] | Blocked:
-        """Ask only the engines that have changed since the known answers."""
+    def _asked_again(self, request: Request, known: Answers, but: str | None) -> Sequence[BackendLedger] | Blocked:
+        """Ask only the engines that have changed since the known answers, and may have a slot."""
         blocked, standing, changes = known
-        names: list[str] = []
+        if self._changes == changes:
+            return blocked
+        full, ledgers = self._full[standing[0]] if self._may_skip_full(request) else {}, []
         for name in reversed(self._changed):
             if self._changed[name] <= changes:
                 break
-            names.append(name)
-        if not names:
-            return blocked
-        return self._found(request, standing, blocked.obstacles.copy(), [self._backends[name] for name in names])
+            if name in full:
+                blocked.set(name, Obstacle.SLOTS)
+            else:
+                ledgers.append(self._backends[name])
+        return self._found(request, standing, blocked, ledgers, but)
+
+    @staticmethod
+    def _may_skip_full(request: Request) -> bool:
+        """Return False if an engine without a slot may also be closed to this request alone."""
+        return not request.engine and request.progress.closed is None
 
     def _found(
-        self, request: Request, standing: Standing, obstacles: dict[str, Obstacle], ledgers: list[BackendLedger]
+        self, request: Request, standing: Standing, blocked: Blocked, ledgers: list[BackendLedger], but: str | None
     ) -> Sequence[BackendLedger] | Blocked:
-        """Ask these engines. `obstacles`: the known obstacles at the other engines."""
+        """Return those of these engines that have room, or `Blocked` with their obstacles added to the known ones."""
         free: list[BackendLedger] = []
         for ledger in ledgers:
             name = ledger.name
             obstacle = (
                 Obstacle.KV if self._fits_elsewhere(request, ledger) else self._obstacle(request, ledger, standing)
             )
+            blocked.set(name, obstacle)
             if obstacle is None:
-                obstacles.pop(name, None)
                 free.append(ledger)
-                continue
-            obstacles[name] = obstacle
-            if obstacle is Obstacle.SLOTS and _is_full(ledger, is_alone=standing[0]):
+            elif obstacle is Obstacle.SLOTS and _is_full(ledger, is_alone=standing[0]):
                 self._full[standing[0]][name] = obstacle
                 self._open[standing[0]].pop(name, None)
         if free:
             self._answers.pop(request.id, None)
-            self._full_beside = obstacles
-            if len(free) == 1:
-                return free
-            # A queue inside an engine only hides network latency, so engines with a free slot are preferred.
-            return [ledger for ledger in free if _has_slot(ledger, request)] or free
-        blocked = Blocked(request, obstacles)
+            if len(free) > 1:  # a queue inside an engine only hides latency, so engines with a free slot are preferred
+                free = [ledger for ledger in free if _has_slot(ledger, request)] or free
+            return free if but is None else [ledger for ledger in free if ledger.name != but] or blocked
         if len(self._answers) >= ANSWERS_MAX:
             self._answers.clear()
         self._answers[request.id] = blocked, standing, self._changes
         return blocked
 
     def _fits_elsewhere(self, request: Request, ledger: BackendLedger) -> bool:
-        """Return whether the prompt exceeds the whole KV cache of this engine, and fits that of another in service."""
+        """Return whether the prompt exceeds the whole KV cache of this engine, and fits another engine in service."""
         capacity, tokens = ledger.kv.capacity_tokens, request.prompt_tokens
         return (
             capacity is not None
@@ -270,30 +269,47 @@ class PoolRoom:
         engine, closed = blocked.request.engine, blocked.request.progress.closed or {}
         if engine and Obstacle.CLOSED in blocked.obstacles.values():
             return engine  # no other engine can serve the request, so the others are free for other requests
-        # Another request may be alone, so an engine counts that is full for all but those.
-        waits = [name for name in self._open[True] if blocked.obstacles.get(name) in OF_ITS_SIZE or name in closed]
-        if len(self._backends) < 2 or not waits or blocked.nearest() in NOT_SOON:
+        if len(self._backends) < 2 or blocked.nearest() in NOT_SOON:
+            return None
+        # An engine that is full for all but lone requests counts as open, because another request may be alone.
+        waits: list[str] = []
+        for name in self._open[True]:
+            if blocked.obstacles.get(name) in OF_ITS_SIZE or name in closed:
+                waits.append(name)
+                if len(waits) > 1:
+                    break
+        if not waits:
             return None
         request_id, engine = self._reserved
         if request_id != blocked.request.id or blocked.obstacles.get(engine) in NOT_SOON:
-            # The least full engine is expected to have room first.
-            soon = [
-                name
-                for name, obstacle in blocked.obstacles.items()
-                if obstacle not in NOT_SOON and not self._fits_elsewhere(blocked.request, self._backends[name])
-            ]
-            if not soon:
+            soon = self._least_full(blocked)
+            if soon is None:
                 return None
-            engine = min([(self._fraction_left(self._backends[name], blocked.request), name) for name in soon])[1]
+            engine = soon
             self._reserved = blocked.request.id, engine
         return engine if waits != [engine] else None
 
-    def _fraction_left(self, ledger: BackendLedger, request: Request) -> float:
-        """Return the engine's KV occupancy, without batch work if its preemption would make room for the request."""
-        fraction, capacity = ledger.kv_fraction(), ledger.kv.capacity_tokens
-        if capacity is None or not len(self._preemption) or not self.can_be_freed(request, ledger.name):
-            return fraction
-        return fraction - self._batch_tokens(ledger) / capacity
+    def _least_full(self, blocked: Blocked) -> str | None:
+        """Return the engine that is expected to have room first for the request: the least full one; None if none is.
+
+        Batch work does not count where its preemption would make room for the request.
+        """
+        request, ranks = blocked.request, self.load.ranks()
+        if len(self._preemption) and not request.can_wait:
+            ranks = sorted([(fraction - self._freed(request, name), name) for fraction, name in ranks])
+        for _, name in ranks:
+            obstacle = blocked.obstacles.get(name)
+            if obstacle not in NOT_SOON and not self._fits_elsewhere(request, self._backends[name]):
+                return name
+        return None
+
+    def _freed(self, request: Request, engine: str) -> float:
+        """Return the part of an engine's KV that the preemption of batch work frees, if the request fits then."""
+        ledger = self._backends[engine]
+        capacity = ledger.kv.capacity_tokens
+        if capacity is None or not self.can_be_freed(request, engine):
+            return 0.0
+        return self._batch_tokens(ledger) / capacity
 
     def can_be_freed(self, request: Request, engine: str) -> bool:
         """Return whether an interactive request would fit the KV cache if all batch work there were preempted.
@@ -343,7 +359,7 @@ class PoolRoom:
                 return None
             else:
                 why = Obstacle.WORKING_SET
-        blocked = Blocked(request, dict.fromkeys(engines, why))
+        blocked = Blocked.everywhere(request, engines, why)
         blocked.ceiling = ceiling
         return blocked
 
@@ -399,7 +415,7 @@ class PoolRoom:
 
 
 def _is_full(ledger: BackendLedger, *, is_alone: bool) -> bool:
-    """Return whether there is no slot for any request of this standing."""
+    """Return whether the engine has no slot for any request that is, or is not, alone (`Standing`)."""
     return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(is_alone=is_alone)
 
 

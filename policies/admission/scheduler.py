@@ -1,8 +1,9 @@
 """Which request goes next, when, and where? One decision, in one place.
 
-WHO is the order's answer: the head of its queue (`orders`). WHEN is that of the engines: those that can start the head
-now, or the obstacle at each of them (`admission.room`). WHERE is the placement's: one of the engines with room
-(`placements`). What has no room for a reason of its own sleeps in the backlog, and holds up nothing else.
+WHO is answered by the order: the head of its queue (`orders`). WHEN is answered by the engines: those that can start
+the head now, or the obstacle at each engine (`admission.room`). WHERE is answered by the placement: one of the engines
+with room (`placements`). A request that lacks room for a reason of its own sleeps in the backlog, so that it holds up
+no other request.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ LEAST_LOADED: Final = LeastLoaded()
 class Engines(Protocol):
     """The engines of a pool, and the requests that they can start now."""
 
-    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
-        """Return the engines that can start a request now, at least one; or the obstacle at each engine."""
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
+        """Return the engines that can start a request now, at least one; or the obstacle at each engine.
+
+        `but`: an engine that does not get it.
+        """
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
         """Return the obstacle that keeps this engine from starting a request now, or None."""
-
-    def full_beside(self) -> dict[str, Obstacle]:
-        """Return the obstacles at the other engines, after `with_room` has found engines with room."""
 
     def reserve(self, blocked: Blocked) -> str | None:
         """Return an engine to keep free for the head, which no engine can start now.
@@ -58,9 +59,10 @@ def schedule(
     homes: Homes | None = None,
     only: str | None = None,
 ) -> Selection | Blocked | None:
-    """Take out the next request that can start, with its engine; `Blocked` if none can; None if the queue is empty.
+    """Take from the queue the next request that can start, and return it with its engine.
 
-    `homes`: requests that may pass the head where their prompts are cached. `only`: the engine that owns the queue.
+    Return `Blocked` if no request can start, and None if the queue is empty. `homes`: requests that may pass the head
+    where their prompts are cached. `only`: the engine that owns the queue.
     """
     backlog = order.backlog
     if backlog is not None:
@@ -88,11 +90,11 @@ def schedule(
             backlog.sleep_at(head, placed.ceiling)
         elif why is Obstacle.WORKING_SET:
             backlog.sleep_start(head)
-            if backlog.full:  # another tenant there may go now
+            if backlog.full:  # the next tenant at a full node may go instead
                 _wake(backlog, engines, only)
         else:
             return _beside(order, backlog, placed, engines, placement, only)
-    # Everything sleeps. The first sleeper shows for what, and starts if there is room by now.
+    # All requests sleep. The first one starts if there is room by now, and otherwise shows the obstacle.
     asleep = backlog.asleep() if backlog is not None else None
     if asleep is None:
         return None
@@ -108,17 +110,13 @@ def _place(
 ) -> str | Blocked:
     """Return the engine that gets the request now, or the obstacle at each engine.
 
-    `but`: an engine that does not get it.
+    `but`: an engine that is reserved for another request.
     """
     if only is not None:
         return engines.blocked_at(request, only) or only
-    found = engines.with_room(request)  # WHEN
+    found = engines.with_room(request, but)  # WHEN
     if isinstance(found, Blocked):
         return found
-    if but is not None:
-        found = [engine for engine in found if engine.name != but]
-        if not found:
-            return Blocked(request, engines.full_beside())
     engine, request.progress.placed = placement.choose(request, found)  # WHERE
     return engine
 
@@ -130,9 +128,9 @@ def _wake(backlog: Backlog, engines: Engines, only: str | None) -> None:
 def _beside(
     order: Order, backlog: Backlog, blocked: Blocked, engines: Engines, placement: Placement, only: str | None
 ) -> Selection | Blocked:
-    """Reserve an engine for a head that fits nowhere, and take out a request that fits at another engine.
+    """Reserve an engine for a head that fits nowhere, and take from the queue a request that fits elsewhere.
 
-    So other requests cannot delay the start of the head (EASY backfilling, Lifka 1995).
+    With the reservation other requests cannot delay the start of the head (EASY backfilling, Lifka 1995).
     """
     reserved = engines.reserve(blocked) if order.reserves and only is None else None
     blocked.others = ()

@@ -30,7 +30,7 @@ VERSION: Final = 2
 Read = list[tuple[Learned, Any]]
 """The learning parts of an admission engine, each with its parsed snapshot."""
 Weights = Mapping[str, tuple[float | None, float]]
-"""Changed weights of tenants: before and after. None before: the tenant is new in the configuration."""
+"""Changed weights of tenants, as (before, after). Before is None for a tenant that is new in the configuration."""
 MOVED_MAX: Final = 32
 """Requests that move to a fallback pool at once: thousands may wait, and streams must not stall meanwhile."""
 
@@ -85,7 +85,7 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
 def reweigh(engine: AdmissionEngine, weights: Weights) -> None:
     """Replace the weights of tenants, for waiting requests too. Running requests are charged by their old weights.
 
-    Requests of a key with a weight of its own keep that.
+    Requests of a key with a weight of its own keep that weight.
     """
     weights = {**weights, **{of_batch(tenant): each for tenant, each in weights.items()}}
     known, tree = _lead_weights(engine), engine.requests.tree
@@ -98,6 +98,7 @@ def reweigh(engine: AdmissionEngine, weights: Weights) -> None:
 
 
 def _replaced(tenant: str, known: float, weights: Weights) -> float:
+    """Return the new weight of a tenant, or `known` if that is the weight of a single key."""
     before, after = weights.get(tenant, (known, known))
     return after if before is None or before == known else known
 
@@ -203,9 +204,9 @@ def _lead_weights(engine: AdmissionEngine) -> list[tuple[Backlog, str, float]]:
 
 
 def _follow_weights(engine: AdmissionEngine, known: list[tuple[Backlog, str, float, float]]) -> None:
-    """Give waiting requests the weights that the tree has now, and convert leads to these.
+    """Give waiting requests the weights that the tree has now, and convert the leads of tenants to these weights.
 
-    `known`: each tenant's weight until now, and its weight while it is idle.
+    `known`: each tenant's weight until now, and the configured weight that it has while it is idle.
     """
     tree = engine.requests.tree
     engine.requests.waiting.reweigh(lambda request: tree.weight(request.flow.tenant, request.configured_weight))
@@ -225,7 +226,7 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
     leases = list(requests.leases.values())
     queues = before.queue(""), policy.queue("")
     if before.order.units != policy.order.units or None in queues:
-        # The new policy counts in other units, so running requests are charged anew. Else charges stay, unrounded.
+        # The new policy counts in other units, so running requests are charged anew.
         for lease in leases:
             before.give_up(lease.request, now)
     for backlog, (of_tenants, of_flows) in zip(backlogs, usual, strict=True):

@@ -22,17 +22,20 @@ class Waits:
     """The clocks of one pool, which attribute waits to obstacles."""
 
     def __init__(self) -> None:
-        self._blocked: Blocked | None = None
-        """The next in order and its obstacles, since `_since_s`."""
+        self._held: tuple[tuple[Request, Obstacle], ...] = ()
+        """The next in order of each queue and its nearest obstacle, since `_since_s`."""
+        self._is_closed = False
+        """True if no engine is open for the next request of any queue."""
         self._since_s = 0.0
         self._closed_s = 0.0
         """Seconds without an engine in service while requests waited."""
 
     def blocked(self, blocked: Blocked | None, now: float) -> None:
         """Set the next in order and its obstacles; None if no request waits for room."""
-        if self._blocked is not None:
-            self._pay(now)
-        self._blocked = blocked
+        self._pay(now)
+        heads = (blocked, *blocked.others) if blocked is not None else ()
+        self._held = tuple([(each.request, each.nearest()) for each in heads])
+        self._is_closed = bool(heads) and all([obstacle is Obstacle.CLOSED for _, obstacle in self._held])
         self._since_s = now
 
     def began(self, request: Request, now: float, *, asked: bool) -> None:
@@ -76,31 +79,29 @@ class Waits:
         by = wait.by.copy()
         if wait.rest is Obstacle.TURN:
             _add(by, Obstacle.CLOSED, self._closed_by(now) - wait.closed_s)
-        if self._blocked is not None and not _is_closed(self._blocked):
-            for each in (self._blocked, *self._blocked.others):
-                if each.request is request:
-                    _add(by, each.nearest(), now - self._since_s)
+        if not self._is_closed:
+            for head, obstacle in self._held:
+                if head is request:
+                    _add(by, obstacle, now - self._since_s)
         return _with_rest(by, wait, now)
 
     def _pay(self, now: float) -> None:
         """Attribute the time since the last event to the obstacles of the next in order."""
-        elapsed_s, blocked = now - self._since_s, self._blocked
-        if elapsed_s <= 0 or blocked is None:
+        elapsed_s = now - self._since_s
+        if elapsed_s <= 0:
             return
         self._since_s = now
-        if _is_closed(blocked):
+        if self._is_closed:
             self._closed_s += elapsed_s
             return
-        for each in (blocked, *blocked.others):
-            wait = each.request.progress.wait
+        for request, obstacle in self._held:
+            wait = request.progress.wait
             if wait is not None:
-                _add(wait.by, each.nearest(), elapsed_s)
+                _add(wait.by, obstacle, elapsed_s)
 
     def _closed_by(self, now: float) -> float:
         """Return the clock of `Obstacle.CLOSED` at this time."""
-        if self._blocked is None or now <= self._since_s or not _is_closed(self._blocked):
-            return self._closed_s
-        return self._closed_s + now - self._since_s
+        return self._closed_s + max(0.0, now - self._since_s) if self._is_closed else self._closed_s
 
 
 def seconds_of(wait: Wait | None) -> Mapping[str, float]:
@@ -109,13 +110,9 @@ def seconds_of(wait: Wait | None) -> Mapping[str, float]:
 
 
 def _with_rest(by: dict[str, float], wait: Wait, now: float) -> dict[str, float]:
+    """Attribute the time that has no obstacle yet to `wait.rest`."""
     _add(by, wait.rest, now - wait.since_s - sum(by.values()))
     return by
-
-
-def _is_closed(blocked: Blocked) -> bool:
-    """Return whether no engine is open for the next request of any queue."""
-    return all([each.nearest() is Obstacle.CLOSED for each in (blocked, *blocked.others)])
 
 
 def _add(by: dict[str, float], obstacle: str, seconds: float) -> None:

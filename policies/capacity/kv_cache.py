@@ -27,14 +27,14 @@ from policies.request import Request
 ENDED_MAX: Final = 1024
 EVENLY: Final = 0.94
 """Part of the KV limit for which starts are spread. Bursty starts produce bursty ends, and those bursty starts again.
-Starts paced slightly below capacity damp this; the rest of the cache is filled by starts in place of ends."""
+Starts paced slightly below capacity damp this; the rest of the cache is filled by starts that replace ends."""
 PROMPT_PART_SHARE_PER_S: Final = 0.5
 """Weight of one comparison of gauge and ledger, per second since the comparison before it: hundreds of steps in a
 second say no more about shared prefixes than ten pages do."""
 OFF_BY_TOKENS: Final = 1.0
 OFF_BY_TOKENS_PER_LEASE: Final = 0.01
-"""Tokens per sequence by which a request may differ from its forecast before it is noted anew: a fixed number, and
-another for each lease."""
+"""Tokens per sequence by which a request may differ from its forecast before it is noted anew: a fixed number, plus a
+number for each lease at the engine."""
 OFF_BY_PART: Final = 0.02
 """Change of the held part of prompts after which the forecast is rebuilt."""
 CLOCK_MAX: Final = 65536.0
@@ -101,7 +101,7 @@ class KvCache:
         """Return `KV` if there is no room, `SPREAD` if a start now would be uneven, None if the request may start.
 
         Args:
-            allowance: what this gateway may hold; None if no other gateway uses the engine.
+            allowance: part of the engine that this gateway may use; None if no other gateway uses the engine.
             slots: the slots of the engine if starts are to be spread, because more of the tenant waits than can start.
             sequences: sequences that would then be dispatched, this request's included.
         """
@@ -149,7 +149,7 @@ class KvCache:
         return max(0, round(self._ceiling_tokens(self.capacity_tokens, unsure_part) - self._foreign_tokens))
 
     def needed_tokens(self, request: Request, use: KvUse, now: float) -> int:
-        """Return the tokens that must be free beyond `use.peak`, so that this request can start."""
+        """Return the tokens that must be free beyond `use.peak` before this request can start."""
         needed = min(self.footprint_tokens(request), float(use.limit))
         if self._leases and self.capacity_tokens is not None:
             candidate = self._candidate(request, now)
@@ -283,7 +283,7 @@ class KvCache:
     def pass_time(self, now: float) -> float:
         """Advance the forecast to now, and note due leases anew.
 
-        Returns when this must be called again: never (inf) while the capacity is not known.
+        Return the time at which this must be called again; inf while the capacity is not known.
         """
         if self.capacity_tokens is None:
             return inf
@@ -303,7 +303,7 @@ class KvCache:
         return now + (min(forecast.next_due(), CLOCK_MAX) - forecast.clock) * self._pace.token_s
 
     def estimate(self, now: float) -> float:
-        """Estimate the answers that are not streamed. Returns when this must be called again."""
+        """Estimate the answers that are not streamed. Return the time at which this must be called again."""
         for lease in self._unstreamed.values():
             lease.output_tokens = self._pace.output_tokens(lease, now)
         due_s = self.pass_time(now)

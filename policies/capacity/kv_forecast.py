@@ -152,7 +152,7 @@ class _Cell:
 
 
 class _Cells:
-    """Cells in the order of their places."""
+    """Sums over forecast requests, grouped in cells of nearly equal steps and sorted by step."""
 
     __slots__ = ("_by_key", "_keys", "cells")
 
@@ -298,6 +298,7 @@ class KvForecast:
         self._l1 += sign * l1
 
     def _sum_steps(self, one: Growing, sign: float) -> None:
+        """Add the occupancy of a request to the sums over steps, or subtract it (`sign` -1)."""
         base, n, begins, ends, width = one.base, one.sequences, one.begins, one.ends, one.spread
         if not width:
             self._steps.add(one.begins_key, sign, begins, -base, -n, 0.0, 0.0, 0.0, 0.0)

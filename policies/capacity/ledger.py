@@ -106,15 +106,15 @@ class BackendLedger:
         prefill_limit = float(self.prefill.tokens)
         sequences, slots = self.sequences + request.sequences, self.slots.taken_by(request.sequences)
         if allowance is None:
-            # Of a request with several sequences, some may wait inside: slots that become free one by one are used.
+            # Some sequences of a request may wait inside, so that slots are used which become free one by one.
             if self.slots_taken + max(1, slots - self._settings.waiting_target) > self.slots.most(is_alone=is_alone):
                 return Obstacle.SLOTS
         elif sequences > allowance.sequences:
             return Obstacle.SLOTS
         else:
             prefill_limit /= allowance.sharers
-        # An engine without gauges does not show its queue. If its concurrency is configured, nothing else is known of
-        # what it takes at once, and the prefill window does not apply.
+        # An engine without gauges does not show its queue. If its concurrency is configured, that is the only known
+        # limit, and the prefill window does not apply.
         has_window = self._gauges is not None or self._settings.max_concurrency is None
         begun = self.prefill_tokens if has_window else 0
         if begun and begun + request.prompt_tokens - cached_tokens > prefill_limit:
@@ -164,14 +164,14 @@ class BackendLedger:
         return max(level, (with_head, "KV cache, projected with the next request,"))
 
     def closed_until_s(self, request: Request) -> float:
-        """Return until when the engine is left alone, or closed to this request; inf if it can never serve it."""
+        """Return the time until which the engine is left alone, or closed to this request; inf without an end."""
         if request.engine not in ("", self.name):
             return inf
         closed = request.progress.closed
         return self._closed_until_s if closed is None else max(self._closed_until_s, closed.get(self.name, 0.0))
 
     def opens_s(self, request: Request, obstacle: Obstacle, now: float) -> float:
-        """Return when time alone may remove this obstacle to this request; inf if it never does."""
+        """Return the time at which this obstacle may disappear without an event; inf if it never does."""
         if obstacle is Obstacle.CLOSED:
             until_s = self.closed_until_s(request)
             return until_s if now < until_s else inf
@@ -298,8 +298,7 @@ class BackendLedger:
         """Leave the engine alone after a refusal or a failed connection, twice as long after each failure.
 
         `full_for`: the request that was refused for lack of room; None if the engine could not be reached. After such a
-        refusal the engine has as many slots as it runs sequences. But if it was sent a later request, and takes that
-        one, it was not full.
+        refusal the slots are set to the sequences that run. But an engine that takes a request sent later was not full.
         """
         if now >= self._closed_until_s:  # otherwise the failure belongs to the incident before
             settings = self._settings
@@ -355,9 +354,9 @@ class BackendLedger:
             self._gauges = self.kv.capacity_tokens = None
 
     def estimate(self, now: float) -> float:
-        """Estimate the answers that are not streamed. They have started after the usual time to a first token.
+        """Estimate the answers that are not streamed: each counts as started after the usual time to a first token.
 
-        Returns when this must be called again if nothing happens here before.
+        Return the time at which this must be called again if nothing happens here before.
         """
         due_s = self.kv.estimate(now)
         if self.has_gauges():

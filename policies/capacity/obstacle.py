@@ -44,28 +44,26 @@ class Obstacle(StrEnum):
 
 ASLEEP: Final = (Obstacle.CEILING, Obstacle.WORKING_SET, Obstacle.PREFILL_PART)
 """Obstacles of requests that want no room at the engines meanwhile."""
-_BY_NEARNESS = {obstacle: place for place, obstacle in enumerate(Obstacle)}
-
-
-def nearest(obstacles: Iterable[Obstacle]) -> Obstacle | None:
-    """Return the obstacle that disappears soonest; None if there is none."""
-    found: Obstacle | None = None
-    for obstacle in obstacles:  # most often all are equal, and this runs at each event
-        if found is None or (obstacle is not found and _BY_NEARNESS[obstacle] < _BY_NEARNESS[found]):
-            found = obstacle
-    return found
+_BY_NEARNESS: Final = {obstacle: place for place, obstacle in enumerate(Obstacle)}
 
 
 class Blocked:
     """The head of a queue that no engine can start, and the obstacle at each engine."""
 
-    __slots__ = ("_nearest", "ceiling", "obstacles", "others", "request")
+    __slots__ = ("_counts", "ceiling", "obstacles", "others", "request")
 
-    def __init__(self, request: Request, obstacles: dict[str, Obstacle]) -> None:
+    def __init__(
+        self, request: Request, obstacles: dict[str, Obstacle], counts: dict[Obstacle, int] | None = None
+    ) -> None:
+        """Keep the obstacles by engine; empty if there is no engine. `counts`: their numbers, counted if absent."""
         self.request = request
-        self._nearest: Obstacle | None = None
         self.obstacles = obstacles
-        """Obstacles by engine; empty if there is no engine."""
+        if counts is None:
+            counts = {}
+            for obstacle in obstacles.values():
+                counts[obstacle] = counts.get(obstacle, 0) + 1
+        self._counts = counts
+        """Number of engines by obstacle, so that `nearest` looks at no engine."""
         self.ceiling = ""
         """Name of the tree node whose ceiling is reached, if the obstacle is a ceiling."""
         self.others: tuple[Blocked, ...] = ()
@@ -75,12 +73,37 @@ class Blocked:
     def __repr__(self) -> str:
         return f"<Blocked {self.request.id}: {', '.join(f'{name}: {why}' for name, why in self.obstacles.items())}>"
 
+    @staticmethod
+    def everywhere(request: Request, engines: Iterable[str], why: Obstacle) -> Blocked:
+        """Return one obstacle at all of these engines."""
+        obstacles = dict.fromkeys(engines, why)
+        return Blocked(request, obstacles, {why: len(obstacles)} if obstacles else {})
+
     def but(self, engine: str) -> Blocked:
         """Return the obstacles at the other engines."""
-        return Blocked(self.request, {name: why for name, why in self.obstacles.items() if name != engine})
+        others = Blocked(self.request, self.obstacles.copy(), self._counts.copy())
+        others.set(engine, None)
+        return others
+
+    def set(self, engine: str, obstacle: Obstacle | None) -> None:
+        """Replace the obstacle at an engine; None if there is none any more."""
+        before = self.obstacles.get(engine)
+        if before is obstacle:
+            return
+        if before is not None:
+            self._counts[before] -= 1
+            if not self._counts[before]:
+                del self._counts[before]
+        if obstacle is None:
+            del self.obstacles[engine]
+        else:
+            self.obstacles[engine] = obstacle
+            self._counts[obstacle] = self._counts.get(obstacle, 0) + 1
 
     def nearest(self) -> Obstacle:
         """Return the obstacle that disappears soonest; `CLOSED` if there is no engine."""
-        if self._nearest is None:
-            self._nearest = nearest(self.obstacles.values()) or Obstacle.CLOSED
-        return self._nearest
+        found = Obstacle.CLOSED
+        for obstacle in self._counts:
+            if _BY_NEARNESS[obstacle] < _BY_NEARNESS[found]:
+                found = obstacle
+        return found

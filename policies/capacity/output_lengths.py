@@ -35,7 +35,7 @@ class OutputPredictor(Protocol):
 
 
 class _Population:
-    """The last answers of one population, sorted by length."""
+    """The lengths of the last answers to one app of one tenant, in order of arrival and sorted."""
 
     __slots__ = ("arrivals", "lengths", "mean")
 

@@ -10,13 +10,13 @@ the time to compute the whole cache anew. Holding an idle context pays if, and o
 time (the five-minute rule, Gray and Putzolu 1987). `policies.contexts` says how many tokens a context counts with, and
 how much the cache keeps.
 
-A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. A
-tenant that is more than the window of the order ahead of the tenant whose start goes first begins nothing: otherwise
-small starts would always take the room that a large start waits for. But a first start that alone is beyond its
-tenant's part holds up no other tenant. After a wait of K / R seconds a start whose tenant holds nothing enters without
-room, one such start in each K / R seconds, and parking makes the room. A start that no call is likely to follow holds
-nothing beyond its run, and needs no room. A start of a kind of interaction with few calls so far needs no room while
-the contexts of that kind are within a tenth of K.
+A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. While
+a start waits, a tenant that is more than the window of the order ahead of the start's tenant begins nothing: otherwise
+small starts would always take the room that a large start waits for. But a start that alone exceeds its tenant's part
+holds up no other tenant. A start whose tenant holds nothing enters without room after a wait of K / R seconds: one such
+start in each K / R seconds, and parking makes the room. A start that no call is likely to follow holds nothing beyond
+its run, and needs no room. A start of a kind of interaction with few calls so far needs no room while the contexts of
+that kind are within a tenth of K.
 
 Of batch work only its guaranteed part counts for others: the rest can be preempted. Where nothing counts, nothing
 waits. The order says who goes next, the set only whether. A call inside an interaction that counts never waits for the
@@ -104,7 +104,7 @@ class WorkingSet:
         """Learned sizes of contexts, by kind of interaction."""
         self.kept: Final = KeptShare()
         self.may_pass_starts: Callable[[str], bool] = _anybody
-        """Function that tells whether a tenant is within the window of the order above those with waiting starts."""
+        """Function that tells whether a tenant is within the window above each tenant with waiting starts."""
         self.batch_share = 0.0
         """Part of K that batch work has beside other work."""
         self._now = self._entered_s = -inf
@@ -135,7 +135,7 @@ class WorkingSet:
 
     @property
     def _holds(self) -> bool:
-        """Return whether there is anything that starts may have to wait for."""
+        """Return whether starts may have to wait: K is known, and contexts are worth holding or count elsewhere."""
         return self.hold_s > 0.0 and (self._returning > 0 or self.tokens_in_all > self.tokens)
 
     def _fits(self, request: Request) -> bool:
@@ -148,7 +148,7 @@ class WorkingSet:
         return self._expected_tokens(request) <= available or not (request.can_wait or self._is_followed(request))
 
     def available(self, request: Request) -> float:
-        """Return the tokens that contexts of the request's tenant may still count; inf if nothing counts yet.
+        """Return the tokens by which the contexts of the request's tenant may still grow; inf if no context counts yet.
 
         A tenant has what is free of K, or what is left of its part of K if that is more. Batch work has one part in
         all. Only that part counts for others, because the rest can be preempted.
@@ -174,7 +174,7 @@ class WorkingSet:
     def _is_followed(self, request: Request) -> bool:
         """Return whether another call is likely to follow, so that the context is held beyond the run.
 
-        A kind with few calls so far is taken to be followed if its contexts exceed what the set may have beyond K.
+        A kind with few calls so far counts as followed if its contexts exceed the tolerated excess over K (`OVER`).
         """
         if request.claim is NO_CLAIM:
             return False
@@ -208,8 +208,12 @@ class WorkingSet:
         """Return the tokens that count here, by tenant node."""
         return self._tree.contexts_here()
 
+    def number_of(self, leaf: str) -> float:
+        """Return the estimated number of contexts of a tenant node that count here: its part of their tokens."""
+        return len(self) * self._tree.contexts(leaf) / max(1.0, self.tokens_in_all)
+
     def expires_s(self) -> float:
-        """Return when time alone may make room for a start; inf if it never does."""
+        """Return the time at which a start may have room without an event; inf if it never does."""
         if not self.hold_s:
             return inf
         first = self.first_start() if self.first_start is not None else None
@@ -222,7 +226,7 @@ class WorkingSet:
     # --- events ---
 
     def queued(self, request: Request, now: float) -> None:
-        """Count a queued call if it is inside an interaction. If that is parked, the call waits like a start."""
+        """Count a queued call inside an interaction. A call of a parked interaction waits like a start instead."""
         progress = request.progress
         if progress.context is None and progress.inside:
             context = self._contexts.get(progress.interaction) if progress.interaction is not None else None

@@ -104,6 +104,7 @@ class Used(NamedTuple):
 
 
 def _rules(quota: Quota, member: str = "") -> tuple[Rule, ...]:
+    """Return the rules of a quota, one for each configured limit."""
     windows, found = [*WINDOWS], []
     whose = _whose(member)
     for field in fields(quota):
@@ -342,6 +343,7 @@ class Quotas:
         return self.minute.bucket, self.day.bucket, self.month.bucket
 
     def _add(self, counted: Counted, more: Measures) -> None:
+        """Add measures to the counts of these members, in all windows."""
         members, buckets = counted
         for member in members:
             limited = {rule.window for rule in self.rules(member)} if self.minute.pending is not None else ()

@@ -26,6 +26,7 @@ PARTS: Final = 12
 
 
 def _ceiling(doc: str) -> Any:
+    """Return a setting for a limit; without a number, starts wait for the working set."""
     auto = "no number: starts wait for the working set"
     return setting(None, doc, kind=int, least=1, most=COUNT_MAX, auto=auto)
 

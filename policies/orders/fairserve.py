@@ -49,6 +49,7 @@ class FairServe(Wsc):
         self.counts = self.throttle.counts if self.throttle is not None else {}
 
     def share(self, other: CounterOrder) -> None:
+        """Share the throttle too: its limits count over all queues of a pool."""
         super().share(other)
         if isinstance(other, FairServe):
             self.throttle = other.throttle

@@ -93,6 +93,7 @@ class Wsc(CounterOrder):
         self.learned = {"profiles": self.profiles}
 
     def share(self, other: CounterOrder) -> None:
+        """Share the profiles too: a normal call does not depend on the queue."""
         super().share(other)
         if isinstance(other, Wsc):
             self.profiles = other.profiles

@@ -83,6 +83,7 @@ class Homes:
                 yield requests[request_id]
 
     def _look_up_new(self) -> None:
+        """Look up the homes of the requests that came since the last call."""
         for request in self._new.values():
             self._siblings.add(request)
             self._look_up(request)
@@ -101,6 +102,7 @@ class Homes:
             tenants.setdefault(request.flow.tenant, OrderedDict())[request.id] = request
 
     def _leave(self, request: Request) -> None:
+        """Remove a request from the tables of its homes."""
         for name in self._homes.pop(request.id, ()):
             tenants = self._at[name]
             requests = tenants[request.flow.tenant]

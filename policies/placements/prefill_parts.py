@@ -43,7 +43,7 @@ class _Lead:
 
 
 class _EngineLeads:
-    """The leads at one engine as of a time, by tenant node."""
+    """The prefill leads of the tenant nodes at one engine, as of one time."""
 
     __slots__ = ("at_s", "leads")
 
@@ -53,7 +53,7 @@ class _EngineLeads:
 
 
 class PrefillParts:
-    """The leads of tenant nodes at the engines of one pool."""
+    """The prefill leads of tenant nodes (begun and unpaid prompt tokens) at the engines of one pool."""
 
     def __init__(self, backends: Mapping[str, BackendLedger]) -> None:
         self.window_tokens = inf

@@ -54,6 +54,7 @@ class Siblings:
 
 
 def _landmarks(prefix: Prefix) -> list[int]:
+    """Return the keys of a prefix at depths 1, 2, 4, 8 and so on."""
     marks, depth = [], 1
     while depth <= len(prefix):
         marks.append(prefix[depth - 1])

@@ -124,7 +124,7 @@ class Backlog:
         return flow.next() if flow is not None else None
 
     def lines(self) -> tuple[Counters[TenantMember], Counters[TenantMember]]:
-        """Return the counters of both classes, the class that goes first first."""
+        """Return the counters of both classes, in the order in which the classes go."""
         return (self.batch, self.tenants) if self.owes_batch else (self.tenants, self.batch)
 
     def _owe(self, service: float) -> None:
@@ -173,7 +173,7 @@ class Backlog:
         return self.starts[least][0][3] if least is not None else None
 
     def may_pass_starts(self, tenant: str) -> bool:
-        """Return whether a tenant is within the window above all of its class with starts here or waiting elsewhere."""
+        """Return whether a tenant is within the window above all of its class with starts, here and elsewhere."""
         own = self._by_tenant.get(tenant)
         if own is None:
             return True
@@ -350,9 +350,9 @@ class Backlog:
         self._forget_beyond(self._flows_max, flow.tenant.flows)
 
     def reweigh(self, name: str, known: float, weight: float) -> None:
-        """Replace the weight of a tenant node, `known` before, and convert its lead over the next one to the new units.
+        """Replace the weight of a tenant node, `known` before, and convert its lead to the new units.
 
-        Each gateway converts its part of a lead that several count together.
+        The lead is over the next tenant. Of a lead that several gateways count together, each converts its part.
         """
         if known != weight and (tenant := self._by_tenant.get(name)) is not None:
             lead = max(0.0, tenant.line.rank(tenant) - tenant.line.floor())
@@ -382,7 +382,7 @@ class Backlog:
                 own.tenant.flows.last_left = own
 
     def explain(self, flow: Flow) -> dict[str, float]:
-        """Return numbers on a flow and its tenant by name. `*_ahead` is the distance from the next one: 0 is next."""
+        """Return numbers on a flow and its tenant by name. `*_ahead`: distance from the member that goes next."""
         tenant, member = self._by_tenant.get(flow.tenant), self._by_flow.get(flow)
         if tenant is None:
             return {"queued": 0.0, "running": 0.0}

@@ -6,9 +6,9 @@ top. A counter that falls below its entry (a refund) gets a second entry, and th
 top. Invariant: each awake member has one valid entry, `member.entry`, and its place is never below that entry.
 
 Lift (VTC, algorithm 2): a member with its first queued request is raised to the least waiting counter. If no member
-waits, the new one is raised to the counter of the member that left last. So idling banks no credit. `max` keeps debt.
-Any value between the least and the greatest waiting counter keeps the bound (remark 4.6). Without `lift`, members
-keep the credit of the service that they did not use (LCF).
+waits, the new one is raised to the counter of the member that left last. So idling banks no credit. A lift never lowers
+a counter, so debt stays. Any value between the least and the greatest waiting counter keeps the bound (remark 4.6).
+Without `lift`, members keep the credit of the service that they did not use (LCF).
 
 Window: a preferred member (one with a call inside an interaction) goes before others as long as its counter is at
 most `window` above theirs. So members are ordered by their rank: the counter, less the window if the member is
@@ -141,13 +141,17 @@ class Counters(Generic[M]):
 
     def some(self, most: int) -> list[M]:
         """Return a sample of at most `most` waiting members, of all ranks."""
-        heap = self._heap
-        return [entry[3] for entry in heap[:: len(heap) // most + 1] if entry[3].entry is entry]
+        found: list[M] = []
+        for entry in self._heap[:: len(self._heap) // most + 1]:
+            member: M = entry[3]
+            if member.entry is entry:
+                found.append(member)
+        return found
 
     def floor(self) -> float:
         """Return the rank to which a new member is raised.
 
-        The least rank of the members that wait here or elsewhere; if none waits, that of the member that left last.
+        The least rank of the members that wait here or elsewhere; if none waits, the rank of the member that left last.
         Sleeping members count unless they are absent (`sleep`).
         """
         least, elsewhere = self.least() if self._heap else None, self.least_elsewhere
@@ -173,7 +177,7 @@ class Counters(Generic[M]):
         return self.least_elsewhere + (self.window if self._is_preferred_elsewhere else 0.0)
 
     def ahead(self, member: M) -> float:
-        """Return the distance of a member's rank from that of the next waiting member; 0 for the next one itself."""
+        """Return the distance of a member's rank from the rank of the next waiting member; 0 for that member."""
         least = self.least()
         return self.rank(member) - (self.rank(least) if least is not None else self.floor())
 
@@ -346,6 +350,7 @@ class Counters(Generic[M]):
         return member.counter - self.window if member.preferred else member.counter
 
     def _place(self, member: M) -> float:
+        """Return the first key of a member's heap entry: its round of the quantum, or else its rank."""
         if self._quantum:
             return member.counter // self._quantum
         return member.counter - self.window if member.preferred else member.counter

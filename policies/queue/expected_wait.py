@@ -96,9 +96,9 @@ class GateState(NamedTuple):
     queues: int
     """Queues of the pool, which take turns."""
     running: int
-    """Requests that run behind the gate."""
+    """Requests that run behind the gate; at the working set, contexts of the tenant that count."""
     answer_s: float
-    """Mean seconds of an answer; at the working set, the seconds for which a context counts."""
+    """Mean seconds of an answer; at the working set, the seconds for which an idle context counts."""
 
     def is_empty(self, tenant: str) -> bool:
         """Return whether nothing waits at the gate. `tenant`: that of a request that passed the gate."""
@@ -379,7 +379,8 @@ def _before(
             continue
         rounds += 0.5  # half of the members with an equal rank go first
         if wait_s < inf:
-            rounds = min(rounds, member.queued + wait_s / max(member.gap_s, now - member.asked_s, SHORT_S))
+            gap_s = max(member.gap_s, now - member.asked_s)
+            rounds = min(rounds, member.queued + wait_s / max(gap_s, SHORT_S))
         turns += rounds
         seconds += rounds * (member.answer_s or answer_s)
     scale = (line.number - (len(line.members) > others)) / max(1, others)

@@ -113,6 +113,7 @@ class GrantedEngines:
 
 
 def _holding(ledger: BackendLedger, head: Request | None, waiting: int, now: float) -> Holding:
+    """Return what the gateway holds at an engine, and what the head needs there if it is short of room."""
     use = ledger.kv.use(ledger.starting_tokens, now)
     holding = Holding(ledger.name, ledger.sequences, use.peak, use.now, ledger.slots.most(), use.limit)
     if head is None or ledger.obstacle(head, now) not in WANTS_STILL:

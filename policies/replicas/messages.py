@@ -148,7 +148,7 @@ class CountDelta(NamedTuple):
     base: Measures
     """The counts of all gateways as they are known here."""
     since: int
-    """First bucket whose counts this gateway wants. It knows the earlier counts of the others."""
+    """First bucket whose counts this gateway wants: it knows all earlier counts of the other gateways."""
     is_lost: bool = False
     """The store has lost its data: at least `base` was counted."""
 

@@ -16,11 +16,11 @@ from policies.replicas.tallies import SharedCounts
 from policies.request import Request
 
 MAKES_ROOM_S: Final = 4 * INTERVAL_S
-"""Least time between preemptions of batch for other gateways, which then have heard of the room and used it."""
+"""Least time between two preemptions of batch work for other gateways: they first learn of the room and use it."""
 
 
 class PoolReplica:
-    """The reporter of one admission engine's use, charges and needs, which also applies the replies.
+    """The link of one admission engine to the store: reports its usage, charges and needs, and applies the replies.
 
     Before the first sync round this gateway may use no engine. An engine that is added later may be used after the
     first round about it.

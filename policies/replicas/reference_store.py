@@ -52,6 +52,8 @@ T = TypeVar("T")
 
 
 class _Kept(NamedTuple, Generic[T]):
+    """A stored value and its expiry."""
+
     value: T
     until_ms: float
 
@@ -164,6 +166,7 @@ class ReferenceStore:
     # --- which gateways are present ---
 
     def _others(self, me: str, now_ms: int) -> list[_Record]:
+        """Return the last reports of the other gateways that are not silent."""
         found = []
         for name, record in sorted(self._records.items()):
             # After a failover of the server, its clock may be behind that of its predecessor.
@@ -177,6 +180,7 @@ class ReferenceStore:
         return found
 
     def _seen(self, record: _Record, now_ms: int) -> _Other:
+        """Return a gateway as of this round: silent, or with its first standing brought up to date."""
         age_ms = abs(now_ms - record.seen_ms)
         if age_ms > WAITS_MS:
             return _Other(record, True, [], None)
@@ -269,6 +273,7 @@ class ReferenceStore:
     # --- what was counted, and which interactions are open ---
 
     def _tallied(self, tally: CountDelta, now_ms: int, is_repeated: bool, was_here: bool) -> Counted:
+        """Add what a gateway counted, and return the sums of the buckets in the window."""
         kept = self._sums.get(tally.name)
         buckets = kept.value if kept is not None else {}
         sums = buckets.get(tally.bucket, tally.base)
@@ -282,6 +287,7 @@ class ReferenceStore:
         return [*[buckets.get(each, NOTHING) for each in range(tally.first, tally.bucket)], sums]
 
     def _called(self, call: CallDelta, now_ms: int, is_repeated: bool) -> Opened | None:
+        """Add the calls of an interaction, and return its sums; None if it is over or was never begun."""
         kept = self._open.get(call.name)
         known = kept.value if kept is not None else (0, 0, 0)
         if call.is_over:

@@ -2,8 +2,9 @@
 
 Every sync round has a number. Its report is kept until a reply comes. After a loss the report is sent again under its
 number, and the store counts it once. A gateway that got no reply for `ALONE_S` goes on alone with the average of its
-recent grants. A process may also have stood still without noticing. Such a gateway starts nothing until its next sync
-round (`TRUST_S` in `replicas.grants`), because its part may have been given to others.
+recent grants. A gateway that has never got a reply does not know what is left of a limit, so its requests with a limit
+wait for `START_S`. A process may also have stood still without noticing. Such a gateway starts nothing until its next
+sync round (`TRUST_S` in `replicas.grants`), because its part may have been given to others.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ DEADLINE_S: Final = 20 * INTERVAL_S
 """Time after which a reply counts as lost."""
 ALONE_S: Final = 2 * DEADLINE_S
 """Time without a reply after which a gateway goes on alone."""
+START_S: Final = 15 * ALONE_S
+"""Time without a first reply after which a new gateway goes on alone with limits. Envoy waits as long for its first
+configuration (`initial_fetch_timeout`)."""
 
 
 class Speaker(Protocol):
@@ -45,12 +49,14 @@ class Speaker(Protocol):
 class Schedule:
     """The times of one gateway's sync rounds on one subject."""
 
-    def __init__(self, speaker: Speaker) -> None:
+    def __init__(self, speaker: Speaker, *, start_s: float = ALONE_S) -> None:
+        """Begin. `start_s`: time without a first reply after which the gateway goes on alone."""
         self.is_alone = False
         self._speaker = speaker
         self._number = 0
         self._pending: ReplicaReport | None = None
         self._is_repeated = self._is_late = False
+        self._alone_s = start_s
         self._asked_s = self._answered_s = self._due_s = float("-inf")
 
     def due_s(self) -> float:
@@ -79,6 +85,7 @@ class Schedule:
     def answered(self, view: ReplicaView, now: float) -> Sequence[Decision]:
         """End a sync round with the store's reply."""
         self._pending = None
+        self._alone_s = ALONE_S
         # A grant based on the state before the process stood still is only as fresh as that state.
         as_of_s = self._answered_s if self._is_late else self._asked_s
         self._answered_s = self._asked_s
@@ -91,7 +98,7 @@ class Schedule:
     def lost(self, now: float) -> Sequence[Decision]:
         """End a sync round without a reply."""
         self._due_s = now + IDLE_S
-        if not self.is_alone and now - self._answered_s < ALONE_S:
+        if not self.is_alone and now - self._answered_s < self._alone_s:
             return ()
         self.is_alone = True
         return self._speaker.cut_off(now)

@@ -22,10 +22,10 @@ from policies.replicas.schedule import ALONE_S, IDLE_S, INTERVAL_S
 from policies.request import BATCH, Flow, Request, is_batch
 
 AHEAD: Final = 2.0
-"""Lead up to which a request may go before one that waits at another gateway, in usual requests: this tolerance keeps a
-free slot from passing back and forth between gateways. The lead may also be the service that a waiting member receives
-in AHEAD sync rounds: news of others are one round old, and with a narrower lead fast engines idle until the next news.
-More than 1, so that the lead grows with the pace that it allows."""
+"""Lead, in usual requests, up to which a request may go before one that waits at another gateway. Without a tolerance a
+free slot would pass back and forth between gateways. If it is more, the lead is the service that a waiting member
+receives in AHEAD sync rounds: counters of other gateways are one round old, and with a narrower lead fast engines would
+idle until the next reply. AHEAD is more than 1, so that the lead grows with the pace that it allows."""
 AHEAD_S: Final = IDLE_S
 """Time by which a request may be younger than one of its flow at another gateway and still go first."""
 OWED: Final = "\x1cowed"
@@ -90,7 +90,7 @@ class SharedCounters:
     def standings(self, now: float) -> list[Standing]:
         """Return the standings of the tenants that go next, with the next flow of each.
 
-        The last one is that of the first start that the working set has no room for.
+        The last standing is that of the first start without room in the working set.
         """
         tenants = [tenant for line in self._backlog.lines() for tenant in line.first(TRIED, within=inf)]
         flows = [tenant.flows.least() for tenant in tenants[:TRIED]]
@@ -185,7 +185,7 @@ class SharedCounters:
     def wait_elsewhere(self, standings: Sequence[Standing], gateways: int = 1) -> None:
         """Set the standings at other gateways: an arrival here is lifted at most to the least counter there.
 
-        `gateways`: number that count together, this one included.
+        `gateways`: number of gateways that count together, this one included.
         """
         self._backlog.sharers = gateways
         for tenant in self._waiting_elsewhere:
@@ -204,6 +204,7 @@ class SharedCounters:
                 self._waiting_elsewhere.append(tenant_here)
 
     def _held(self) -> FlowMember | None:
+        """Return the flow of the first start that waits for the working set, or None."""
         start = self._backlog.first_start()
         return self._backlog.flow(start.flow) if start is not None else None
 
@@ -262,6 +263,7 @@ def _confirmed(counters: Counters[M], member: M) -> None:
 
 
 def _charge(member: Member) -> Charge:
+    """Return the charge since the last report of this member, and count it as reported."""
     known, lifted = member.reported or (0.0, 0.0)
     base = known + member.lifted - lifted
     charge = Charge(_name(member), base, member.counter - base, member.lifted != lifted, member.is_sole)

@@ -98,12 +98,13 @@ class SharedCounts:
 class SharedQuotas:
     """The limits that hold at any time, counted over all gateways."""
 
-    def __init__(self, quotas: Quotas, *, epoch_s: float) -> None:
+    def __init__(self, quotas: Quotas, *, epoch_s: float, workers: int = 1) -> None:
+        """Count with other gateways. `workers`: number of gateways that are known to count, even before any reply."""
         self.quotas = quotas
         self._windows = [
             SharedCounts(name, counts, epoch_s=epoch_s) for name, counts in zip(WINDOWS, quotas.windows, strict=True)
         ]
-        self._gateways = 1
+        self._workers = self._gateways = workers
 
     def is_sure(self, request: Request, now: float) -> bool:
         """Return whether the other gateways cannot change the result of `refusal` before the next sync round.
@@ -143,7 +144,7 @@ class SharedQuotas:
         sums = iter(counted)
         for counts in self._windows:
             counts.receive(sums, is_forgotten=is_forgotten)
-        self._gateways = gateways
+        self._gateways = max(self._workers, gateways)
         self.quotas.may_have = None
         self.quotas.under_way_elsewhere = {row.node: int(row.amount) for row in usage}
 

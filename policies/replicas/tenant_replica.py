@@ -42,14 +42,16 @@ class TenantReplica:
         *,
         epoch_s: float = 0.0,
         refuses_alone: bool = False,
+        workers: int = 1,
     ) -> None:
         """Follow the admission engines of all pools.
 
         Args:
             epoch_s: seconds by which the gateways' common clock is ahead of the engines' clock.
             refuses_alone: reject every request with a limit while no reply comes from the store.
+            workers: number of gateways that are known to count together, even before any reply.
         """
-        self._quotas = SharedQuotas(quotas, epoch_s=epoch_s) if quotas is not None else None
+        self._quotas = SharedQuotas(quotas, epoch_s=epoch_s, workers=workers) if quotas is not None else None
         self._interactions = SharedInteractions(interactions) if interactions is not None else None
         self._refuses_alone = refuses_alone
         self._is_alone = False

@@ -58,7 +58,7 @@ class ClassLine:
         self.present = 0
         """Number of present children. Of a tenant: requests queued or running, plus 1 if other gateways have some."""
         self.queued = 0
-        """Of a tenant: sequences of its requests that are queued here."""
+        """Sequences of the requests queued here, if this is the line of a tenant."""
         self.weights = 0.0
         """Sum of the weights of the present children."""
         self.floored: dict[ClassLine, None] = {}
@@ -90,7 +90,7 @@ class ClassLine:
         self.weight = weight
 
     def share_at(self, weight: float) -> float:
-        """Return the part of the pool that this line is entitled to. A line that is not present gets this weight."""
+        """Return the part of the pool that this line is entitled to. A line that is not present takes this weight."""
         if not self.present:
             self.weight = weight
         return self.share()
@@ -106,7 +106,7 @@ class ClassLine:
         if not floored and not self.floor:
             return whole * self.weight / weights
         rest = whole
-        # The child whose floor exceeds its part by weight the most is the first that its floor decides for.
+        # In order of floor per weight: once a floor is within the part by weight, all later floors are.
         children = [*floored] if self.present or not self.floor else [*floored, self]
         for child in sorted(children, key=_floor_per_weight, reverse=True):
             if child.floor * weights <= child.weight * rest:

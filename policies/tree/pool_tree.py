@@ -2,7 +2,7 @@
 
 Groups form a tree, and tenant nodes are its leaves: one for a tenant's interactive work, and one for its batch work. A
 tenant node is present while a request of it waits or runs. Unused parts go to the siblings, at every level
-(`tree.node`). Of the contexts a tenant keeps its part while one of them counts.
+(`tree.node`). A tenant keeps its part of the contexts while one of its contexts counts.
 
 The part of a tenant node is expressed as a weight: its part times the weights of the present children of the root. A
 tenant without groups and floors has its configured weight. The order charges service per weight, so every order that
@@ -45,7 +45,7 @@ from policies.tree.node import (
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
 IDLE_MAX: Final = 1_000
-"""Tenants in memory that have nothing at the pool. To make a node anew takes as long as all else that the tree does."""
+"""Idle tenants kept in memory: a new node costs as much as all other work of the tree for a request."""
 ROUNDING: Final = 1e-6
 """Tolerance of comparisons, since parts of a pool are not whole numbers."""
 
@@ -70,7 +70,7 @@ class PoolTree:
         self._elsewhere: set[str] = set()
         """Tenant nodes that are present at other gateways."""
         self._used_elsewhere: dict[tuple[Node, int], float] = {}
-        """Usage at other gateways by node and resource, without the usage of other nodes there."""
+        """Usage at other gateways by node and resource, as reported of the node itself, without that of its subtree."""
         floors = terms.floors()
         for name, place in terms.groups.items():
             self._groups[name] = Node(f" {name}", self._groups[place.group], place.settings, floors[name])
@@ -166,8 +166,8 @@ class PoolTree:
     def makes_room(self, running: Request, waiting: Request) -> bool:
         """Return whether the end of a running request makes room for a request that a full node keeps from starting.
 
-        A request below the node does if the node is at its ceiling. If the free room is kept for others, a request does
-        that runs below no node with a kept part.
+        If the node is at its ceiling, each request below the node makes room. If the free room is kept for others, each
+        request makes room that runs below no node with a kept part.
         """
         found = self._full_resource(waiting)
         path = self._path(self._node_of(running))
@@ -210,7 +210,8 @@ class PoolTree:
     def report(self, rows_max: int) -> list[NodeUsage]:
         """Return the rows for other gateways: usage, and presence.
 
-        Of each, the `rows_max` tenants with most have rows of their own. The usage of others is added to their groups.
+        The `rows_max` tenants with most usage of a resource have rows of their own; the usage of the others is added to
+        their groups. At most `rows_max` tenant nodes are reported as present.
         """
         rows: list[NodeUsage] = []
         for resource in RESOURCES:
@@ -300,7 +301,7 @@ class PoolTree:
             self._size()
 
     def _set_present(self, gateways: Mapping[str, float]) -> None:
-        """Replace the tenant nodes that are present at other gateways, and at how many."""
+        """Replace the tenant nodes that are present at other gateways. `gateways`: their number, by node."""
         weights = {row.node: row.amount for row in self._rows if row.resource == WEIGHT}
         for leaf in gateways.keys() - self._elsewhere:
             node, is_of_batch = self._remember(payer(leaf)), is_batch(leaf)

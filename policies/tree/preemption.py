@@ -1,4 +1,4 @@
-"""Which work is preempted, so that another tenant's need not wait? That of the tenant node most over its part.
+"""Which work is preempted, so that the work of another tenant need not wait? That of the node most over its part.
 
 `over_part` ranks the tenant nodes for both kinds of preemption. Each kind frees what the other one cannot: an idle
 context holds neither a slot nor KV that an engine would not evict by itself, and of batch work only its part of K
@@ -49,7 +49,7 @@ class Preemption:
         self._running_tokens = 0
         """Sum of the expected tokens of the running batch requests."""
         self._left: dict[str, int] = {}
-        """Batch sequences that still ran at each engine after the last preemption there, until more run."""
+        """Batch sequences that still ran at each engine after the last preemption there. Dropped once more run."""
         self._asked: set[str] = set()
         """Ids of the requests that the gateway was told to preempt."""
         self._wasted: dict[str, tuple[int, int]] = {}
@@ -100,7 +100,10 @@ class Preemption:
         self._wasted.pop(request.id, None)
 
     def may_waste(self, request: Request, share: float) -> bool:
-        """Return whether a waiting request could be preempted even just before its end. `share`: as for `choose`."""
+        """Return whether the bound of waste allows a preemption of the request even just before its end.
+
+        `share`: as for `choose`.
+        """
         return _expected_tokens(request) <= share * self.received_tokens + self.at_once_tokens - self.wasted_tokens
 
     def is_kept_free(self, request: Request, engine: str) -> bool:

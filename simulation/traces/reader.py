@@ -35,6 +35,8 @@ FOREIGN_LINES_MAX = 100
 
 
 class _Place(NamedTuple):
+    """The file and line of a request in a trace."""
+
     path: Path
     line: int
 
@@ -122,6 +124,7 @@ class Trace:
             )
 
     def _survey(self) -> None:
+        """Count the requests, the demand by tenant and the length of the trace. Raise TraceError for an empty one."""
         price = LinearCost()
         last_s = 0.0
         for entry in self._limited():

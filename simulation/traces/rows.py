@@ -76,7 +76,7 @@ class TraceLine(Struct, kw_only=True):
     is_csv: ClassVar[bool] = False
     time_column: ClassVar[str] = "timestamp"
     is_log: ClassVar[bool] = False
-    """May other writers' lines be among its lines, and its last line be incomplete?"""
+    """True if lines of other writers may be among the lines, and the last line may be incomplete."""
     tenant: Id = None
     app: Id = None
     user: Id = None
@@ -96,7 +96,7 @@ def _named(name: Id, otherwise: str) -> str:
 
 
 class Plain(TraceLine):
-    """A table made by an operator."""
+    """A row of a plain CSV table of requests: time and token counts, and optionally the names of the flow."""
 
     format = "csv"
     is_csv = True

@@ -167,12 +167,18 @@ def test_losing_rows_come_first_and_a_spread_hides_none_but_its_own() -> None:
     assert {(best, *own) for _, best, own in lost} == {("direct", "mine")}
     assert losses(rows_of([result(mine=[0.5, 0.9], theirs=[0.8, 0.8])]), "mine") == []
     text = text_of([result(direct=[0.9], mine=[0.5])], "mine")
-    assert text.index("Rows that mine loses") < text.index("## Metrics")
+    first, _, others = text.partition("## Rows that mine loses")[2].partition("## Other rows")
     assert "- direct: The engine alone" in text
-    assert "One round: no spread is known." in text
-    assert "| (b) Jain, mean | W2 | more | **0.9** | 0.5 |" in text
-    assert "best is direct 0.9; mine 0.5" in text
+    assert "One round." in text
+    assert "| (b) Jain, mean | W2 | **0.9** | *0.5* |" in first
+    assert "Jain, mean | W2" not in others
     assert "Medians of 2 rounds" in text_of([result(mine=[0.5, 0.9])])
+
+
+def test_a_metric_that_is_equal_everywhere_takes_no_row() -> None:
+    text = text_of([result(direct=[0.9], mine=[0.9])])
+    assert "- (b) Jain, mean: 0.9 (W2)" in text
+    assert "| (b) Jain, mean" not in text
 
 
 def test_void_numbers_stand_in_brackets_and_count_only_where_there_are_no_others() -> None:

@@ -160,7 +160,7 @@ class _Answers:
     async def exchange(self, about: str, number: int, report: bytes) -> bytes:
         return self._once()
 
-    async def learned(self, pool: str) -> bytes | None:
+    async def learned_state(self, pool: str) -> bytes | None:
         return self._once()
 
     async def learn(self, pool: str, content: bytes) -> None:
@@ -298,9 +298,9 @@ async def _ask(answers: list[object]) -> None:
         await store.open()
         assert math.isfinite(store.epoch_s)
         assert type(await store.exchange("p", 1, b"")) is bytes
-        assert type(await store.learned("p")) is bytes
+        assert type(await store.learned_state("p")) is bytes
         keys = RedisKeys(store)
-        assert type(await keys.changed()) is bytes
+        assert type(await keys.change_mark()) is bytes
         async for name, noted in keys.entries():
             assert type(name) is type(noted) is bytes
     except StoreError:

@@ -13,9 +13,10 @@ import aiohttp
 import pytest
 
 from gateway.config.sections.keys import hash_key
+from gateway.process.gateway import Gateway
 from tests.commands import run, running
 from tests.gateway.capture import DONE, Upstream, replies, token
-from tests.gateway.live import WAIT_S, events, until
+from tests.gateway.live import WAIT_S, Live, Starter, chat, events, until
 from tests.kit.served import OK, Streams, config_file, is_refused, serving, status_of_one
 from tests.ports import free_port
 
@@ -199,8 +200,9 @@ async def test_what_connected_before_sigterm_is_still_served(tmp_path: Path) -> 
             reader, writer = await asyncio.open_connection("127.0.0.1", int(gate.url.rpartition(":")[2]))
             gate.command.signal(signal.SIGTERM)
             await until(lambda: is_refused(gate.url))
-            head = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gate.key}\r\n\r\n"
-            writer.write(head.encode())
+            body = json.dumps(chat()).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gate.key}\r\n"
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             async with asyncio.timeout(WAIT_S):
                 answer = await reader.read()
             assert answer.startswith(b"HTTP/1.1 200 OK"), answer
@@ -209,6 +211,29 @@ async def test_what_connected_before_sigterm_is_still_served(tmp_path: Path) -> 
             assert (await response.read()).endswith(DONE)
         assert await gate.command.ended() == 0
         writer.close()
+
+
+async def test_a_request_of_which_a_part_came_before_sigterm_is_served_whenever_the_rest_comes(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.process.gateway.ARRIVAL_S", 0.0)
+    async with Upstream(replies(OK)) as upstream:
+        gateway = Gateway(start.config(upstream.url))
+        await gateway.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        body = json.dumps(chat()).encode()
+        writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n".encode())
+        async with aiohttp.ClientSession() as http:
+            connections = Live(gateway, http, tmp_path).server.connections
+        await until(lambda: any(each.has_begun() for each in connections))
+        stopping = asyncio.create_task(gateway.stop(WAIT_S))
+        await until(lambda: is_refused(f"http://127.0.0.1:{gateway.port}"))
+        writer.write(b"\r\n" + body)
+        answer = await reader.read()
+        writer.close()
+        await stopping
+        assert answer.startswith(b"HTTP/1.1 200 OK"), answer
+        assert b"connection: close" in answer
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import asyncio
 import math
 import re
 import time
-from contextlib import AsyncExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,22 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from gateway.config.model import Config
 from gateway.operator.merged_metrics import merged
 from gateway.process.hub import go_on
-from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER
-from gateway.storage.hub.run_directory import WorkerSlot
+from gateway.process.supervisor import unix_listener
+from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER, ExchangeServer
+from gateway.storage.hub.hub_store import HubStore
+from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 from gateway.storage.hub.wire import FRAME_BYTES_MAX
+from gateway.storage.store import ALL_POOLS
 from gateway.telemetry.metric_families import FAMILIES
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
 from gateway.usage.written import Batch, add
 from policies.replicas.messages import CallDelta, ReplicaReport
+from policies.replicas.schedule import DEADLINE_S
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.gateway.load import tenants
 from tests.kit.run_directory import WORKERS, run_directory
+from tests.kit.standing_still import stood_still
 from tests.kit.turns import ask, cached_in_turns, index_of, text
 
 REPORT = ReplicaReport([], [], [], [], [], [], [], 0.0)
@@ -133,6 +139,54 @@ async def test_a_longer_limit_goes_on_from_what_was_used_before(
             for live in (first, second):
                 assert (await live.ask("/v1/chat/completions", body, key="key-of-spent")).status == 429
                 assert (await live.ask("/v1/chat/completions", body, key="key-of-fresh")).status == 200
+
+
+async def test_an_answer_that_came_while_a_worker_stood_still_is_no_failure() -> None:
+    found = RunDirectory.made(WORKERS)
+    with closing(unix_listener(found.exchange)) as listener, ThreadPoolExecutor() as threads:
+
+        def answers() -> None:
+            """As the hub, which is another process."""
+            with listener.accept()[0] as worker:
+                worker.recv(FRAME_BYTES_MAX)
+                worker.sendall(frame([1, b"what was learned"]))
+
+        threads.submit(answers)
+        store = HubStore(found, ())
+        await store.open()
+        assert await stood_still(store.learned("pool"), 1.2 * DEADLINE_S) == b"what was learned"
+        await store.close()
+    found.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("comes", "served"), [(True, 20), (False, 10 + 5)])
+async def test_workers_whose_hub_starts_late_count_a_limit_together_and_by_parts_if_it_never_does(
+    start: Starter, comes: bool, served: int
+) -> None:
+    named = [each | {"quota": {"requests_per_day": 20}} for each in tenants(a=1)]
+    found = RunDirectory.made(WORKERS)
+    server, listener = ExchangeServer(found), unix_listener(found.exchange)
+    async with AsyncExitStack() as stack:
+        stack.callback(found.end)
+        stack.callback(server.close)
+        stack.callback(listener.close)
+        sim = await stack.enter_async_context(simulated(time_scale=0))
+        first, second = [
+            await stack.enter_async_context(start(sim.url, worker_slot=WorkerSlot(at, found), tenants=named))
+            for at in range(WORKERS)
+        ]
+        body = chat(max_tokens=1)
+        asked = [
+            asyncio.create_task(live.ask("/v1/chat/completions", body, key="key-of-a"))
+            for live in (*[first] * 35, *[second] * 5)
+        ]
+        rounds = [each for live in (first, second) for each in live.gateway.exchanges if each.about == ALL_POOLS]
+        await until(lambda: all(each.lost >= 2 for each in rounds))
+        if comes:
+            await server.listen(listener)
+        statuses = [(await each).status for each in asked]
+        assert (statuses.count(200), statuses.count(429)) == (served, 40 - served)
 
 
 # --- metrics ---

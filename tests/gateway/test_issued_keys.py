@@ -64,14 +64,14 @@ def following(table: KeyTable, tenants: Sequence[TenantConfig] = TENANTS) -> Ite
 async def test_the_table_takes_so_many_keys_and_no_more(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.keys.in_redis.KEYS_MAX", 3)
     monkeypatch.setattr("gateway.keys.in_database.KEYS_MAX", 3)
-    assert await table.changed() is None
+    assert await table.change_mark() is None
     for key in "abc":
         await table.issue(key_of(key), "alice")
-    before = await table.changed()
+    before = await table.change_mark()
     with pytest.raises(TableFull, match="holds 3 keys already"):
         await table.issue(key_of("d"), "alice")
     await table.revoke(hash_key("a"))  # is in it already
-    assert await table.changed() not in (None, before)
+    assert await table.change_mark() not in (None, before)
     assert [await table.entry(hash_key(key)) for key in "abd"] == [b"", b'{"tenant":"alice"}', None]
     await table.forget(hash_key("b"))
     await table.issue(key_of("d"), "bob")

@@ -13,6 +13,7 @@ from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.background import Background
 from tests.gateway.live import WAIT_S, until
+from tests.kit.standing_still import stood_still
 from tests.kit.stores import POOL, opened, scripted, url
 from tests.ports import free_port
 from tests.redis_server import Proxy, RedisServer
@@ -208,6 +209,18 @@ async def test_a_command_that_is_not_answered_fails_and_its_answer_is_never_take
         redis.resume()
         assert await answered(store, "after") == b"after"
         assert store.fault is None
+
+
+async def test_an_answer_that_came_while_this_process_stood_still_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.storage.redis.redis_connection.CONNECT_S", 0.2)
+    async with RedisServer() as redis, opened(redis.url, deadline_s=0.2) as store:
+        assert await stood_still(store.run(ECHO, [KEY], ["x"]), 0.3) == b"x"
+        other = pool_key("other", "counter")
+        assert (
+            await stood_still(store.run(ECHO, [other], ["on a new connection"]), 0.3, steps=3) == b"on a new connection"
+        )
 
 
 async def answered(store: RedisStore, word: str) -> Any:

@@ -22,6 +22,7 @@ import pytest
 
 import gateway.http.server
 import gateway.http.tls.certificates
+from gateway.http.connection import Connection
 from tests.certificates import Authority
 from tests.commands import run, running
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
@@ -126,6 +127,27 @@ async def test_who_sends_too_much_is_told_while_it_sends(start: Starter, tls: Tl
         async with Client.of(live, tls.authority.client()) as client:
             client.ask(b"x" * 4_000_000)
             assert b"413" in (await client.rest())[:20]
+
+
+async def test_what_is_sent_ahead_is_bounded(start: Starter, tls: Tls) -> None:
+    waits = asyncio.Event()
+
+    async def engine(seen: Seen, peer: Peer) -> None:
+        await waits.wait()
+
+    async with Upstream(engine) as upstream, start(upstream.url, tls=tls.section) as live:
+        async with Client.of(live, tls.authority.client()) as client:
+            client.ask(json.dumps(chat()).encode())
+            await until(lambda: upstream.requests)
+            with pytest.raises(TimeoutError):  # the gateway stops reading, so the kernel's buffers fill
+                async with asyncio.timeout(0.3):
+                    while True:
+                        client.writer.write(b"x" * 65536)
+                        await client.writer.drain()
+            [connection] = live.server.connections
+            assert isinstance(connection, Connection)
+            assert 0 < len(connection._pending) < 65536 + 256 * 1024
+        waits.set()
 
 
 async def test_a_client_that_leaves_takes_nothing_with_it(start: Starter, tls: Tls) -> None:

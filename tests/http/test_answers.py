@@ -256,6 +256,25 @@ async def test_stop_lets_answers_end_and_sends_clients_elsewhere() -> None:
         assert (served.server.state.stopping, len(served.server.state.connections)) == (True, 0)
 
 
+async def test_a_request_that_has_begun_is_waited_for_until_its_answer_has_ended() -> None:
+    async with serving(wait) as served:
+        server = served.server
+        assert not server.awaits_requests()
+        _, writer = await served.connect()
+        await until(lambda: server.awaits_requests())
+        assert not server.awaits_requests(has_begun=True), "no byte has come"
+        for part in (b"POST /x HTTP/1.1\r\nhost: x\r\n", b"content-length: 2\r\n\r\n", b"a"):
+            writer.write(part)
+            await until(lambda: server.awaits_requests(has_begun=True))
+        assert not served.requests
+        writer.write(b"b")
+        responder = await served.responder()
+        assert server.awaits_requests(has_begun=True)
+        responder.respond(200, [], b"")
+        assert not server.awaits_requests(has_begun=True)
+        writer.close()
+
+
 async def test_close_cuts_what_does_not_end() -> None:
     async with serving(wait) as served:
         await served.connect(GET)

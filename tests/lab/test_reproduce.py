@@ -16,7 +16,7 @@ from lab.all_experiments import EXPERIMENTS
 from lab.experiment import Findings, Inputs, Verdict, holds, shown, within
 from lab.plots import Series, chart
 from lab.reproduce import write_docs
-from lab.reproduction import as_text, summary
+from lab.reproduction import LONG, as_csv, as_markdown, as_text, summary
 from lab.vtc import figures, paper_tables
 from lab.vtc.gateway_window import production
 from lab.vtc.runs import arena
@@ -102,7 +102,7 @@ def test_the_command_prints_published_ours_and_verdict(tmp_path: Path) -> None:
     row = {"measure": "RPM(10), admitted", "published": 900, "ours": 900, "required": "900", "verdict": "met"}
     assert row in rows
     page = (docs / "reproduction.md").read_text()
-    assert "| RPM(30), admitted | 1324 |" in page
+    assert '"RPM(30), admitted",1324,' in (docs / "reproduction" / "rpm.csv").read_text()
     for line in page.splitlines():
         if line.startswith("!["):
             ElementTree.parse(docs / line.partition("](")[2].rstrip(")"))
@@ -123,7 +123,19 @@ def test_what_nothing_is_required_of_is_in_a_file_beside_the_page(tmp_path: Path
     assert "a, b" not in page
     assert "[More numbers](reproduction/fig9.csv): 3." in page
     beside = (tmp_path / "reproduction" / "fig9.csv").read_text()
-    assert beside.splitlines() == ["measure,published,ours", "as published,3,4", '"a, b",,0.5', "c,,7"]
+    assert beside.splitlines() == ["measure,published,ours,required", "as published,3,4,", '"a, b",,0.5,', "c,,7,"]
+
+
+def test_of_many_requirements_the_page_shows_the_missed_ones() -> None:
+    rows = [within(f"number {i}", 100.0, 100.0, 0.03) for i in range(LONG)]
+    text = as_markdown(EXPERIMENTS["fig9"], Findings(rows))
+    assert "| number 0 | 100 | 100 | 100 ± 3% |" in text
+    findings = Findings([*rows, within("far off", 100.0, 50.0, 0.03)])
+    text = as_markdown(EXPERIMENTS["fig9"], findings)
+    assert "`fairgate reproduce fig9`: 8 of 9" in text
+    assert "number 0" not in text
+    assert "| far off | 100 | 50 | 100 ± 3%: **missed** |" in text
+    assert "number 0,100,100,100 ± 3%" in as_csv(findings)
 
 
 def test_a_page_keeps_what_is_not_run_again(tmp_path: Path) -> None:

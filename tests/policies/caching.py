@@ -107,7 +107,7 @@ class CachingServers:
 
     # --- Engines ---
 
-    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
         found = [Load(name, len(running)) for name, running in self.running.items() if self._has_slot(name)]
         return found or Blocked(request, dict.fromkeys(self.running, Obstacle.SLOTS))
 

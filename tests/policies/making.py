@@ -127,10 +127,7 @@ class Room:
     def may_wake(self, request: Request, engine: str | None) -> bool:
         return True
 
-    def full_beside(self) -> dict[str, Obstacle]:
-        return {}
-
-    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
         return (Load(),)
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
@@ -143,7 +140,7 @@ class Room:
 class NoRoom(Room):
     """An engine in which nothing fits."""
 
-    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
         return Blocked(request, {"b": Obstacle.SLOTS})
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
@@ -157,7 +154,7 @@ class Engines(Room):
         self.running = running
         self.full = full
 
-    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
         found = [Load(name, running) for name, running in self.running.items() if name not in self.full]
         return found or Blocked(request, dict.fromkeys(self.running, Obstacle.SLOTS))
 

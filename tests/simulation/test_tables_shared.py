@@ -22,7 +22,7 @@ from policies.limits.quotas import Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.replicas.messages import ReplicaView
 from policies.replicas.pool_replica import PoolReplica
-from policies.replicas.schedule import DEADLINE_S, Schedule
+from policies.replicas.schedule import DEADLINE_S, START_S, Schedule
 from policies.replicas.tenant_replica import TenantReplica
 from policies.request import NO_CLAIM, Claim, Flow, Refusal, Request, ServiceTokens
 from tests.redis_server import redis_client
@@ -41,7 +41,7 @@ async def server() -> AsyncIterator[redis.Redis]:
 
 
 class Gateway:
-    def __init__(self, name: str, quota: Quota, *, refuses_alone: bool) -> None:
+    def __init__(self, name: str, quota: Quota, *, refuses_alone: bool, workers: int) -> None:
         self.name = name
         quotas, interactions = Quotas(quota), Interactions()
         throttle = ThrottleSettings(user=Ceilings(starts=5), app_user=Ceilings(), app=Ceilings())
@@ -49,8 +49,8 @@ class Gateway:
             named_policy("fairserve", throttle=throttle), quotas=quotas, interactions=interactions
         )
         self.engine.add_backend("b", max_num_seqs=32)
-        self.tenants = TenantReplica(quotas, interactions, [self.engine], refuses_alone=refuses_alone)
-        self.schedules = {"*": Schedule(self.tenants), "pool": Schedule(PoolReplica(self.engine))}
+        self.tenants = TenantReplica(quotas, interactions, [self.engine], refuses_alone=refuses_alone, workers=workers)
+        self.schedules = {"*": Schedule(self.tenants, start_s=START_S), "pool": Schedule(PoolReplica(self.engine))}
 
 
 class Gateways:
@@ -64,8 +64,11 @@ class Gateways:
         *,
         is_down: Callable[[float], bool] = lambda now: False,
         refuses_alone: bool = False,
+        workers: int = 1,
     ) -> None:
-        self.gateways = [Gateway(f"gateway-{n}", quota, refuses_alone=refuses_alone) for n in range(number)]
+        self.gateways = [
+            Gateway(f"gateway-{n}", quota, refuses_alone=refuses_alone, workers=workers) for n in range(number)
+        ]
         self.dispatched_s: dict[str, float] = {}
         self.refused: dict[str, Refusal] = {}
         self._script = server.register_script(EXCHANGE.source)
@@ -143,6 +146,27 @@ async def test_a_limit_per_minute_is_one_of_all_gateways(server: redis.Redis) ->
     # What was admitted in the minute before fades as the second one goes on.
     assert 58 <= len(gateways.dispatched_s) - first <= 60
     assert set(gateways.refused.values()) == {Refusal.RATE_LIMITED}
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_answers_late_at_the_start_lets_no_gateway_use_the_limit_for_itself(
+    server: redis.Redis,
+) -> None:
+    gateways = Gateways(server, 4, Quota(requests_per_minute=60), is_down=lambda now: now < 10.0)
+    traffic(gateways, 50.0, 55.0)
+    times = gateways.dispatched_s.values()
+    assert (len(times), min(times) > 10.0) == (60, True)
+
+
+@pytest.mark.asyncio
+async def test_workers_that_never_heard_their_hub_have_an_equal_part_of_a_limit_after_a_while(
+    server: redis.Redis,
+) -> None:
+    gateways = Gateways(server, 4, Quota(requests_per_minute=60), is_down=lambda now: True, workers=4)
+    traffic(gateways, 50.0, 55.0)
+    times = gateways.dispatched_s.values()
+    assert len(times) == 60
+    assert 10.0 < min(times) < 20.0, "nobody waits for a store that does not come"
 
 
 @pytest.mark.asyncio

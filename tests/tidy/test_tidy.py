@@ -41,6 +41,7 @@ NO_PUBLIC_WAY = {
     "tests/backends/test_upstream_framing.py:_transport",
     *(f"tests/fuzz/answers.py:{name}" for name in ("_outbox", "_transport")),
     "tests/gateway/test_poison_requests.py:_broken",
+    "tests/gateway/test_tls_listener.py:_pending",
     "tests/gateway/test_access_log.py:_access_log",
     *(f"tests/gateway/test_browsers.py:{name}" for name in ("_server", "_reader")),
     "tests/gateway/test_stored_responses.py:_everybody",

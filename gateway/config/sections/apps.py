@@ -19,11 +19,11 @@ class InteractionRules(Section):
     trace: Annotated[str, AfterValidator(checked_trace)] | None = None
     """Another source of an interaction's name: traceparent (the trace), or baggage:KEY (that member of `baggage`)."""
     content: bool = True
-    """Continue an interaction by a tool result for an earlier answer, or a Responses call that refers to one. A new
-    turn of the user begins another interaction, unless the turn follows the last answer at an agent's pace."""
+    """Continue an interaction by a tool result for an earlier answer, a Responses call that refers to one, or a turn of
+    the user at an agent's pace."""
     sessions: bool = True
-    """Use session ids of common agents: they separate conversations that look alike, and a call in a session that
-    follows the last answer at an agent's pace continues the interaction."""
+    """Use session ids of common agents: they separate conversations that look alike, and a call at an agent's pace
+    continues the interaction."""
     prefixes: bool = True
     """Continue an interaction by a raw completion whose prompt extends an earlier one."""
 

@@ -22,11 +22,10 @@ class BackendConfig(Section):
     """An engine that serves the models of its pool, or with `each_address` one for each address of its name."""
 
     url: Annotated[str, AfterValidator(checked_url)]
-    """http(s)://host:port without /v1, or sim:NAME for a simulated vLLM inside the gateway. A path, as in
-    http://host/engine-a, is put before the path of every request."""
+    """http(s)://host:port without /v1, or sim:NAME for a simulated vLLM. A path in it is put before that of every
+    request."""
     each_address: bool = False
-    """Make an engine, called NAME@ADDRESS, of every address behind the host name (a headless Service of Kubernetes).
-    See limits.upstream_addresses_s."""
+    """Make an engine, called NAME@ADDRESS, of every address behind the host name (a headless Service of Kubernetes)."""
     engine: EngineKind = "auto"
     """Kind of engine. auto: detected at the start and whenever the engine comes back; openai: any compatible server,
     judged by its answers only."""
@@ -64,7 +63,7 @@ class BackendConfig(Section):
 
     @property
     def simulated(self) -> bool:
-        """Is the backend an engine model inside this process?"""
+        """Return whether the backend is an engine model inside this process."""
         return self.url.startswith("sim:")
 
     @property

@@ -17,13 +17,13 @@ class Limits(Section):
     """Bounds of the whole gateway."""
 
     waiting_comment_s: Seconds | None = 15
-    """Interval of `: waiting` comments in a stream whose answer has not begun, since load balancers close silent
-    connections. A later refusal is an error event in a 200. null: never."""
+    """Interval of `: waiting` comments in a stream whose answer has not begun. A later refusal is an error event in a
+    200. null: never."""
     body_bytes_max: int | None = Field(default=None, ge=1024)
     """Largest request body. Default: 32 MiB, or what memory_max allows."""
     json_bytes_max: int | None = Field(default=None, ge=1024)
-    """Largest JSON body; files (batches, audio) are not JSON. Reading a body blocks all else: 8 MiB takes 30 ms, 70 ms
-    at worst. Default: 8 MiB, or what memory_max allows."""
+    """Largest JSON body; files (batches, audio) are not JSON. Reading 8 MiB blocks all else for 30 ms, 70 ms at worst.
+    Default: 8 MiB, or what memory_max allows."""
     header_bytes_max: int = Field(default=65_536, ge=1024, le=16_777_216)
     """Largest head of a request or response, and of all unfinished heads without a key from one address."""
     connections_max: int | None = Field(default=None, ge=1, le=1_000_000)
@@ -52,11 +52,10 @@ class Limits(Section):
     upstream_connect_s: Seconds = 5
     """Longest time to connect to a backend."""
     upstream_silence_s: Seconds = 600
-    """Longest silence of a backend that owes an answer. A backend with requests whose metrics show no step for a fifth
-    of this time is out of service."""
+    """Longest silence of a backend that owes an answer. A backend with requests that makes no step for a fifth of this
+    time is out of service."""
     upstream_addresses_s: float = Field(default=10, ge=0.1, le=3600)
-    """Time until an address that has left DNS is no engine, for backends with each_address. Names are looked up twice
-    in this time."""
+    """Time until an address that has left DNS is no engine, for backends with each_address."""
     upstream_addresses_max: int = Field(default=64, ge=1, le=1000)
     """Engines behind one name."""
     response_buffer_bytes_max: int = Field(default=8_388_608, ge=1024)

@@ -13,7 +13,7 @@ from gateway.config.section import Section
 
 
 class _TlsConfig(Section):
-    """Files that must exist and belong together."""
+    """Base of TLS settings: certificate, key and CA files, which are loaded once to check them."""
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
@@ -36,7 +36,7 @@ class ListenerTlsConfig(_TlsConfig):
     key_file: str | None = Field(default=None, min_length=1)
     """Its key, without a password. Default: it is in cert_file."""
     client_ca_file: str | None = Field(default=None, min_length=1)
-    """Authorities of client certificates, which clients must then show beside their API keys (mutual TLS)."""
+    """Authorities of client certificates, needed beside API keys (mutual TLS)."""
 
     @property
     def files(self) -> tuple[str, ...]:

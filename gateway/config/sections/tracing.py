@@ -30,10 +30,10 @@ class TracingConfig(Section):
     """Spans of requests, sent by OpenTelemetry's OTLP over HTTP. pip install 'fairgate[opentelemetry]'."""
 
     endpoint: Annotated[str, AfterValidator(_checked_endpoint)] | None = None
-    """URL of a collector, such as http://collector:4318; /v1/traces is added to a url without a path. Default:
-    OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318."""
+    """URL of a collector; /v1/traces is added to a url without a path. Default: OTEL_EXPORTER_OTLP_ENDPOINT, else
+    http://localhost:4318."""
     sample_ratio: float = Field(default=0.01, ge=0, le=1)
-    """Recorded part of the traces that begin here. A client's `traceparent` decides for its own trace."""
+    """Recorded part of the traces without a client's `traceparent`, which decides itself."""
     headers: dict[
         Annotated[str, AfterValidator(_checked_header)], Annotated[SecretStr, AfterValidator(checked_api_key)]
     ] = Field(default_factory=dict)

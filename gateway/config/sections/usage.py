@@ -52,7 +52,7 @@ class UsageConfig(Section):
     """Path of a SQLite file on a local disk, or postgresql://USER:PASSWORD@HOST/DATABASE for several gateways; ${NAME}:
     from the environment."""
     users_max: int = Field(default=100, ge=0, le=100_000)
-    """Users of a tenant that a gateway counts separately in an hour; the rest are counted as "other"."""
+    """Users of a tenant counted separately in an hour; the rest count as "other"."""
     keep_days: int = Field(default=400, ge=2, le=36_500)
     """Days after which usage is deleted."""
     prices: dict[Name, PriceConfig] = Field(default_factory=dict)
@@ -60,7 +60,7 @@ class UsageConfig(Section):
 
     @property
     def is_server(self) -> bool:
-        """Can several gateways share the database?"""
+        """Return whether several gateways can share the database."""
         return self.url.get_secret_value().partition("://")[0] in SERVERS
 
 
@@ -72,7 +72,7 @@ class BatchesConfig(Section):
     files_max: int = Field(default=1000, ge=1, le=1_000_000)
     """Files of one tenant, results included."""
     stored_bytes_max: int = Field(default=1 << 30, ge=1024, le=1 << 50)
-    """Total size of a tenant's files. When results reach it, the rest of the batch fails."""
+    """Total size of a tenant's files, results included."""
     batches_max: int = Field(default=1000, ge=1, le=1_000_000)
     """Batches of one tenant; beyond this the oldest ended one is deleted."""
     running_max: int = Field(default=64, ge=1, le=10_000)

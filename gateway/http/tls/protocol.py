@@ -26,8 +26,7 @@ _RECORD_BYTES: Final = 16384
 
 
 class TlsProtocol(asyncio.Protocol):
-    """The protocol of one accepted connection. It is counted from the start, and creates a `Connection` after the
-    handshake.
+    """The protocol of one accepted connection, which counts at once. A `Connection` takes over after the handshake.
 
     A client whose handshake fails gets no answer, because it could not read one. It is counted and logged like a client
     with a malformed request; a client that only connects and goes is not.
@@ -149,8 +148,11 @@ class TlsProtocol(asyncio.Protocol):
         self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, f"TLS was not agreed on within {limit_s:g} s."))
 
     def is_asking(self) -> bool:
-        """May a request still come on this connection? A handshake announces one."""
+        """Return whether a request may still come on this connection. A handshake announces one."""
         return not self._wire.is_closing()
+
+    def has_begun(self) -> bool:
+        return self.is_asking()
 
     def close_if_idle(self) -> None:
         self.cut()

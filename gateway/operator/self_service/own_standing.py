@@ -39,6 +39,8 @@ class RecentService(msgspec.Struct):
 
 
 class OwnLimit(msgspec.Struct):
+    """One limit of the caller's tenant, and what remains of it."""
+
     name: str
     limit: int
     remaining: int
@@ -59,6 +61,8 @@ class OwnClass(msgspec.Struct, omit_defaults=True):
 
 
 class OwnPool(msgspec.Struct):
+    """The caller's tenant in one pool: its requests, its service, and the reason why it waits."""
+
     pool: str
     waits_for: str
     """Obstacle of the next request in order, in words; "" if each request starts as it comes."""
@@ -69,11 +73,13 @@ class OwnPool(msgspec.Struct):
     interactive: OwnClass
     batch: OwnClass
     requests: list[dict[str, Any]]
-    """Those of its queued requests that are among the oldest of the pool."""
+    """The tenant's queued requests that are among the oldest of the pool."""
     requests_left_out: int
 
 
 class OwnStanding(msgspec.Struct):
+    """The answer to a tenant that asks about itself: place, limits, pools and usage."""
+
     tenant: str
     place: list[dict[str, Any]]
     """Settings of each level, from the outermost group to the tenant."""
@@ -144,10 +150,12 @@ def _pool(
 
 
 def _request(one: RequestSnapshot) -> dict[str, Any]:
+    """Return the fields of a queued request that its own tenant may see."""
     return {"request_id": one["request_id"], "app": one["app"], "user": one["user"], "wait_s": one["wait_s"]}
 
 
 def _minutes(minutes: Iterable[OwnMinute]) -> list[dict[str, Any]]:
+    """Return the minutes as plain data, the latest first."""
     epoch_s, found = time.time() - time.monotonic(), []
     for one in reversed([*minutes]):
         end = one.slowest

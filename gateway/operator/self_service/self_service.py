@@ -34,7 +34,7 @@ AGAIN_S: Final = 5.0
 
 
 class SelfService:
-    """The self-service of one process: `open`, then `close`."""
+    """The answers of one process to tenants that ask about their own standing. Call `open`, then `close`."""
 
     def __init__(self, gateway: OperatedGateway, pipeline: Pipeline, worker_slot: WorkerSlot | None) -> None:
         self._gateway = gateway

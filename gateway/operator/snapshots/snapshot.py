@@ -178,12 +178,14 @@ def _pool(pool: Pool) -> PoolSnapshot:
 
 
 def _ceilings(engine: AdmissionEngine) -> dict[str, str]:
+    """Return the sentence on the full node that keeps a tenant waiting, by tenant."""
     tree, firsts = engine.requests.tree, engine.requests.waiting.first_of_each_tenant()
     found = [(payer(first.flow.tenant), tree.ceiling_in_words(first)) for first in firsts] if not tree.is_flat else []
     return {tenant: words for tenant, words in found if words}
 
 
 def _waiting(request: Request, now: float) -> RequestSnapshot:
+    """Return the snapshot of a queued request."""
     flow, progress = request.flow, request.progress
     wait = progress.wait
     return {
@@ -297,6 +299,7 @@ def state_of(workers: Sequence[tuple[str, str | None]]) -> str | None:
 
 
 def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
+    """Merge the snapshots that several processes have of one pool."""
     pools = [pool for _, pool in processes]
     if len(pools) == 1:
         return pools[0]
@@ -323,6 +326,7 @@ def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
 
 
 def _gateway(name: str, pool: PoolSnapshot) -> ReplicaSnapshot:
+    """Return the summary of one process's part of a pool, with its tenants that have most queued."""
     most = sorted(pool.waiting.items(), key=lambda item: -item[1].requests)[:WAITING_LISTED]
     return {
         "gateway": name,
@@ -333,6 +337,7 @@ def _gateway(name: str, pool: PoolSnapshot) -> ReplicaSnapshot:
 
 
 def _tenants(workers: Iterable[dict[str, Waiting]]) -> dict[str, Waiting]:
+    """Merge the summaries of waiting requests of several processes, by tenant."""
     found: dict[str, Waiting] = {}
     for waiting in workers:
         for name, one in waiting.items():
@@ -349,6 +354,7 @@ _MOST: Final = ("slots", "kv_expected_ratio", "kv_capacity_tokens")
 
 
 def _engines(pools: Sequence[PoolSnapshot], fullest: PoolSnapshot) -> list[Any]:
+    """Merge the engine snapshots of several processes, by name. The obstacles are those of the `fullest` queue."""
     named: dict[str, list[Any]] = {}
     for pool in pools:
         for one in pool.backends:

@@ -144,6 +144,7 @@ def sums(sample: PoolSample, since_s: float, until_s: float) -> dict[str, Tenant
 
 
 def _new(found: dict[str, TenantSums], name: str, weight: float) -> TenantSums:
+    """Add the sums of a tenant."""
     found[name] = one = TenantSums(weight)
     return one
 

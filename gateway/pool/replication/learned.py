@@ -39,7 +39,7 @@ class LearnedSync:
         await asyncio.sleep(INTERVAL_S)
 
     async def _adopt(self) -> None:
-        content = await self._store.learned(self.pool)
+        content = await self._store.learned_state(self.pool)
         if content is None or content == self._written:
             return
         try:

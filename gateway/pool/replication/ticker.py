@@ -16,7 +16,7 @@ from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.replicas.messages import ReplicaView, is_answer
 from policies.replicas.pool_replica import PoolReplica
-from policies.replicas.schedule import Schedule, Speaker
+from policies.replicas.schedule import ALONE_S, START_S, Schedule, Speaker
 from policies.replicas.tenant_replica import TenantReplica
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -27,13 +27,20 @@ class Exchanges:
     """Sync rounds of one gateway with the store, one `turn` after another."""
 
     def __init__(
-        self, store: Store, name: str, speaker: Speaker, carry_out: Callable[[Sequence[Decision]], None]
+        self,
+        store: Store,
+        name: str,
+        speaker: Speaker,
+        carry_out: Callable[[Sequence[Decision]], None],
+        *,
+        start_s: float = ALONE_S,
     ) -> None:
-        """Create rounds for the pool `name`. `carry_out` gets every resulting decision."""
+        """Create rounds for the pool `name`, alone after `start_s` without any reply. `carry_out` gets every resulting
+        decision."""
         self.about = name
         self.answered = 0
         self.lost = 0
-        self._schedule = Schedule(speaker)
+        self._schedule = Schedule(speaker, start_s=start_s)
         self._store = store
         self._speaker = speaker
         self._carry_out = carry_out
@@ -56,23 +63,26 @@ class Exchanges:
         dispatchers: Sequence[Dispatcher],
         *,
         refuses_alone: bool,
+        workers: int,
     ) -> Exchanges:
         """Create the rounds about tenants' limits and interactions, over all pools."""
         engines = [dispatcher.engine for dispatcher in dispatchers]
-        replica = TenantReplica(quotas, interactions, engines, epoch_s=store.epoch_s, refuses_alone=refuses_alone)
+        replica = TenantReplica(
+            quotas, interactions, engines, epoch_s=store.epoch_s, refuses_alone=refuses_alone, workers=workers
+        )
 
         def carry_out(_: Sequence[Decision]) -> None:
             for dispatcher in dispatchers:
                 dispatcher.carry_out(replica.decisions_of(dispatcher.engine))
 
-        exchanges = cls(store, ALL_POOLS, replica, carry_out)
+        exchanges = cls(store, ALL_POOLS, replica, carry_out, start_s=START_S)
         for dispatcher in dispatchers:
             dispatcher.listeners.append(exchanges.look)
         return exchanges
 
     @property
     def is_alone(self) -> bool:
-        """Is the gateway partitioned, so that it uses its last share?"""
+        """Return whether the gateway is partitioned, so that it uses its last share."""
         return self._schedule.is_alone
 
     def look(self) -> None:

@@ -289,6 +289,7 @@ class BatchDriver:
         await asyncio.shield(self._lane.tasks.start(self._write_group(self._unwritten)))
 
     async def _write_group(self, group: list[Result]) -> None:
+        """Write a group of results in one transaction."""
         async with self._writing:
             if group and group is self._unwritten:  # otherwise another task has written it
                 self._unwritten = []

@@ -156,11 +156,15 @@ class StoredLine(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
+    """The fields of a line's request that are checked when a batch is created."""
+
     model: str = ""
     stream: bool | None = None
 
 
 class _CheckedLine(msgspec.Struct):
+    """A line of a file, typed for the checks when a batch is created."""
+
     custom_id: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
     method: Literal["POST"]
     url: str

@@ -297,12 +297,14 @@ def end(database: Database, of: DrivenBatch, now_s: int, status: str) -> None:
 
 
 def _is_owner(step: Transaction, of: DrivenBatch, now_s: int) -> bool:
-    """Does the owner still have the claim? If so the claim is renewed, and stays until the transaction ends."""
+    """Return whether the owner still has the claim. If so the claim is renewed, and stays until the transaction
+    ends."""
     mine = f"UPDATE fairgate_batches SET lease_s = %s WHERE id = %s AND owner = %s AND {_LIVE}"
     return step.do(mine, (now_s + LEASE_S, of.batch, of.owner)) > 0
 
 
 def _change(step: Transaction, batch: str, status: str, **fields: Any) -> None:
+    """Replace the status and these fields of a batch."""
     [(entry,)] = step.ask("SELECT entry FROM fairgate_batches WHERE id = %s", (batch,))
     changed = json.dumps(json.loads(entry) | fields | {"status": status})
     step.do("UPDATE fairgate_batches SET status = %s, entry = %s WHERE id = %s", (status, changed, batch))

@@ -38,7 +38,7 @@ _READ: Final = frozenset({"model", "stream", "user"})
 
 
 class Part(NamedTuple):
-    """A part of a form. It is `body[at:after]`, and its value `body[begin:end]`."""
+    """A part of a form: `body[at:after]`, with its value in `body[begin:end]`."""
 
     name: str
     file_name: str
@@ -71,7 +71,7 @@ class FormPayload(Payload):
 
 
 def is_form(content_type: bytes | None) -> bool:
-    """Does the content-type name a form?"""
+    """Return whether the content-type names a form."""
     return content_type is not None and content_type[: len(_TYPE)].lower() == _TYPE
 
 
@@ -137,7 +137,7 @@ def read_parts(body: bytes, content_type: bytes) -> tuple[list[Part], int]:
 
 
 def _is_end(body: bytes, at: int) -> bool:
-    """Does the form end behind this boundary? Raise ApiError if no part follows either."""
+    """Return whether the form ends behind this boundary. Raise ApiError if no part follows either."""
     if body.startswith(_LAST, at):
         return True
     if not body.startswith(b"\r\n", at):
@@ -201,7 +201,7 @@ def _names(head: bytes, number: int, charset: str) -> tuple[str, str]:
 
 
 def _is_plain(disposition: dict[bytes, bytes]) -> bool:
-    """Does every reader get one name for the field?"""
+    """Return whether every reader gets one name for the field."""
     is_coded = any([parameter.startswith(b"name*") for parameter in disposition])
     return not is_coded and b"\\" not in disposition.get(b"name", b"\\")
 

@@ -114,7 +114,7 @@ class Payload:
 
     @property
     def is_text(self) -> bool:
-        """Is the prompt free of attachments in base64?"""
+        """Return whether the prompt is free of attachments in base64."""
         return self.prompt.attachments == 0
 
     @property
@@ -273,6 +273,7 @@ def _number(fields: Fields, name: str) -> int | None:
 
 
 def _sequences(fields: Fields, api: Api, prompts: int) -> int:
+    """Return the answers that a request asks for side by side. Raise ApiError for too many."""
     sequences = 1
     for name in api.counts:
         value = _number(fields, name) if getattr(fields, name) else None
@@ -308,6 +309,7 @@ def _metadata_user(metadata: Raw) -> str:
 
 
 def _without_steering(body: bytes) -> bytes:
+    """Return the body without the fields that steer the engine (`STEERING`)."""
     kept = _members(body)
     for name in STEERING:
         kept.pop(name, None)

@@ -115,7 +115,7 @@ def _lines(texts: list[str]) -> list[str]:
 
 
 def is_models(turn: Turn) -> bool:
-    """Did the model write this turn?"""
+    """Return whether the model wrote this turn."""
     role = turn.role
     return role == "assistant" or (role is None and not (turn.type or "").endswith("_output"))
 

@@ -68,17 +68,17 @@ class Turns:
 
     @property
     def asks(self) -> bool:
-        """Is there a question?"""
+        """Return whether there is a question."""
         return bool(self.questions)
 
     @property
     def has_answers(self) -> bool:
-        """Has an earlier question been answered?"""
+        """Return whether an earlier question has been answered."""
         return self._answered > 0
 
     @property
     def is_lone(self) -> bool:
-        """Is this one question, with nothing said before?"""
+        """Return whether the conversation is one question, with nothing said before."""
         keys = self.keys
         return self.begins is True and not self._answered and not keys.turn and not keys.tool_ids
 
@@ -146,6 +146,7 @@ class Shape:
         return TurnKind.MODEL
 
     def _result(self) -> TurnKind:
+        """Begin a tool's result."""
         self.begins = self._in_models_turn = False
         self._has_result = True
         self._calls = self._calls_before
@@ -160,6 +161,7 @@ NO_TURNS: Final = Turns([], 0, Shape(), NO_TURN_KEYS)
 
 
 def _question() -> Shape:
+    """Return the shape of a single question."""
     shape = Shape()
     shape.of_user(is_question=True)
     return shape
@@ -220,7 +222,7 @@ def _of_question(last: Turn, first: Turn) -> Turns | None:
 
 
 def _holds_result(content: bytes) -> bool:
-    """Does a list of blocks hold a tool's result?"""
+    """Return whether a list of blocks holds a tool's result."""
     at = -1
     for _ in range(_RESULTS_MAX):
         at = content.find(_TOOL_RESULT, at + 1)

@@ -145,7 +145,7 @@ class _Worker(Frames):
 
 
 def _is_own(transport: asyncio.BaseTransport) -> bool:
-    """Is the peer a process of this user? The directory admits nobody else but root."""
+    """Return whether the peer is a process of this user. The directory admits nobody else but root."""
     peer = transport.get_extra_info("socket")
     if not hasattr(socket, "SO_PEERCRED") or peer is None:
         return True

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.wire import Frames
+from gateway.storage.in_time import in_time
 from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreUnavailable
 from gateway.telemetry.metric_families import single
@@ -67,7 +68,7 @@ class HubStore:
     async def leave(self, about: str) -> None:
         await self._ask("leave", self.replica, about)
 
-    async def learned(self, pool: str) -> bytes | None:
+    async def learned_state(self, pool: str) -> bytes | None:
         return await self._ask("learned", pool)
 
     async def learn(self, pool: str, content: bytes) -> None:
@@ -142,8 +143,7 @@ class _Hub(Frames):
         self._asked[number] = answer
         try:
             self.send([number, *question])
-            async with asyncio.timeout(DEADLINE_S):
-                return await answer
+            return await in_time(answer, DEADLINE_S)
         except TimeoutError:
             raise StoreUnavailable(f"the hub has not answered within {DEADLINE_S:g} s") from None
         finally:

@@ -53,7 +53,7 @@ class RunDirectory:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSlot:
-    """The place of one worker among the others."""
+    """The number of one worker, and the run directory that it shares with the others."""
 
     index: int
     run_directory: RunDirectory

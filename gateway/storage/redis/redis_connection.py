@@ -28,6 +28,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from gateway.storage.in_time import in_time
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 from policies.replicas.schedule import DEADLINE_S
 
@@ -107,7 +108,7 @@ class RedisConnection:
             async with self._lock:
                 if asyncio.get_running_loop().time() < self._again_s:
                     raise StoreUnavailable(self.fault or self.where)
-                answer = await self._tried(words, otherwise)
+                answer = await self._attempt(words, otherwise)
         finally:
             self._waiting -= 1
         self.fault, self._pause_s = None, 0.0
@@ -176,7 +177,11 @@ class RedisConnection:
             await self._connection.disconnect(nowait=True)
             self._connection = None
 
-    async def _tried(self, words: Sequence[Argument], otherwise: Sequence[Argument] | None) -> Any:
+    async def _attempt(self, words: Sequence[Argument], otherwise: Sequence[Argument] | None) -> Any:
+        """Send a command, or `otherwise` if the server does not have its script, and return the answer.
+
+        After a failure, pause longer each time and go to the next node. Raise StoreError.
+        """
         try:
             try:
                 return await self._answer(words)
@@ -198,12 +203,11 @@ class RedisConnection:
             raise failure from error
 
     async def _answer(self, words: Sequence[Argument]) -> Any:
+        """Send a command and return the answer, following MOVED to the server that has the keys."""
         for _ in range(MOVES_MAX):
             connection = await self._connected()
             try:
-                async with asyncio.timeout(self._deadline_s):
-                    await connection.send_command(*words)
-                    return await connection.read_response()
+                return await in_time(_asked(connection, words), self._deadline_s)
             except TimeoutError:
                 raise TimeoutError(f"no answer within {self._deadline_s:g} s") from None
             except MovedError as moved:
@@ -212,6 +216,7 @@ class RedisConnection:
         raise ConnectionError(f"sent from node to node {MOVES_MAX} times")
 
     async def _connected(self) -> AbstractConnection:
+        """Return an open connection to the present server."""
         if self._connection is None:
             self._connection = self._made(self._nodes[self._at])
         connection = self._connection
@@ -219,13 +224,13 @@ class RedisConnection:
             await connection.disconnect(nowait=True)  # closed by the server while idle
         if not connection.is_connected:
             try:
-                async with asyncio.timeout(CONNECT_S):
-                    await connection.connect()  # type: ignore[no-untyped-call]
+                await in_time(connection.connect(), CONNECT_S)  # type: ignore[no-untyped-call]
             except TimeoutError:
                 raise TimeoutError(f"no connection within {CONNECT_S:g} s") from None
         return connection
 
     def _made(self, node: Node, **more: Any) -> AbstractConnection:
+        """Return a connection to a server, not yet open."""
         options = {**self._options, **more, "retry": Retry(NoBackoff(), 0), "protocol": 2, "driver_info": None}
         if "path" not in options:
             options["host"], options["port"] = node
@@ -240,6 +245,11 @@ class RedisConnection:
     def _go_to(self, at: int) -> None:
         if at != self._at:
             self._at, self._connection = at, None
+
+
+async def _asked(connection: AbstractConnection, words: Sequence[Argument]) -> Any:
+    await connection.send_command(*words)
+    return await connection.read_response()
 
 
 async def _listen(connection: AbstractConnection, channel: str, received: Callable[[bytes], None]) -> None:

@@ -152,7 +152,7 @@ class RedisStore:
     async def leave(self, about: str) -> None:
         await self.command("HDEL", pool_key(about, "replicas"), self.replica)
 
-    async def learned(self, pool: str) -> bytes | None:
+    async def learned_state(self, pool: str) -> bytes | None:
         found: bytes | None = self.shaped(bytes | None, await self.command("GET", pool_key(pool, "learned")))
         return found
 

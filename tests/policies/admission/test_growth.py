@@ -27,7 +27,7 @@ class FullPool:
 
     def __init__(self, policy: str, engines: int, running: int, waiting: int) -> None:
         self.engine = AdmissionEngine(named_policy(policy), limits=QueueLimits(queue_wait_s_max=1e6))
-        self.now, self.running, self.serial = 0.0, running, count()
+        self.now, self.step_s, self.running, self.serial = 0.0, 0.001, running, count()
         self.names = [f"e{number}" for number in range(engines)]
         self.at: dict[str, list[str]] = {name: [] for name in self.names}
         self.starting: list[str] = []
@@ -43,6 +43,10 @@ class FullPool:
                 for id in self.at[name]:
                     self.engine.progressed(id, 1, self.now)
                 self.page(name)
+        for _ in range(running + 2):  # until requests have ended that had waited
+            self.end()
+            self.start()
+            self.arrive()
 
     def note(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
@@ -65,19 +69,22 @@ class FullPool:
     def page(self, name: str = "e0") -> None:
         for id in self.at[name][:3]:
             self.engine.progressed(id, 1, self.now)
-        self.now += 0.001
+        self.now += self.step_s
         gauges = Gauges(self.now, self.running, 0, 0.5, 4000 * self.running, 16, 0, 0)
         self.note(self.engine.backend_changed(name, gauges, self.now))
 
     def end(self) -> None:
+        self.now += self.step_s
         id = self.at["e0"].pop(0)
-        self.note(self.engine.finished(id, ServiceTokens(20, 5), self.now))
+        self.note(self.engine.finished(id, ServiceTokens(20, 60), self.now))
 
     def wake(self) -> None:
-        self.now += 0.001
+        self.now += self.step_s
         self.note(self.engine.woke(self.now))
 
     def lines_by_event(self) -> dict[str, float]:
+        """Count the lines of each event, so soon one after the other that no token is charged."""
+        self.step_s = 1e-6
         found: dict[str, list[int]] = {event: [] for event in EVENTS}
         steps: dict[str, Callable[[], None]] = {
             "arrival": self.arrive, "page": self.page, "end": self.end, "start": self.start, "wake": self.wake,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from policies.admission.decisions import Dispatch, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.explanation import waited_in_words
-from policies.admission.waits import seconds_of
+from policies.admission.waits import Waits, seconds_of
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.policy_entries import POLICIES
@@ -195,3 +195,21 @@ def test_where_each_engine_has_a_queue_the_next_of_each_waits_for_its_own_engine
         assert found is not None
         assert set(found.waited_s) <= {"slots", "prefill"}
         assert sum(found.waited_s.values()) == 1.0
+
+
+def test_the_time_since_an_event_counts_for_those_that_were_next_then() -> None:
+    waits, now = Waits(), 1.0
+    head, other = make_request(), make_request()
+    for request in (head, other):
+        waits.began(request, now, asked=False)
+    blocked = Blocked(head, {"full": Obstacle.KV, "fuller": Obstacle.SLOTS})
+    blocked.others = (Blocked(other, {"full": Obstacle.SLOTS}),)
+    waits.blocked(blocked, now)
+    blocked.set("full", None)  # the next event finds another obstacle, and no other request beside the head
+    blocked.others = ()
+    waits.blocked(blocked, now + 2.0)
+    for request, obstacle in ((head, Obstacle.KV), (other, Obstacle.SLOTS)):
+        waits.ended(request, now + 2.0)
+        assert request.progress.wait is not None
+        assert {name: seconds for name, seconds in request.progress.wait.by.items() if seconds} == {obstacle: 2.0}
+        assert seconds_of(request.progress.wait)[obstacle] == 2.0

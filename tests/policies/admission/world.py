@@ -11,7 +11,8 @@ import pytest
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
-from policies.capacity.obstacle import Obstacle
+from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.pool_load import PoolLoad
 from policies.interactions import Interactions
 from policies.limits.quotas import MINUTE_S, Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings
@@ -266,6 +267,7 @@ class World:
             self.books_are_the_sums_of_their_requests(pool)
             self.parts_are_the_sums_of_their_leases(pool)
             self.counters_are_service_and_lifts(pool)
+            self.kept_answers_are_those_of_the_ledgers(pool)
         self.interactions_know_their_calls()
 
     def fresh(self, pool: AdmissionEngine) -> list[Request]:
@@ -303,6 +305,13 @@ class World:
             assert ledger.sequences == sum(lease.request.sequences for lease in own)
             assert ledger.kv.held_tokens == sum(lease.held_tokens for lease in own)
             assert ledger.starting_tokens == sum(lease.request.prompt_tokens for lease in starting)
+
+    def kept_answers_are_those_of_the_ledgers(self, pool: AdmissionEngine) -> None:
+        fresh = PoolLoad(pool.backends)
+        assert pool.room.load.ranks() == fresh.ranks(), "the occupancy of an engine has changed unnoticed"
+        assert pool.room.load.size() == fresh.size()
+        for blocked in (pool.blocked, *pool.blocked.others) if pool.blocked is not None else ():
+            assert blocked.nearest() == Blocked(blocked.request, blocked.obstacles).nearest()
 
     def parts_are_the_sums_of_their_leases(self, pool: AdmissionEngine) -> None:
         tree, running, queued = pool.requests.tree, Counter[str](), Counter[str]()

@@ -60,3 +60,11 @@ def test_questions_of_the_tenant_whose_agents_fill_the_set_do_not_wait_for_it(ap
     asked = [one for one in world.of("team") if one.request.prompt_tokens == 300]
     assert {one.outcome for one in asked} == {"completed"}
     assert quantile([one.waited_s(world.now) for one in asked], 0.95) < 3.0
+
+
+def test_a_fresh_pool_refuses_no_start_for_a_wait_that_it_can_only_guess() -> None:
+    """All interactions begin at once, so the first turn takes as long as an interaction, and the others a fraction."""
+    world = World("fairserve", {"e": (128, 64_000)}, prefill_per_s=100_000.0, limits=QueueLimits())
+    world.agents("agents", 60, context=2_000, grow=150, calls=7, output=30, pause_s=0.3)
+    world.run(120)
+    assert world.outcomes("agents").keys() == {"completed", ""}

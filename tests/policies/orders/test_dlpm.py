@@ -124,7 +124,7 @@ class Small(Room):
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
 
-    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
         return self.blocked_at(request, "b") or super().with_room(request)
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:

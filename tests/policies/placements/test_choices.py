@@ -57,7 +57,7 @@ def test_new_prompts_go_where_their_adapter_runs_within_the_bound() -> None:
 
 
 class OnlyX(Room):
-    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
         return (Load("x"),)
 
 

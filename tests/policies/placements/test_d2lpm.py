@@ -29,7 +29,7 @@ class Cluster:
         self.slots = slots
         self.running = dict.fromkeys(names, 0)
 
-    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
         found = [Load(name, running) for name, running in self.running.items() if running < self.slots]
         return found or Blocked(request, dict.fromkeys(self.running, Obstacle.SLOTS))
 

@@ -52,6 +52,13 @@ def test_without_the_others_each_has_an_equal_part_of_what_is_left(gateways: int
     assert max(parts) <= 1.05 * min(parts)
 
 
+def test_a_worker_that_is_the_first_to_report_counts_on_the_others() -> None:
+    shared = SharedQuotas(Quotas(Quota(requests_per_minute=LIMIT)), epoch_s=0.0, workers=4)
+    shared.receive([], 1, [])
+    shared.cut_off(refuses=False)
+    assert admitted(shared, asks=False) == LIMIT / 4
+
+
 def test_of_a_second_that_is_over_or_not_answered_for_nothing_is_reserved() -> None:
     [shared] = told(1)
     shared.quotas.admitted(make_request(), 59.0)
