@@ -7,11 +7,9 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
 
 from gateway.config.sections.keys import hash_key
@@ -19,10 +17,7 @@ from gateway.operator.self_service.own_page import PATH
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Answer, Live, Simulated, Starter, chat, simulated, until
 from tests.kit.browser import CHROMIUM, expect, window
-from tests.kit.served import Served, config_file, served
 from tests.kit.usage import CHAT, OK, written
-from tests.redis_server import RedisServer
-from tests.waiting import eventually
 
 GROUPS = [{"name": "research", "guaranteed_share": 0.3, "max_running": 40}, {"name": "nlp", "group": "research"}]
 TENANTS: list[dict[str, Any]] = [
@@ -217,44 +212,6 @@ async def test_who_waits_is_due_its_part_of_what_is_served(start: Starter) -> No
         assert received < due, "it has waited for a third of what mallory received"
         sim.faults.is_still = False
         await asyncio.gather(*asked)
-
-
-@pytest.mark.parametrize("is_shared", [False, True])
-async def test_all_workers_and_replicas_answer_for_all(tmp_path: Path, is_shared: bool) -> None:
-    async with AsyncExitStack() as stack:
-        sim = await stack.enter_async_context(simulated())
-        sim.faults.is_still = True
-        state = {"state": (await stack.enter_async_context(RedisServer())).url} if is_shared else {}
-        gates = []
-        for replica in range(1 + is_shared):
-            (tmp_path / str(replica)).mkdir()
-            fields = {"tenants": TENANTS, "groups": GROUPS, "workers": 2, **state}
-            gate = await stack.enter_async_context(served(config_file(tmp_path / str(replica), sim.url, **fields)))
-            # Each request on a connection of its own, so that all workers have some.
-            connector = aiohttp.TCPConnector(limit=0, force_close=True)
-            gate.http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-            gates.append(gate)
-        keys = ["key-of-alice", "key-of-mallory"] * 20
-        asked = [asyncio.create_task(gate.status(key, max_tokens=4)) for gate in gates for key in keys]
-
-        async def seen(gate: Served) -> tuple[int, int]:
-            headers = {"authorization": "Bearer key-of-alice"}
-            async with gate.http.get(f"{gate.url}/fairgate/me", headers=headers) as response:
-                text = await response.text()
-                assert response.status == 200, text
-                assert "mallory" not in text
-                [pool] = json.loads(text)["pools"]
-                own = pool["interactive"]
-                listed = len(pool["requests"]) + pool["requests_left_out"]
-                return own["queued_requests"] + own["running_requests"], listed
-
-        async def all_see_all() -> bool:
-            found = {await seen(gate) for gate in gates for _ in range(8)}
-            return found == {(20 * len(gates), 20 * len(gates))}
-
-        await eventually(all_see_all, again_s=1.0)  # more than 50 a second are refused
-        sim.faults.is_still = False
-        assert set(await asyncio.gather(*asked)) == {200}
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)")

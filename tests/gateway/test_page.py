@@ -81,23 +81,6 @@ async def test_a_flood_is_seen_and_each_request_explained(start: Starter) -> Non
         await seen.shows("#limit-sentence", "Nothing limits the pool")
 
 
-async def test_last_requests_are_filtered_and_stand_still_while_paused(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url, tenants=tenants("one", "two")) as live, window() as seen:
-        first = (await live.ask(CHAT, chat(max_tokens=3), key="one")).headers["x-request-id"]
-        await seen.open(live)
-        await seen.shows("#requests-body", first)
-        await seen.page.get_by_role("button", name="Pause").click()
-        second = (await live.ask(CHAT, chat(max_tokens=3), key="two")).headers["x-request-id"]
-        await seen.shows("#tenants-body", re.compile(r"two00\d"))
-        await expect(seen.page.locator("#requests-body")).not_to_contain_text(second)
-        await seen.page.get_by_role("button", name="Resume").click()
-        await seen.shows("#requests-body", second)
-        await seen.page.locator("#request-filter").fill("TWO")
-        await expect(seen.page.locator("#requests-body li")).to_have_count(1)
-        await seen.shows("#requests-body", second)
-        await seen.is_accessible()
-
-
 async def test_groups_stand_above_their_tenants_with_floor_and_ceiling(start: Starter) -> None:
     groups = [
         {"name": "research", "guaranteed_share": 0.3, "max_share": 0.8},
@@ -116,7 +99,6 @@ async def test_groups_stand_above_their_tenants_with_floor_and_ceiling(start: St
         rows = seen.page.locator("#tenants-body tbody tr")
         said = [(await rows.nth(n).inner_text()).split("\t")[0] for n in range(await rows.count())]
         assert said == ["research floor 30 %, at most 80 %", "interns at most 4 running", "one", "two"]
-        await seen.is_accessible()
 
 
 async def test_weights_are_those_of_the_config_whoever_is_there(start: Starter) -> None:
@@ -130,40 +112,26 @@ async def test_weights_are_those_of_the_config_whoever_is_there(start: Starter) 
             assert {tenant["weight"] for tenant in pool["tenants"]} == {1.0}
 
 
-async def test_pages_share_a_document_and_who_asks_alone_gets_a_new_one(
+async def test_pages_share_a_document_that_costs_much_for_longer_and_who_asks_alone_gets_a_new_one(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def share(at_least_s: float, cost_max: float) -> None:
+        monkeypatch.setattr("gateway.operator.views.SHARED_S", at_least_s)
+        monkeypatch.setattr("gateway.operator.views.COST_MAX", cost_max)
+
     async with simulated() as sim, start(sim.url, tenants=tenants("t")) as live:
 
-        async def ended(path: str) -> int:
-            [pool] = (await live.get(path, admin=True)).json["pools"]
-            return int(pool["tenants"][0]["ended_requests"].get("completed", 0))
-
-        async def is_seen() -> bool:
-            return await ended("/state") == 1
-
-        monkeypatch.setattr("gateway.operator.views.SHARED_S", WAIT_S)
-        assert await ended("/state?shared") == 0
-        await live.ask(CHAT, chat(max_tokens=3), key="t")
-        await eventually(is_seen)
-        assert await ended("/state?shared") == 1
-        await live.ask(CHAT, chat(max_tokens=3), key="t")
-        assert await ended("/state?shared") == 1
-
-
-async def test_a_document_that_costs_much_is_shared_for_longer(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.operator.views.SHARED_S", 0.0)
-    async with simulated() as sim, start(sim.url, tenants=tenants("t")) as live:
-
-        async def is_shared() -> bool:
-            first = (await live.get("/state?shared", admin=True)).body
+        async def is_shared(path: str) -> bool:
+            first = (await live.get(path, admin=True)).body
             await live.ask(CHAT, chat(max_tokens=3), key="t")
-            return (await live.get("/state?shared", admin=True)).body == first
+            return (await live.get(path, admin=True)).body == first
 
-        monkeypatch.setattr("gateway.operator.views.COST_MAX", 1e9)
-        assert not await is_shared()
-        monkeypatch.setattr("gateway.operator.views.COST_MAX", 1e-9)
-        assert await is_shared()
+        share(WAIT_S, 1e9)
+        assert (await is_shared("/state?shared"), await is_shared("/state")) == (True, False)
+        share(0.0, 1e9)
+        assert not await is_shared("/state?shared")
+        share(0.0, 1e-9)
+        assert await is_shared("/state?shared")
 
 
 async def test_a_click_on_a_name_says_what_is_known_of_it(start: Starter, tmp_path: Path) -> None:
@@ -184,7 +152,6 @@ async def test_a_click_on_a_name_says_what_is_known_of_it(start: Starter, tmp_pa
         await seen.page.locator("#engines-body a").click()
         await seen.shows("#explained", "Running requests by tenant")
         await seen.shows("#explained", "holder 3 requests")
-        await seen.is_accessible()
         await seen.page.reload()
         await seen.shows("#explained", "holder 3 requests")
         await seen.page.locator("#explained-close").click()
@@ -195,20 +162,31 @@ async def usage_of(live: Live) -> Any:
     return (await live.get("/usage?by=tenant", admin=True)).json["rows"]
 
 
-async def test_it_goes_on_by_itself(start: Starter, tmp_path: Path) -> None:
+async def test_it_goes_on_by_itself_unless_it_is_paused_and_rows_are_filtered(start: Starter, tmp_path: Path) -> None:
     usage = str(tmp_path / "usage.db")
-    async with simulated() as sim, start(sim.url, tenants=tenants("t"), usage=usage) as live, window() as seen:
+    async with (
+        simulated() as sim,
+        start(sim.url, tenants=tenants("one", "two"), usage=usage) as live,
+        window() as seen,
+    ):
         await seen.open(live)
         await seen.shows("#requests-body", "No request has ended")
-        got = await live.ask(CHAT, chat(max_tokens=3), key="t")
-        await seen.shows("#requests-body", got.headers["x-request-id"])
-        await seen.shows("#tenants-body tbody", "t")
-        await eventually(lambda: usage_of(live))
-        await seen.page.reload()
-        await seen.shows("#tenants-body tbody tr", re.compile(r"\d+ tokens, 1 request"))
-        await seen.is_accessible()
+        first = (await live.ask(CHAT, chat(max_tokens=3), key="one")).headers["x-request-id"]
+        await seen.shows("#requests-body", first)
+        await seen.page.get_by_role("button", name="Pause").click()
+        second = (await live.ask(CHAT, chat(max_tokens=3), key="two")).headers["x-request-id"]
+        await seen.shows("#tenants-body", re.compile(r"two00\d"))
+        await expect(seen.page.locator("#requests-body")).not_to_contain_text(second)
+        await seen.page.get_by_role("button", name="Resume").click()
+        await seen.shows("#requests-body", second)
+        await seen.page.locator("#request-filter").fill("TWO")
+        await expect(seen.page.locator("#requests-body li")).to_have_count(1)
+        await seen.shows("#requests-body", second)
         await seen.page.get_by_label("Show tenants").fill("nobody")
         await expect(seen.page.locator("#tenants-body tbody tr")).to_have_count(0)
+        await eventually(lambda: usage_of(live))
+        await seen.page.reload()
+        await seen.shows("#tenants-body tbody", re.compile(r"\d+ tokens, 1 request"))
 
 
 async def test_the_token_is_asked_for_and_stays_in_the_tab(start: Starter) -> None:
@@ -255,7 +233,6 @@ async def test_several_pools_are_chosen_from_and_an_engine_that_is_down_says_why
             await seen.open(live)
             await seen.shows("#limit-sentence", "No engine is in service")
             await seen.shows("#engines-body .down", "out of service: ")
-            await seen.is_accessible()
             await seen.page.get_by_role("combobox").select_option("two")
             await seen.shows("#requests-body", "completed")
             await seen.is_accessible()

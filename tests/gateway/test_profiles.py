@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from pathlib import Path
@@ -13,8 +12,7 @@ import pytest
 from gateway.pool.learned_file import LearnedFile
 from gateway.telemetry.background import OperationalError
 from policies.admission import takeover
-from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until
-from tests.ports import free_port
+from tests.gateway.live import Live, Starter, chat, simulated
 
 CHAT = "/v1/chat/completions"
 
@@ -40,25 +38,6 @@ async def test_what_was_learned_outlives_a_restart(start: Starter) -> None:
         assert [each.name for each in file.parent.iterdir()] == ["learned.json"]
         async with start(sim.url, state_file=str(file)) as live:
             assert learned(live) == taught
-
-
-async def test_the_usual_time_of_a_start_outlives_a_restart(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 0.02)
-    port, file = free_port(), str(start.directory / "learned.json")
-    pool = {
-        "name": "pool", "models": [MODEL], "start_s_max": 600, "backends": [{"url": f"http://127.0.0.1:{port}"}],
-    }  # fmt: skip
-    async with start(pools=[pool], state_file=file) as live:
-        assert live.engine.requests.cold_start.usual_s == 600
-        asked = asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3)))
-        await until(lambda: live.engine.queued)
-        async with simulated(time_scale=0, port=port):
-            assert (await asked).status == 200
-        usual_s = live.engine.requests.cold_start.usual_s
-        assert usual_s < 600
-    async with start(pools=[pool], state_file=file) as live:
-        assert live.engine.requests.cold_start.usual_s == usual_s
-        assert (await live.metrics())["fairgate_start_seconds", "pool"] == usual_s
 
 
 async def test_without_a_file_nothing_is_written_and_nothing_is_known(start: Starter) -> None:
@@ -122,20 +101,6 @@ async def test_a_fault_in_one_pool_leaves_none_half_restored(start: Starter) -> 
         file.write_bytes(spoiled(good, pools={**good["pools"], "q": []}))
         async with start(pools=pools, state_file=str(file)) as live:
             assert learned(live) == neutral
-
-
-async def test_a_place_that_cannot_be_written_is_said_once_and_stops_nothing(
-    start: Starter, caplog: pytest.LogCaptureFixture
-) -> None:
-    in_the_way = start.directory / "a-file"
-    in_the_way.write_text("")
-    async with simulated(time_scale=0) as sim:
-        with caplog.at_level(logging.WARNING):
-            async with start(sim.url, state_file=str(in_the_way / "learned.json")) as live:
-                await use(live, 2)
-                await until(live.gateway.faults)
-        said = [record.levelname for record in caplog.records if "cannot be saved" in record.getMessage()]
-        assert said == ["ERROR", "WARNING"]  # when it is first so, and at the end
 
 
 async def test_a_file_is_whole_at_every_moment(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:

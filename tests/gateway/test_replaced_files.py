@@ -44,6 +44,10 @@ async def failures(live: Live, task: str) -> float:
     return (await live.metrics()).get((FAILURES, task), 0)
 
 
+async def _has_failed(live: Live, task: str, times: int) -> bool:
+    return await failures(live, task) >= times
+
+
 async def requests_of(live: Live, count: int) -> None:
     """Of alice."""
     for _ in range(count):
@@ -258,7 +262,9 @@ def test_to_open_a_database_ends_no_lock_of_another_connection(tmp_path: Path, m
 # --- the file of what was learned ---
 
 
-async def test_a_state_file_that_cannot_be_written_is_said_where_an_operator_looks(start: Starter) -> None:
+async def test_a_state_file_that_cannot_be_written_is_said_where_an_operator_looks_and_stops_nothing(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
     folder, in_the_way, linked = (start.directory / name for name in ("folder", "file", "linked"))
     folder.mkdir()
     in_the_way.touch()
@@ -268,15 +274,22 @@ async def test_a_state_file_that_cannot_be_written_is_said_where_an_operator_loo
         fresh.symlink_to(target)
         fresh.replace(linked)
 
+    def levels() -> list[str]:
+        return [record.levelname for record in caplog.records if "cannot be saved" in record.getMessage()]
+
     leads_to(folder)
     async with simulated(time_scale=0) as sim, start(sim.url, state_file=str(linked / "learned.json")) as live:
         await until((folder / "learned.json").exists)
         leads_to(in_the_way)
         await until(live.gateway.faults)
         assert "the learned state cannot be saved to" in live.gateway.faults()[0]
-        assert await failures(live, "state_file") >= 1
+        await eventually(lambda: _has_failed(live, "state_file", times=2))
+        assert levels() == ["ERROR"], "once, however often it is tried"
+        assert (await live.ask(CHAT, chat(max_tokens=2))).status == 200
         leads_to(folder)
         await until(lambda: not live.gateway.faults())
+        leads_to(in_the_way)
+    assert levels()[-1] == "WARNING", "at the end, after which nothing is tried"
 
 
 # --- the access log ---

@@ -53,7 +53,7 @@ async def test_floods_at_different_gateways_are_served_by_weight_and_no_round_pa
         ratios = []
         for _ in range(2):
             light, heavy = Flood.at(both.first, "light", 24), Flood.at(both.second, "heavy", 24)
-            ratios.append(await ratio_of(heavy, light, warm=80, more=300))
+            ratios.append(await ratio_of(heavy, light, warm=60, more=150))
             await heavy.end()
             await answered(light, more=80)
             await light.end()
@@ -161,6 +161,10 @@ async def test_what_any_of_them_shows_is_of_all(start: Starter) -> None:
             assert pool["queued_requests"] == sum(each["queued_requests"] for each in pool["gateways"])
             assert {each["tenant"] for each in pool["tenants"]} == {"one", "three"}
             assert all(0 <= each["oldest_wait_s"] < WAIT_S for each in pool["tenants"])
+            own = await live.get("/fairgate/me", key="key-of-one")
+            [pool] = own.json["pools"]
+            assert pool["interactive"]["queued_requests"] + pool["interactive"]["running_requests"] > 0
+            assert b"three" not in own.body
         await redis.kill()
         await until(lambda: not is_shared(first))
         [pool] = (await seen(first, "/state"))["pools"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.operator.snapshots.spans import (
@@ -30,6 +30,7 @@ def taken(*ends: End, running: tuple[Running, ...] = (), **waiting: Waiting) -> 
     return PoolSample("p", NOW, sorted(ends, key=lambda each: -each.ended_s), running, waiting)
 
 
+@settings(max_examples=40)
 @given(st.floats(0, NOW), st.floats(0, 50), st.integers(1, 30))
 def test_the_parts_of_all_spans_add_up_to_the_whole(begun_s: float, length_s: float, spans: int) -> None:
     ended_s = min(NOW, begun_s + length_s)
@@ -55,6 +56,7 @@ def test_service_counts_in_the_span_in_which_it_was_received() -> None:
     )
     assert received(one, 90, 95) == {"long": 0.25, "short": 0.75}
     assert received(one, 95, 100) == {"long": 1.0}
+    assert (due(taken(), 90, 95), percentile([], 0.5)) == ({}, None)
 
 
 def test_who_asked_for_little_is_due_that_and_who_floods_the_rest() -> None:
@@ -87,10 +89,6 @@ def test_ends_are_counted_in_their_span_and_refusals_by_reason() -> None:
     found = sums(one, 90, 95)["t"]
     assert (found.outcomes.total(), found.refused) == (2, {"queue_full": 1})
     assert (percentile(found.waits_s, 0.5), percentile(found.first_tokens_s, 0.95)) == (2.0, 0.2)
-
-
-def test_where_nothing_was_received_there_are_no_shares() -> None:
-    assert (due(taken(), 90, 95), percentile([], 0.5)) == ({}, None)
 
 
 def over_time(one: PoolSample, covered_s: float = 20.0) -> dict[str, list[int]]:

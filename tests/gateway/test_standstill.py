@@ -38,7 +38,7 @@ async def test_it_is_out_of_service_until_it_goes_on(start: Starter, stream: boo
         pools = [{"name": "pool", "backends": [{"url": sim.url, "steps": steps}]}]
         async with start(pools=pools) as live:
             [backend] = backends(live)
-            asked = asyncio.create_task(live.ask(CHAT, {**long_chat(), "stream": stream, "max_tokens": 2000}))
+            asked = asyncio.create_task(live.ask(CHAT, {**long_chat(), "stream": stream, "max_tokens": 500}))
             await until(lambda: sim.server.gauges.running)
             sim.faults.is_still = True
             await until(live.gateway.not_ready)

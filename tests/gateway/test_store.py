@@ -327,21 +327,6 @@ async def test_keys_are_followed_to_the_node_of_a_cluster_that_has_them() -> Non
 # --- staying ---
 
 
-async def test_it_goes_on_trying_and_joins_when_redis_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.storage.redis.redis_store.RETRY_S", 0.01)
-    async with RedisServer() as redis:
-        await redis.kill()
-        store = RedisStore(redis.url, (POOL,))
-        with pytest.raises(StoreUnavailable):
-            await store.open()
-        keeping = Background().repeat(store.turn, "store")
-        assert await redis.start()
-        await until(lambda: store.fault is None)
-        assert await store.run(COUNT, [KEY]) == 1
-        keeping.cancel()
-        await store.close()
-
-
 async def test_a_member_stays_one_and_one_that_is_no_longer_welcome_shares_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

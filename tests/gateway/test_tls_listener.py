@@ -336,11 +336,6 @@ async def test_a_pair_that_cannot_be_used_changes_nothing_and_is_named(
         assert await shown(live, authority) == fingerprint(second[0])
 
 
-async def test_without_tls_there_is_nothing_to_reload(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url) as live:
-        assert live.gateway.reload_certificates()
-
-
 # --- what an operator sees ---
 
 

@@ -163,6 +163,7 @@ async def test_a_limit_of_a_day_tells_one_time_and_in_words(start: Starter) -> N
             assert got.status == 429
             told_s = int(got.headers["retry-after"])
             assert told_s <= DAY_S * 61 / 60
+            assert got.headers["x-should-retry"] == "false", "a spent budget is not worth another try"
             assert 0 <= 1000 * told_s - int(got.headers["retry-after-ms"]) < 1000
             assert got.error["message"] == f"you are at your limit of 10 tokens a day; come back in {in_words(told_s)}"
             hours, minutes, seconds = map(int, re.findall(r"\d+", got.headers["x-ratelimit-reset-tokens"]))
