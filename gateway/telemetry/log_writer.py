@@ -64,10 +64,12 @@ class LogWriter:
 
     def close(self) -> None:
         """Write the rest within CLOSE_S."""
-        self._batches.put(None)
-        if self._worker is not None:
-            self._worker.join(CLOSE_S)
-            if self._worker.is_alive():
+        with self._taking:  # another thread may be about to start the worker
+            self._batches.put(None)
+            worker = self._worker
+        if worker is not None:
+            worker.join(CLOSE_S)
+            if worker.is_alive():
                 self._is_abandoned = True  # the descriptor stays open for the thread that is stuck in it
                 return
         if not self._is_pipe:

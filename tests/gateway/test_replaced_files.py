@@ -10,7 +10,9 @@ import ssl
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -336,6 +338,29 @@ def test_a_log_in_whose_place_there_is_no_file_goes_on_where_it_was(tmp_path: Pa
 
 
 # --- the config and the certificates ---
+
+
+def test_a_log_is_closed_while_another_thread_begins_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = LogWriter("access log", str(tmp_path / "access.log"))
+    begins, goes_on = threading.Event(), threading.Event()
+    start = threading.Thread.start
+
+    def start_late(thread: threading.Thread) -> None:
+        if thread.name == "access log":
+            begins.set()
+            assert goes_on.wait(10)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    with ThreadPoolExecutor() as pool:
+        written = pool.submit(log.write, b"a line\n", 1)
+        assert begins.wait(10)
+        closed = pool.submit(log.close)
+        assert not wait([closed], timeout=0.05).done, "the line is still to be written"
+        goes_on.set()
+        written.result(10)
+        closed.result(10)
+    assert (tmp_path / "access.log").read_bytes() == b"a line\n"
 
 
 async def test_certificates_that_cannot_be_read_are_said_until_they_can_be(start: Starter, tmp_path: Path) -> None:
