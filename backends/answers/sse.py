@@ -113,7 +113,7 @@ class StreamMeter:
         self._dialect = dialect
         self._is_openai = dialect is Dialect.OPENAI
         self._is_foreign: bool | None = None
-        """Are all events of an unknown format? None before the first event."""
+        """Return whether all events have an unknown format; None before the first event."""
         self._own_error = own_error
         self._instead = b""
         """Replacement for the event that was left out."""

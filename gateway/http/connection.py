@@ -352,7 +352,7 @@ class Connection(asyncio.Protocol):
         return self._state == _BODY or (self._state == _HEAD and self._head_began)
 
     def has_begun(self) -> bool:
-        """Has a part of a request come whose answer has not ended?"""
+        """Return whether a part of a request has come whose answer has not ended."""
         if self._state == _HEAD:
             return bool(self._reader.partial or self._pending)
         return self._state < _LINGER
