@@ -175,7 +175,7 @@ def test_calls_inside_an_interaction_are_queued_whatever_the_counts() -> None:
     assert isinstance(pool.ask("a"), Reject)
     assert all(pool.ask("a", "i") is None for _ in range(20))
     assert isinstance(pool.ask("a", "forged"), Reject)
-    assert pool.engine.interactions.wasted == {}
+    assert pool.engine.interactions.wasted_tokens == 0
 
 
 def test_an_interaction_beyond_its_caps_may_be_refused_and_what_it_took_is_wasted() -> None:
@@ -185,7 +185,7 @@ def test_an_interaction_beyond_its_caps_may_be_refused_and_what_it_took_is_waste
     pool.engine.finished(first.id, SOME, pool.now)
     pool.fill("a")
     assert isinstance(pool.ask("a", "i"), Reject)
-    assert (pool.engine.interactions.wasted["a"].interactions, pool.engine.interactions.wasted["a"].tokens) == (1, 100)
+    assert pool.engine.interactions.wasted_tokens == 100
 
 
 def test_what_is_inside_waits_longer_before_it_expires() -> None:
