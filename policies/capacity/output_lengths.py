@@ -11,7 +11,6 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from typing import Final, Protocol
 
-from policies.averages import QUICK
 from policies.recent import used
 from policies.request import Request
 
@@ -19,9 +18,8 @@ APPS_MAX: Final = 4096
 """Apps whose usual requests are remembered."""
 WINDOW: Final = 64
 """Answers remembered per population. Older ones are forgotten."""
-ENOUGH: Final = round(1 / QUICK)
-"""Answers after which a population is used by itself, instead of the wider one. Of fewer answers, the
-quantile of nine in ten is the longest."""
+ENOUGH: Final = 8
+"""Answers after which a population is used by itself, instead of the wider one."""
 
 
 class OutputPredictor(Protocol):

@@ -184,8 +184,8 @@ def replied(pause_s: float, times: int = 20) -> float:
 def test_agents_have_more_time_than_people() -> None:
     assert replied(0.5) == replied(4.9) == 60.0
     assert replied(45.0) == replied(5.1) == 10.0
-    assert replied(0.5, 9) == replied(45.0, 9) == 20.0, "too little is known"
-    assert replied(0.5, 10) == 60.0
+    assert replied(0.5, 7) == replied(45.0, 7) == 20.0, "too little is known"
+    assert replied(0.5, 8) == 60.0
 
 
 # --- bounds ---

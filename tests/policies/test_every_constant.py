@@ -14,13 +14,13 @@ DECIDE = """
     averages.QUICK
     app_paces.AGENTS_REPLY_S app_paces.PACE_S_MAX
     interactions.IDLE_S
-    request.RETRY_S_MAX
     queue.tenants_and_flows.CALLS_PASSED queue.backlog.TRIED
     queue.places.KEPT_LONGER
     capacity.kv_cache.EVENLY
     capacity.kv_forecast.TOLERATED capacity.kv_forecast.CATCHING_UP
     capacity.lease.OUTGROWN
     capacity.ledger.KV_IS_SHORT capacity.ledger.SUSTAINED_S
+    capacity.output_lengths.ENOUGH
     capacity.pace.USUAL_S capacity.pace.PREFILL_TOKENS_MIN
     capacity.slots.FIRST_SLOTS
     orders.cost.LONG_PROMPT

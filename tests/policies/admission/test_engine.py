@@ -151,7 +151,7 @@ def test_the_first_to_give_way_is_not_the_one_that_a_backend_returned() -> None:
 
 def test_what_was_learned_while_a_request_waited_counts_when_it_is_dispatched() -> None:
     engine = engine_of(slots=1)
-    for number in range(10):
+    for number in range(8):
         engine.arrived(make_request("a", id=f"short-{number}"), 0.0)
         engine.finished(f"short-{number}", ServiceTokens(10, 5), 0.0)
     queued = [make_request("a", id=f"long-{number}") for number in range(6)]

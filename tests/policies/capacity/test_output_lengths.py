@@ -17,7 +17,7 @@ def of(app: str, output_max: int = 10_000) -> Request:
 
 
 CHAT, BATCH = of("chat"), of("batch")
-ENOUGH = 10
+ENOUGH = 8
 
 
 def test_nothing_known_is_not_charged_ahead_and_the_configured_guess_is_reserved() -> None:
