@@ -13,7 +13,7 @@ from backends.simulated.engine_profiles import EngineProfile, profile
 from lab.fairserve.interaction_clients import Course, InteractionClients, PlannedInteraction
 from lab.fairserve.population import is_abuser
 from lab.lab_driver import simulate
-from lab.vtc.baselines import Rpm
+from lab.vtc.unfair_orders import Rpm
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy

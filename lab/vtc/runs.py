@@ -9,10 +9,10 @@ from statistics import median
 from typing import NamedTuple
 
 from lab.experiment import Inputs
-from lab.vtc.baselines import Lcf, Rpm
 from lab.vtc.fairness import Discrepancy, Served, discrepancy, served, tokens_per_s
 from lab.vtc.in_engine import A10G_LLAMA2_7B, EngineLoop, serve_in_engine
 from lab.vtc.known_lengths import KnownLengths
+from lab.vtc.unfair_orders import Lcf, Rpm
 from policies.capacity.output_lengths import OutputLengths, OutputPredictor
 from policies.orders.cost import Cost, LinearCost, ProfiledCost
 from policies.orders.fcfs import Fcfs

@@ -65,7 +65,7 @@ class PoolTree:
         self.is_flat = not terms.groups and not terms.tenants
         """True without groups and terms: each tenant has its configured weight."""
         self._root = Node(ROOT, None, GroupSettings(), 1.0)
-        self._nodes: dict[str, Node] = {ROOT: self._root}
+        self.nodes: dict[str, Node] = {ROOT: self._root}
         """The pool, its groups, and tenants: those in use (`Node.is_in_use`), and some idle ones. The name of a group
         begins with a space, which no tenant's name does."""
         self._nodes_max = IDLE_MAX
@@ -74,11 +74,11 @@ class PoolTree:
         """Sums of the rows that the other gateways report, by node and resource."""
         floors = terms.floors()
         for name, place in terms.groups.items():
-            self._nodes[f" {name}"] = Node(f" {name}", self._group(place.group), place.settings, floors[name])
+            self.nodes[f" {name}"] = Node(f" {name}", self._group(place.group), place.settings, floors[name])
         for node in [self._new(name) for name in terms.tenants]:
             if node.is_limited:
-                self._nodes[node.name] = node
-        self._limited = [node for node in self._nodes.values() if node.is_limited]
+                self.nodes[node.name] = node
+        self._limited = [node for node in self.nodes.values() if node.is_limited]
         """Nodes with limits, groups before tenants, and outer groups before inner ones."""
         self._size()
 
@@ -183,7 +183,7 @@ class PoolTree:
 
     def running(self, name: str) -> int:
         """Return the running sequences of a node at all gateways, by its name; 0 if the node is unknown."""
-        node = self._nodes.get(name)
+        node = self.nodes.get(name)
         return 0 if node is None else int(node.used[SEQUENCES])
 
     @property
@@ -193,7 +193,7 @@ class PoolTree:
 
     def contexts(self, leaf: str) -> float:
         """Return the tokens of the contexts of a tenant node, at all gateways."""
-        node = self._nodes.get(payer(leaf))
+        node = self.nodes.get(payer(leaf))
         return 0.0 if node is None else node.used[_contexts_of(leaf)]
 
     def contexts_here(self) -> dict[str, int]:
@@ -299,7 +299,7 @@ class PoolTree:
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """Replace the weights of these tenant nodes. Nodes that are not remembered are skipped."""
         for leaf, weight in weights.items():
-            node = self._nodes.get(payer(leaf))
+            node = self.nodes.get(payer(leaf))
             if node is not None:
                 node.reweigh(weight, is_batch=is_batch(leaf))
 
@@ -324,17 +324,17 @@ class PoolTree:
     # --- the nodes ---
 
     def _tenants(self) -> list[Node]:
-        return [node for node in self._nodes.values() if node.is_tenant]
+        return [node for node in self.nodes.values() if node.is_tenant]
 
     def _leaves(self) -> list[tuple[str, Node]]:
         """Return the tenant nodes, two for each tenant."""
         return [(leaf, node) for node in self._tenants() for leaf in (node.name, f"{node.name}{BATCH}")]
 
     def _group(self, name: str) -> Node:
-        return self._nodes[f" {name}" if name else ROOT]
+        return self.nodes[f" {name}" if name else ROOT]
 
     def _node(self, tenant: str) -> Node:
-        node = self._nodes.get(tenant)
+        node = self.nodes.get(tenant)
         return node if node is not None else self._new(tenant)
 
     def _node_of(self, request: Request) -> Node:
@@ -350,17 +350,17 @@ class PoolTree:
 
     def _remember(self, tenant: str) -> Node:
         """Get or create the tenant's node, and keep it in the tree."""
-        node = self._nodes.get(tenant)
+        node = self.nodes.get(tenant)
         if node is None:
-            if len(self._nodes) >= self._nodes_max:
-                self._nodes = {name: each for name, each in self._nodes.items() if each.is_in_use}
-                self._nodes_max = 2 * len(self._nodes) + IDLE_MAX
-            node = self._nodes[tenant] = self._new(tenant)
+            if len(self.nodes) >= self._nodes_max:
+                self.nodes = {name: each for name, each in self.nodes.items() if each.is_in_use}
+                self._nodes_max = 2 * len(self.nodes) + IDLE_MAX
+            node = self.nodes[tenant] = self._new(tenant)
         return node
 
     def _named(self, name: str) -> Node:
         """Return the node that a row names. Usage of groups that are unknown here counts for the pool."""
-        return self._nodes.get(name, self._root) if name[:1] in ("", " ") else self._remember(name)
+        return self.nodes.get(name, self._root) if name[:1] in ("", " ") else self._remember(name)
 
     def _line(self, leaf: str) -> ClassLine:
         """Return the line of a tenant node."""

@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from gateway.storage.redis.redis_store import pool_key
-from lab.vtc.baselines import Lcf
+from lab.vtc.unfair_orders import Lcf
 from policies.orders.policy_entries import POLICIES
 from tests.gateway.live import WAIT_S, Live, Starter, simulated, until
 from tests.gateway.load import tenants

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.vtc.baselines import WINDOW_S, Rpm
+from lab.vtc.unfair_orders import WINDOW_S, Rpm
 from policies.admission.policy import Policy
 from policies.orders.order import Selection
 from policies.request import CALM, Limit, Refusal, Refused

@@ -15,7 +15,7 @@ from itertools import permutations
 
 import pytest
 
-from lab.vtc.baselines import Lcf
+from lab.vtc.unfair_orders import Lcf
 from policies.admission.policy import Policy
 from policies.orders.cost import Cost, LinearCost, ProfiledCost
 from policies.orders.order import Order, Selection

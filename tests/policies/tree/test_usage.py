@@ -180,7 +180,7 @@ def test_rows_of_groups_and_of_many_tenants_come_and_go(terms: Tree) -> None:
 
 
 def in_use(tree: PoolTree) -> int:
-    return sum(node.is_tenant and node.is_in_use for node in tree._nodes.values())
+    return sum(node.is_tenant and node.is_in_use for node in tree.nodes.values())
 
 
 def summed(reports: list[list[NodeUsage]]) -> Sequence[NodeUsage]:

@@ -33,7 +33,8 @@ class Lcf(CounterOrder):
 
 def _undo_lift(counters: Counters[Any], member: Member) -> None:
     counters.charged(member, -member.lifted)
-    member.lifted = 0.0
+    counters.unconfirmed.pop(member, None)
+    member.lifted, member.is_sole = 0.0, False
 
 
 class Rpm(Fcfs):
