@@ -16,7 +16,7 @@ from typing import Any, Final
 from policies.averages import STEADY
 from policies.capacity.output_lengths import ENOUGH
 from policies.plain_data import fields, rows
-from policies.recent import adopt, used
+from policies.recent import adopt, trim
 
 NEUTRAL: Final = 1000.0
 """Worth assumed for a call of an app without a profile."""
@@ -94,7 +94,12 @@ class Profiles:
         worths, usual = self._worths, 0.0
         own_app, own_stage = (scope, app, ANY_STAGE), (scope, app, min(stage, STAGES_MAX))
         for key in ((scope, ANY_APP, WHOLE_POOL), (scope, ANY_APP, WHOLE_SCOPE), own_app, own_stage):
-            own = self._pool if key[2] == WHOLE_POOL else used(worths, key, _Worth, self._populations_max)
+            own = self._pool if key[2] == WHOLE_POOL else worths.get(key)
+            if own is None:
+                own = worths[key] = _Worth()
+                trim(worths, self._populations_max)
+            elif own is not self._pool:
+                worths.move_to_end(key)
             own.seen += 1
             mean = own.mean
             if own.seen <= ENOUGH:
