@@ -440,8 +440,6 @@ class Pressure(NamedTuple):
 
     overloaded: bool
     reason: str
-    since_s: float = -inf
-    """Time at which the pool became overloaded, or no longer was."""
 
 
 WAIT_S_MAX: Final = 3600.0

@@ -39,7 +39,9 @@ class AdmissionEngine(Deciding):
     def pressure(self, now: float) -> Pressure:
         """Return the overload that a request would find if it arrived now."""
         now = max(self._now, now + self.set_back_s)
-        return self.overload.seen(self.backends.values(), self.blocked if self.queued else None, now)
+        blocked = self.blocked if self.queued else None
+        seen = self.overload.seen(self.backends.values(), blocked, now)
+        return Pressure(seen.active, seen.reason)
 
     def explain(self, request_id: str, now: float) -> Explanation | None:
         """Return the explanation of a request's state; None if it neither waits nor is among the last decisions.
