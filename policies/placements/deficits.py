@@ -110,8 +110,4 @@ class ByDeficits(Assignment):
         return left or [max(backends, key=lambda name: deficits[name])]
 
     def _of(self, tenant: str) -> dict[str, float]:
-        return used(self._tenants, tenant, _none_yet, self._tenants_max)
-
-
-def _none_yet() -> dict[str, float]:
-    return {}
+        return used(self._tenants, tenant, dict, self._tenants_max)
