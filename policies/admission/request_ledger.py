@@ -63,7 +63,7 @@ class RequestLedger(PoolTables):
         """Record the expected wait of a request that could not start at once, and return it."""
         progress = request.progress
         if progress.state is State.QUEUED:
-            self.expected_waits.began(self.order_of(request).backlog, request, now)
+            self.expected_waits.began(self.policy.order_of(request).backlog, request, now)
         assert progress.wait is not None
         expected = self.expected(request, now, comes=progress.state is not State.QUEUED)
         progress.wait.expected = expected
@@ -117,7 +117,7 @@ class RequestLedger(PoolTables):
             self.preemption.dispatched(request, backend)
         self.touched[backend] = None
         self.backends[backend].add(lease)
-        self.tree.dispatched(request, lease.held_tokens)
+        self.tree.run(request, request.sequences, lease.held_tokens)
         if wait is not None or self.waiting.requests:
             self._went(request, now)
         self.working_set.dispatched(request, now)
@@ -213,7 +213,7 @@ class RequestLedger(PoolTables):
 
         `blocked`: that request and its obstacles; None if it waits at another gateway.
         """
-        order, node = (self.order_of(blocked.request), blocked.ceiling) if blocked else (self.policy.order, "")
+        order, node = (self.policy.order_of(blocked.request), blocked.ceiling) if blocked else (self.policy.order, "")
         if (blocked is not None and blocked.request.can_wait) or not engines or order.backlog is None:
             return []
         id = self.preemption.choose(
@@ -254,7 +254,7 @@ class RequestLedger(PoolTables):
                 self._due.note(name, ledger.estimate(now))
                 if len(ledger.starting) < starting:
                     room.changed(name)
-        for request_id in self.preemption:
+        for request_id in self.preemption.running:
             lease = self.leases[request_id]
             if not lease.request.streamed:  # charged as time passes: its service decides what is owed to batch work
                 self.policy.charge(lease.request, self.received(lease, now), now, final=False)
@@ -302,8 +302,7 @@ class RequestLedger(PoolTables):
     def _expect(self, request: Request) -> None:
         """Estimate the length of the answer: the expected tokens, and those to reserve."""
         progress = request.progress
-        progress.output_tokens_expected = self.lengths.expected(request)
-        progress.output_tokens_reserved = self.lengths.reserved(request)
+        progress.output_tokens_expected, progress.output_tokens_reserved = self.lengths.estimate(request)
 
     def _leave_line(self, request: Request, now: float) -> None:
         """Remove a request that will not run from the order, the tree and the working set."""
@@ -324,7 +323,7 @@ class RequestLedger(PoolTables):
         if request.can_wait:
             self.preemption.ended(request, charged, is_preempted=is_preempted)
         self.backends[lease.backend].remove(lease, now)
-        self.tree.ended(request, lease.held_tokens)
+        self.tree.run(request, -request.sequences, -lease.held_tokens)
         self.policy.charge(request, charged, now, final=True)
         del self.leases[request.id]  # last, because an event that fails before this finds its request by the lease
         return now - lease.dispatched_s

@@ -101,7 +101,8 @@ class BackendLedger:
             return Obstacle.CLOSED
         if not self.leases and allowance is None:
             return None
-        if self._engine_queues(now):
+        gauges = self._gauges
+        if gauges is not None and gauges.waiting and self._queues(gauges, now):
             return Obstacle.WAITING
         prefill_limit = float(self.prefill.tokens)
         sequences, slots = self.sequences + request.sequences, self.slots.taken_by(request.sequences)
@@ -115,7 +116,7 @@ class BackendLedger:
             prefill_limit /= allowance.sharers
         # An engine without gauges does not show its queue. If its concurrency is configured, that is the only known
         # limit, and the prefill window does not apply.
-        has_window = self._gauges is not None or self._settings.max_concurrency is None
+        has_window = gauges is not None or self._settings.max_concurrency is None
         begun = self.prefill_tokens if has_window else 0
         if begun and begun + request.prompt_tokens - cached_tokens > prefill_limit:
             return Obstacle.PREFILL
@@ -192,10 +193,9 @@ class BackendLedger:
         """Return whether the engine reports how many requests wait inside it."""
         return self._gauges is not None and self._gauges.waiting is not None
 
-    def _engine_queues(self, now: float) -> bool:
-        """Return whether a gauge that is still trusted shows preempted requests or a queue above the target."""
-        gauges = self._gauges
-        if gauges is None or gauges.waiting is None or now >= gauges.taken_s + self._settings.gauge_trust_s:
+    def _queues(self, gauges: Gauges, now: float) -> bool:
+        """Return whether gauges that are still trusted show preempted requests or a queue above the target."""
+        if now >= gauges.taken_s + self._settings.gauge_trust_s:
             return False
         if self._preempted:
             # The engine restarts preempted requests first, and a request that took their room would preempt more.

@@ -91,7 +91,9 @@ class Slots:
         engine would run empty before and after. The engine starts the sequences one by one, and while some of them wait
         inside the engine, its gauges keep other requests away. The request is charged in full.
         """
-        return sequences if self.known() is None else min(sequences, max(1, round(self.count * TAKEN_MAX)))
+        if sequences == 1 or not (self._is_known or self._is_learned):
+            return sequences
+        return min(sequences, max(1, round(self.count * TAKEN_MAX)))
 
     def known(self) -> int | None:
         """Return the number of slots; None if it is neither configured nor reported nor learned."""

@@ -125,7 +125,7 @@ class Backlog:
 
     def lines(self) -> tuple[Counters[TenantMember], Counters[TenantMember]]:
         """Return the counters of both classes, in the order in which the classes go."""
-        return (self.batch, self.tenants) if self.owes_batch else (self.tenants, self.batch)
+        return (self.batch, self.tenants) if self.owed > self.usual_service else (self.tenants, self.batch)
 
     def _owe(self, service: float) -> None:
         """Add to the service owed to batch work, capped at two usual requests."""
@@ -310,7 +310,7 @@ class Backlog:
             self._leave_node(tenant)
         tenant.flows.left(flow, is_served=is_served)
         tenant.line.left(tenant, is_served=is_served)
-        if tenant in self.starts:
+        if self.starts and tenant in self.starts:
             self._rest(flow)
         if not is_served:
             self._forget_beyond(self._flows_max, tenant.flows)

@@ -121,9 +121,9 @@ class Counters(Generic[M]):
         """Number of times that a member's queue emptied."""
         self.reported: Any = None
         """Number and time of departures as other gateways know them. Written by the code that reports them."""
-        self.unconfirmed: dict[M, None] = {}
-        """Members with a lift that other gateways have not confirmed: one that began to wait while no other member
-        waited here, and the members raised to it. Without other gateways they stay until their queue empties."""
+        self.unconfirmed: dict[tuple[str, ...], None] = {}
+        """Names of the members with a lift that other gateways have not confirmed: one that began to wait while no other
+        member waited here, and the members raised to it. Without other gateways they stay until their queue empties."""
         self._turn = 0
         self._waiting = self._sleeping = 0
         self.least_elsewhere: float | None = None
@@ -209,7 +209,7 @@ class Counters(Generic[M]):
             # The lift to the floor banks no credit. With rounds, the member is raised to the beginning of the round.
             if self.unconfirmed or (not self._waiting and not self._asleep):
                 member.is_sole = True
-                self.unconfirmed[member] = None
+                self.unconfirmed[member.name] = None
             floor = self._floor = self.floor()
             if self._quantum:
                 floor -= floor % self._quantum
@@ -242,7 +242,7 @@ class Counters(Generic[M]):
         else:
             self._waiting -= 1
         member.entry = None
-        self.unconfirmed.pop(member, None)
+        self.unconfirmed.pop(member.name, None)
         self.last_left = member
         self.times_left += 1
         if not self._waiting:

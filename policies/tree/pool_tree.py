@@ -65,8 +65,9 @@ class PoolTree:
         self.terms = terms
         self.is_flat = not terms.groups and not terms.tenants
         """True without groups and terms: each tenant has its configured weight."""
-        self._root = Node(ROOT, None, GroupSettings(), 1.0)
-        self._groups: dict[str, Node] = {ROOT: self._root}
+        self.pool = Node(ROOT, None, GroupSettings(), 1.0)
+        """The root."""
+        self._groups: dict[str, Node] = {ROOT: self.pool}
         self._elsewhere: set[str] = set()
         """Tenant nodes that are present at other gateways."""
         self._used_elsewhere: dict[tuple[Node, int], float] = {}
@@ -79,7 +80,7 @@ class PoolTree:
         """Tenants with requests, contexts or limits, and the idle ones."""
         self._idle: dict[str, None] = {}
         """Tenants without requests, contexts and limits, the longest idle first: most come back."""
-        self._limited = {node.name: node for node in (*self._groups.values(), *own) if node.is_limited}
+        self.limited = {node.name: node for node in (*self._groups.values(), *own) if node.is_limited}
         """Nodes with limits, groups before tenants, and outer groups before inner ones. The name of a group begins with
         a space, which no tenant's name does."""
         self._size()
@@ -90,7 +91,7 @@ class PoolTree:
         """Return the present weight of a tenant node. `weight`: the configured one of its key or tenant."""
         if self.is_flat:
             return weight
-        root = self._root.batch if is_batch(leaf) else self._root.others
+        root = self.pool.batch if is_batch(leaf) else self.pool.others
         return self._line(leaf).share_at(weight) * (root.weights or 1.0)
 
     def part(self, request: Request) -> float:
@@ -101,16 +102,16 @@ class PoolTree:
         """Return the tokens of the contexts of a tenant node, divided by the part that its tenant is entitled to."""
         return self.contexts(leaf) / self._node(payer(leaf)).contexts.share()
 
-    def is_flooding(self, request: Request) -> bool:
-        """Return whether more of the tenant node is queued than its part of the sequences that run."""
-        node = self._node_of(request)
-        line = node.batch if request.can_wait else node.others
-        return line.queued > line.share() * self._root.used[SEQUENCES] + ROUNDING
+    def standing(self, request: Request) -> tuple[bool, bool]:
+        """Return whether a queued request is alone, and whether its tenant node floods the pool.
 
-    def is_alone(self, request: Request) -> bool:
-        """Return whether a queued request is all that its tenant has at the pool; False for batch work."""
-        node = self._node_of(request)
-        return not request.can_wait and node.used[SEQUENCES] + node.others.queued <= request.sequences
+        Alone: it is all that its tenant has at the pool; never batch work. Flooding: more of the node is queued than
+        its part of the sequences that run.
+        """
+        node: Node = request.progress.node
+        line = node.batch if request.can_wait else node.others
+        is_alone = not request.can_wait and node.used[SEQUENCES] + line.queued <= request.sequences
+        return is_alone, line.queued > line.share() * self.pool.used[SEQUENCES] + ROUNDING
 
     def configured_weight(self, leaf: str, weight: float) -> float:
         """Return the configured weight of a tenant node; `weight` if the node is not present."""
@@ -134,12 +135,12 @@ class PoolTree:
 
         If all that is free is kept for others, the node is the request's own tenant.
         """
-        found = self._full_resource(request) if self._limited else None
+        found = self._full_resource(request) if self.limited else None
         return None if found is None else found[0]
 
     def ceiling_in_words(self, request: Request) -> str:
         """Return a sentence on the full group or tenant that keeps this request from starting; "" if there is none."""
-        found = self._full_resource(request) if self._limited else None
+        found = self._full_resource(request) if self.limited else None
         if found is None:
             return ""
         node, resource, is_at_ceiling = found
@@ -185,17 +186,12 @@ class PoolTree:
 
     def running(self, name: str) -> int:
         """Return the running sequences of a node at all gateways, by its name; 0 if the node is unknown."""
-        node = self._limited.get(name) or self._tenants.get(name)
+        node = self.limited.get(name) or self._tenants.get(name)
         return 0 if node is None else int(node.used[SEQUENCES])
 
     def remembered(self) -> int:
         """Return the number of tenants with requests, contexts or limits."""
         return len(self._tenants) - len(self._idle)
-
-    @property
-    def pool(self) -> Node:
-        """Return the root."""
-        return self._root
 
     def contexts(self, leaf: str) -> float:
         """Return the tokens of the contexts of a tenant node, at all gateways."""
@@ -236,13 +232,14 @@ class PoolTree:
 
     def _size(self) -> None:
         for resource in RUNNING:
-            for node in self._limited.values():
+            for node in self.limited.values():
                 node.size(resource, self._capacity[resource], self.sharers)
-            self._root.kept[resource] = self._capacity[resource]
+            self.pool.kept[resource] = self._capacity[resource]
 
     def arrived(self, request: Request, weight: float) -> None:
         """Count a queued request as present. `weight`: the configured one of its key or tenant."""
-        node, is_batch = self._remember(payer(request.flow.tenant)), request.can_wait
+        tenant, is_batch = request.flow.tenant, request.can_wait
+        node = self._remember(payer(tenant) if is_batch else tenant)
         request.progress.node, line = node, node.batch if is_batch else node.others
         if line.weight != weight or node.contexts.weight != weight:
             node.reweigh(weight, is_batch=is_batch)
@@ -251,35 +248,32 @@ class PoolTree:
 
     def left(self, request: Request) -> None:
         """Remove a queued request, or one that ran and has ended."""
-        node, request.progress.node = self._node_of(request), None
+        node: Node = request.progress.node
+        request.progress.node = None
         (node.batch if request.can_wait else node.others).queued -= request.sequences
-        self._remove(node, is_batch=request.can_wait)
+        node.remove(is_batch=request.can_wait)
+        self._forget(node)
 
-    def dispatched(self, request: Request, held_tokens: int) -> None:
-        """Add the sequences and KV tokens of a dispatched request."""
-        self._run(request, request.sequences, held_tokens)
-
-    def ended(self, request: Request, held_tokens: int) -> None:
-        """Subtract the sequences and KV tokens of a request that ran, and count it as queued until it has left."""
-        self._run(request, -request.sequences, -held_tokens)
-
-    def _run(self, request: Request, sequences: int, tokens: int) -> None:
-        node = self._node_of(request)
+    def run(self, request: Request, sequences: int, tokens: int) -> None:
+        """Count sequences and KV tokens of a queued request as running, or as queued again if negative."""
+        node: Node = request.progress.node
         (node.batch if request.can_wait else node.others).queued -= sequences
         node.use(SEQUENCES, sequences)
-        if self._limited:
+        if self.limited:
             node.use(TOKENS, tokens)
 
     def grew(self, request: Request, tokens: int) -> None:
         """Add to the KV tokens of a running request."""
-        if self._limited:
+        if self.limited:
             self._node_of(request).use(TOKENS, tokens)
 
     def hold(self, leaf: str, tokens: int) -> None:
         """Add to the contexts of a tenant node at this gateway (subtract if negative)."""
-        node = self._remember(payer(leaf))
-        self._use(node, _contexts_of(leaf), tokens)
-        self._forget(node)
+        tenant = payer(leaf)
+        node = self._remember(tenant)
+        self._use(node, CONTEXTS if tenant == leaf else BATCH_CONTEXTS, tokens)
+        if tokens < 0:
+            self._forget(node)
 
     def set_elsewhere(self, rows: Sequence[NodeUsage], sharers: int = 1) -> None:
         """Replace the sums of the rows that other gateways report (`report`)."""
@@ -311,7 +305,9 @@ class PoolTree:
             node.add(is_batch=is_of_batch)
         before, self._elsewhere = self._elsewhere, set(gateways)
         for leaf in before - gateways.keys():
-            self._remove(self._tenants[payer(leaf)], is_batch=is_batch(leaf))
+            node = self._tenants[payer(leaf)]
+            node.remove(is_batch=is_batch(leaf))
+            self._forget(node)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """Replace the weights of these tenant nodes. Nodes that are not remembered are skipped."""
@@ -334,7 +330,7 @@ class PoolTree:
         self.reweigh(weights)
         for request, tokens in running:
             self.arrived(request, request.configured_weight)
-            self.dispatched(request, tokens)
+            self.run(request, request.sequences, tokens)
         for request in waiting:
             self.arrived(request, request.configured_weight)
 
@@ -352,7 +348,7 @@ class PoolTree:
     def _new(self, tenant: str) -> Node:
         place = self.terms.tenants.get(tenant)
         if place is None:
-            return Node(tenant, self._root, GroupSettings(), 0.0)
+            return Node(tenant, self.pool, GroupSettings(), 0.0)
         return Node(tenant, self._groups[place.group], place.settings, place.settings.guaranteed_share or 0.0)
 
     def _remember(self, tenant: str) -> Node:
@@ -366,15 +362,11 @@ class PoolTree:
 
     def _named(self, name: str) -> Node:
         """Return the node that a row names. Usage of groups that are unknown here counts for the pool."""
-        return self._groups.get(name[1:], self._root) if name[:1] in ("", " ") else self._remember(name)
+        return self._groups.get(name[1:], self.pool) if name[:1] in ("", " ") else self._remember(name)
 
     def _line(self, leaf: str) -> ClassLine:
         """Return the line of a tenant node."""
         return self._node(payer(leaf)).line(is_batch=is_batch(leaf))
-
-    def _remove(self, node: Node, *, is_batch: bool) -> None:
-        node.remove(is_batch=is_batch)
-        self._forget(node)
 
     def _use(self, node: Node, resource: int, amount: float, *, is_elsewhere: bool = False) -> None:
         """Add to the usage of a node. A tenant with contexts is present among those that share them.
@@ -391,7 +383,7 @@ class PoolTree:
 
     def _forget(self, node: Node) -> None:
         """Mark a tenant without requests, contexts and limits as idle. Drop the tenant that has been idle longest."""
-        if node.others.present or node.batch.present or any(node.used) or node.name in self._limited:
+        if node.others.present or node.batch.present or any(node.used) or node.name in self.limited:
             return
         if self._tenants.get(node.name) is not node:  # a group, or a tenant that was dropped
             return
