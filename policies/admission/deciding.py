@@ -102,7 +102,7 @@ class Deciding:
     @property
     def queued(self) -> int:
         """Return the number of waiting requests, including those that wait for the answer of other gateways."""
-        return len(self._waiting)
+        return len(self._waiting.requests)
 
     @property
     def queued_bytes(self) -> int:

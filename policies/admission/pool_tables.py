@@ -69,7 +69,7 @@ class PoolTables:
         if (refused := self.policy.order.refusal(request, now, pressure)) is not None:
             return refused
         backlog = self.policy.order_of(request).backlog
-        if backlog is None or not backlog.has_starts(request.flow.tenant):
+        if backlog is None or not backlog.starts or not backlog.has_starts(request.flow.tenant):
             return None  # the first start of a tenant may always wait
         most_s = self.waiting.limits.wait_s(request)
         if request.progress.inside or most_s == request.wait_s_max or not self.gate_of(request).gate.starts_of:
@@ -127,7 +127,7 @@ class PoolTables:
             numbers["working_set_hold_s"] = self.working_set.hold_s
         if request is not None:
             numbers["place_in_tenant"] = float(self.waiting.place_of(request))
-            numbers["queue"] = float(len(self.waiting))
+            numbers["queue"] = float(len(self.waiting.requests))
             numbers["expected_wait_s"] = self.expected(request, now, comes=False).wait_s
         return numbers
 

@@ -235,8 +235,11 @@ class PoolRoom:
         free: list[BackendLedger] = []
         found: dict[str, Obstacle | None] = {}
         for ledger in ledgers:
-            too_large = self._fits_elsewhere(request, ledger)
-            obstacle = Obstacle.KV if too_large else self._obstacle(request, ledger, standing)
+            too_large = request.prompt_tokens > (ledger.kv.capacity_tokens or inf)
+            if too_large and self._fits_elsewhere(request):
+                obstacle: Obstacle | None = Obstacle.KV
+            else:
+                obstacle = self._obstacle(request, ledger, standing)
             found[ledger.name] = obstacle
             if obstacle is None:
                 free.append(ledger)
@@ -262,12 +265,10 @@ class PoolRoom:
         self._answers[request.id] = blocked, standing, self._changes
         return blocked
 
-    def _fits_elsewhere(self, request: Request, ledger: BackendLedger) -> bool:
-        """Return whether the prompt exceeds the whole KV cache of this engine, and fits another engine in service."""
+    def _fits_elsewhere(self, request: Request) -> bool:
+        """Return whether the prompt fits the whole KV cache of an engine in service."""
         tokens = request.prompt_tokens
-        return tokens > (ledger.kv.capacity_tokens or inf) and any(
-            [other.healthy and (other.kv.capacity_tokens or 0) >= tokens for other in self._backends.values()]
-        )
+        return any([other.healthy and (other.kv.capacity_tokens or 0) >= tokens for other in self._backends.values()])
 
     def reserve(self, blocked: Blocked) -> str | None:
         engine, closed = blocked.request.engine, blocked.request.progress.closed or {}
@@ -302,8 +303,8 @@ class PoolRoom:
         if self._preemption.running and not request.can_wait:
             ranks = sorted([(fraction - self._freed(request, name), name) for fraction, name in ranks])
         for _, name in ranks:
-            obstacle = blocked.obstacles.get(name)
-            if obstacle not in NOT_SOON and not self._fits_elsewhere(request, self._backends[name]):
+            too_large = request.prompt_tokens > (self._backends[name].kv.capacity_tokens or inf)
+            if blocked.obstacles.get(name) not in NOT_SOON and not (too_large and self._fits_elsewhere(request)):
                 return name
         return None
 

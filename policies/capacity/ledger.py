@@ -258,7 +258,7 @@ class BackendLedger:
             self.pace.started(lease, now)
             self._streaming += lease.request.sequences
             self.slots.raise_to(self._running())
-            if lease.was_taken():
+            if lease.passed and lease.was_taken():
                 self._closed_until_s = 0.0
         self._backoff_s = 0.0
         self.kv.started(lease, now)
@@ -288,7 +288,7 @@ class BackendLedger:
 
     def came_whole(self, lease: Lease, now: float) -> None:
         """Learn from a complete answer that was not streamed."""
-        if lease.was_taken():
+        if lease.passed and lease.was_taken():
             self._closed_until_s = self._backoff_s = 0.0
         if lease.started_s is None and not self.has_gauges():
             seconds_per_token = (now - lease.dispatched_s) / max(1.0, lease.output_each())
@@ -359,7 +359,7 @@ class BackendLedger:
         Return the time at which this must be called again if nothing happens here before.
         """
         due_s = self.kv.estimate(now)
-        if self.has_gauges():
+        if self.starting and self.has_gauges():
             for lease in list(self.starting.values()):
                 if not lease.request.streamed:
                     due_s = min(due_s, lease.dispatched_s + self.pace.first_token_s)
