@@ -18,7 +18,6 @@ from policies.capacity.output_lengths import OutputPredictor
 from policies.capacity.working_set import WorkingSet
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
-from policies.orders.order import Order
 from policies.queue.backlog import Backlog
 from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.cold_start import ColdStartEstimator

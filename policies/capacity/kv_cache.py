@@ -301,7 +301,10 @@ class KvCache:
                 self._note(self._leases[growing.name], now)
 
     def estimate(self, now: float) -> float:
-        """Estimate the answers that are not streamed. Return the time at which this must be called again; inf if never."""
+        """Estimate the answers that are not streamed. Return the time at which this must be called again.
+
+        inf while the capacity is not known.
+        """
         for lease in self._unstreamed.values():
             lease.output_tokens = self._pace.output_tokens(lease, now)
         self.pass_time(now)

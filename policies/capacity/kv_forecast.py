@@ -80,8 +80,8 @@ class Growing:
     """The growth of one request in the cache, in tokens. `grows`, `whole` and `spread` are per sequence."""
 
     __slots__ = (
-        "age", "at_start", "base", "begins", "begins_key", "done", "due", "due_key", "ends", "ends_key", "grows", "held",
-        "is_open", "lasts", "name", "noted", "sequences", "spread", "starts", "starts_key", "whole",
+        "age", "at_start", "base", "begins", "begins_key", "done", "due", "due_key", "ends", "ends_key", "grows",
+        "held", "is_open", "lasts", "name", "noted", "sequences", "spread", "starts", "starts_key", "whole",
     )  # fmt: skip
 
     def __init__(

@@ -25,7 +25,7 @@ class OutputPredictor(Protocol):
     """Estimates of the length of an answer, in tokens over all sequences of its request."""
 
     def estimate(self, request: Request) -> tuple[float, int]:
-        """Return the mean length, which is charged at dispatch, and a cautious one, which is reserved in the KV cache."""
+        """Return the mean length, which is charged at dispatch, and a cautious length, which the KV cache reserves."""
 
     def learn(self, request: Request, output_tokens: int) -> None:
         """Learn from a complete answer of this length."""

@@ -122,7 +122,7 @@ class Counters(Generic[M]):
         self.reported: Any = None
         """Number and time of departures as other gateways know them. Written by the code that reports them."""
         self.unconfirmed: dict[tuple[str, ...], None] = {}
-        """Names of the members with a lift that other gateways have not confirmed: one that began to wait while no other
+        """Names of members with a lift that other gateways have not confirmed: one that began to wait while no other
         member waited here, and the members raised to it. Without other gateways they stay until their queue empties."""
         self._turn = 0
         self._waiting = self._sleeping = 0
