@@ -232,7 +232,12 @@ class Deciding:
                         self._preempt_for(popped, now, decisions)
                     return
                 request = popped.request
-                decisions.append(self._dispatch(request, popped.backend, now))
+                requests.dispatched(request, popped.backend, now)
+                if self.room.prefill_parts.window_tokens < inf:
+                    self.room.prefill_parts.began(self._leases[request.id], now)
+                self.room.changed(popped.backend)
+                decisions.append(dispatch := Dispatch(request.id, popped.backend))
+                self.recent.note(dispatch, request, now, CALM)
                 if requests.preemption.running and self.room.waits_inside(popped.backend):
                     inside = Blocked(request, {popped.backend: Obstacle.SLOTS})
                     decisions += requests.preempt(inside, [popped.backend], now)
@@ -256,14 +261,6 @@ class Deciding:
                     blocked = Blocked.everywhere(request, self.backends, Obstacle.CEILING)
                     blocked.ceiling = node
                     decisions += self.requests.preempt(blocked, list(self.backends), now)
-
-    def _dispatch(self, request: Request, backend: str, now: float) -> Dispatch:
-        self.requests.dispatched(request, backend, now)
-        if self.room.prefill_parts.window_tokens < inf:
-            self.room.prefill_parts.began(self._leases[request.id], now)
-        self.room.changed(backend)
-        self.recent.note(dispatch := Dispatch(request.id, backend), request, now, CALM)
-        return dispatch
 
     def _withdraw(self, request: Request, now: float) -> None:
         """Remove a request from the queue without service."""

@@ -326,9 +326,12 @@ class Backlog:
             of_flow = normalised - request.progress.normalised
             request.progress.normalised = normalised
         flow = self._by_flow[request.flow]
-        flow.tenant.flows.charged(flow, of_flow)
         tenant = flow.tenant
-        tenant.line.charged(tenant, new / request.weight)
+        flow.counter += of_flow
+        tenant.counter += new / request.weight
+        if of_flow < 0.0 or new < 0.0:
+            tenant.flows.fell(flow)
+            tenant.line.fell(tenant)
         if self.batch.waits_anywhere and self.tenants.waits_anywhere:
             if tenant.line is self.tenants:
                 self._owe(self.batch_share * new)

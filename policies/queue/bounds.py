@@ -108,9 +108,6 @@ class BoundedQueue:
         self.places = Places()
         """Places of requests that were told to retry later."""
 
-    def __len__(self) -> int:
-        return len(self.requests)
-
     def get(self, request_id: str) -> Request | None:
         return self.requests.get(request_id)
 

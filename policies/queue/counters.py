@@ -285,7 +285,12 @@ class Counters(Generic[M]):
     def charged(self, member: M, service: float) -> None:
         """Add service to a member's counter (subtract if negative). O(1), or O(log members) for a refund."""
         member.counter += service
-        if service < 0 and member.entry is not None and self._place(member) < member.entry[0]:
+        if service < 0.0:
+            self.fell(member)
+
+    def fell(self, member: M) -> None:
+        """Give a member whose rank has fallen its new place."""
+        if member.entry is not None and self._place(member) < member.entry[0]:
             self._enter(member)
 
     def prefer(self, member: M, preferred: bool) -> None:
@@ -293,8 +298,7 @@ class Counters(Generic[M]):
         if member.preferred is preferred:
             return
         member.preferred = preferred
-        if member.entry is not None and self._place(member) < member.entry[0]:
-            self._enter(member)
+        self.fell(member)
 
     def may_pass(self, member: M, head: M) -> bool:
         """Return whether a request of this member may go instead of one of the head.

@@ -144,7 +144,7 @@ def books(engine: AdmissionEngine) -> dict[str, object]:
     assert backlog is not None
     return {
         "queued": backlog.queued,
-        "waiting": len(requests.waiting),
+        "waiting": len(requests.waiting.requests),
         "leases": sorted(requests.leases),
         "at the engine": sorted(engine.backends["e"].leases),
         "sequences": engine.backends["e"].sequences,
