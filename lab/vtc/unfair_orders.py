@@ -33,7 +33,7 @@ class Lcf(CounterOrder):
 
 def _undo_lift(counters: Counters[Any], member: Member) -> None:
     counters.charged(member, -member.lifted)
-    counters.unconfirmed.pop(member, None)
+    counters.unconfirmed.pop(member.name, None)
     member.lifted, member.is_sole = 0.0, False
 
 

@@ -122,7 +122,7 @@ class Backlog:
 
     def lines(self) -> tuple[Counters[TenantMember], Counters[TenantMember]]:
         """Return the counters of both classes, in the order in which the classes go."""
-        return (self.batch, self.tenants) if self.owes_batch else (self.tenants, self.batch)
+        return (self.batch, self.tenants) if self.owed > self.usual_service else (self.tenants, self.batch)
 
     def _owe(self, service: float) -> None:
         """Add to the service owed to batch work, capped at two usual requests."""
@@ -307,7 +307,7 @@ class Backlog:
             self._leave_node(tenant)
         tenant.flows.left(flow, is_served=is_served)
         tenant.line.left(tenant, is_served=is_served)
-        if tenant in self.starts:
+        if self.starts and tenant in self.starts:
             self._rest(flow)
         if not is_served:
             self._forget_beyond(self._flows_max, tenant.flows)
@@ -323,9 +323,12 @@ class Backlog:
             of_flow = normalised - request.progress.normalised
             request.progress.normalised = normalised
         flow = self._by_flow[request.flow]
-        flow.tenant.flows.charged(flow, of_flow)
         tenant = flow.tenant
-        tenant.line.charged(tenant, new / request.weight)
+        flow.counter += of_flow
+        tenant.counter += new / request.weight
+        if of_flow < 0.0 or new < 0.0:
+            tenant.flows.fell(flow)
+            tenant.line.fell(tenant)
         if self.batch.waits_anywhere and self.tenants.waits_anywhere:
             if tenant.line is self.tenants:
                 self._owe(self.batch_share * new)

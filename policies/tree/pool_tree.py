@@ -64,8 +64,9 @@ class PoolTree:
         self.terms = terms
         self.is_flat = not terms.groups and not terms.tenants
         """True without groups and terms: each tenant has its configured weight."""
-        self._root = Node(ROOT, None, GroupSettings(), 1.0)
-        self.nodes: dict[str, Node] = {ROOT: self._root}
+        self.pool = Node(ROOT, None, GroupSettings(), 1.0)
+        """The root."""
+        self.nodes: dict[str, Node] = {ROOT: self.pool}
         """The pool, its groups, and tenants: those in use (`Node.is_in_use`), and some idle ones. The name of a group
         begins with a space, which no tenant's name does."""
         self._nodes_max = IDLE_MAX
@@ -78,7 +79,7 @@ class PoolTree:
         for node in [self._new(name) for name in terms.tenants]:
             if node.is_limited:
                 self.nodes[node.name] = node
-        self._limited = [node for node in self.nodes.values() if node.is_limited]
+        self.limited = [node for node in self.nodes.values() if node.is_limited]
         """Nodes with limits, groups before tenants, and outer groups before inner ones."""
         self._size()
 
@@ -88,7 +89,7 @@ class PoolTree:
         """Return the present weight of a tenant node. `weight`: the configured one of its key or tenant."""
         if self.is_flat:
             return weight
-        root = self._root.batch if is_batch(leaf) else self._root.others
+        root = self.pool.batch if is_batch(leaf) else self.pool.others
         return self._line(leaf).share_at(weight) * (root.weights or 1.0)
 
     def part(self, request: Request) -> float:
@@ -99,16 +100,16 @@ class PoolTree:
         """Return the tokens of the contexts of a tenant node, divided by the part that its tenant is entitled to."""
         return self.contexts(leaf) / self._node(payer(leaf)).contexts.share()
 
-    def is_flooding(self, request: Request) -> bool:
-        """Return whether more of the tenant node is queued than its part of the sequences that run."""
-        node = self._node_of(request)
-        line = node.batch if request.can_wait else node.others
-        return line.queued > line.share() * self._root.used[SEQUENCES] + ROUNDING
+    def standing(self, request: Request) -> tuple[bool, bool]:
+        """Return whether a queued request is alone, and whether its tenant node floods the pool.
 
-    def is_alone(self, request: Request) -> bool:
-        """Return whether a queued request is all that its tenant has at the pool; False for batch work."""
-        node = self._node_of(request)
-        return not request.can_wait and node.used[SEQUENCES] + node.others.queued <= request.sequences
+        Alone: it is all that its tenant has at the pool; never batch work. Flooding: more of the node is queued than
+        its part of the sequences that run.
+        """
+        node: Node = request.progress.node
+        line = node.batch if request.can_wait else node.others
+        is_alone = not request.can_wait and node.used[SEQUENCES] + line.queued <= request.sequences
+        return is_alone, line.queued > line.share() * self.pool.used[SEQUENCES] + ROUNDING
 
     def configured_weight(self, leaf: str, weight: float) -> float:
         """Return the configured weight of a tenant node; `weight` if the node is not present."""
@@ -132,12 +133,12 @@ class PoolTree:
 
         If all that is free is kept for others, the node is the request's own tenant.
         """
-        found = self._full_resource(request) if self._limited else None
+        found = self._full_resource(request) if self.limited else None
         return None if found is None else found[0]
 
     def ceiling_in_words(self, request: Request) -> str:
         """Return a sentence on the full group or tenant that keeps this request from starting; "" if there is none."""
-        found = self._full_resource(request) if self._limited else None
+        found = self._full_resource(request) if self.limited else None
         if found is None:
             return ""
         node, resource, is_at_ceiling = found
@@ -186,11 +187,6 @@ class PoolTree:
         node = self.nodes.get(name)
         return 0 if node is None else int(node.used[SEQUENCES])
 
-    @property
-    def pool(self) -> Node:
-        """Return the root."""
-        return self._root
-
     def contexts(self, leaf: str) -> float:
         """Return the tokens of the contexts of a tenant node, at all gateways."""
         node = self.nodes.get(payer(leaf))
@@ -229,13 +225,14 @@ class PoolTree:
 
     def _size(self) -> None:
         for resource in RUNNING:
-            for node in self._limited:
+            for node in self.limited:
                 node.size(resource, self._capacity[resource], self.sharers)
-            self._root.kept[resource] = self._capacity[resource]
+            self.pool.kept[resource] = self._capacity[resource]
 
     def arrived(self, request: Request, weight: float) -> None:
         """Count a queued request as present. `weight`: the configured one of its key or tenant."""
-        node, is_batch = self._remember(payer(request.flow.tenant)), request.can_wait
+        tenant, is_batch = request.flow.tenant, request.can_wait
+        node = self._remember(payer(tenant) if is_batch else tenant)
         request.progress.node, line = node, node.batch if is_batch else node.others
         if line.weight != weight or node.contexts.weight != weight:
             node.reweigh(weight, is_batch=is_batch)
@@ -244,33 +241,28 @@ class PoolTree:
 
     def left(self, request: Request) -> None:
         """Remove a queued request, or one that ran and has ended."""
-        node, request.progress.node = self._node_of(request), None
+        node: Node = request.progress.node
+        request.progress.node = None
         (node.batch if request.can_wait else node.others).queued -= request.sequences
         node.remove(is_batch=request.can_wait)
 
-    def dispatched(self, request: Request, held_tokens: int) -> None:
-        """Add the sequences and KV tokens of a dispatched request."""
-        self._run(request, request.sequences, held_tokens)
-
-    def ended(self, request: Request, held_tokens: int) -> None:
-        """Subtract the sequences and KV tokens of a request that ran, and count it as queued until it has left."""
-        self._run(request, -request.sequences, -held_tokens)
-
-    def _run(self, request: Request, sequences: int, tokens: int) -> None:
-        node = self._node_of(request)
+    def run(self, request: Request, sequences: int, tokens: int) -> None:
+        """Count sequences and KV tokens of a queued request as running, or as queued again if negative."""
+        node: Node = request.progress.node
         (node.batch if request.can_wait else node.others).queued -= sequences
         node.use(SEQUENCES, sequences)
-        if self._limited:
+        if self.limited:
             node.use(TOKENS, tokens)
 
     def grew(self, request: Request, tokens: int) -> None:
         """Add to the KV tokens of a running request."""
-        if self._limited:
+        if self.limited:
             self._node_of(request).use(TOKENS, tokens)
 
     def hold(self, leaf: str, tokens: int) -> None:
         """Add to the contexts of a tenant node at this gateway (subtract if negative)."""
-        self._use(self._remember(payer(leaf)), _contexts_of(leaf), tokens)
+        tenant = payer(leaf)
+        self._use(self._remember(tenant), CONTEXTS if tenant == leaf else BATCH_CONTEXTS, tokens)
 
     def set_elsewhere(self, rows: Sequence[NodeUsage], sharers: int = 1) -> None:
         """Replace the sums of the rows that other gateways report (`report`)."""
@@ -317,7 +309,7 @@ class PoolTree:
         self.reweigh(weights)
         for request, tokens in running:
             self.arrived(request, request.configured_weight)
-            self.dispatched(request, tokens)
+            self.run(request, request.sequences, tokens)
         for request in waiting:
             self.arrived(request, request.configured_weight)
 
@@ -345,7 +337,7 @@ class PoolTree:
     def _new(self, tenant: str) -> Node:
         place = self.terms.tenants.get(tenant)
         if place is None:
-            return Node(tenant, self._root, GroupSettings(), 0.0)
+            return Node(tenant, self.pool, GroupSettings(), 0.0)
         return Node(tenant, self._group(place.group), place.settings, place.settings.guaranteed_share or 0.0)
 
     def _remember(self, tenant: str) -> Node:
@@ -360,7 +352,7 @@ class PoolTree:
 
     def _named(self, name: str) -> Node:
         """Return the node that a row names. Usage of groups that are unknown here counts for the pool."""
-        return self.nodes.get(name, self._root) if name[:1] in ("", " ") else self._remember(name)
+        return self.nodes.get(name, self.pool) if name[:1] in ("", " ") else self._remember(name)
 
     def _line(self, leaf: str) -> ClassLine:
         """Return the line of a tenant node."""

@@ -84,7 +84,7 @@ class Gateway:
         elif what == 1 and self.queued:
             request = self.queued.pop(random.randrange(len(self.queued)))
             self.running.append(request)
-            tree.dispatched(request, 10)
+            tree.run(request, request.sequences, 10)
         elif what == 2 and self.running:
             self.ends(self.running.pop(random.randrange(len(self.running))))
         elif what == 3 and self.queued:
@@ -95,7 +95,7 @@ class Gateway:
             self.hold(leaf, -self.contexts[leaf])
 
     def ends(self, request: Request) -> None:
-        self.tree.ended(request, 10)
+        self.tree.run(request, -request.sequences, -10)
         self.tree.left(request)
 
     def hold(self, leaf: str, tokens: int) -> None:
