@@ -16,7 +16,7 @@ from policies.placements.placement import EngineLoad, Placement
 from policies.placements.prefix import ByPrefix
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Placed, Request
-from tests.policies.making import Load, Room, make_request
+from tests.policies.making import Engines, Load, Room, make_request
 
 PROMPT = tuple(range(1, 9))
 
@@ -41,6 +41,14 @@ def test_the_only_engine_with_room_is_named_as_such(placement: Placement) -> Non
     selection = policy.pop(0.0, OnlyX())
     assert isinstance(selection, Selection)
     assert (selection.backend, request.progress.placed) == ("x", Placed.ONLY)
+
+
+def test_the_placement_chooses_between_two_engines_with_room() -> None:
+    policy, request = Policy(Vtc(), LeastLoaded()), make_request()
+    policy.push(request, 0.0)
+    selection = policy.pop(0.0, Engines({"a": 1, "b": 0}))
+    assert isinstance(selection, Selection)
+    assert (selection.backend, request.progress.placed) == ("b", Placed.LEAST_LOADED)
 
 
 def test_the_engine_that_has_most_is_chosen_for_that() -> None:
