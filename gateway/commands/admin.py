@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gateway.commands.common import config_option, loaded, local_url
+from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded, local_url
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -26,11 +26,15 @@ def asks_admin(command: Any) -> Any:
     return config_option("The gateway's file, for `admin` and `admin_token`.")(admin_option(command))
 
 
-class NotAnswered(Exception):
-    """A failed request to the admin listener. `status` and `content`: of the HTTP answer; 0 and empty without one."""
+class NotAnswered(Failed):
+    """A failed request to the admin listener. Ends the command with 1 if there is an answer, else with BAD_INPUT.
 
-    def __init__(self, message: str, status: int, content: bytes = b"") -> None:
-        super().__init__(message)
+    `text`: what failed. `status` and `content`: of the HTTP answer; 0 and empty without one.
+    """
+
+    def __init__(self, text: str, status: int, content: bytes = b"") -> None:
+        super().__init__(f"fairgate: {text}", 1 if status else BAD_INPUT)
+        self.text = text
         self.status = status
         self.content = content
 

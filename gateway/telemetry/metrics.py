@@ -8,6 +8,7 @@ metrics when the page is read, since a counter of the client library costs a loc
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +28,8 @@ TENANTS_MAX: Final = 1000
 TENANTS_IN_HISTOGRAMS_MAX: Final = 100
 MODELS_MAX: Final = 100
 OTHERS: Final = "other"
+PROMPT_KINDS: Final = ("input", "cached", "expected", "wrong")
+"""Prompt tokens, those that were cached, those expected to be, and the sum of the absolute errors of `expected`."""
 
 _WAIT_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -46,7 +49,7 @@ class _Ended:
 class _TenantTotals:
     """Sums of one (pool, tenant, model)."""
 
-    __slots__ = ("cached", "first_tokens", "input", "model", "output", "tenant", "ways")
+    __slots__ = ("cached", "first_tokens", "input", "model", "output", "tenant", "wasted", "ways")
 
     def __init__(self, tenant: str, model: str) -> None:
         self.tenant = tenant
@@ -54,21 +57,9 @@ class _TenantTotals:
         self.input = 0
         self.output = 0
         self.cached = 0
+        self.wasted = 0
         self.ways: dict[str, _Ended] = {}
         self.first_tokens: _Distribution | None = None
-
-
-class _Prompts:
-    """Prompt tokens of one (pool, backend), and how many of them were cached and expected to be."""
-
-    __slots__ = ("cached", "expected", "input", "wrong")
-
-    def __init__(self) -> None:
-        self.input = 0
-        self.cached = 0
-        self.expected = 0
-        self.wrong = 0
-        """Sum of the absolute errors of `expected`."""
 
 
 class _Distribution:
@@ -107,8 +98,8 @@ class Metrics:
         """Waits by (pool, tenant, outcome)."""
         self._first_tokens: dict[tuple[str, str, str], _Distribution] = {}
         """First tokens by (pool, tenant, model)."""
-        self._prompts: dict[tuple[str, str], _Prompts] = {}
-        """Prompts by (pool, backend)."""
+        self._prompts: dict[tuple[str, str], dict[str, int]] = {}
+        """Prompt tokens by (pool, backend) and kind."""
         self._reasons: dict[tuple[str, str, str, str], int] = {}
         """Requests by (pool, tenant, outcome, reason)."""
         self._reasons_of_keys: dict[tuple[str, str, str, str], int] = {}
@@ -140,6 +131,8 @@ class Metrics:
             self._prompt_ended(record, service.cached)
         if record.reason:
             self.refused(record)
+            if record.request is not None:
+                tenant_totals.wasted += record.request.progress.wasted_tokens
         for obstacle, seconds in record.waited_s.items():
             held_back = self._held_back.get((pool, obstacle))
             if held_back is None:
@@ -156,12 +149,12 @@ class Metrics:
         """Count the prompt of an answer in which the engine reports its cached tokens."""
         prompts = self._prompts.get((record.pool, record.backend))
         if prompts is None:
-            prompts = self._prompts[(record.pool, record.backend)] = _Prompts()
+            prompts = self._prompts[(record.pool, record.backend)] = dict.fromkeys(PROMPT_KINDS, 0)
         expected = 0 if record.request is None else record.request.progress.cached_tokens
-        prompts.input += record.service.prompt
-        prompts.cached += cached
-        prompts.expected += expected
-        prompts.wrong += abs(expected - cached)
+        for kind, tokens in zip(
+            PROMPT_KINDS, (record.service.prompt, cached, expected, abs(expected - cached)), strict=True
+        ):
+            prompts[kind] += tokens
 
     def refused(self, record: RequestRecord) -> None:
         """Count the reason of a request that did not complete. Nothing else is counted if no pool was found for it."""
@@ -193,15 +186,16 @@ class Metrics:
         """Yield the counts for the registry. Runs in another thread than the loop, so tables are copied in one step."""
         tokens: list[Row] = []
         requests: list[Row] = []
+        wasted: Counter[str] = Counter()
         for of, totals in list(self._by_tenant.items()):
             tokens += [((*of, kind), getattr(totals, kind)) for kind in ("input", "output", "cached")]
+            wasted[of[1]] += totals.wasted
             requests += [((*of, outcome), way.requests) for outcome, way in list(totals.ways.items())]
         yield family("fairgate_tokens_total", tokens)
         yield family("fairgate_requests_total", requests)
+        yield family("fairgate_wasted_tokens_total", [([tenant], count) for tenant, count in wasted.items()])
         prompts: list[Row] = [
-            ((*engine, kind), getattr(sums, kind))
-            for engine, sums in list(self._prompts.items())
-            for kind in ("input", "cached", "expected", "wrong")
+            ((*engine, kind), tokens) for engine, kinds in list(self._prompts.items()) for kind, tokens in kinds.items()
         ]
         yield family("fairgate_backend_prompt_tokens_total", prompts)
         yield family("fairgate_not_completed_total", list(self._reasons.items()))

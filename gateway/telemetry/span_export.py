@@ -152,69 +152,53 @@ def _ns(seconds: float) -> int:
 
 
 def _events(record: RequestRecord, epoch_s: float) -> list[Event]:
-    at_s: list[tuple[str, float]] = []
-    if record.request is not None:
-        at_s.append(("queued", record.arrived_s))
-    if record.was_dispatched:
-        at_s.append(("sent_upstream", record.dispatched_s))
-    if record.first_token_s is not None:
-        at_s.append(("first_token", record.arrived_s + record.first_token_s))
-    return [Event(name, timestamp=_ns(epoch_s + second)) for name, second in at_s]
+    at_s = {
+        "queued": None if record.request is None else record.arrived_s,
+        "sent_upstream": record.dispatched_s if record.was_dispatched else None,
+        "first_token": None if record.first_token_s is None else record.arrived_s + record.first_token_s,
+    }
+    return [Event(name, timestamp=_ns(epoch_s + second)) for name, second in at_s.items() if second is not None]
 
 
 def _attributes(record: RequestRecord, trace: TraceContext, operation: str) -> dict[str, AttributeValue]:
     """Return the span's attributes, by the conventions' names or else under `fairgate`, without unknown values."""
-    found: dict[str, AttributeValue] = {
+    address = trace.host.decode("ascii", "replace")
+    host, _, port = address.rpartition(":")
+    found: dict[str, AttributeValue | None] = {
         "url.path": record.path[:PATH_LENGTH_MAX],
+        "server.address": (host if port.isdecimal() else address).strip("[]"),
+        "server.port": int(port) if port.isdecimal() else None,
+        "client.address": record.client,
+        "error.type": record.reason,
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "fairgate" if operation else None,
+        "gen_ai.request.model": record.model[:TEXT_MAX],
         "fairgate.request_id": record.id,
+        "fairgate.client_request_id": record.client_id,
         "fairgate.tenant": record.tenant,
         "fairgate.outcome": record.outcome,
+        "fairgate.policy": record.policy,
+        "fairgate.pool": record.pool,
+        "fairgate.backend": record.backend,
+        "fairgate.tries": record.tries if record.tries > 1 else None,
     }
-    host, _, port = trace.host.decode("ascii", "replace").rpartition(":")
-    if not port.isdecimal():
-        host, port = trace.host.decode("ascii", "replace"), ""
-    known: tuple[tuple[str, AttributeValue], ...] = (
-        ("server.address", host.strip("[]")),
-        ("server.port", int(port or 0)),
-        ("client.address", record.client),
-        ("error.type", record.reason),
-        ("gen_ai.operation.name", operation),
-        ("gen_ai.request.model", record.model[:TEXT_MAX]),
-        ("fairgate.client_request_id", record.client_id),
-        ("fairgate.policy", record.policy),
-        ("fairgate.pool", record.pool),
-        ("fairgate.backend", record.backend),
-        ("fairgate.tries", record.tries if record.tries > 1 else 0),
-    )
-    found |= {name: value for name, value in known if value}
-    if operation:
-        found["gen_ai.provider.name"] = "fairgate"
-    if record.request is not None:
-        _add_admission(record, found)
-    return found
-
-
-def _add_admission(record: RequestRecord, found: dict[str, AttributeValue]) -> None:
-    """Add the attributes of a request that asked for admission."""
     request, service = record.request, record.service
-    assert request is not None
-    found["gen_ai.request.stream"] = record.stream
-    found["fairgate.app"] = record.app
-    found["fairgate.queue_s"] = record.queue_s
-    if service.prompt:
-        found["gen_ai.usage.input_tokens"] = service.prompt
-        found["gen_ai.usage.output_tokens"] = service.output
-    if service.cached is not None:
-        found["gen_ai.usage.cache_read.input_tokens"] = service.cached
-    if record.first_token_s is not None:
-        found["gen_ai.response.time_to_first_chunk"] = record.first_token_s
-    if name := interaction_name(request):
-        found["fairgate.interaction"] = name
-        found["fairgate.stage"] = request.progress.stage
-    if user := hidden(request.flow.user):
-        found["fairgate.user"] = user
-    for obstacle, seconds in record.waited_s.items():
-        found[f"fairgate.waited_s.{obstacle}"] = seconds
+    if request is not None:
+        interaction = interaction_name(request)
+        found |= {
+            "gen_ai.request.stream": record.stream,
+            "gen_ai.usage.input_tokens": service.prompt or None,
+            "gen_ai.usage.output_tokens": service.output if service.prompt else None,
+            "gen_ai.usage.cache_read.input_tokens": service.cached,
+            "gen_ai.response.time_to_first_chunk": record.first_token_s,
+            "fairgate.app": record.app,
+            "fairgate.user": hidden(request.flow.user),
+            "fairgate.queue_s": record.queue_s,
+            "fairgate.interaction": interaction,
+            "fairgate.stage": request.progress.stage if interaction else None,
+            **{f"fairgate.waited_s.{obstacle}": seconds for obstacle, seconds in record.waited_s.items()},
+        }
+    return {name: value for name, value in found.items() if value is not None and value != ""}
 
 
 class _LastMessage(logging.Handler):

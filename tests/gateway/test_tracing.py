@@ -95,7 +95,6 @@ async def test_a_span_says_what_the_log_says(start: Starter) -> None:
             assert got.status == 200, got.body
             (span,) = await taken.got(1)
             (line,) = await live.lines(1)
-            shown = (await live.get("/config", admin=True)).body
             await until(lambda: ("sent", 1) in outcomes(live))
             metrics = await live.metrics()
         assert (span.name, span.kind, span.status.code) == (f"chat {MODEL}", 2, 0)
@@ -116,7 +115,6 @@ async def test_a_span_says_what_the_log_says(start: Starter) -> None:
         assert {name: said[f"fairgate.{name}"] for name in names} == {name: line[name] for name in names}
         assert "error.type" not in said
         assert (taken.resources[0]["service.name"], taken.requests[0].headers["x-token"]) == ("fairgate", "secret")
-        assert b"secret" not in shown
         assert (metrics["fairgate_spans_total", "sent"], metrics["fairgate_spans_total", "lost"]) == (1, 0)
 
 

@@ -180,16 +180,6 @@ async def test_the_command_and_the_listener_answer_alike(start: Starter) -> None
     assert (code, out.splitlines()[1].split(",")[:7]) == (0, [MODEL, "1", "0", "7", "4", "2", "0"])
 
 
-async def test_the_configuration_in_effect_shows_prices_and_no_password(start: Starter) -> None:
-    usage = {"url": "postgresql://u:hunter2@127.0.0.1:1/x", "prices": {MODEL: {"input": 1.0, "output": 2.0}}}
-    async with start(NOWHERE, usage=usage) as live:
-        got = await live.get("/config", admin=True)
-        values = {each["path"]: each["value"] for each in got.json["values"]}
-        assert values[f"usage.prices[{MODEL}].output"] == 2.0
-        assert values["usage.url"] == "postgresql://(hidden)@127.0.0.1:1/x"
-        assert "hunter2" not in got.body.decode()
-
-
 async def test_without_usage_the_listener_says_so(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
         got = await live.get("/usage", admin=True)
