@@ -205,7 +205,9 @@ def _waiting(request: Request, now: float) -> RequestSnapshot:
 
 def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[EngineSnapshot]:
     engine = pool.dispatcher.engine
-    obstacles = _obstacles(blocked)
+    # Where each engine has its own queue, each queue head waits for its engine.
+    heads = (blocked, *blocked.others) if blocked is not None else ()
+    obstacles = {name: obstacle for head in heads for name, obstacle in head.obstacles.items()}
     found: list[EngineSnapshot] = []
     for name, ledger in engine.backends.items():
         backend = pool.backends.get(name)
@@ -230,16 +232,6 @@ def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[EngineSna
                 "obstacle": obstacles.get(name),
             }
         )
-    return found
-
-
-def _obstacles(blocked: Blocked | None) -> dict[str, Obstacle]:
-    """Return the obstacle of each engine. Where each engine has its own queue, each queue head waits for its engine."""
-    if blocked is None:
-        return {}
-    found = dict(blocked.obstacles)
-    for other in blocked.others:
-        found.update(other.obstacles)
     return found
 
 
