@@ -18,6 +18,7 @@ from gateway.commands.explaining import explain
 from gateway.commands.key_commands import keys
 from gateway.commands.replaying import replay
 from gateway.commands.serving import allow_files, run, serve_one, supervise
+from gateway.commands.top import top
 from gateway.commands.usage_command import usage
 
 
@@ -181,7 +182,7 @@ def schema() -> None:
 
 
 main.add_command(keys)
-for command in (explain, usage, replay, reload, drain, resume):
+for command in (explain, usage, replay, reload, drain, resume, top):
     main.add_command(command)
 
 
@@ -195,28 +196,6 @@ def healthcheck(path: Path | None, admin: str | None) -> None:
         click.echo(json.dumps(admin_of(path, admin).get("/ready")))
     except NotAnswered as error:
         raise Failed(error.message, 1) from None  # Docker knows no other number.
-
-
-@main.command()
-@asks_admin
-@click.option("--once", is_flag=True, help="Print one view and end, as without a terminal.")
-@click.option(
-    "--interval",
-    "interval_s",
-    default=1.0,
-    show_default=True,
-    type=click.FloatRange(0.1, 3600),
-    help="Seconds between views.",
-)
-def top(path: Path | None, admin: str | None, once: bool, interval_s: float) -> None:
-    """Show live who waits, who receives how much, and what limits the engines. Ctrl-C ends the view.
-
-    \b
-    fairgate top -c config.yaml
-    """
-    from gateway.commands.top import watch
-
-    watch(admin_of(path, admin), interval_s=interval_s, once=once)
 
 
 if __name__ == "__main__":

@@ -259,20 +259,16 @@ def _announcement(gateway: Gateway) -> str:
 
 
 def _examples(url: str, key: str, model: str) -> list[str]:
-    def body(stream: str) -> str:
-        return f'{{"model":"{model}",{stream}"max_tokens":20,"messages":[{{"role":"user","content":"Hello"}}]}}'
-
+    body = f'{{"model":"{model}","stream":true,"max_tokens":20,"messages":[{{"role":"user","content":"Hello"}}]}}'
     curl = f"curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json'"
     python = (
         f"from openai import OpenAI; c = OpenAI(base_url='{url}/v1', api_key='{key}').chat.completions; "
         f"a = c.create(model='{model}', max_tokens=20, messages=[{{'role': 'user', 'content': 'Hello'}}]); "
         "print(a.choices[0].message.content)"
     )
-    streaming = '"stream":true,'
     return [
         "  try it:",
-        f"    {curl} -d '{body('')}'",
-        f"    {curl} -N -d '{body(streaming)}'",
+        f"    {curl} -N -d '{body}'",
         "  in Python, after pip install openai:",
         f'    python -c "{python}"',
     ]

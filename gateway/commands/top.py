@@ -1,20 +1,15 @@
-"""The live view `fairgate top` on a terminal, made from /state of the admin listener."""
+"""The command `fairgate top`: /state of the admin listener as tables for a terminal."""
 
 from __future__ import annotations
 
-import shutil
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from gateway.commands.admin import Admin, NotAnswered
+from gateway.commands.admin import admin_of, asks_admin
 
-TENANTS_SHOWN: Final = 30
-"""Limit on a live view's rows of tenants, on a terminal that is high enough."""
 CELL_LENGTH_MAX: Final = 24
 """Limit on the shown characters of all but the last column."""
 TABLES: Final = {
@@ -40,48 +35,36 @@ ALWAYS: Final = ("wait_p50_s", "wait_p95_s", "obstacle")
 """Columns that are shown although no row has a value."""
 
 
-def watch(admin: Admin, *, interval_s: float, once: bool) -> None:
-    """Show the view until interrupted, or once. Raise NotAnswered if the first request fails."""
-    is_live = sys.stdout.isatty() and not once
-    shown, fault = view(admin, is_live=is_live), ""
-    if not is_live:
-        click.echo(shown)
-        return
-    with suppress(KeyboardInterrupt):
-        while True:
-            click.clear()
-            click.echo(shown + fault)
-            time.sleep(interval_s)
-            try:
-                shown, fault = view(admin, is_live=True), ""
-            except NotAnswered as error:
-                fault = f"\nnot answered, asked again: {error.text}"
+@click.command()
+@asks_admin
+def top(path: Path | None, admin: str | None) -> None:
+    """Show who waits, who receives how much, and what limits the engines.
 
-
-def view(admin: Admin, *, is_live: bool) -> str:
-    """Return the view of every pool: its limit, tenants, groups and engines. A live view has as many as fit."""
-    state, lines = admin.get("/state"), [f"fairgate {admin.url}"]
-    rows = max(3, min(TENANTS_SHOWN, shutil.get_terminal_size().lines - 14)) if is_live else None
+    \b
+    fairgate top -c config.yaml
+    watch -n 1 fairgate top -c config.yaml      again every second
+    """
+    asked = admin_of(path, admin)
+    state, lines = asked.get("/state"), [f"fairgate {asked.url}"]
     for pool in state["pools"]:
         counts = f"{pool['queued_requests']} waiting, {pool['dispatched_requests']} running"
         lines += ["", f"pool {pool['pool']}, policy {pool['policy']}: {counts}", pool["limited_by_is"]]
         for name, columns in TABLES.items():
-            lines += _table(columns, pool[name][:rows])
+            lines += _table(columns, pool[name])
             if name == "tenants":
-                lines += _remarks(pool, state["window_s"], rows)
+                lines += _remarks(pool, state["window_s"])
     # A terminal would take other characters for a command.
-    return "\n".join("".join(each if each.isprintable() else "?" for each in line) for line in lines)
+    click.echo("\n".join("".join(each if each.isprintable() else "?" for each in line) for line in lines))
 
 
-def _remarks(pool: Mapping[str, Any], window_s: float, rows: int | None) -> Iterator[str]:
+def _remarks(pool: Mapping[str, Any], window_s: float) -> Iterator[str]:
     """Yield the lines below the table of tenants."""
-    found = pool["tenants"]
-    if not found:
+    if not pool["tenants"]:
         yield f"No request came in the last {window_s:g} s."
         return
-    if left_out := len(found) - len(found[:rows]) + pool["tenants_left_out"]:
-        yield f"and {left_out} more tenants"
-    for ceiling in dict.fromkeys(one["ceiling"] for one in found if one["ceiling"]):
+    if pool["tenants_left_out"]:
+        yield f"and {pool['tenants_left_out']} more tenants"
+    for ceiling in dict.fromkeys(one["ceiling"] for one in pool["tenants"] if one["ceiling"]):
         yield f"waiting: {ceiling}"
     yield f"received, wait (p50, p95), refused: last {window_s:g} s"
     yield "due: its part by weight and groups, and what others leave"

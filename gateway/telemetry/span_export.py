@@ -15,7 +15,7 @@ from typing import Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
@@ -137,8 +137,7 @@ class SpanExport(SpanExporter):
             SpanContext(trace.trace_id, trace.span_id, False, _SAMPLED, state),
             parent,
             self._resource,
-            _attributes(record, trace, operation),
-            _events(record, epoch_s),
+            _attributes(record, operation),
             kind=SpanKind.SERVER,
             status=Status(StatusCode.ERROR) if failed else _UNSET,
             start_time=_ns(epoch_s + record.arrived_s),
@@ -151,23 +150,10 @@ def _ns(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
-def _events(record: RequestRecord, epoch_s: float) -> list[Event]:
-    at_s = {
-        "queued": None if record.request is None else record.arrived_s,
-        "sent_upstream": record.dispatched_s if record.was_dispatched else None,
-        "first_token": None if record.first_token_s is None else record.arrived_s + record.first_token_s,
-    }
-    return [Event(name, timestamp=_ns(epoch_s + second)) for name, second in at_s.items() if second is not None]
-
-
-def _attributes(record: RequestRecord, trace: TraceContext, operation: str) -> dict[str, AttributeValue]:
+def _attributes(record: RequestRecord, operation: str) -> dict[str, AttributeValue]:
     """Return the span's attributes, by the conventions' names or else under `fairgate`, without unknown values."""
-    address = trace.host.decode("ascii", "replace")
-    host, _, port = address.rpartition(":")
     found: dict[str, AttributeValue | None] = {
         "url.path": record.path[:PATH_LENGTH_MAX],
-        "server.address": (host if port.isdecimal() else address).strip("[]"),
-        "server.port": int(port) if port.isdecimal() else None,
         "client.address": record.client,
         "error.type": record.reason,
         "gen_ai.operation.name": operation,

@@ -110,7 +110,7 @@ async def test_a_group_at_its_ceiling_is_named_with_its_limit_wherever_somebody_
         assert {one["tenant"]: one["ceiling"] for one in pool["tenants"]} == {"a": "", "b": is_full}
         [own] = (await live.get("/fairgate/me", key="b")).json["pools"]
         assert own["ceiling"] == is_full
-        _, out, _ = await run("top", "--once", "--admin", f"http://127.0.0.1:{live.gateway.admin_port}")
+        _, out, _ = await run("top", "--admin", f"http://127.0.0.1:{live.gateway.admin_port}")
         assert f"waiting: {is_full}" in out
         rows = [re.sub(r" +", " ", row.strip()) for row in out.splitlines()]
         assert "law - 3 100.0% 100.0% 1 1 1" in rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 from math import inf
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from tests.commands import run
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.kit.overload import CHAT, full, question, seen, tenants
 from tests.kit.served import config_file
-from tests.kit.terminals import on_terminal
 from tests.ports import free_port
 
 
@@ -175,7 +173,7 @@ def test_what_one_does_not_ask_for_is_left_to_the_others(
 
 async def test_top_shows_tenants_engines_and_what_limits_them(start: Starter) -> None:
     async with full(start) as gate:
-        code, out, said = await run("top", "--once", "--admin", gate.live.admin_url)
+        code, out, said = await run("top", "--admin", gate.live.admin_url)
         assert (code, said) == (0, "")
         assert "\x1b" not in out
         assert "pool pool, policy fairserve: 1 waiting, 3 running" in out
@@ -194,7 +192,7 @@ async def test_long_names_are_cut(start: Starter) -> None:
         pools[0]["backends"].append({"url": sim.url, "name": "engine"})  # type: ignore[attr-defined]
         async with start(pools=pools, tenants=tenants(name)) as live:
             assert (await live.ask(CHAT, chat(max_tokens=2), key=name)).status == 200
-            code, out, _ = await run("top", "--once", "--admin", live.admin_url)
+            code, out, _ = await run("top", "--admin", live.admin_url)
             assert code == 0
             assert re.search(r"^a-tenant-\S*… +1 +100.0% +100.0% +0 +0 +\d+ ms +\d+ ms +0", out, re.M), out
             assert re.search(r"^an-engine-\S*… +0 +\d+ +0.0% +0 +answers +- +\S", out, re.M), out
@@ -203,30 +201,19 @@ async def test_long_names_are_cut(start: Starter) -> None:
 async def test_top_finds_the_admin_listener_and_its_token_in_the_file(start: Starter, tmp_path: Path) -> None:
     async with simulated(time_scale=0) as sim, start(sim.url, admin_token="t" * 32) as live:
         path = config_file(tmp_path, sim.url, admin=f"127.0.0.1:{live.gateway.admin_port}", admin_token="t" * 32)
-        code, out, _ = await run("top", "--once", "-c", path)
+        code, out, _ = await run("top", "-c", path)
         assert code == 0
         assert "pool pool" in out
         assert "No request came in the last 60 s." in out
         assert "Nothing limits the pool" in out
-        code, _, said = await run("top", "--once", "--admin", live.admin_url)
+        code, _, said = await run("top", "--admin", live.admin_url)
         assert code == 1
         assert "admin_token" in said
 
 
-@pytest.mark.parametrize("command", [("top", "--once"), ("explain", "req_1")], ids=["top", "explain"])
+@pytest.mark.parametrize("command", [("top",), ("explain", "req_1")], ids=["top", "explain"])
 async def test_a_command_says_what_is_wrong_with_its_input(command: tuple[str, str]) -> None:
     for address, message in (("ftp://x", "must be http://host:port"), (f"http://127.0.0.1:{free_port()}", "refused")):
         code, _, said = await run(*command, "--admin", address)
         assert code == 2
         assert message in said
-
-
-async def test_top_goes_on_on_a_terminal_until_it_is_interrupted(start: Starter) -> None:
-    async with (
-        full(start) as gate,
-        on_terminal("top", "--interval", "0.1", "--admin", gate.live.admin_url) as terminal,
-    ):
-        await until(lambda: terminal.said.count("pool pool") >= 3)
-        assert re.search(r"holder +1 +100.0% +100.0% +1 +3 ", terminal.said)
-        terminal.process.send_signal(signal.SIGINT)
-        assert await terminal.process.wait() == 0

@@ -29,25 +29,22 @@ NOW = datetime(2027, 2, 3, 14, 30, tzinfo=UTC)
 NOWHERE = "http://127.0.0.1:1"
 
 
-def tally_of(**sums: int) -> UsageTotals:
-    tally = UsageTotals()
-    for name, value in sums.items():
-        setattr(tally, name, value)
-    return tally
-
-
 @pytest.fixture
 def filled(tmp_path: Path) -> str:
     """Three hours of two days."""
     url = str(tmp_path / "usage.db")
     hour = int(NOW.timestamp()) // 3600
-    many = tally_of(requests=1500, input=2_000_000, cached=1_000_000, output=500_000, queue_us=2_500_000)
+    many = UsageTotals(
+        requests=1500, input_tokens=2_000_000, cached_tokens=1_000_000, output_tokens=500_000, queue_us=2_500_000
+    )
     sums = {
         (hour, "alice", "chat", "ann", "large", "nightly"): many,
-        (hour, "bob", "chat", "", "small", ""): tally_of(requests=2, input=30, output=10),
-        (hour - 1, "bob", "chat", "", "small", ""): tally_of(requests=1, input=3, output=1, wasted=4, refused=1),
-        (hour - 24, "alice", "batch", "ann", "small", ""): tally_of(requests=1, input=5, output=1),
-        (hour, "", "", "", "", ""): tally_of(requests=7, refused=7),
+        (hour, "bob", "chat", "", "small", ""): UsageTotals(requests=2, input_tokens=30, output_tokens=10),
+        (hour - 1, "bob", "chat", "", "small", ""): UsageTotals(
+            requests=1, input_tokens=3, output_tokens=1, wasted_tokens=4, refused=1
+        ),
+        (hour - 24, "alice", "batch", "ann", "small", ""): UsageTotals(requests=1, input_tokens=5, output_tokens=1),
+        (hour, "", "", "", "", ""): UsageTotals(requests=7, refused=7),
     }
     with closing(database_at(url)) as database:
         add(database, Batch("w", 1, sums), int(NOW.timestamp()))
@@ -258,7 +255,7 @@ def test_groups_have_what_is_inside_them_and_months_are_those_of_the_calendar(fi
 @pytest.mark.parametrize("hours", [[0, 743], [743, 744]])
 def test_a_month_ends_with_its_last_hour(tmp_path: Path, hours: list[int]) -> None:
     begin = int(datetime(2027, 1, 1, tzinfo=UTC).timestamp()) // 3600
-    sums = {(begin + hour, "a", "", "", "", ""): tally_of(requests=1) for hour in hours}
+    sums = {(begin + hour, "a", "", "", "", ""): UsageTotals(requests=1) for hour in hours}
     with closing(database_at(str(tmp_path / "usage.db"))) as database:
         add(database, Batch("w", 1, sums), 0)
         report = read(database, UsageQuery("2027-01-01", "2027-03-01", ("month",), NOW), {})
