@@ -121,15 +121,12 @@ def _groups(
     config: Config, asked: Mapping[str, TenantSums], shares: Mapping[str, float], total: float
 ) -> Iterator[dict[str, Any]]:
     """Yield the sums and the settings of each group."""
-    inside: dict[str, list[str]] = {group.name: [] for group in config.groups}
-    around = {group.name: group.group for group in config.groups}
-    for tenant in config.tenants:
-        group = tenant.group
-        while group is not None:
-            inside[group].append(tenant.name)
-            group = around[group]
+    inside, around = defaultdict[str, list[str]](list), config.around
+    for name in asked:
+        for group in around.get(name, ()):
+            inside[group].append(name)
     for each in config.groups:
-        names = [name for name in inside[each.name] if name in asked]
+        names = inside[each.name]
         yield {
             **each.model_dump(exclude={"name", "group", "quota"}),
             "group": each.name,
