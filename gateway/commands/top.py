@@ -71,7 +71,7 @@ def _remarks(pool: Mapping[str, Any], window_s: float) -> Iterator[str]:
 
 
 def _table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the lines of a table after an empty line, without settings and reasons that no row has. Text is left."""
+    """Return the lines of a table after an empty line, without columns that no row has. Text is left-aligned."""
     from simulation import report  # loaded for people only
 
     heads = [
