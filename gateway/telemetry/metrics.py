@@ -29,8 +29,6 @@ TENANTS_MAX: Final = 1000
 TENANTS_IN_HISTOGRAMS_MAX: Final = 100
 MODELS_MAX: Final = 100
 OTHERS: Final = "other"
-PROMPT_KINDS: Final = ("input", "cached", "expected", "wrong")
-"""Prompt tokens, those that were cached, those expected to be, and the sum of the absolute errors of `expected`."""
 
 _WAIT_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -57,6 +55,17 @@ class _TenantTotals:
     wasted: int = 0
     ways: dict[str, _Ended] = field(default_factory=dict)
     first_tokens: _Distribution | None = None
+
+
+@dataclass(slots=True)
+class _Prompts:
+    """Prompt tokens of one (pool, backend), and how many of them were cached and expected to be."""
+
+    input: int = 0
+    cached: int = 0
+    expected: int = 0
+    wrong: int = 0
+    """Sum of the absolute errors of `expected`."""
 
 
 class _Distribution:
@@ -95,8 +104,8 @@ class Metrics:
         """Waits by (pool, tenant, outcome)."""
         self._first_tokens: dict[tuple[str, str, str], _Distribution] = {}
         """First tokens by (pool, tenant, model)."""
-        self._prompts: dict[tuple[str, str], dict[str, int]] = {}
-        """Prompt tokens by (pool, backend) and kind."""
+        self._prompts: dict[tuple[str, str], _Prompts] = {}
+        """Prompts by (pool, backend)."""
         self._reasons: dict[tuple[str, str, str, str], int] = {}
         """Requests by (pool, tenant, outcome, reason)."""
         self._reasons_of_keys: dict[tuple[str, str, str, str], int] = {}
@@ -146,12 +155,12 @@ class Metrics:
         """Count the prompt of an answer in which the engine reports its cached tokens."""
         prompts = self._prompts.get((record.pool, record.backend))
         if prompts is None:
-            prompts = self._prompts[(record.pool, record.backend)] = dict.fromkeys(PROMPT_KINDS, 0)
+            prompts = self._prompts[(record.pool, record.backend)] = _Prompts()
         expected = 0 if record.request is None else record.request.progress.cached_tokens
-        for kind, tokens in zip(
-            PROMPT_KINDS, (record.service.prompt, cached, expected, abs(expected - cached)), strict=True
-        ):
-            prompts[kind] += tokens
+        prompts.input += record.service.prompt
+        prompts.cached += cached
+        prompts.expected += expected
+        prompts.wrong += abs(expected - cached)
 
     def refused(self, record: RequestRecord) -> None:
         """Count the reason of a request that did not complete. Nothing else is counted if no pool was found for it."""
@@ -192,7 +201,9 @@ class Metrics:
         yield family("fairgate_requests_total", requests)
         yield family("fairgate_wasted_tokens_total", [([tenant], count) for tenant, count in wasted.items()])
         prompts: list[Row] = [
-            ((*engine, kind), tokens) for engine, kinds in list(self._prompts.items()) for kind, tokens in kinds.items()
+            ((*engine, kind), getattr(sums, kind))
+            for engine, sums in list(self._prompts.items())
+            for kind in ("input", "cached", "expected", "wrong")
         ]
         yield family("fairgate_backend_prompt_tokens_total", prompts)
         yield family("fairgate_not_completed_total", list(self._reasons.items()))
