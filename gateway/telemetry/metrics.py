@@ -194,8 +194,8 @@ class Metrics:
         requests: list[Row] = []
         wasted: Counter[str] = Counter()
         for of, totals in list(self._by_tenant.items()):
+            wasted[totals.tenant] += totals.wasted
             tokens += [((*of, kind), getattr(totals, kind)) for kind in ("input", "output", "cached")]
-            wasted[of[1]] += totals.wasted
             requests += [((*of, outcome), way.requests) for outcome, way in list(totals.ways.items())]
         yield family("fairgate_tokens_total", tokens)
         yield family("fairgate_requests_total", requests)
