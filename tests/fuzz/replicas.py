@@ -246,7 +246,6 @@ async def _hear_news(data: bytes) -> None:
     for policy in ("vtc", "dlpm"):
         channel = PrefixBroadcast(store(data), "p", Dispatcher(Gateway(policy).engine))
         await _runs(channel.report, channel.listen)
-        assert channel.received + channel.ignored == 1
 
 
 def read_seen(data: bytes) -> None:
