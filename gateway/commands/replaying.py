@@ -59,21 +59,32 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
     callback=_counts,
     help="Numbers of engines to compare.  [default: as the log tells, or 1; with -c: the pool's]",
 )
-@click.option("--profile", "profile_name", help=f"Engine to imitate.  [default: as fast as the log's, or {PROFILE}]")
+@click.option(
+    "--profile",
+    "profile_name",
+    help=f"Engine to imitate.  [default: as fast as the log's, or {PROFILE}]",
+)
 @click.option("--speed", default=1.0, show_default=True, help="Factor of the arrival rate.")
 @click.option("--limit", type=click.IntRange(1), help="Number of first requests to replay.")
 @click.option("--format", "format_name", help="Format of the trace.  [default: told by its columns]")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
+@click.option(
+    "--picture",
+    "picture_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw each tenant's service over time here (.svg, .png or .pdf).",
+)
 def replay(
     paths: tuple[str, ...], config_path: Path | None, pool_name: str | None, policies: str | None,
     backends: tuple[int, ...] | None, profile_name: str | None, speed: float, limit: int | None,
-    format_name: str | None, json_path: Path | None,
+    format_name: str | None, json_path: Path | None, picture_path: Path | None,
 ) -> None:  # fmt: skip
     """Replay recorded traffic under several policies in virtual time. TRACE is fairgate's access log, also while the
     log is written, or a public trace; several files are read as one; -: standard input.
 
     \b
     fairgate replay access.log
+    fairgate replay access.log --picture replay.svg
     fairgate replay access.log* -c gateway.yaml                 under your own limits and weights
     fairgate replay access.log -c gateway.yaml --backends 3     what would another engine bring?
     fairgate replay conversation_trace.jsonl.gz --speed 2 --limit 1000
@@ -83,6 +94,7 @@ def replay(
     from backends.simulated.engine_profiles import UnknownProfileError, profile
     from gateway.config.load import ConfigError
     from simulation.measured import EngineEstimate, measured
+    from simulation.picture import PictureError, draw
     from simulation.replay import UnknownPolicyError, policy_names
     from simulation.report import ReplayReport, as_json, as_text
     from simulation.traces.lines import TraceError
@@ -106,8 +118,9 @@ def replay(
             weights, models = (setting.weights(), setting.models()) if setting is not None else ({}, ())
             files = [readable(path, stack) for path in paths]
             trace = Trace(*files, format=format_name, speed=speed, limit=limit, weights=weights, models=models)
-            if json_path is not None:
-                json_path.touch()  # A file that cannot be written should fail before a long run.
+            for path in (json_path, picture_path):
+                if path is not None:
+                    path.touch()  # A file that cannot be written should fail before a long run.
             if profile_name is None:
                 engine = measured(trace.entries()) or engine
             counts = (setting.counts(backends) if setting is not None else backends) or (engine.backends,)
@@ -117,9 +130,11 @@ def replay(
             replayed = ReplayReport(trace, engine.profile, results, remarks)
             if json_path is not None:
                 json_path.write_text(as_json(replayed), encoding="utf-8")
+            if picture_path is not None:
+                draw(replayed, picture_path)
         except ConfigError as error:
             raise Failed(str(error)) from None
-        except (TraceError, UnknownPolicyError, UnknownProfileError, OSError) as error:
+        except (TraceError, UnknownPolicyError, UnknownProfileError, OSError, PictureError) as error:
             raise Failed(f"fairgate: {error}") from None
     click.echo(as_text(replayed), nl=False)
 

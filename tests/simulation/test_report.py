@@ -50,6 +50,17 @@ def test_an_access_log_goes_in_as_it_is_and_tables_and_json_come_out(tmp_path: P
     assert (tmp_path / "numbers.json").read_text() == as_json(replayed)
 
 
+def test_the_picture_has_a_panel_for_each_policy_and_a_line_for_each_tenant(tmp_path: Path) -> None:
+    done = run(EXAMPLE, *OPTIONS, "--picture", tmp_path / "replay.svg")
+    assert (done.returncode, done.stderr) == (0, "")
+    drawn = (tmp_path / "replay.svg").read_text()
+    for name in ("fcfs", "vtc", "agents", "batch", "people", "Gap between tenants"):
+        assert f"<!-- {name} -->" in drawn
+    done = run(EXAMPLE, "--limit", "9", "--policy", "fcfs", "--picture", tmp_path / "replay.doc")
+    assert done.returncode == 2
+    assert "replay.doc cannot be written" in done.stderr
+
+
 def test_the_tables_have_what_was_seen(replayed: ReplayReport) -> None:
     text = as_text(replayed)
     assert (
