@@ -28,7 +28,7 @@ ENDED_MAX: Final = 1024
 EVENLY: Final = 0.94
 """Part of the KV limit for which starts are spread. Bursty starts produce bursty ends, and those bursty starts again.
 Starts paced slightly below capacity damp this; the rest of the cache is filled by starts that replace ends."""
-PROMPT_PART_SHARE_PER_S: Final = 0.5
+PROMPT_PART_SHARE_PER_S: Final = 10 * USUAL
 """Weight of one comparison of gauge and ledger, per second since the comparison before it: hundreds of steps in a
 second say no more about shared prefixes than ten pages do."""
 OFF_BY_TOKENS: Final = 1.0

@@ -20,7 +20,7 @@ run, and a question costs as much as there are cells.
 from __future__ import annotations
 
 from bisect import bisect_left
-from math import inf, sqrt
+from math import inf, log, sqrt
 from typing import Final
 
 TOLERATED: Final = 0.1
@@ -28,8 +28,8 @@ TOLERATED: Final = 0.1
 CATCHING_UP: Final = 0.5
 """Fraction of the unused capacity beyond `TOLERATED` that may be filled at once. The rest is spread, so that a wave
 halves each time."""
-LATE: Final = 1.3
-"""Excess over the mean, in means, of the longest tenth of exponentially distributed lengths: at least ln 10 - 1."""
+LATE: Final = log(10.0) - 1.0
+"""Excess over the mean, in means, of the longest tenth of exponentially distributed lengths."""
 LOOKS: Final = 6
 """Number of further checks of the occupancy: at 1/2, 1/4, ... 1/2^LOOKS of the way to the last end."""
 FINE: Final = 7

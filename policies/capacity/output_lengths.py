@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from typing import Final, Protocol
 
+from policies.recent import used
 from policies.request import Request
 
 APPS_MAX: Final = 4096
@@ -81,13 +82,5 @@ class OutputLengths:
         return min(population.mean, float(most)), min(cautious, most)
 
     def learn(self, request: Request, output_tokens: int) -> None:
-        key = request.flow[:2]
-        population = self._populations.get(key)
-        if population is None:
-            population = self._populations[key] = _Population()
-            if len(self._populations) > self.populations_max:
-                self._populations.popitem(last=False)
-        else:
-            self._populations.move_to_end(key)
-        population.learn(output_tokens)
+        used(self._populations, request.flow[:2], _Population, self.populations_max).learn(output_tokens)
         self._everybody.learn(output_tokens)

@@ -49,13 +49,11 @@ class Backlog:
         the working set             single start     `starts`  `wake_starts`
 
     Idle tenants and flows are forgotten while more than `flows_max` tenants and flows together are remembered.
-    `lift` and `quantum` are those of `Counters`, on both levels. A tenant's quantum counts service per weight.
+    `quantum` is that of `Counters`, on both levels. A tenant's quantum counts service per weight.
     `windows`: those of tenants and of flows, in the units of their counters.
     """
 
-    def __init__(
-        self, *, flows_max: int, lift: bool = True, quantum: float = 0.0, windows: tuple[float, float] = (0.0, 0.0)
-    ) -> None:
+    def __init__(self, *, flows_max: int, quantum: float = 0.0, windows: tuple[float, float] = (0.0, 0.0)) -> None:
         self.batch_share = 0.0
         """Share of the service that batch work is guaranteed while interactive work waits."""
         self.owed = 0.0
@@ -63,11 +61,10 @@ class Backlog:
         self.newly_owed = 0.0
         """Part of `owed` that is not yet reported to other gateways."""
         self._flows_max = flows_max
-        self._lift = lift
         self._window_of_flows = windows[1]
         self.quantum = quantum
-        self.tenants: Counters[TenantMember] = Counters(lift=lift, quantum=quantum, window=windows[0])
-        self.batch: Counters[TenantMember] = Counters(lift=lift, quantum=quantum, window=windows[0])
+        self.tenants: Counters[TenantMember] = Counters(quantum=quantum, window=windows[0])
+        self.batch: Counters[TenantMember] = Counters(quantum=quantum, window=windows[0])
         """Tenant nodes of batch work."""
         self._by_tenant: dict[str, TenantMember] = {}
         self._by_flow: dict[Flow, FlowMember] = {}
@@ -425,7 +422,7 @@ class Backlog:
 
     def _new_tenant(self, name: str) -> TenantMember:
         self._forget_beyond(self._flows_max - 2, None)
-        flows: Counters[FlowMember] = Counters(lift=self._lift, quantum=self.quantum, window=self._window_of_flows)
+        flows: Counters[FlowMember] = Counters(quantum=self.quantum, window=self._window_of_flows)
         tenant = TenantMember(name, self.batch if is_batch(name) else self.tenants, flows)
         self._by_tenant[name] = tenant
         return tenant

@@ -8,7 +8,6 @@ top. Invariant: each awake member has one valid entry, `member.entry`, and its p
 Lift (VTC, algorithm 2): a member with its first queued request is raised to the least waiting counter. If no member
 waits, the new one is raised to the counter of the member that left last. So idling banks no credit. A lift never lowers
 a counter, so debt stays. Any value between the least and the greatest waiting counter keeps the bound (remark 4.6).
-Without `lift`, members keep the credit of the service that they did not use (LCF).
 
 Window: a preferred member (one with a call inside an interaction) goes before others as long as its counter is at
 most `window` above theirs. So members are ordered by their rank: the counter, less the window if the member is
@@ -104,9 +103,8 @@ M = TypeVar("M", bound=Member)
 class Counters(Generic[M]):
     """The members of one level, ordered by received service. Idle members are kept until they are forgotten."""
 
-    def __init__(self, *, lift: bool = True, quantum: float = 0.0, window: float = 0.0) -> None:
+    def __init__(self, *, quantum: float = 0.0, window: float = 0.0) -> None:
         self.window = window
-        self._lifts = lift
         self._quantum = quantum
         self._floor = 0.0
         """The floor when the last member began to wait."""
@@ -205,17 +203,16 @@ class Counters(Generic[M]):
         if member.queued > 1:
             self.prefer(member, preferred)
             return
-        if self._lifts:
-            # The lift to the floor banks no credit. With rounds, the member is raised to the beginning of the round.
-            if self.unconfirmed or (not self._waiting and not self._asleep):
-                member.is_sole = True
-                self.unconfirmed[member.name] = None
-            floor = self._floor = self.floor()
-            if self._quantum:
-                floor -= floor % self._quantum
-            if floor > member.counter:
-                member.lifted += floor - member.counter
-                member.counter = floor
+        # The lift to the floor banks no credit. With rounds, the member is raised to the beginning of the round.
+        if self.unconfirmed or (not self._waiting and not self._asleep):
+            member.is_sole = True
+            self.unconfirmed[member.name] = None
+        floor = self._floor = self.floor()
+        if self._quantum:
+            floor -= floor % self._quantum
+        if floor > member.counter:
+            member.lifted += floor - member.counter
+            member.counter = floor
         if self._quantum:
             self._turn += 1
             member.turn = self._turn

@@ -201,6 +201,16 @@ class Node:
         """Return whether the node has a ceiling, or a part that is kept for it."""
         return self.kept_share > 0.0 or min(self.running_max, self.share_max) < inf
 
+    @property
+    def is_tenant(self) -> bool:
+        return self.name[:1] not in ("", " ")
+
+    @property
+    def is_in_use(self) -> bool:
+        """Return whether the node is of the configuration, or has requests or contexts here or at other gateways."""
+        lines = self.others.present + self.batch.present
+        return not self.is_tenant or lines > 0 or any(self.used) or self.is_limited
+
     def available(self, resource: int) -> float:
         """Return how much more of a resource the node may use now; inf if nothing bounds it."""
         parent = self.parent

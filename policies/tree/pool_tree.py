@@ -45,7 +45,8 @@ from policies.tree.node import (
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
 IDLE_MAX: Final = 1_000
-"""Idle tenants kept in memory: a new node costs as much as all other work of the tree for a request."""
+"""Idle tenants kept in memory, beside as many as the tenants in use: most come back, and a new node costs as much as
+all other work of the tree for a request."""
 ROUNDING: Final = 1e-6
 """Tolerance of comparisons, since parts of a pool are not whole numbers."""
 
@@ -57,8 +58,6 @@ class PoolTree:
         self._capacity = (inf, inf)
         self.sharers = 1
         """Gateways that each keep to an equal part of every limit: more than 1 while their usage is unknown."""
-        self._rows: Sequence[NodeUsage] = ()
-        """Sums of the rows that the other gateways report."""
         self._begin(terms if terms is not None else Tree())
 
     def _begin(self, terms: Tree) -> None:
@@ -67,22 +66,21 @@ class PoolTree:
         """True without groups and terms: each tenant has its configured weight."""
         self.pool = Node(ROOT, None, GroupSettings(), 1.0)
         """The root."""
-        self._groups: dict[str, Node] = {ROOT: self.pool}
-        self._elsewhere: set[str] = set()
-        """Tenant nodes that are present at other gateways."""
-        self._used_elsewhere: dict[tuple[Node, int], float] = {}
-        """Usage at other gateways by node and resource, as reported of the node itself, without that of its subtree."""
+        self.nodes: dict[str, Node] = {ROOT: self.pool}
+        """The pool, its groups, and tenants: those in use (`Node.is_in_use`), and some idle ones. The name of a group
+        begins with a space, which no tenant's name does."""
+        self._nodes_max = IDLE_MAX
+        """Number of nodes at which the idle tenants are dropped."""
+        self._elsewhere: dict[tuple[str, int], float] = {}
+        """Sums of the rows that the other gateways report, by node and resource."""
         floors = terms.floors()
         for name, place in terms.groups.items():
-            self._groups[name] = Node(f" {name}", self._groups[place.group], place.settings, floors[name])
-        own = [self._new(name) for name in terms.tenants]
-        self._tenants: dict[str, Node] = {node.name: node for node in own if node.is_limited}
-        """Tenants with requests, contexts or limits, and the idle ones."""
-        self._idle: dict[str, None] = {}
-        """Tenants without requests, contexts and limits, the longest idle first: most come back."""
-        self.limited = {node.name: node for node in (*self._groups.values(), *own) if node.is_limited}
-        """Nodes with limits, groups before tenants, and outer groups before inner ones. The name of a group begins with
-        a space, which no tenant's name does."""
+            self.nodes[f" {name}"] = Node(f" {name}", self._group(place.group), place.settings, floors[name])
+        for node in [self._new(name) for name in terms.tenants]:
+            if node.is_limited:
+                self.nodes[node.name] = node
+        self.limited = [node for node in self.nodes.values() if node.is_limited]
+        """Nodes with limits, groups before tenants, and outer groups before inner ones."""
         self._size()
 
     # --- questions ---
@@ -186,22 +184,17 @@ class PoolTree:
 
     def running(self, name: str) -> int:
         """Return the running sequences of a node at all gateways, by its name; 0 if the node is unknown."""
-        node = self.limited.get(name) or self._tenants.get(name)
+        node = self.nodes.get(name)
         return 0 if node is None else int(node.used[SEQUENCES])
-
-    def remembered(self) -> int:
-        """Return the number of tenants with requests, contexts or limits."""
-        return len(self._tenants) - len(self._idle)
 
     def contexts(self, leaf: str) -> float:
         """Return the tokens of the contexts of a tenant node, at all gateways."""
-        node = self._tenants.get(payer(leaf))
+        node = self.nodes.get(payer(leaf))
         return 0.0 if node is None else node.used[_contexts_of(leaf)]
 
     def contexts_here(self) -> dict[str, int]:
         """Return the tokens of the contexts of each tenant node at this gateway."""
-        lines = [(leaf, node) for name, node in self._tenants.items() for leaf in (name, f"{name}{BATCH}")]
-        return {leaf: int(tokens) for leaf, node in lines if (tokens := node.here(_contexts_of(leaf)))}
+        return {leaf: int(tokens) for leaf, node in self._leaves() if (tokens := node.here(_contexts_of(leaf)))}
 
     def report(self, rows_max: int) -> list[NodeUsage]:
         """Return the rows for other gateways: usage, and presence.
@@ -212,13 +205,13 @@ class PoolTree:
         rows: list[NodeUsage] = []
         for resource in RESOURCES:
             amounts: dict[str, float] = {}
-            tenants = [(-amount, node.name, node) for node in self._tenants.values() if (amount := node.here(resource))]
+            tenants = [(-amount, node.name, node) for node in self._tenants() if (amount := node.here(resource))]
             for place, (less, _, node) in enumerate(sorted(tenants)):
                 name = (node if place < rows_max else node.parent or node).name
                 amounts[name] = amounts.get(name, 0.0) - less
             rows += [NodeUsage(name, resource, amount) for name, amount in amounts.items()]
-        lines = [(leaf, self._line(leaf)) for name in self._tenants for leaf in (name, f"{name}{BATCH}")]
-        present = [(leaf, line) for leaf, line in lines if line.present > (leaf in self._elsewhere)][:rows_max]
+        lines = [(leaf, node.line(is_batch=is_batch(leaf))) for leaf, node in self._leaves()]
+        present = [one for one in lines if one[1].present > ((one[0], PRESENT) in self._elsewhere)][:rows_max]
         weights = [NodeUsage(leaf, WEIGHT, line.weight) for leaf, line in present if line.weight != 1.0]
         return [*rows, *[NodeUsage(leaf, PRESENT, 1) for leaf, _ in present], *weights]
 
@@ -232,7 +225,7 @@ class PoolTree:
 
     def _size(self) -> None:
         for resource in RUNNING:
-            for node in self.limited.values():
+            for node in self.limited:
                 node.size(resource, self._capacity[resource], self.sharers)
             self.pool.kept[resource] = self._capacity[resource]
 
@@ -252,7 +245,6 @@ class PoolTree:
         request.progress.node = None
         (node.batch if request.can_wait else node.others).queued -= request.sequences
         node.remove(is_batch=request.can_wait)
-        self._forget(node)
 
     def run(self, request: Request, sequences: int, tokens: int) -> None:
         """Count sequences and KV tokens of a queued request as running, or as queued again if negative."""
@@ -270,49 +262,36 @@ class PoolTree:
     def hold(self, leaf: str, tokens: int) -> None:
         """Add to the contexts of a tenant node at this gateway (subtract if negative)."""
         tenant = payer(leaf)
-        node = self._remember(tenant)
-        self._use(node, CONTEXTS if tenant == leaf else BATCH_CONTEXTS, tokens)
-        if tokens < 0:
-            self._forget(node)
+        self._use(self._remember(tenant), CONTEXTS if tenant == leaf else BATCH_CONTEXTS, tokens)
 
     def set_elsewhere(self, rows: Sequence[NodeUsage], sharers: int = 1) -> None:
         """Replace the sums of the rows that other gateways report (`report`)."""
-        self._rows = rows
-        before, self._used_elsewhere = self._used_elsewhere, {}
-        used = self._used_elsewhere
-        for name, resource, amount in rows:
-            if resource in RESOURCES:
-                at = self._named(name), resource
-                used[at] = used.get(at, 0.0) + amount
-        for at in before | used:
-            if more := used.get(at, 0.0) - before.get(at, 0.0):
-                self._use(at[0], at[1], more, is_elsewhere=True)
-        for node, _ in before:
-            self._forget(node)
-        self._set_present({row.node: row.amount for row in rows if row.resource == PRESENT})
+        self._follow({(row.node, row.resource): row.amount for row in rows})
         if sharers != self.sharers:
             self.sharers = sharers
             self._size()
 
-    def _set_present(self, gateways: Mapping[str, float]) -> None:
-        """Replace the tenant nodes that are present at other gateways. `gateways`: their number, by node."""
-        weights = {row.node: row.amount for row in self._rows if row.resource == WEIGHT}
-        for leaf in gateways.keys() - self._elsewhere:
-            node, is_of_batch = self._remember(payer(leaf)), is_batch(leaf)
-            if not node.line(is_batch=is_of_batch).present:
-                weight = weights[leaf] / gateways[leaf] if leaf in weights else 1.0
-                node.reweigh(weight, is_batch=is_of_batch)
-            node.add(is_batch=is_of_batch)
-        before, self._elsewhere = self._elsewhere, set(gateways)
-        for leaf in before - gateways.keys():
-            node = self._tenants[payer(leaf)]
-            node.remove(is_batch=is_batch(leaf))
-            self._forget(node)
+    def _follow(self, now: dict[tuple[str, int], float]) -> None:
+        """Replace the usage and the presence of nodes at other gateways."""
+        before, self._elsewhere = self._elsewhere, now
+        for of in before | now:
+            more, (name, resource) = now.get(of, 0.0) - before.get(of, 0.0), of
+            if more and resource in RESOURCES:
+                self._use(self._named(name), resource, more, is_elsewhere=True)
+            elif resource == PRESENT and (of in now) != (of in before):
+                node, is_of_batch = self._remember(payer(name)), is_batch(name)
+                if of in before:
+                    node.remove(is_batch=is_of_batch)
+                    continue
+                if not node.line(is_batch=is_of_batch).present:
+                    # The weights that several gateways report are added, too.
+                    node.reweigh(now.get((name, WEIGHT), now[of]) / now[of], is_batch=is_of_batch)
+                node.add(is_batch=is_of_batch)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """Replace the weights of these tenant nodes. Nodes that are not remembered are skipped."""
         for leaf, weight in weights.items():
-            node = self._tenants.get(payer(leaf))
+            node = self.nodes.get(payer(leaf))
             if node is not None:
                 node.reweigh(weight, is_batch=is_batch(leaf))
 
@@ -321,10 +300,10 @@ class PoolTree:
 
         A tenant between two calls keeps its configured weight.
         """
-        contexts = self.contexts_here()
-        weights = {name: node.contexts.weight for name, node in self._tenants.items() if node.contexts.present}
+        contexts, elsewhere = self.contexts_here(), self._elsewhere
+        weights = {node.name: node.contexts.weight for node in self._tenants() if node.contexts.present}
         self._begin(terms)
-        self.set_elsewhere(self._rows, self.sharers)
+        self._follow(elsewhere)
         for leaf, tokens in contexts.items():
             self.hold(leaf, tokens)
         self.reweigh(weights)
@@ -336,8 +315,18 @@ class PoolTree:
 
     # --- the nodes ---
 
+    def _tenants(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.is_tenant]
+
+    def _leaves(self) -> list[tuple[str, Node]]:
+        """Return the tenant nodes, two for each tenant."""
+        return [(leaf, node) for node in self._tenants() for leaf in (node.name, f"{node.name}{BATCH}")]
+
+    def _group(self, name: str) -> Node:
+        return self.nodes[f" {name}" if name else ROOT]
+
     def _node(self, tenant: str) -> Node:
-        node = self._tenants.get(tenant)
+        node = self.nodes.get(tenant)
         return node if node is not None else self._new(tenant)
 
     def _node_of(self, request: Request) -> Node:
@@ -349,20 +338,21 @@ class PoolTree:
         place = self.terms.tenants.get(tenant)
         if place is None:
             return Node(tenant, self.pool, GroupSettings(), 0.0)
-        return Node(tenant, self._groups[place.group], place.settings, place.settings.guaranteed_share or 0.0)
+        return Node(tenant, self._group(place.group), place.settings, place.settings.guaranteed_share or 0.0)
 
     def _remember(self, tenant: str) -> Node:
         """Get or create the tenant's node, and keep it in the tree."""
-        node = self._tenants.get(tenant)
+        node = self.nodes.get(tenant)
         if node is None:
-            node = self._tenants[tenant] = self._new(tenant)
-        elif self._idle:
-            self._idle.pop(tenant, None)
+            if len(self.nodes) >= self._nodes_max:
+                self.nodes = {name: each for name, each in self.nodes.items() if each.is_in_use}
+                self._nodes_max = 2 * len(self.nodes) + IDLE_MAX
+            node = self.nodes[tenant] = self._new(tenant)
         return node
 
     def _named(self, name: str) -> Node:
         """Return the node that a row names. Usage of groups that are unknown here counts for the pool."""
-        return self._groups.get(name[1:], self.pool) if name[:1] in ("", " ") else self._remember(name)
+        return self.nodes.get(name, self.pool) if name[:1] in ("", " ") else self._remember(name)
 
     def _line(self, leaf: str) -> ClassLine:
         """Return the line of a tenant node."""
@@ -375,22 +365,11 @@ class PoolTree:
         """
         had_some = node.used[resource] > 0.0
         node.use(resource, amount, is_elsewhere=is_elsewhere)
-        if resource == CONTEXTS and node.name in self._tenants and had_some != (node.used[resource] > 0.0):
+        if resource == CONTEXTS and had_some != (node.used[resource] > 0.0) and node.is_tenant:
             if had_some:
                 node.contexts.remove()
             else:
                 node.contexts.add()
-
-    def _forget(self, node: Node) -> None:
-        """Mark a tenant without requests, contexts and limits as idle. Drop the tenant that has been idle longest."""
-        if node.others.present or node.batch.present or any(node.used) or node.name in self.limited:
-            return
-        if self._tenants.get(node.name) is not node:  # a group, or a tenant that was dropped
-            return
-        self._idle[node.name] = None
-        if len(self._idle) > IDLE_MAX:
-            oldest = next(iter(self._idle))
-            del self._idle[oldest], self._tenants[oldest]
 
 
 def _contexts_of(leaf: str) -> int:

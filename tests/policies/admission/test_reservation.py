@@ -12,7 +12,7 @@ from policies.request import Request, ServiceTokens
 from tests.policies.making import dispatched, make_request
 
 CAPACITY_TOKENS = 1000
-ONE_WINDOW = ("fairserve", "wsc", "vtc", "rr", "lcf")
+ONE_WINDOW = ("fairserve", "wsc", "vtc", "rr")
 
 
 def engine_of(policy: str, engines: int = 2) -> AdmissionEngine:
