@@ -48,7 +48,7 @@ def test_counts_are_forgotten_in_time(after_ms: int, requests: int) -> None:
 
 def test_what_has_expired_takes_no_memory() -> None:
     store = ScriptStore()
-    kib = store._lua.eval("function() collectgarbage() return collectgarbage('count') end")
+    kib = store.lua.eval("function() collectgarbage() return collectgarbage('count') end")
     held = []
     for minute in range(4):
         calls = [CallDelta(f"interaction {minute} {i}", 1, 100, 0.0, 30.0, False) for i in range(1000)]

@@ -1,8 +1,7 @@
 -- The commands of Redis that exchange.lua uses, on a table in this process.
 local SWEEP_MS = 60000
 
-local kept = {} -- a value and its expiry, by key
-local now_ms, swept_ms = 0, 0
+local kept, now_ms, swept_ms = {}, 0, 0 -- a value and its expiry by key, and the time
 
 local function value_of(key)
   local entry = kept[key]
@@ -13,16 +12,11 @@ local function put(key, value, ms)
   kept[key] = { value = value, until_ms = now_ms + ms }
 end
 
-local function expire(key, ms)
-  kept[key].until_ms = now_ms + ms
-end
-
 local commands = {
   GET = value_of,
   SET = function(key, value, _, ms) put(key, value, ms) end,
   DEL = function(key) kept[key] = nil end,
-  PEXPIRE = expire,
-  EXPIRE = function(key, seconds) expire(key, seconds * 1000) end,
+  PEXPIRE = function(key, ms) kept[key].until_ms = now_ms + ms end,
 }
 
 function commands.HSET(key, field, value)
@@ -48,14 +42,6 @@ function commands.HMGET(key, ...)
   return found
 end
 
-function commands.HKEYS(key)
-  local found = {}
-  for field in pairs(value_of(key) or {}) do
-    found[#found + 1] = field
-  end
-  return found
-end
-
 function commands.HGETALL(key)
   local found = {}
   for field, value in pairs(value_of(key) or {}) do
@@ -64,24 +50,22 @@ function commands.HGETALL(key)
   return found
 end
 
+local function copied(packed)
+  local copy = {}
+  for key, value in pairs(packed) do
+    copy[key] = value
+  end
+  return copy
+end
+
+KEYS = { 'replicas', '' }
 redis = {
   call = function(command, ...) return commands[command](...) end,
   error_reply = function(message) error(message, 0) end,
 }
 cjson = { null = python.none }
--- Values stay tables. The script changes what it unpacks, but no table inside, so that a copy of the outer table is enough.
-cmsgpack = {
-  pack = function(value) return value end,
-  unpack = function(value)
-    local copy = {}
-    for key, inner in pairs(value) do
-      copy[key] = inner
-    end
-    return copy
-  end,
-}
-
-KEYS = { 'replicas', '' }
+-- Values stay tables. The script changes a table that it has unpacked, but no table inside.
+cmsgpack = { pack = function(value) return value end, unpack = copied }
 
 -- Run the script with these arguments, of which the last one is the time.
 return function(script, arguments)
@@ -89,9 +73,7 @@ return function(script, arguments)
   if math.abs(now_ms - swept_ms) >= SWEEP_MS then
     swept_ms = now_ms
     for key in pairs(kept) do
-      if not value_of(key) then
-        kept[key] = nil
-      end
+      kept[key] = value_of(key) and kept[key] or nil
     end
   end
   return script()

@@ -22,16 +22,16 @@ class ScriptStore:
     """The store of the gateways of one pool, or of the limits and interactions of all pools."""
 
     def __init__(self) -> None:
-        self._lua = LuaRuntime(register_eval=False, register_builtins=False)
-        self._run = self._lua.execute(_COMMANDS)
-        self._script = self._lua.compile(_SCRIPT)
+        self.lua = LuaRuntime(register_eval=False, register_builtins=False)
+        self._run = self.lua.execute(_COMMANDS)
+        self._script = self.lua.compile(_SCRIPT)
 
     def exchange(self, me: str, number: int, report: bytes, now_ms: int) -> bytes:
         """Return the reply to the report of one gateway, both as MessagePack.
 
         Raise ValueError for a report with a number that cannot be counted.
         """
-        arguments = self._lua.table_from([me, number, _decode(report), now_ms], recursive=True)
+        arguments = self.lua.table_from([me, number, _decode(report), now_ms], recursive=True)
         try:
             return _encode(_plain(self._run(self._script, arguments)))
         except LuaError as error:
@@ -39,7 +39,7 @@ class ScriptStore:
 
     def leave(self, me: str) -> None:
         """Remove a gateway that is gone, with its part of every engine."""
-        self._lua.globals().redis.call("HDEL", "replicas", me)
+        self.lua.globals().redis.call("HDEL", "replicas", me)
 
 
 def _plain(value: Any) -> Any:

@@ -290,13 +290,14 @@ for i, tally in ipairs(tallies) do
       sum[at] = sum[at] + more[at]
     end
     if redis.call('HSET', key, each_of(bucket), cmsgpack.pack(sum)) > 0 then
-      for _, field in ipairs(redis.call('HKEYS', key)) do
-        if tonumber(field) <= bucket - BUCKETS_MAX then
-          redis.call('HDEL', key, field)
+      local all = redis.call('HGETALL', key)
+      for at = 1, #all, 2 do
+        if tonumber(all[at]) <= bucket - BUCKETS_MAX then
+          redis.call('HDEL', key, all[at])
         end
       end
     end
-    redis.call('EXPIRE', key, ttl_s)
+    redis.call('PEXPIRE', key, ttl_s * 1000)
   end
   reply[#fields] = sum
   sums[i] = reply
