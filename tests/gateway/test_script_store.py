@@ -57,6 +57,21 @@ def test_what_has_expired_takes_no_memory() -> None:
     assert held[-1] < 1.1 * held[0]
 
 
+def test_a_bucket_is_kept_until_as_many_are_newer_as_the_store_keeps() -> None:
+    store = ScriptStore()
+
+    def counted(number: int, bucket: int, requests: int) -> int:
+        tally = CountDelta("minute:a", bucket, 180, (requests, 0, 0, 0), (0, 0, 0, 0), bucket)
+        [sums] = exchange(store, number, EMPTY._replace(tallies=[tally]), START_MS).counted
+        return sums[-1][0]
+
+    assert counted(1, 0, 5) == 5
+    counted(2, BUCKETS_MAX - 1, 1)
+    assert counted(3, 0, 0) == 5
+    counted(4, BUCKETS_MAX, 1)
+    assert counted(5, 0, 0) == 0
+
+
 def test_the_highest_number_of_a_bucket_ends() -> None:
     bucket = int(NUMBER_MAX)
     tally = CountDelta("minute:a", bucket, 10, (1, 0, 0, 0), (0, 0, 0, 0), 0)
