@@ -12,6 +12,7 @@ from policies.replicas.messages import (
     CallDelta,
     Charge,
     CountDelta,
+    Opened,
     ReplicaReport,
     ReplicaView,
 )
@@ -36,14 +37,28 @@ def test_a_counter_that_nobody_changes_is_forgotten_in_time(after_ms: int, total
     assert view.totals == [total]
 
 
-@pytest.mark.parametrize(("after_ms", "requests"), [(9_999, 3), (10_000, 1)])
+def counted(store: ScriptStore, number: int, bucket: int, requests: int, now_ms: int = START_MS) -> int:
+    """Report requests in one bucket, and return those that the store has counted there."""
+    tally = CountDelta("minute:a", bucket, 10, (requests, 0, 0, 0), (0, 0, 0, 0), bucket)
+    [sums] = exchange(store, number, EMPTY._replace(tallies=[tally]), now_ms).counted
+    return sums[-1][0]
+
+
+@pytest.mark.parametrize(("after_ms", "requests"), [(9_999, 2), (10_000, 0)])
 def test_counts_are_forgotten_in_time(after_ms: int, requests: int) -> None:
-    store, view = ScriptStore(), None
-    for number, (more, now_ms) in enumerate([(2, START_MS), (1, START_MS + after_ms)], 1):
-        tally = CountDelta("minute:a", 7, 10, (more, 0, 0, 0), (0, 0, 0, 0), 7)
-        view = exchange(store, number, EMPTY._replace(tallies=[tally]), now_ms)
-    assert view is not None
-    assert view.counted == [[(requests, 0, 0, 0)]]
+    store = ScriptStore()
+    counted(store, 1, 7, 2)
+    assert counted(store, 2, 7, 0, START_MS + after_ms) == requests
+    counted(store, 3, 8, 1, START_MS + after_ms)
+    assert counted(store, 4, 7, 0, START_MS + after_ms) == requests
+
+
+def test_an_interaction_that_is_over_is_forgotten() -> None:
+    store = ScriptStore()
+    call, question = CallDelta("i", 1, 100, 2.0, 30.0, False), CallDelta("i", 0, 0, 0.0, 30.0, False)
+    over, opened = call._replace(is_over=True), Opened(1, 100, 2.0)
+    for number, (each, answer) in enumerate([(call, opened), (question, opened), (over, None), (question, None)]):
+        assert exchange(store, number, EMPTY._replace(calls=[each]), START_MS).opened == [answer]
 
 
 def test_what_has_expired_takes_no_memory() -> None:
@@ -59,17 +74,11 @@ def test_what_has_expired_takes_no_memory() -> None:
 
 def test_a_bucket_is_kept_until_as_many_are_newer_as_the_store_keeps() -> None:
     store = ScriptStore()
-
-    def counted(number: int, bucket: int, requests: int) -> int:
-        tally = CountDelta("minute:a", bucket, 180, (requests, 0, 0, 0), (0, 0, 0, 0), bucket)
-        [sums] = exchange(store, number, EMPTY._replace(tallies=[tally]), START_MS).counted
-        return sums[-1][0]
-
-    assert counted(1, 0, 5) == 5
-    counted(2, BUCKETS_MAX - 1, 1)
-    assert counted(3, 0, 0) == 5
-    counted(4, BUCKETS_MAX, 1)
-    assert counted(5, 0, 0) == 0
+    assert counted(store, 1, 0, 5) == 5
+    counted(store, 2, BUCKETS_MAX - 1, 1)
+    assert counted(store, 3, 0, 0) == 5
+    counted(store, 4, BUCKETS_MAX, 1)
+    assert counted(store, 5, 0, 0) == 0
 
 
 def test_the_highest_number_of_a_bucket_ends() -> None:

@@ -37,7 +37,7 @@ end
 function commands.HMGET(key, ...)
   local fields, found = value_of(key) or {}, {}
   for i, field in ipairs({ ... }) do
-    found[i] = fields[field] or false
+    found[i] = fields[field]
   end
   return found
 end
