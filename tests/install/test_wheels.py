@@ -96,7 +96,8 @@ def test_a_wheel_holds_our_packages_and_its_licence(pure: Path) -> None:
     about = f"fairgate-{__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {*PACKAGES, about}
     assert f"{about}/licenses/LICENSE" in names
-    assert {"gateway/storage/redis/exchange.lua", "gateway/operator/page/index.html"} <= {*names}
+    scripts = {"gateway/storage/redis/exchange.lua", "gateway/storage/hub/redis_commands.lua"}
+    assert scripts | {"gateway/operator/page/index.html"} <= {*names}
     assert f"fairgate-{__version__}-py3-none-any.whl" == pure.name
 
 
