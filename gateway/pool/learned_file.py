@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -59,7 +60,13 @@ class LearnedFile:
         try:
             self._restore(content)
         except ValueError as error:
-            self._put_aside(str(error))
+            aside = self._path.with_name(self._path.name + ".corrupt")
+            with suppress(OSError):
+                self._path.replace(aside)
+            logger.warning(
+                "%s is not a usable state file (%s): it is kept as %s, and everything is learned anew",
+                self._path, error, aside,
+            )  # fmt: skip
 
     async def turn(self) -> None:
         """Save, then wait."""
@@ -102,18 +109,6 @@ class LearnedFile:
                     raise ValueError(f"pool {name}: {error}") from None
         for read in found:
             takeover.adopt(read)
-
-    def _put_aside(self, why: str) -> None:
-        """Rename an unusable file, so that it is kept and not overwritten."""
-        aside = self._path.with_name(self._path.name + ".corrupt")
-        try:
-            self._path.replace(aside)
-        except OSError as error:
-            aside = Path(f"(not renamed: {error})")
-        logger.warning(
-            "%s is not a usable state file (%s): it is kept as %s, and everything is learned anew",
-            self._path, why, aside,
-        )  # fmt: skip
 
     def _write(self, content: bytes) -> None:
         """Write atomically, so that no reader sees half a file."""

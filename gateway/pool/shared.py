@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gateway.config.model import Config
 from gateway.config.section import filled
-from gateway.config.sections.throttling import ModelQuotasConfig, QuotaConfig
+from gateway.config.sections.limits import ModelQuotasConfig, QuotaConfig
 from gateway.request.interaction_claim import ClaimReader
 from gateway.usage.calendar import calendar_of
 from policies.interactions import Interactions, InteractionSettings

@@ -55,9 +55,8 @@ from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.trace import Sampler
 
 if TYPE_CHECKING:
-    from gateway.config.sections.throttling import ModelQuotasConfig
-    from gateway.config.sections.tracing import TracingConfig
-    from gateway.config.sections.usage import UsageConfig
+    from gateway.config.sections.limits import ModelQuotasConfig
+    from gateway.config.sections.services import TracingConfig, UsageConfig
     from gateway.operator.snapshots.of_replicas import Replicas
     from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
     from gateway.pool.replication.ticker import Exchanges

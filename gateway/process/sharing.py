@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gateway.config.model import Config
 from gateway.operator.operated import OperatedGateway
@@ -36,18 +36,10 @@ def store_of(config: Config, worker_slot: WorkerSlot | None) -> tuple[Store | No
     return None, None
 
 
-class Replication(NamedTuple):
-    """The tasks that share state with other gateways: sync rounds, prefix broadcasts, and joint snapshots."""
-
-    exchanges: Sequence[Exchanges]
-    broadcasts: Sequence[PrefixBroadcast]
-    replicas: Replicas | None
-
-
 def replicate(
     gateway: OperatedGateway, responses: StoredResponses, store: Store, background: Background, slot: WorkerSlot | None
-) -> Replication:
-    """Start the sync rounds, the broadcasts and the answers to questions of other gateways."""
+) -> tuple[Sequence[Exchanges], Sequence[PrefixBroadcast], Replicas | None]:
+    """Start the sync rounds, the prefix broadcasts and the answers to questions of other gateways, and return them."""
     from gateway.operator.snapshots.of_replicas import Replicas
     from gateway.pool.replication.learned import LearnedSync
     from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
@@ -82,4 +74,4 @@ def replicate(
     for broadcast in broadcasts:
         background.repeat(broadcast.report, "news sent", broadcast.pool)
         background.repeat(broadcast.listen, "news received", broadcast.pool)
-    return Replication(exchanges, broadcasts, replicas)
+    return exchanges, broadcasts, replicas

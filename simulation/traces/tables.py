@@ -18,7 +18,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 def csv_rows(path: Path, row: type[R], bytes_max: int | None = None) -> Iterator[tuple[int, R]]:
     """Yield each line after the header with its number, as a row. Raise TraceError. `bytes_max` is that of
     `read_lines`."""
-    needs = f"needed: {', '.join(required_columns(row))}"
+    needs = f"a trace as a table needs {', '.join(required_columns(row))}"
     lines = read_lines(path, bytes_max)
     first = next(lines, None)
     if first is None:
