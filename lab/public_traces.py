@@ -16,9 +16,8 @@ import msgspec
 from msgspec import field
 
 from policies.request import Claim
-from simulation.traces.lines import TraceError, read_lines
+from simulation.traces.lines import TraceError, csv_cells, read_lines, required_columns
 from simulation.traces.rows import Count, Name, Tokens, TracedRequest, TraceLine
-from simulation.traces.tables import csv_cells, required_columns
 
 TOKEN_BYTES = 4
 """Bytes per token of text that no tokenizer has counted."""

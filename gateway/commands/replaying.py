@@ -212,8 +212,7 @@ class _Setting:
     def engine(self, policy: str, count: int) -> AdmissionEngine:
         """Return a new admission engine as the gateway would make it, without backends."""
         from gateway.config.sections.policy_choice import PolicyConfig
-        from gateway.pool.setup import admission_engine
-        from gateway.pool.shared import Shared
+        from gateway.pool.shared import Shared, admission_engine
 
         config = self.config
         if policy != config.policy.name:

@@ -175,8 +175,6 @@ class Config(Section):
     """Destination of OpenTelemetry spans. Default: none; `traceparent` passes unchanged."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level of messages on standard error."""
-    debug_headers: bool = False
-    """Add x-fairgate-* headers to answers that say how the request was scheduled."""
 
     @property
     def tree(self) -> Tree:

@@ -22,8 +22,7 @@ from gateway.pool.backend import PROBE_INTERVAL_S, Backend
 from gateway.pool.breaks import Breaks
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.retries import RetryBudget
-from gateway.pool.setup import admission_engine, policy_terms, setup_of
-from gateway.pool.shared import Shared
+from gateway.pool.shared import Shared, admission_engine, policy_terms, setup_of
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
 from gateway.request.estimate import TokenEstimator
@@ -96,7 +95,6 @@ class Pool:
         self.policy_name = gateway.policy.name
         self.response_buffer_bytes_max = gateway.limits.response_buffer_bytes_max
         self._answers_bytes_max = gateway.bounds.answers_bytes // len(gateway.pools)
-        self.debug_headers = gateway.debug_headers
         self.takes_background = gateway.limits.background
         self.claims = shared.claims
         self.quotas = shared.quotas

@@ -32,7 +32,7 @@ from gateway.keys.stored_responses import StoredResponses
 from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
 from gateway.operator.self_service.self_service import SelfService
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, snapshot_of
-from gateway.pool.learned_file import LearnedFile
+from gateway.pool.learned import LearnedFile
 from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools, deployments_of
 from gateway.pool.shared import Shared

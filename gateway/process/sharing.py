@@ -41,7 +41,7 @@ def replicate(
 ) -> tuple[Sequence[Exchanges], Sequence[PrefixBroadcast], Replicas | None]:
     """Start the sync rounds, the prefix broadcasts and the answers to questions of other gateways, and return them."""
     from gateway.operator.snapshots.of_replicas import Replicas
-    from gateway.pool.replication.learned import LearnedSync
+    from gateway.pool.learned import LearnedSync
     from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
     from gateway.pool.replication.ticker import Exchanges
 

@@ -19,9 +19,8 @@ import msgspec
 from policies.orders.cost import LinearCost
 from policies.request import ServiceTokens
 from simulation.run import Arrival
-from simulation.traces.lines import TraceError, read_lines, readable_bytes
+from simulation.traces.lines import TraceError, csv_rows, place_of, read_lines, readable_bytes, required_columns
 from simulation.traces.rows import AccessLogLine, Plain, TracedRequest, TraceLine
-from simulation.traces.tables import csv_rows, place_of, required_columns
 
 HELD_MAX = 1_000_000
 """Requests held until their turn, where lines are not in order of arrival."""

@@ -248,7 +248,7 @@ open_access: true
 pools: [{name: p, backends: [{url: 'sim:'}]}]
 overload: {enter: 0.9, leave: 0.5, dwell_s: 0}
 throttle: {window_s: 30, user: {starts: 5, tokens: auto}}
-interactions: {calls_max: 7, trace: traceparent}
+interactions: {calls_max: 7}
 apps: [{name: chat, normal_service: 100}, {name: batch, normal_service: [5, 2.5], interactions: {content: false}}]
 quota: {concurrent: 3}
 """,

@@ -1,7 +1,8 @@
-"""A file with the learned state of all pools, kept across restarts.
+"""Learned state that outlives a gateway, in a file, or that all gateways of a pool share, in their store.
 
-The file is a convenience, never a condition. An unusable file is quarantined, and a failed write is logged. The gateway
-serves either way.
+The file is a convenience, never a condition. An unusable file is quarantined, and a failed write is logged. In the
+store is one snapshot of each pool that each gateway merges into: for every population, the snapshot with the most
+observations wins. A new gateway starts from the snapshot.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.storage.store import Store
+from gateway.storage.store_errors import StoreUnavailable
 from gateway.telemetry.background import OperationalError
 from policies.admission import takeover
 from policies.admission.engine import AdmissionEngine
 
 logger = logging.getLogger("fairgate")
 
-SAVE_INTERVAL_S = 60.0
+INTERVAL_S = 60.0
 FILE_BYTES_MAX = 64 * 1024 * 1024
 VERSION = 1
 
@@ -71,7 +74,7 @@ class LearnedFile:
     async def turn(self) -> None:
         """Save, then wait."""
         await self.save()
-        await asyncio.sleep(SAVE_INTERVAL_S)
+        await asyncio.sleep(INTERVAL_S)
 
     async def close(self) -> None:
         """Save for the last time."""
@@ -124,3 +127,43 @@ class LearnedFile:
 
 def _for_the_owner(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+BYTES_MAX = 16 * 1024 * 1024
+
+
+class LearnedSync:
+    """A synchroniser of one engine with the store, one `turn` after another."""
+
+    def __init__(self, store: Store, pool: str, engine: AdmissionEngine) -> None:
+        self._store = store
+        self.pool = pool
+        self._engine = engine
+        self._written = b""
+
+    async def turn(self) -> None:
+        try:
+            await self._adopt()
+            await self._write()
+        except StoreUnavailable:
+            pass  # the store logs the error; local state is kept
+        await asyncio.sleep(INTERVAL_S)
+
+    async def _adopt(self) -> None:
+        content = await self._store.learned_state(self.pool)
+        if content is None or content == self._written:
+            return
+        try:
+            takeover.adopt(takeover.read(self._engine, msgspec.json.decode(content)))
+        except (ValueError, RecursionError) as error:
+            logger.warning(
+                "pool %s: the shared learned state cannot be read (%s), and is replaced",
+                self.pool,
+                error,
+            )
+
+    async def _write(self) -> None:
+        content = msgspec.json.encode(takeover.snapshot(self._engine))
+        if content != self._written and len(content) <= BYTES_MAX:
+            await self._store.learn(self.pool, content)
+            self._written = content
