@@ -163,12 +163,11 @@ class ExpectedWaits:
     """The estimator of waits in one pool, which learns from the waits that have ended."""
 
     def __init__(self) -> None:
-        self._right = self._longer = self._shorter = 0
+        self._counts = {"right": 0, "longer": 0, "shorter": 0}
         self._unknown = Member(())
         """Means over requests in order of arrival, or of tenants that are forgotten."""
-        self._answers_s = 0.0
-        """Sum of `answer_s` over all members with an answer, each counted once."""
-        self._members = 0
+        self._members, self._answers_s = 0, 0.0
+        """Tenants with an answer so far, and the sum of their `answer_s`."""
         self._paces: OrderedDict[Gate, _Pace] = OrderedDict()
         self._resumed_s = -inf
         """Time at which the pool last had an engine in service again. No turn is counted from before."""
@@ -229,7 +228,7 @@ class ExpectedWaits:
 
     def counts(self) -> dict[str, int]:
         """Return how many waits above `COUNTED_S_MIN` were as long as expected, longer, or shorter."""
-        return {"right": self._right, "longer": self._longer, "shorter": self._shorter}
+        return self._counts.copy()
 
     # --- events ---
 
@@ -278,12 +277,7 @@ class ExpectedWaits:
         if pace is not None and turns > 0.0 and expected.turns > 0.0:
             pace.learn(expected, turns)
         least_s, most_s = interval_s(expected.wait_s)
-        if wait_s > most_s:
-            self._longer += 1
-        elif wait_s < least_s:
-            self._shorter += 1
-        else:
-            self._right += 1
+        self._counts["longer" if wait_s > most_s else "shorter" if wait_s < least_s else "right"] += 1
 
     def answered(self, backlog: Backlog | None, request: Request, answer_s: float) -> None:
         """Learn from the answer of a request that had waited. `answer_s`: seconds since its dispatch."""
@@ -292,7 +286,7 @@ class ExpectedWaits:
         before_s = member.answer_s
         _learn(member, request.progress.charged, answer_s)
         self._answers_s += member.answer_s - before_s
-        self._members += not before_s
+        self._members += before_s == 0.0 < member.answer_s
         if flow is not None:
             _learn(flow, request.progress.normalised or request.progress.charged, answer_s)
 
