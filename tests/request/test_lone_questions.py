@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from gateway.request.conversation.turn_keys import keys_of_turns
-from gateway.request.conversation.turns import Shape, read_turns
+from gateway.request.conversation.turns import read_turns
 from gateway.request.fields import decode_turns
+from gateway.request.interaction_claim import claim_of_question, claim_of_turns
+from policies.request import NO_KEYS
 
 WORDS = st.sampled_from(
     [
@@ -41,16 +43,10 @@ INSTRUCTIONS = st.builds(
 def test_it_is_read_as_any_conversation(before: list[dict[str, Any]], text: str, escaped: bool) -> None:
     asked = [*before, {"role": "user", "content": text}]
     raw = Raw(json.dumps(asked, ensure_ascii=escaped).encode("utf-8", "replace"))
-    turns, found = decode_turns(raw), read_turns(raw)
-    shape, keys = Shape(), keys_of_turns(turns, turns)
-    for turn in turns[:-1]:
-        shape.of_other(turn, len(turn.content))
-    shape.of_user(is_question=True)
-    assert (found.questions, found.stage, found.begins) == ([bytes(turns[-1].content)], shape.stage(), shape.begins)
-    assert found.is_lone
-    assert found.instruction_bytes == shape.instruction_bytes
-    named = [(each.tool_ids, each.last_turn, each.turn, each.lines) for each in (found.keys, keys)]
-    assert named[0] == named[1]
+    turns = decode_turns(raw)
+    found, whole = claim_of_question(turns), claim_of_turns(read_turns(turns, raw), b"", b"")
+    assert found is not None
+    assert found == (whole if whole.keys.text else replace(whole, keys=NO_KEYS))
 
 
 def test_what_brings_an_id_back_is_no_lone_question() -> None:
@@ -61,4 +57,6 @@ def test_what_brings_an_id_back_is_no_lone_question() -> None:
         ({}, {"tool_call_id": "call_1"}),
     ):
         turns = [{"role": "system", "content": "be brief", **first}, {**user, **last}]
-        assert read_turns(Raw(json.dumps(turns).encode())).keys.tool_ids == [b"call_1"]
+        raw = Raw(json.dumps(turns).encode())
+        assert claim_of_question(decode_turns(raw)) is None
+        assert read_turns(decode_turns(raw), raw).keys.tool_ids == [b"call_1"]
