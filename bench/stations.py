@@ -54,7 +54,8 @@ STATIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "identify": ("Pipeline.authorize", "Principal.app"),
     "interaction": (
-        "ClaimReader.read", "answer_keys", "Interactions.arrived", "Interactions.admitted", "Interactions.served",
+        "Payload.conversation", "ClaimReader.read", "answer_keys", "Interactions.arrived", "Interactions.admitted",
+        "Interactions.served",
     ),
     "admit": ("Pipeline._admit", "Pipeline._submit", "Dispatcher.submit"),
     "place": ("gateway/request/prefix_hashes.py", "policies/placements/", "Pool.prefix_of"),

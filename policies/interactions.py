@@ -181,7 +181,10 @@ class Interactions:
         if claim.ends:
             self._by_key.forget(interaction)
         elif answer_keys is not NO_KEYS and not claim.explicit:
-            self._add_keys(interaction, answer_keys)
+            if self.changed is None:
+                self._by_key.add_all(interaction, answer_keys.strong, answer_keys.weak, answer_keys.text)
+            else:
+                self._add_keys(interaction, answer_keys)
         self._left(interaction, service, now)
 
     def broke_off(self, request: Request, service: ServiceTokens, now: float) -> None:
@@ -302,8 +305,10 @@ class Interactions:
     def _begin(self, request: Request, now: float) -> Interaction:
         flow, claim = request.flow, request.claim
         key = (flow.app, flow.user, claim.id or claim.extends[-1])
-        if claim.begins and claim.id and not claim.explicit and self._known_by(flow, claim.id):
-            key = (flow.app, flow.user, claim.id[:8] + request.id[-8:])  # an equal question is open, so its id is taken
+        if claim.begins and claim.id and not claim.explicit:
+            own = self._open.get(flow.tenant)
+            if (own is not None and key in own) or self._by_key.of(flow.tenant, flow.app, flow.user, claim.id):
+                key = (flow.app, flow.user, claim.id[:8] + request.id[-8:])  # its id is taken by an equal question
         return self.open(flow, key, now)
 
     def open(self, flow: Flow, key: Key, now: float) -> Interaction:
@@ -331,10 +336,7 @@ class Interactions:
         self._to_look_at.append(interaction)
 
     def _add_keys(self, interaction: Interaction, keys: CorrelationKeys) -> None:
-        if self.changed is None:
-            for each in (keys.strong, keys.weak, keys.text):
-                self._by_key.add_all(interaction, each)
-            return
+        """Add the keys of an answer, and note those that other gateways are to know."""
         for key in keys.strong:
             self._add_key(interaction, key, is_strong=True)
         for key in keys.weak:

@@ -36,7 +36,7 @@ from gateway.request.conversation.turn_keys import (
     text_of,
     turn_of,
 )  # fmt: skip
-from gateway.request.conversation.turns import QUOTE, Turns, decoded_turns, hashed, named, read_turns
+from gateway.request.conversation.turns import INSTRUCTS, QUOTE, Turns, decoded_turns, hashed, named, read_turns
 from gateway.request.fields import Fields, Turn, decode_claimed
 from gateway.telemetry.trace import TRACEPARENT
 from policies.request import NO_CLAIM, NO_KEYS, Claim, CorrelationKeys, Flow
@@ -101,8 +101,7 @@ class ClaimReader:
         turns = decoded_turns(conversation)
         instruction_bytes = 0
         for turn in turns or ():
-            role = turn.role
-            if role == "system" or role == "developer":
+            if turn.role in INSTRUCTS:
                 instruction_bytes += len(turn.content)
         rules = self._by_app.get(flow.app, self._rules)
         fields = NO_HEADERS if OF_INTEREST.isdisjoint(headers) else headers
@@ -111,9 +110,9 @@ class ClaimReader:
             claim = Claim(hashed(b"trace", trace), explicit=True)
         elif rules.content and (turns is not None or bytes(conversation).startswith(b'"')):
             session = _session(fields, payload.fields) if rules.sessions else b""
-            previous = (payload.fields.previous_response_id or "").encode()
+            previous = payload.fields.previous_response_id or ""
             lone = claim_of_question(turns) if turns and not session and not previous else None
-            claim = claim_of_turns(read_turns(turns, conversation), session, previous) if lone is None else lone
+            claim = lone or claim_of_turns(read_turns(turns, conversation), session, previous.encode())
         elif rules.prefixes and payload.raw_prompt:
             claim = Claim(extends=self._prefixes(payload.raw_prompt, flow))
         else:
@@ -153,9 +152,9 @@ def answer_keys(claim: Claim, answer: AnswerKeys, answer_id: str) -> Correlation
 
     `answer_id`: id by which a later call may continue from the answer; "" without one.
     """
-    strong = [_of_call(id_) for id_ in islice(answer.tool_ids, IDS_MAX)] if answer.tool_ids else []
+    strong = tuple([_of_call(id_) for id_ in islice(answer.tool_ids, IDS_MAX)]) if answer.tool_ids else ()
     if answer_id:
-        strong.append(_of_answer(answer_id.encode()))
+        strong = (*strong, _of_answer(answer_id.encode()))
     session, echoed = claim.session, claim.keys.text
     said = json_text(answer.text)
     turn = turn_of(claim.last_turn, said)
@@ -173,7 +172,7 @@ def answer_keys(claim: Claim, answer: AnswerKeys, answer_id: str) -> Correlation
         ]
         for task in tasks[:LINES_GIVEN]:
             lines += [task, task ^ _TASK]
-    return CorrelationKeys(tuple(strong), weak, tuple(lines))
+    return CorrelationKeys(strong, weak, tuple(lines))
 
 
 def claim_of_question(turns: list[Turn]) -> Claim | None:
@@ -186,7 +185,7 @@ def claim_of_question(turns: list[Turn]) -> Claim | None:
         return None
     texts = [text_of(content)]
     if first is not last:
-        if first.role != "system" and first.role != "developer":
+        if first.role not in INSTRUCTS:
             return None
         texts.append(text_of(bytes(first.content)))
     lines: list[int] = []
@@ -195,7 +194,8 @@ def claim_of_question(turns: list[Turn]) -> Claim | None:
             line = hash(("", each))
             if line not in lines:
                 lines += (line, line ^ _TASK)
-    keys = CorrelationKeys((), (), tuple(lines[: 2 * LINES_MAX]), LINES_OF_A_NEW_TALK) if lines else NO_KEYS
+    del lines[2 * LINES_MAX :]
+    keys = CorrelationKeys((), (), tuple(lines), LINES_OF_A_NEW_TALK) if lines else NO_KEYS
     return Claim(named(content, b"asked", b""), 1, True, keys=keys, last_turn=name_of(texts[0]))
 
 

@@ -331,7 +331,8 @@ class WorkingSet:
             self._count += 1
             self._returning += context.returns
             if interaction is not None:
-                interaction.contexts = (*[one for one in interaction.contexts if one.set is not None], context)
+                others = interaction.contexts and [one for one in interaction.contexts if one.set is not None]
+                interaction.contexts = (context, *others)
         elif context.line is not None:
             if context.line is self._idle:
                 context.to_find_tokens = context.prompt_tokens if context.tokens else 0

@@ -29,6 +29,8 @@ from gateway.request.conversation.turn_keys import (
 from gateway.request.fields import TooManyError, Turn, decode_one_text, decode_turns
 
 QUOTE: Final = ord('"')
+INSTRUCTS: Final = ("system", "developer")
+"""Roles of the app's own instructions."""
 _TOOL_RESULT: Final = b'"tool_result"'
 _RESULTS_MAX: Final = 1 << 8
 """Most blocks of one turn that are searched for a tool's result."""
@@ -124,7 +126,7 @@ class Shape:
     def of_other(self, turn: Turn) -> TurnKind:
         """Add a turn of anyone but the user."""
         role = turn.role
-        if role == "system" or role == "developer":
+        if role in INSTRUCTS:
             return TurnKind.OTHER
         if role == "tool" or role == "function" or (role is None and (turn.type or "").endswith("_output")):
             return self._result()
