@@ -334,8 +334,7 @@ class WorkingSet:
                 others = interaction.contexts and [one for one in interaction.contexts if one.set is not None]
                 interaction.contexts = (context, *others)
         elif context.line is not None:
-            if context.line is self._idle:
-                context.to_find_tokens = context.prompt_tokens if context.tokens else 0
+            context.to_find_tokens = context.prompt_tokens if context.tokens else 0
             context.leave()
         progress.context, progress.parked = context, False
         context.calls += 1

@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from gateway.config.sections.apps import InteractionRules
+from gateway.request.apis import CHAT
+from gateway.request.body.payload import NO_FIELDS, read_json
 from gateway.request.conversation.turns import read_turns
 from gateway.request.fields import decode_turns
-from gateway.request.interaction_claim import claim_of_question, claim_of_turns
-from policies.request import NO_KEYS
+from gateway.request.interaction_claim import ClaimReader, claim_of_question, claim_of_turns
+from policies.request import NO_CLAIM, NO_KEYS, Flow
 
 WORDS = st.sampled_from(
     [
@@ -49,14 +52,27 @@ def test_it_is_read_as_any_conversation(before: list[dict[str, Any]], text: str,
     assert found == (whole if whole.keys.text else replace(whole, keys=NO_KEYS))
 
 
-def test_what_brings_an_id_back_is_no_lone_question() -> None:
+def test_what_brings_an_id_back_or_continues_an_answer_is_no_lone_question() -> None:
     user = {"role": "user", "content": "what now?"}
     for first, last in (
         ({"tool_call_id": "call_1"}, {}),
         ({"call_id": "call_1"}, {}),
         ({}, {"tool_call_id": "call_1"}),
     ):
-        turns = [{"role": "system", "content": "be brief", **first}, {**user, **last}]
-        raw = Raw(json.dumps(turns).encode())
-        assert claim_of_question(decode_turns(raw)) is None
-        assert read_turns(decode_turns(raw), raw).keys.tool_ids == [b"call_1"]
+        asked = [{"role": "system", "content": "be brief", **first}, {**user, **last}]
+        raw = Raw(json.dumps(asked).encode())
+        turns = decode_turns(raw)
+        assert claim_of_question(turns) is None
+        assert claim_of_question(turns[1:]) is None or not last
+        assert read_turns(turns, raw).keys.tool_ids == [b"call_1"]
+    for turns in ([{**user, "role": "assistant"}, user], [user, user], [user, user, user]):
+        assert claim_of_question(decode_turns(Raw(json.dumps(turns).encode()))) is None
+
+
+def test_all_instructions_of_a_conversation_are_counted() -> None:
+    turns = [{"role": role, "content": "12345678"} for role in ("system", "user", "assistant", "developer", "user")]
+    payload = read_json(json.dumps({"messages": turns}).encode(), CHAT)
+    reader = ClaimReader(InteractionRules(), {})
+    _, instruction_bytes = reader.read({}, payload, payload.conversation, Flow("t"))
+    assert instruction_bytes == 2 * len('"12345678"')
+    assert reader.read({}, payload, NO_FIELDS.messages, Flow("t")) == (NO_CLAIM, 0)
