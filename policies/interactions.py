@@ -383,8 +383,7 @@ class Interactions:
         if own is None or own.get(interaction.key) is not interaction:
             return
         if rests and interaction.key_hashes:
-            if interaction.line is None:
-                self._resting.append(interaction)
+            self._resting.append(interaction)
             return
         interaction.leave()
         del own[interaction.key]

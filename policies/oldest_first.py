@@ -58,7 +58,9 @@ class OldestFirst(Generic[E]):
             entry = entry.after
 
     def append(self, entry: E) -> None:
-        """Add an entry that is in no list."""
+        """Add an entry, which leaves the list that it is in."""
+        if entry.line is not None:
+            entry.leave()
         last, self.last = self.last, entry
         if last is None:
             self.first = entry

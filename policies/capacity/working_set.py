@@ -385,7 +385,6 @@ class WorkingSet:
             context = idle[most].pop()
             if not idle[most]:
                 del idle[most]
-            context.leave()
             self._resize(context, 0)
             self._parked.append(context)
 
