@@ -13,6 +13,7 @@ from msgspec import Raw
 from gateway.config.sections.apps import InteractionRules
 from gateway.request.apis import CHAT
 from gateway.request.body.payload import NO_FIELDS, read_json
+from gateway.request.conversation.turn_keys import LINES_MAX
 from gateway.request.conversation.turns import read_turns
 from gateway.request.fields import decode_turns
 from gateway.request.interaction_claim import ClaimReader, claim_of_question, claim_of_turns
@@ -67,6 +68,16 @@ def test_what_brings_an_id_back_or_continues_an_answer_is_no_lone_question() -> 
         assert read_turns(turns, raw).keys.tool_ids == [b"call_1"]
     for turns in ([{**user, "role": "assistant"}, user], [user, user], [user, user, user]):
         assert claim_of_question(decode_turns(Raw(json.dumps(turns).encode()))) is None
+
+
+def test_no_more_lines_are_read_than_of_any_conversation() -> None:
+    texts = ["\n".join(f"{role} {number:040d}" for number in range(LINES_MAX - 6)) for role in ("system", "user")]
+    asked = [{"role": text.split()[0], "content": text} for text in texts]
+    raw = Raw(json.dumps(asked).encode())
+    found = claim_of_question(decode_turns(raw))
+    assert found == claim_of_turns(read_turns(decode_turns(raw), raw), b"", b"")
+    assert found is not None
+    assert len(found.keys.text) == 2 * LINES_MAX
 
 
 def test_all_instructions_of_a_conversation_are_counted() -> None:
