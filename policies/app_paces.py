@@ -12,6 +12,7 @@ from typing import Final
 from policies.averages import USUAL
 from policies.capacity.output_lengths import ENOUGH
 from policies.plain_data import rows
+from policies.recent import adopt, used
 
 AGENTS_REPLY_S: Final = 5.0
 """An app whose next call usually follows within this time is an agent: people read more slowly."""
@@ -61,10 +62,7 @@ class AppPaces:
 
     def replied(self, tenant: str, app: str, pause_s: float) -> None:
         """Learn from a reply of a person or an agent that came `pause_s` seconds after a final answer."""
-        reply_s = self._apps.pop((tenant, app), None) or Median()
-        reply_s.learn(pause_s)
-        self._apps[(tenant, app)] = reply_s
-        self._forget()
+        used(self._apps, (tenant, app), Median, self.apps_max).learn(pause_s)
 
     # --- snapshots ---
 
@@ -79,12 +77,4 @@ class AppPaces:
 
     def adopt(self, theirs: OrderedDict[tuple[str, str], Median]) -> None:
         """Replace the pace of each app that has more replies in the snapshot."""
-        for app, known in theirs.items():
-            own = self._apps.get(app)
-            if own is None or own.seen < known.seen:
-                self._apps[app] = known
-        self._forget()
-
-    def _forget(self) -> None:
-        while len(self._apps) > self.apps_max:
-            self._apps.popitem(last=False)
+        adopt(self._apps, theirs, self.apps_max)

@@ -18,6 +18,7 @@ from collections import OrderedDict
 from typing import Final
 
 from policies.averages import QUICK, STEADY, Mean
+from policies.recent import used
 from policies.request import Request
 
 FOUND: Final = 1.0 - QUICK
@@ -67,15 +68,7 @@ class Kinds:
 
     def of(self, call: Request) -> Kind:
         """Return the kind of the call's interaction, to update it. Create the kind if it is unknown."""
-        key = _key(call)
-        known = self._kinds.get(key)
-        if known is None:
-            known = self._kinds[key] = Kind()
-            if len(self._kinds) > self._kinds_max:
-                self._kinds.popitem(last=False)
-        else:
-            self._kinds.move_to_end(key)
-        return known
+        return used(self._kinds, _key(call), Kind, self._kinds_max)
 
     def known(self, call: Request) -> Kind:
         """Return the kind of the call's interaction, or `NO_CALLS` if it is unknown. Changes nothing."""

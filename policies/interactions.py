@@ -41,7 +41,6 @@ LOOKED_AT: Final = 8
 """Interactions checked for idleness whenever one opens, so that checks outpace openings."""
 KEYS_EACH: Final = 2
 """Correlation keys remembered per interaction of `open_max`."""
-TENANTS_MAX: Final = 1000
 IDLE_S: Final = 300.0
 IDLE_S_AWAITED: Final = 12 * IDLE_S
 """Longest silence of an interaction, and of one whose last answer asked for more, where `idle_s` is auto."""
@@ -74,14 +73,6 @@ class InteractionSettings:
                 raise ValueError(f"interactions: {name} is {value}; it must be greater than 0")
 
 
-@dataclass(slots=True)
-class Waste:
-    """Interactions that lost a call to a rejection, and the tokens spent on them until then."""
-
-    interactions: int = 0
-    tokens: int = 0
-
-
 class Interactions:
     """The open interactions of every flow. One table may serve several pools.
 
@@ -89,8 +80,8 @@ class Interactions:
     """
 
     def __init__(self, settings: InteractionSettings | None = None) -> None:
-        self.wasted: dict[str, Waste] = {}
-        """Waste by tenant; under "" for tenants beyond `TENANTS_MAX`."""
+        self.wasted_tokens = 0
+        """Tokens spent on interactions until they lost a call to a rejection."""
         settings = settings or InteractionSettings()
         self.paces = AppPaces(settings.apps_max)
         self._by_key = CorrelationTable()
@@ -195,16 +186,9 @@ class Interactions:
     def cut(self, request: Request) -> None:
         """Count the tokens of a rejected call's interaction as wasted. Tokens are counted once."""
         interaction = request.progress.interaction
-        if interaction is None or not interaction.uncut_tokens:
-            return
-        tenant = interaction.tenant
-        waste = self.wasted.get(tenant)
-        if waste is None:
-            waste = self.wasted.setdefault(tenant if len(self.wasted) < TENANTS_MAX else "", Waste())
-        waste.interactions += 1
-        waste.tokens += interaction.uncut_tokens
-        request.progress.wasted_tokens = interaction.uncut_tokens
-        interaction.uncut_tokens = 0
+        if interaction is not None and interaction.uncut_tokens:
+            request.progress.wasted_tokens, interaction.uncut_tokens = interaction.uncut_tokens, 0
+            self.wasted_tokens += request.progress.wasted_tokens
 
     def idle_s(self, interaction: Interaction) -> float:
         """Return the longest silence of an interaction in seconds."""

@@ -447,9 +447,7 @@ class Pressure(NamedTuple):
     reason: str
 
 
-RETRY_S_MAX: Final = 60.0
-"""Longest Retry-After for a limit that holds only under overload: the overload may be over by then."""
 WAIT_S_MAX: Final = 3600.0
-"""Upper bound of expected waits."""
+"""Upper bound of expected waits, and of each Retry-After of a pool."""
 CALM: Final = Pressure(False, "")
 """No overload. Also recorded with decisions that do not depend on overload."""

@@ -141,7 +141,7 @@ def replay_under(
     driver = Driver([SimulatedGateway(0, engine)], models, ended=finished)
     driver.run(_possible(trace, profiles[0], finished))
     result = tally.summed_up(trace)
-    result.wasted_tokens = sum(waste.tokens for waste in engine.interactions.wasted.values())
+    result.wasted_tokens = engine.interactions.wasted_tokens
     return result
 
 

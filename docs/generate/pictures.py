@@ -151,13 +151,6 @@ def draw() -> None:
         [lane(0, "vtc", served("vtc", even)), lane(40, "rr", served("rr", even, quantum=900))],
         BOTH,
     )
-    pause = [Ask("heavy") for _ in range(14)] + [Ask("light", at_s=7.0) for _ in range(6)]
-    picture(
-        "policy-lcf",
-        "A user who was away comes back: under vtc both take turns, under lcf only that user is served.",
-        [lane(0, "vtc", served("vtc", pause)), lane(40, "lcf", served("lcf", pause))],
-        [("heavy", "a user who is always there"), ("light", "a user who comes after a pause")],
-    )
     documents = [Ask("heavy", label="AB"[n % 2], prefix=1 + n % 2, prompt=3200) for n in range(10)]
     documents += [Ask("light", label="C", prefix=3, prompt=3200) for _ in range(8)]
     picture(

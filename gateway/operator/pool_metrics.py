@@ -15,7 +15,6 @@ from prometheus_client.metrics_core import Metric
 from gateway.pool.parts import parts_of
 from gateway.telemetry.metric_families import Row, family
 from gateway.telemetry.metrics import OTHERS, TENANTS_MAX, Metrics
-from policies.interactions import Interactions
 from policies.limits.quotas import GROUP, Quotas
 from policies.request import BATCH
 
@@ -48,9 +47,6 @@ class PoolGauges:
         """Config from which the groups were read last."""
         self._around: Mapping[str, Sequence[str]] = {}
         """Groups of each tenant that have a label."""
-        self._waste: dict[str, int] = {}
-        """Wasted tokens by tenant, as of the last read."""
-        self._wasted: dict[str, int] = {}
         metrics.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
@@ -63,7 +59,6 @@ class PoolGauges:
         rows: Rows = defaultdict(list)
         interactions, quotas = gateway.shared.interactions, gateway.shared.quotas
         rows["fairgate_open_interactions"].append(([], 0 if interactions is None else len(interactions)))
-        rows["fairgate_wasted_tokens_total"] = [] if interactions is None else self._read_waste(interactions)
         self._read_pools(rows, gateway.pools)
         rows["fairgate_quota_used_ratio"] = [] if quotas is None else self._read_quotas(quotas)
         for each in gateway.exchanges:
@@ -137,16 +132,6 @@ class PoolGauges:
                     for label in [of] if whose == "tenant" else groups:
                         rows[name][label] += one[field]
         self._of_tenants = {name: [*found.items()] for name, found in rows.items()}
-
-    def _read_waste(self, interactions: Interactions) -> list[Row]:
-        """Return the wasted tokens by label, with a zero for each labelled tenant that wasted nothing."""
-        wasted = {tenant: 0 for _, tenant in self._metrics.labelled()} | self._wasted
-        for tenant, waste in interactions.wasted.items():
-            labelled = tenant if tenant in wasted else OTHERS
-            wasted[labelled] = wasted.get(labelled, 0) + waste.tokens - self._waste.get(tenant, 0)
-            self._waste[tenant] = waste.tokens
-        self._wasted = wasted
-        return [([tenant], tokens) for tenant, tokens in wasted.items()]
 
 
 def _of_pool(pool: Pool) -> dict[str, float]:

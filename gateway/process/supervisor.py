@@ -22,7 +22,6 @@ from gateway.config.changes import changes, needs_restart
 from gateway.config.load import ConfigError, Fault
 from gateway.config.model import Config
 from gateway.config.sections.keys import KeyConfig, hash_key
-from gateway.config.sections.policy_choice import policy_settings
 from gateway.http.sockets import listener, listening
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.process import systemd
@@ -62,8 +61,8 @@ class Child:
 def share_of(config: Config, index: int) -> Config:
     """Return the configuration of one worker, with its part of the machine: bounds of the queue and of connections.
 
-    Engines, limits and interactions are shared by sync rounds. The policy `rpm` counts in each gateway separately, so
-    its limit is divided. Learned state is shared; the first worker keeps the file.
+    Engines, limits and interactions are shared by sync rounds. Learned state is shared; the first worker keeps the
+    file.
     """
     count = config.workers
     limits = config.limits
@@ -72,15 +71,10 @@ def share_of(config: Config, index: int) -> Config:
         for name in ("queue_requests_max", "connections_max", "client_connections_max")
         if (bound := getattr(limits, name)) is not None
     }
-    policy = config.policy
-    if (known := policy_settings(policy.name).get("requests_per_minute")) is not None:
-        whole = policy.settings().get("requests_per_minute", known.default)
-        policy = policy.model_copy(update={"requests_per_minute": max(1, whole // count)})
     return config.model_copy(
         update={
             "state_file": config.state_file if index == 0 else None,
             "limits": limits.model_copy(update=own),
-            "policy": policy,
         }
     )
 

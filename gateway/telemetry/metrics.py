@@ -8,6 +8,7 @@ metrics when the page is read, since a counter of the client library costs a loc
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
@@ -46,7 +47,7 @@ class _Ended:
 class _TenantTotals:
     """Sums of one (pool, tenant, model)."""
 
-    __slots__ = ("cached", "first_tokens", "input", "model", "output", "tenant", "ways")
+    __slots__ = ("cached", "first_tokens", "input", "model", "output", "tenant", "wasted", "ways")
 
     def __init__(self, tenant: str, model: str) -> None:
         self.tenant = tenant
@@ -54,6 +55,7 @@ class _TenantTotals:
         self.input = 0
         self.output = 0
         self.cached = 0
+        self.wasted = 0
         self.ways: dict[str, _Ended] = {}
         self.first_tokens: _Distribution | None = None
 
@@ -140,6 +142,8 @@ class Metrics:
             self._prompt_ended(record, service.cached)
         if record.reason:
             self.refused(record)
+            if record.request is not None:
+                tenant_totals.wasted += record.request.progress.wasted_tokens
         for obstacle, seconds in record.waited_s.items():
             held_back = self._held_back.get((pool, obstacle))
             if held_back is None:
@@ -193,11 +197,14 @@ class Metrics:
         """Yield the counts for the registry. Runs in another thread than the loop, so tables are copied in one step."""
         tokens: list[Row] = []
         requests: list[Row] = []
+        wasted: Counter[str] = Counter()
         for of, totals in list(self._by_tenant.items()):
+            wasted[totals.tenant] += totals.wasted
             tokens += [((*of, kind), getattr(totals, kind)) for kind in ("input", "output", "cached")]
             requests += [((*of, outcome), way.requests) for outcome, way in list(totals.ways.items())]
         yield family("fairgate_tokens_total", tokens)
         yield family("fairgate_requests_total", requests)
+        yield family("fairgate_wasted_tokens_total", [([tenant], tokens) for tenant, tokens in wasted.items()])
         prompts: list[Row] = [
             ((*engine, kind), getattr(sums, kind))
             for engine, sums in list(self._prompts.items())

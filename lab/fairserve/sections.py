@@ -15,6 +15,7 @@ from lab.fairserve.population import Population, workload
 from lab.fairserve.study import (
     Study,
     ends_calls,
+    flat_limit,
     percent,
     protects_interactions,
     study,
@@ -39,7 +40,7 @@ RPM_LIMITS = (10, 30, 60)
 """Requests of a user within a minute: at 10 the engine has room, at 60 it has none."""
 
 POLICIES: Mapping[str, Callable[[], AdmissionEngine]] = {
-    **{f"RPM({limit})": partial(ends_calls, "rpm", requests_per_minute=limit) for limit in RPM_LIMITS},
+    **{f"RPM({limit})": partial(flat_limit, limit) for limit in RPM_LIMITS},
     "VTC": partial(ends_calls, "vtc"),
     "FS (W)": partial(ends_calls, "wsc", across_tenants=True),
     "FS (W+I)": partial(protects_interactions, across_tenants=True, throttle=LIMITED),

@@ -13,8 +13,10 @@ from backends.simulated.engine_profiles import EngineProfile, profile
 from lab.fairserve.interaction_clients import Course, InteractionClients, PlannedInteraction
 from lab.fairserve.population import is_abuser
 from lab.lab_driver import simulate
+from lab.vtc.unfair_orders import Rpm
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
+from policies.admission.policy import Policy
 from policies.capacity.overload import OverloadSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal
@@ -174,8 +176,16 @@ def _wait_s(record: Record) -> float:
 
 def ends_calls(policy: str, *, wait_s_max: float = WAIT_S_MAX, **settings: Any) -> AdmissionEngine:
     """A policy that knows nothing of interactions: a call inside one waits no longer than any other."""
-    limits = QueueLimits(queue_wait_s_max=wait_s_max, queue_wait_s_max_inside=wait_s_max)
-    return AdmissionEngine(named_policy(policy, **settings), limits=limits)
+    return AdmissionEngine(named_policy(policy, **settings), limits=_waits(wait_s_max))
+
+
+def flat_limit(requests_per_minute: int, *, wait_s_max: float = WAIT_S_MAX) -> AdmissionEngine:
+    """A flat limit of requests, then first come, first served."""
+    return AdmissionEngine(Policy(Rpm(requests_per_minute)), limits=_waits(wait_s_max))
+
+
+def _waits(wait_s_max: float) -> QueueLimits:
+    return QueueLimits(queue_wait_s_max=wait_s_max, queue_wait_s_max_inside=wait_s_max)
 
 
 def protects_interactions(*, overload: OverloadSettings | None = None, **settings: Any) -> AdmissionEngine:

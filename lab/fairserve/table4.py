@@ -15,7 +15,7 @@ from typing import NamedTuple
 from backends.simulated.engine_profiles import EngineProfile
 from lab.experiment import Experiment, Findings, Inputs, Row, holds, shown
 from lab.fairserve.population import TABLE_4, case_study
-from lab.fairserve.study import ENGINE, Study, ends_calls, study
+from lab.fairserve.study import ENGINE, Study, ends_calls, flat_limit, study
 from policies.admission.engine import AdmissionEngine
 
 DURATION_S = 900.0
@@ -32,7 +32,7 @@ SLOW: EngineProfile = replace(
 """About 1,200 prompt tokens a second, the most that table 4 prints of one policy, and a cache of 48,000 tokens."""
 
 POLICIES: Mapping[str, Callable[[], AdmissionEngine]] = {
-    "RPM(10)": partial(ends_calls, "rpm", wait_s_max=TIMEOUT_S, requests_per_minute=10),
+    "RPM(10)": partial(flat_limit, 10, wait_s_max=TIMEOUT_S),
     "VTC": partial(ends_calls, "vtc", wait_s_max=TIMEOUT_S),
     "FS (W)": partial(ends_calls, "wsc", wait_s_max=TIMEOUT_S, across_tenants=True),
     "FS (W+I)": partial(

@@ -161,7 +161,7 @@ class _Loop(OneEngine):
             self._end(record, refused.reason.value, now)
             return
         if self._lengths is not None:
-            request.progress.output_tokens_expected = self._lengths.expected(request)
+            request.progress.output_tokens_expected = self._lengths.estimate(request)[0]
         self._order.push(request, now)
 
     def _admit(self, now: float) -> None:
@@ -172,7 +172,7 @@ class _Loop(OneEngine):
             record = self._run.records[request.id]
             record.dispatched_s = now
             if self._lengths is not None:
-                request.progress.output_tokens_expected = self._lengths.expected(request)
+                request.progress.output_tokens_expected = self._lengths.estimate(request)[0]
             self._order.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
             self._admitted.append(_Running(request, record))
             self._prefill_tokens += request.prompt_tokens

@@ -19,12 +19,10 @@ class KnownLengths:
     def __init__(self, expected_tokens: Mapping[str, float]) -> None:
         self._expected_tokens = expected_tokens
 
-    def expected(self, request: Request) -> float:
+    def estimate(self, request: Request) -> tuple[float, int]:
         """Its entry, at most what the request allows. KeyError for a request that is not in the table."""
-        return min(self._expected_tokens[request.id], float(request.output_tokens_max))
-
-    def reserved(self, request: Request) -> int:
-        return ceil(self.expected(request))
+        expected = min(self._expected_tokens[request.id], float(request.output_tokens_max))
+        return expected, ceil(expected)
 
     def learn(self, request: Request, output_tokens: int) -> None:
         """Nothing to learn."""

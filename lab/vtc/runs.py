@@ -12,12 +12,11 @@ from lab.experiment import Inputs
 from lab.vtc.fairness import Discrepancy, Served, discrepancy, served, tokens_per_s
 from lab.vtc.in_engine import A10G_LLAMA2_7B, EngineLoop, serve_in_engine
 from lab.vtc.known_lengths import KnownLengths
+from lab.vtc.unfair_orders import Lcf, Rpm
 from policies.capacity.output_lengths import OutputLengths, OutputPredictor
 from policies.orders.cost import Cost, LinearCost, ProfiledCost
 from policies.orders.fcfs import Fcfs
-from policies.orders.lcf import Lcf
 from policies.orders.order import Order
-from policies.orders.rpm import Rpm, RpmParams
 from policies.orders.vtc import CounterParams, Vtc, VtcParams
 from simulation.run import Arrival, SimulationResult
 from simulation.traces.reader import Trace
@@ -59,7 +58,7 @@ noisy_oracle = Scheduler(lambda cost: Vtc(VtcParams(cost=_name(cost), predict_ou
 
 
 def rpm(requests_per_minute: int) -> Scheduler:
-    return Scheduler(lambda cost: Rpm(RpmParams(requests_per_minute)))
+    return Scheduler(lambda cost: Rpm(requests_per_minute))
 
 
 def arena(inputs: Inputs) -> list[Arrival]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Final, NamedTuple
 
 from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, Recent, Reject
@@ -101,7 +102,7 @@ class Deciding:
     @property
     def queued(self) -> int:
         """Return the number of waiting requests, including those that wait for the answer of other gateways."""
-        return len(self._waiting)
+        return len(self._waiting.requests)
 
     @property
     def queued_bytes(self) -> int:
@@ -147,11 +148,12 @@ class Deciding:
             self.requests.refused(request, now)
             return (self._reject(request, refused, now, pressure),)
         decisions: list[Decision] = []
-        request.progress.came_back = self._waiting.places.take(request)
+        if self._waiting.places.due:
+            request.progress.came_back = self._waiting.places.take(request)
         for victim in victims:
             self._withdraw(victim, now)
             decisions.append(self._reject(victim, Refused(Refusal.QUEUE_FULL, 0.0), now, pressure))
-        start_s = self.requests.cold_start.allowance_s()
+        start_s = self.requests.cold_start.allowance_s() if self.requests.cold_start.s_max else 0.0
         request.progress.deadline_s = now + min(self.limits.wait_s(request) + start_s, request.wait_s_max)
         if asks:
             self.requests.undecided(request)
@@ -212,7 +214,8 @@ class Deciding:
             if now - requests.charged_s >= LOOK_AGAIN_S:  # not at each event, so that a token costs almost nothing
                 requests.charge_progress(now, self.room)
             self.room.at(now)
-            self._waiting.places.expire(now)
+            if self._waiting.places.due:
+                self._waiting.places.expire(now)
         except Exception as error:
             self._noted(error, "")
         while True:
@@ -222,14 +225,20 @@ class Deciding:
                 if not isinstance(popped, Selection):
                     if popped is not None and self._lets_pass(popped, now, decisions):
                         continue
-                    self.blocked = popped
-                    self._waits.blocked(popped, now)
-                    if popped is not None and len(requests.preemption):
+                    if popped is not None or self.blocked is not None:
+                        self.blocked = popped
+                        self._waits.blocked(popped, now)
+                    if popped is not None and requests.preemption.running:
                         self._preempt_for(popped, now, decisions)
                     return
                 request = popped.request
-                decisions.append(self._dispatch(request, popped.backend, now))
-                if self.room.waits_inside(popped.backend):
+                requests.dispatched(request, popped.backend, now)
+                if self.room.prefill_parts.window_tokens < inf:
+                    self.room.prefill_parts.began(self._leases[request.id], now)
+                self.room.changed(popped.backend)
+                decisions.append(dispatch := Dispatch(request.id, popped.backend))
+                self.recent.note(dispatch, request, now, CALM)
+                if requests.preemption.running and self.room.waits_inside(popped.backend):
                     inside = Blocked(request, {popped.backend: Obstacle.SLOTS})
                     decisions += requests.preempt(inside, [popped.backend], now)
             except Exception as error:
@@ -252,13 +261,6 @@ class Deciding:
                     blocked = Blocked.everywhere(request, self.backends, Obstacle.CEILING)
                     blocked.ceiling = node
                     decisions += self.requests.preempt(blocked, list(self.backends), now)
-
-    def _dispatch(self, request: Request, backend: str, now: float) -> Dispatch:
-        self.requests.dispatched(request, backend, now)
-        self.room.prefill_parts.began(self._leases[request.id], now)
-        self.room.changed(backend)
-        self.recent.note(dispatch := Dispatch(request.id, backend), request, now, CALM)
-        return dispatch
 
     def _withdraw(self, request: Request, now: float) -> None:
         """Remove a request from the queue without service."""

@@ -55,6 +55,10 @@ class Policy:
         """Return the order of each queue by its engine; "" is the one queue in front of all engines."""
         return {"": self.order}
 
+    def order_of(self, request: Request) -> Order:
+        """Return the order of the queue in which the request waits, or would wait."""
+        return self.order
+
     def queue(self, name: str) -> Order | None:
         """Return the order of the queue with this name (`queues`), created if missing; None if there can be none."""
         return None if name else self.order
@@ -62,7 +66,7 @@ class Policy:
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         """Queue the request. `front`: it goes first in its flow, because it was queued before."""
         self.order.push(request, now, front=front)
-        if self._homes is not None:
+        if self._homes is not None and request.prefix:
             self._homes.add(request)
 
     def pop(self, now: float, engines: Engines) -> Selection | Blocked | None:
@@ -176,6 +180,9 @@ class AssignedPolicy(Policy):
 
     def queues(self) -> Mapping[str, Order]:
         return self._orders
+
+    def order_of(self, request: Request) -> Order:
+        return self._orders.get(request.progress.engine, self.order)
 
     def queue(self, name: str) -> Order | None:
         return self._order_at(name) if name else None

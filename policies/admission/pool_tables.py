@@ -18,7 +18,6 @@ from policies.capacity.output_lengths import OutputPredictor
 from policies.capacity.working_set import WorkingSet
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
-from policies.orders.order import Order
 from policies.queue.backlog import Backlog
 from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.cold_start import ColdStartEstimator
@@ -68,9 +67,10 @@ class PoolTables:
         """Return the refusal by a limit of the order, or of a start that would wait too long for the working set."""
         if (refused := self.policy.order.refusal(request, now, pressure)) is not None:
             return refused
-        backlog, most_s = self.order_of(request).backlog, self.waiting.limits.wait_s(request)
-        if backlog is None or not backlog.has_starts(request.flow.tenant):
+        backlog = self.policy.order_of(request).backlog
+        if backlog is None or not backlog.starts or not backlog.has_starts(request.flow.tenant):
             return None  # the first start of a tenant may always wait
+        most_s = self.waiting.limits.wait_s(request)
         if request.progress.inside or most_s == request.wait_s_max or not self.gate_of(request).gate.starts_of:
             return None
         wait_s = self.waiting.places.left_s(request, now)
@@ -89,7 +89,7 @@ class PoolTables:
 
     def gate_of(self, request: Request, *, waits: bool = True) -> GateState:
         """Return the gate where a request waits or would wait; with `waits` False, the gate that it has just passed."""
-        order, queues = self.order_of(request), max(1, len(self.policy.queues()))
+        order, queues = self.policy.order_of(request), max(1, len(self.policy.queues()))
         node = self.tree.full_for(request) if order.backlog is not None else None
         if node is not None:
             gate, running = Gate(request.can_wait, node.name), self.tree.running(node.name)
@@ -126,7 +126,7 @@ class PoolTables:
             numbers["working_set_hold_s"] = self.working_set.hold_s
         if request is not None:
             numbers["place_in_tenant"] = float(self.waiting.place_of(request))
-            numbers["queue"] = float(len(self.waiting))
+            numbers["queue"] = float(len(self.waiting.requests))
             numbers["expected_wait_s"] = self.expected(request, now, comes=False).wait_s
         return numbers
 
@@ -134,10 +134,6 @@ class PoolTables:
         """Return the tokens of the prompts and expected answers of all waiting and running requests. O(requests)."""
         present = [*self.waiting.requests.values(), *[lease.request for lease in self.leases.values()]]
         return sum([each.prompt_tokens + each.progress.output_tokens_expected for each in present])
-
-    def order_of(self, request: Request) -> Order:
-        """Return the order of the queue in which the request waits, or would wait."""
-        return self.policy.queues().get(request.progress.engine, self.policy.order)
 
     def lease(self, request_id: str) -> Lease:
         """Return the lease of a dispatched request. Raise UnknownRequest if there is none."""

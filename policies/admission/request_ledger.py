@@ -31,7 +31,7 @@ class RequestLedger(PoolTables):
 
     def follow_start(self, now: float, *, is_served: bool) -> None:
         """Begin a cold start if requests wait and no engine is in service. End the cold start once an engine is."""
-        if not is_served and len(self.waiting):
+        if not is_served and len(self.waiting.requests):
             self.cold_start.begin(now)
         elif is_served and self.cold_start.complete(now):
             self.expected_waits.resumed(now)
@@ -41,7 +41,8 @@ class RequestLedger(PoolTables):
     def undecided(self, request: Request) -> None:
         """Let a new request wait until other gateways are asked about it."""
         self._apply(lifecycle.UNDECIDED, request)
-        self._wait(request)
+        self._expect(request)
+        self.waiting.add(request)
 
     def asked(self, request: Request, now: float) -> None:
         """Count an undecided request, because other gateways are asked about it now."""
@@ -53,7 +54,8 @@ class RequestLedger(PoolTables):
         is_new = self._apply(lifecycle.ADMITTED, request) is State.NEW
         self._enter(request)
         if is_new:
-            self._wait(request)
+            self._expect(request)
+            self.waiting.add(request)
             self._count(request, now)
         self.interactions.admitted(request, now)  # before the push: the order reads the stage
         self.working_set.queued(request, now)
@@ -63,7 +65,7 @@ class RequestLedger(PoolTables):
         """Record the expected wait of a request that could not start at once, and return it."""
         progress = request.progress
         if progress.state is State.QUEUED:
-            self.expected_waits.began(self.order_of(request).backlog, request, now)
+            self.expected_waits.began(self.policy.order_of(request).backlog, request, now)
         assert progress.wait is not None
         expected = self.expected(request, now, comes=progress.state is not State.QUEUED)
         progress.wait.expected = expected
@@ -97,7 +99,8 @@ class RequestLedger(PoolTables):
         """Queue a request that fails over from another pool."""
         self._apply(lifecycle.TAKEN_IN, request)
         self._enter(request)
-        self._wait(request)
+        self._expect(request)
+        self.waiting.add(request)
         self.working_set.queued(request, now)
         self.policy.push(request, now)
         self._count(request, now)
@@ -117,7 +120,7 @@ class RequestLedger(PoolTables):
             self.preemption.dispatched(request, backend)
         self.touched[backend] = None
         self.backends[backend].add(lease)
-        self.tree.dispatched(request, lease.held_tokens)
+        self.tree.run(request, request.sequences, lease.held_tokens)
         if wait is not None or self.waiting.requests:
             self._went(request, now)
         self.working_set.dispatched(request, now)
@@ -142,7 +145,8 @@ class RequestLedger(PoolTables):
             self.working_set.left(request, NO_SERVICE, now)
         # The weight may have changed while the request ran.
         request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
-        self._wait(request, front=True)
+        self._expect(request)
+        self.waiting.add(request, front=True)
         self.policy.push(request, now, front=True)
 
     def set_aside(self, blocked: Blocked, now: float, *, stays: bool) -> list[tuple[Request, Refused | None]]:
@@ -170,7 +174,7 @@ class RequestLedger(PoolTables):
                 progress.rests = True
                 heappush(self.resting, (min(until_s, progress.deadline_s), request.id))
             aside.append((request, refused))
-        if len(self.resting) > 2 * len(self.waiting) + 64:  # most entries are stale
+        if len(self.resting) > 2 * len(self.waiting.requests) + 64:  # most entries are stale
             self.resting = [each for each in self.resting if each[1] in self.waiting.requests]
             heapify(self.resting)
         return aside
@@ -213,7 +217,7 @@ class RequestLedger(PoolTables):
 
         `blocked`: that request and its obstacles; None if it waits at another gateway.
         """
-        order, node = (self.order_of(blocked.request), blocked.ceiling) if blocked else (self.policy.order, "")
+        order, node = (self.policy.order_of(blocked.request), blocked.ceiling) if blocked else (self.policy.order, "")
         if (blocked is not None and blocked.request.can_wait) or not engines or order.backlog is None:
             return []
         id = self.preemption.choose(
@@ -245,7 +249,7 @@ class RequestLedger(PoolTables):
         touched, self.touched = self.touched, {}
         for lease in streaming:
             touched[lease.backend] = self.touched[lease.backend] = None
-        for name in self._due.pop(now):
+        for name in self._due.pop(now) if self._due.heap else ():
             touched[name] = None
         for name in touched:
             ledger = self.backends.get(name)
@@ -254,7 +258,7 @@ class RequestLedger(PoolTables):
                 self._due.note(name, ledger.estimate(now))
                 if len(ledger.starting) < starting:
                     room.changed(name)
-        for request_id in self.preemption:
+        for request_id in self.preemption.running:
             lease = self.leases[request_id]
             if not lease.request.streamed:  # charged as time passes: its service decides what is owed to batch work
                 self.policy.charge(lease.request, self.received(lease, now), now, final=False)
@@ -290,11 +294,6 @@ class RequestLedger(PoolTables):
         if not self.tree.is_flat:
             request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
 
-    def _wait(self, request: Request, *, front: bool = False) -> None:
-        """Add a request to the bounded queue, with a new estimate of its answer."""
-        self._expect(request)
-        self.waiting.add(request, front=front)
-
     def _wait_no_more(self, request: Request, now: float) -> None:
         self.waiting.remove(request)
         self.waits.ended(request, now)
@@ -302,8 +301,7 @@ class RequestLedger(PoolTables):
     def _expect(self, request: Request) -> None:
         """Estimate the length of the answer: the expected tokens, and those to reserve."""
         progress = request.progress
-        progress.output_tokens_expected = self.lengths.expected(request)
-        progress.output_tokens_reserved = self.lengths.reserved(request)
+        progress.output_tokens_expected, progress.output_tokens_reserved = self.lengths.estimate(request)
 
     def _leave_line(self, request: Request, now: float) -> None:
         """Remove a request that will not run from the order, the tree and the working set."""
@@ -324,7 +322,7 @@ class RequestLedger(PoolTables):
         if request.can_wait:
             self.preemption.ended(request, charged, is_preempted=is_preempted)
         self.backends[lease.backend].remove(lease, now)
-        self.tree.ended(request, lease.held_tokens)
+        self.tree.run(request, -request.sequences, -lease.held_tokens)
         self.policy.charge(request, charged, now, final=True)
         del self.leases[request.id]  # last, because an event that fails before this finds its request by the lease
         return now - lease.dispatched_s

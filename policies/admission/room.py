@@ -74,7 +74,8 @@ class DueTimes:
     """Timers, one per engine: the earliest time at which an obstacle may disappear without an event."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, str]] = []
+        self.heap: list[tuple[float, str]] = []
+        """Times and engines, the earliest first."""
         self._earliest_s: dict[str, float] = {}
         """Earliest time by engine. Later times of an engine in the heap are stale."""
 
@@ -82,17 +83,13 @@ class DueTimes:
         """Add a time; inf adds nothing."""
         if due_s < self._earliest_s.get(engine, inf):
             self._earliest_s[engine] = due_s
-            heappush(self._heap, (due_s, engine))
-
-    def first_s(self) -> float:
-        """Return the earliest time in the heap; inf if it is empty."""
-        return self._heap[0][0] if self._heap else inf
+            heappush(self.heap, (due_s, engine))
 
     def pop(self, now: float) -> list[str]:
         """Remove and return the engines whose time has come."""
         engines: list[str] = []
-        while self._heap and self._heap[0][0] <= now:
-            due_s, engine = heappop(self._heap)
+        while self.heap and self.heap[0][0] <= now:
+            due_s, engine = heappop(self.heap)
             if self._earliest_s.get(engine) == due_s:
                 del self._earliest_s[engine]
                 engines.append(engine)
@@ -101,7 +98,7 @@ class DueTimes:
 
 Standing = tuple[bool, bool, bool]
 """Properties of a request that decide about its room, as (alone, paced, spent). Alone: its tenant has no other request
-at the pool (`PoolTree.is_alone`). Paced: its start must be spread. Spent: it is batch work that could exceed the bound
+at the pool (`PoolTree.standing`). Paced: its start must be spread. Spent: it is batch work that could exceed the bound
 of waste (`tree.preemption`)."""
 
 
@@ -135,7 +132,7 @@ class PoolRoom:
         self._changed: dict[str, int] = {}
         """Number of the last change of each engine that changed since the last reset, the latest last."""
         self.load = PoolLoad(backends)
-        self._full: tuple[dict[str, Obstacle], dict[str, Obstacle]] = {}, {}
+        self._full: tuple[dict[str, None], dict[str, None]] = {}, {}
         """Engines without a slot, which need not be asked until they change. At False: for requests that are not alone
         (`Standing`). At True: for those that are."""
         self._open: tuple[dict[str, BackendLedger], dict[str, BackendLedger]] = {}, {}
@@ -190,32 +187,34 @@ class PoolRoom:
         """Set the time: expire contexts, and note a change at the engines whose time has come."""
         self._now = now
         self._working_set.expire(now)
-        for engine in self._opens.pop(now):
-            self.changed(engine)
+        if self._opens.heap:
+            for engine in self._opens.pop(now):
+                self.changed(engine)
 
     def opens_s(self) -> float:
         """Return the time at which a blocked request may have room without an event; inf if never."""
-        return min(self._opens.first_s(), self._working_set.expires_s())
+        return min(self._opens.heap[0][0] if self._opens.heap else inf, self._working_set.expires_s())
 
     def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         if (blocked := self._blocked_anywhere(request, self._backends)) is not None:
             return blocked
-        standing = self._standing(request)
-        known = self._answers.get(request.id)
+        standing, known = self._standing(request), self._answers.get(request.id)
+        full: dict[str, None] = {}
+        ledgers: Mapping[str, BackendLedger] = self._backends
+        if not request.engine and request.progress.closed is None:  # otherwise a full engine may also be closed to it
+            full, ledgers = self._full[standing[0]], self._open[standing[0]]
         if known is not None and known[1] == standing:
-            return self._asked_again(request, known, but)
-        if not self._may_skip_full(request):
-            return self._found(request, standing, Blocked(request, {}), list(self._backends.values()), but)
-        full, is_open = self._full[standing[0]], self._open[standing[0]]
-        blocked = Blocked(request, full.copy(), {Obstacle.SLOTS: len(full)} if full else {})
-        return self._found(request, standing, blocked, list(is_open.values()), but)
+            return self._asked_again(request, known, full, but)
+        return self._found(request, standing, None, full, list(ledgers.values()), but)
 
-    def _asked_again(self, request: Request, known: Answers, but: str | None) -> Sequence[BackendLedger] | Blocked:
+    def _asked_again(
+        self, request: Request, known: Answers, full: dict[str, None], but: str | None
+    ) -> Sequence[BackendLedger] | Blocked:
         """Ask only the engines that have changed since the known answers, and may have a slot."""
         blocked, standing, changes = known
         if self._changes == changes:
             return blocked
-        full, ledgers = self._full[standing[0]] if self._may_skip_full(request) else {}, []
+        ledgers: list[BackendLedger] = []
         for name in reversed(self._changed):
             if self._changed[name] <= changes:
                 break
@@ -223,47 +222,53 @@ class PoolRoom:
                 blocked.set(name, Obstacle.SLOTS)
             else:
                 ledgers.append(self._backends[name])
-        return self._found(request, standing, blocked, ledgers, but)
-
-    @staticmethod
-    def _may_skip_full(request: Request) -> bool:
-        """Return False if an engine without a slot may also be closed to this request alone."""
-        return not request.engine and request.progress.closed is None
+        return self._found(request, standing, blocked, full, ledgers, but)
 
     def _found(
-        self, request: Request, standing: Standing, blocked: Blocked, ledgers: list[BackendLedger], but: str | None
-    ) -> Sequence[BackendLedger] | Blocked:
-        """Return those of these engines that have room, or `Blocked` with their obstacles added to the known ones."""
+        self, request: Request, standing: Standing, blocked: Blocked | None, full: dict[str, None],
+        ledgers: list[BackendLedger], but: str | None,
+    ) -> Sequence[BackendLedger] | Blocked:  # fmt: skip
+        """Return those of these engines that have room, or `Blocked` with their obstacles added to the known ones.
+
+        If none are known, the engines in `full` have no slot.
+        """
         free: list[BackendLedger] = []
+        found: dict[str, Obstacle | None] = {}
         for ledger in ledgers:
-            name = ledger.name
-            obstacle = (
-                Obstacle.KV if self._fits_elsewhere(request, ledger) else self._obstacle(request, ledger, standing)
-            )
-            blocked.set(name, obstacle)
+            too_large = request.prompt_tokens > (ledger.kv.capacity_tokens or inf)
+            if too_large and self._fits_elsewhere(request):
+                obstacle: Obstacle | None = Obstacle.KV
+            else:
+                obstacle = self._obstacle(request, ledger, standing)
+            found[ledger.name] = obstacle
             if obstacle is None:
                 free.append(ledger)
             elif obstacle is Obstacle.SLOTS and _is_full(ledger, is_alone=standing[0]):
-                self._full[standing[0]][name] = obstacle
-                self._open[standing[0]].pop(name, None)
+                self._full[standing[0]][ledger.name] = None
+                self._open[standing[0]].pop(ledger.name, None)
         if free:
             self._answers.pop(request.id, None)
             if len(free) > 1:  # a queue inside an engine only hides latency, so engines with a free slot are preferred
                 free = [ledger for ledger in free if _has_slot(ledger, request)] or free
-            return free if but is None else [ledger for ledger in free if ledger.name != but] or blocked
+            if but is not None:
+                free = [ledger for ledger in free if ledger.name != but]
+            if free:
+                return free
+        if blocked is None:
+            blocked = Blocked.everywhere(request, full, Obstacle.SLOTS)
+        for name, why in found.items():
+            blocked.set(name, why)
+        if None in found.values():
+            return blocked
         if len(self._answers) >= ANSWERS_MAX:
             self._answers.clear()
         self._answers[request.id] = blocked, standing, self._changes
         return blocked
 
-    def _fits_elsewhere(self, request: Request, ledger: BackendLedger) -> bool:
-        """Return whether the prompt exceeds the whole KV cache of this engine, and fits another engine in service."""
-        capacity, tokens = ledger.kv.capacity_tokens, request.prompt_tokens
-        return (
-            capacity is not None
-            and tokens > capacity
-            and any([other.healthy and (other.kv.capacity_tokens or 0) >= tokens for other in self._backends.values()])
-        )
+    def _fits_elsewhere(self, request: Request) -> bool:
+        """Return whether the prompt fits the whole KV cache of an engine in service."""
+        tokens = request.prompt_tokens
+        return any([other.healthy and (other.kv.capacity_tokens or 0) >= tokens for other in self._backends.values()])
 
     def reserve(self, blocked: Blocked) -> str | None:
         engine, closed = blocked.request.engine, blocked.request.progress.closed or {}
@@ -295,11 +300,11 @@ class PoolRoom:
         Batch work does not count where its preemption would make room for the request.
         """
         request, ranks = blocked.request, self.load.ranks()
-        if len(self._preemption) and not request.can_wait:
+        if self._preemption.running and not request.can_wait:
             ranks = sorted([(fraction - self._freed(request, name), name) for fraction, name in ranks])
         for _, name in ranks:
-            obstacle = blocked.obstacles.get(name)
-            if obstacle not in NOT_SOON and not self._fits_elsewhere(request, self._backends[name]):
+            too_large = request.prompt_tokens > (self._backends[name].kv.capacity_tokens or inf)
+            if blocked.obstacles.get(name) not in NOT_SOON and not (too_large and self._fits_elsewhere(request)):
                 return name
         return None
 
@@ -318,7 +323,7 @@ class PoolRoom:
         """
         ledger = self._backends[engine]
         capacity = ledger.kv.capacity_tokens
-        if request.can_wait or not len(self._preemption) or capacity is None:
+        if request.can_wait or not self._preemption.running or capacity is None:
             return not request.can_wait
         left = ledger.kv_fraction() * capacity - self._batch_tokens(ledger)
         return left + ledger.kv.footprint_tokens(request) <= ledger.kv.limit_tokens()
@@ -353,7 +358,7 @@ class PoolRoom:
         self.asked = request.id
         why, ceiling = Obstacle.TURN, ""
         if self.rivals is None or not self.rivals.has_turn(request, self._now):
-            if (full := self._tree.full_for(request)) is not None:
+            if self._tree.limited and (full := self._tree.full_for(request)) is not None:
                 why, ceiling = Obstacle.CEILING, full.name
             elif self._working_set.has_room(request):
                 return None
@@ -364,8 +369,9 @@ class PoolRoom:
         return blocked
 
     def _standing(self, request: Request) -> Standing:
+        is_alone, is_flooding = self._tree.standing(request)
         # Batch work fills the gaps, and its room can be preempted: interactive starts need not be spread beside it.
-        is_paced = self._tree.is_flooding(request) and (request.can_wait or not len(self._preemption))
+        is_paced = is_flooding and (request.can_wait or not self._preemption.running)
         backlog = self._backlog
         is_spent = (
             request.can_wait
@@ -373,7 +379,7 @@ class PoolRoom:
             and not backlog.owes_batch
             and not self._preemption.may_waste(request, backlog.batch_share)
         )
-        return self._tree.is_alone(request), is_paced, is_spent
+        return is_alone, is_paced, is_spent
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: Standing) -> Obstacle | None:
         (is_alone, paced, is_spent), now = standing, self._now
@@ -385,9 +391,11 @@ class PoolRoom:
         if obstacle is not None:
             ledger.held_back(request, obstacle)
             self._opens.note(ledger.name, ledger.opens_s(request, obstacle, now))
-        elif (until_s := self.prefill_parts.held_until_s(request, ledger, now)) is not None:
-            obstacle = Obstacle.PREFILL_PART
-            self._opens.note(ledger.name, until_s)
+        elif self.prefill_parts.window_tokens < inf:
+            until_s = self.prefill_parts.held_until_s(request, ledger, now)
+            if until_s is not None:
+                obstacle = Obstacle.PREFILL_PART
+                self._opens.note(ledger.name, until_s)
         return obstacle
 
     def _cached_tokens(self, request: Request, engine: str) -> int:

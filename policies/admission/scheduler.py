@@ -71,13 +71,7 @@ def schedule(
         if backlog.full:
             _wake(backlog, engines, only)
     while (head := order.head()) is not None:  # WHO
-        placed: str | Blocked
-        if only is not None:  # WHERE was decided when the request arrived
-            placed = engines.blocked_at(head, only) or only  # WHEN
-        elif isinstance(found := engines.with_room(head), Blocked):  # WHEN
-            placed = found
-        else:
-            placed, head.progress.placed = placement.choose(head, found)  # WHERE
+        placed = _place(head, engines, placement, only)  # WHEN and WHERE
         if not isinstance(placed, Blocked):
             if homes is not None and backlog is not None and backlog.queued > 1:
                 head = _cached_first(head, placed, backlog, homes, engines)
@@ -112,12 +106,15 @@ def _place(
 
     `but`: an engine that is reserved for another request.
     """
-    if only is not None:
+    if only is not None:  # WHERE was decided when the request arrived
         return engines.blocked_at(request, only) or only
-    found = engines.with_room(request, but)  # WHEN
+    found = engines.with_room(request, but)
     if isinstance(found, Blocked):
         return found
-    engine, request.progress.placed = placement.choose(request, found)  # WHERE
+    if len(found) > 1:
+        engine, request.progress.placed = placement.choose(request, found)
+    else:
+        engine, request.progress.placed = found[0].name, Placed.ONLY
     return engine
 
 

@@ -28,7 +28,7 @@ ENDED_MAX: Final = 1024
 EVENLY: Final = 0.94
 """Part of the KV limit for which starts are spread. Bursty starts produce bursty ends, and those bursty starts again.
 Starts paced slightly below capacity damp this; the rest of the cache is filled by starts that replace ends."""
-PROMPT_PART_SHARE_PER_S: Final = 0.5
+PROMPT_PART_SHARE_PER_S: Final = 10 * USUAL
 """Weight of one comparison of gauge and ledger, per second since the comparison before it: hundreds of steps in a
 second say no more about shared prefixes than ten pages do."""
 OFF_BY_TOKENS: Final = 1.0
@@ -110,7 +110,8 @@ class KvCache:
             return None
         footprint_tokens = self.footprint_tokens(request)
         held_tokens = self.held_tokens + footprint_tokens
-        unsure_tokens = self._unsure_tokens + (footprint_tokens if _may_outgrow(request) else 0.0)
+        may_outgrow = request.progress.output_tokens_reserved < request.output_tokens_max
+        unsure_tokens = self._unsure_tokens + (footprint_tokens if may_outgrow else 0.0)
         limit = whole = self._ceiling_tokens(capacity, unsure_tokens / held_tokens) - self._foreign_tokens
         if allowance is not None:
             if not self._leases and allowance.kv_tokens >= int(limit):
@@ -160,11 +161,13 @@ class KvCache:
     # --- events ---
 
     def add(self, lease: Lease) -> None:
-        lease.held_tokens = round(self.footprint_tokens(lease.request))
-        lease.unsure_tokens = lease.held_tokens if _may_outgrow(lease.request) else 0
+        request = lease.request
+        lease.held_tokens = round(self.footprint_tokens(request))
+        if request.progress.output_tokens_reserved < request.output_tokens_max:  # the answer may outgrow its reserve
+            lease.unsure_tokens = lease.held_tokens
         self._unsure_tokens += lease.unsure_tokens
         self.held_tokens += lease.held_tokens
-        self._outputs += lease.request.sequences * self._block_size / 2
+        self._outputs += request.sequences * self._block_size / 2
         self.pass_time(lease.dispatched_s)
         self._note(lease, lease.dispatched_s)
 
@@ -183,7 +186,7 @@ class KvCache:
             self._outputs += lease.output_tokens - lease.counted_tokens
             lease.counted_tokens = lease.output_tokens
         if growing is not None:
-            off_by = lease.output_each() - growing.done() - (forecast.clock - growing.noted)
+            off_by = lease.output_each() - growing.done - (forecast.clock - growing.noted)
             if abs(off_by) > self._off_by():
                 self._note(lease, now)
         if lease.output_tokens * OUTGROWN <= request.progress.output_tokens_reserved:
@@ -280,13 +283,10 @@ class KvCache:
         """Return the engine's steps until a request dispatched now has its first token."""
         return self._pace.first_token_s / self._pace.token_s
 
-    def pass_time(self, now: float) -> float:
-        """Advance the forecast to now, and note due leases anew.
-
-        Return the time at which this must be called again; inf while the capacity is not known.
-        """
+    def pass_time(self, now: float) -> None:
+        """Advance the forecast to now, and note due leases anew. Do nothing while the capacity is not known."""
         if self.capacity_tokens is None:
-            return inf
+            return
         forecast = self._forecast
         if (
             now < self._forecast_s
@@ -294,20 +294,26 @@ class KvCache:
             or abs(self._prompt_part - self._forecast_part) > OFF_BY_PART
         ):
             self._look_anew(now)
-            forecast = self._forecast
         else:
             self._looked_ahead(now)
             self._forecast_s, self._forecast_clock = now, forecast.clock
             for growing in forecast.due():
                 self._note(self._leases[growing.name], now)
-        return now + (min(forecast.next_due(), CLOCK_MAX) - forecast.clock) * self._pace.token_s
 
     def estimate(self, now: float) -> float:
-        """Estimate the answers that are not streamed. Return the time at which this must be called again."""
+        """Estimate the answers that are not streamed. Return the time at which this must be called again.
+
+        inf while the capacity is not known.
+        """
         for lease in self._unstreamed.values():
             lease.output_tokens = self._pace.output_tokens(lease, now)
-        due_s = self.pass_time(now)
-        return now if self._unstreamed else due_s
+        self.pass_time(now)
+        if self._unstreamed:
+            return now
+        forecast = self._forecast
+        if self.capacity_tokens is None:
+            return inf
+        return now + (min(forecast.next_due(), CLOCK_MAX) - forecast.clock) * self._pace.token_s
 
     def _look_anew(self, now: float) -> None:
         """Rebuild the forecast from all leases."""
@@ -342,15 +348,15 @@ class KvCache:
     def _growing(self, lease: Lease, now: float, wait_s: float) -> Growing:
         """Return the growth of a lease whose first token comes after `wait_s`."""
         request, each, token_s = lease.request, lease.request.sequences, self._pace.token_s
-        done = lease.output_each()
+        done = lease.output_tokens / each
         prompt = request.prompt_tokens * (self._prompt_part if lease.started_s is not None else 1.0)
         held = prompt + lease.output_tokens + each * self._block_size / 2
         reserved = request.progress.output_tokens_reserved / each
         expected = request.progress.output_tokens_expected / each or reserved
         most, wait = request.output_tokens_max / each, wait_s / token_s
-        grows, spread = still_to_come(expected, reserved, most, done)
-        grows += wait
-        same = wait + lasts(expected, reserved, most, done, self._off_by())
+        ahead = still_to_come(expected, reserved, most, done)
+        grows, spread = ahead[0] + wait, ahead[1]
+        same = wait + lasts(ahead, expected, reserved, most, done, self._off_by())
         starting_s = (now if lease.started_s is None else lease.started_s) - lease.dispatched_s
         age = done + starting_s / token_s
         return Growing(grows, held, each, done + grows + spread / 2, age, spread, same, request.id)
@@ -358,8 +364,3 @@ class KvCache:
     def _off_by(self) -> float:
         """Return the tokens per sequence by which a request may differ from its forecast: more in a fuller engine."""
         return OFF_BY_TOKENS + OFF_BY_TOKENS_PER_LEASE * len(self._leases)
-
-
-def _may_outgrow(request: Request) -> bool:
-    """Return whether the answer may take more than its reserve."""
-    return request.progress.output_tokens_reserved < request.output_tokens_max

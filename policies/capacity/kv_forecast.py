@@ -20,7 +20,7 @@ run, and a question costs as much as there are cells.
 from __future__ import annotations
 
 from bisect import bisect_left
-from math import inf, sqrt
+from math import inf, log, sqrt
 from typing import Final
 
 TOLERATED: Final = 0.1
@@ -28,8 +28,8 @@ TOLERATED: Final = 0.1
 CATCHING_UP: Final = 0.5
 """Fraction of the unused capacity beyond `TOLERATED` that may be filled at once. The rest is spread, so that a wave
 halves each time."""
-LATE: Final = 1.3
-"""Excess over the mean, in means, of the longest tenth of exponentially distributed lengths: at least ln 10 - 1."""
+LATE: Final = log(10.0) - 1.0
+"""Excess over the mean, in means, of the longest tenth of exponentially distributed lengths."""
 LOOKS: Final = 6
 """Number of further checks of the occupancy: at 1/2, 1/4, ... 1/2^LOOKS of the way to the last end."""
 FINE: Final = 7
@@ -58,10 +58,12 @@ def still_to_come(expected: float, reserved: float, most: float, done: float) ->
     return min(least, left), min(width, max(0.0, left - least))
 
 
-def lasts(expected: float, reserved: float, most: float, done: float, off_by: float) -> float:
-    """Return for how many more tokens the forecast of `still_to_come` stays true to within about `off_by` tokens."""
+def lasts(
+    ahead: tuple[float, float], expected: float, reserved: float, most: float, done: float, off_by: float
+) -> float:
+    """Return for how many more tokens the forecast `ahead` of `still_to_come` stays true to about `off_by` tokens."""
     mean = max(0.0, reserved - expected) / LATE
-    least, width = still_to_come(expected, reserved, most, done)
+    least, width = ahead
     beyond = most - done - least - width
     if least > 0.0 and beyond <= 0.0:
         return max(least / PARTS, off_by)  # the answer ends at `most`, which does not move
@@ -78,8 +80,8 @@ class Growing:
     """The growth of one request in the cache, in tokens. `grows`, `whole` and `spread` are per sequence."""
 
     __slots__ = (
-        "age", "base", "begins", "begins_key", "due", "due_key", "ends", "ends_key", "grows", "held", "is_open",
-        "lasts", "name", "noted", "sequences", "spread", "starts", "starts_key", "whole",
+        "age", "at_start", "base", "begins", "begins_key", "done", "due", "due_key", "ends", "ends_key", "grows",
+        "held", "is_open", "lasts", "name", "noted", "sequences", "spread", "starts", "starts_key", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +109,10 @@ class Growing:
         """Steps of the engine since the dispatch."""
         self.spread = spread if spread >= 1.0 else 0.0
         """Width of the stretch of the end: each sequence adds from `grows` to `grows + spread` tokens."""
+        self.done = whole - grows - self.spread / 2
+        """Tokens that each sequence had added when the request was noted."""
+        self.at_start = held - self.sequences * self.done
+        """Tokens held at the start."""
         # Places by the clock of the forecast, set when the request is noted.
         self.noted = 0.0
         self.base = 0.0
@@ -115,17 +121,9 @@ class Growing:
         self.begins = self.ends = self.starts = self.due = 0.0
         self.begins_key = self.ends_key = self.starts_key = self.due_key = 0
 
-    def done(self) -> float:
-        """Return the tokens that each sequence had added when the request was noted."""
-        return self.whole - self.grows - self.spread / 2
-
-    def at_start(self) -> float:
-        """Return the tokens held at the start."""
-        return self.held - self.sequences * self.done()
-
     def work(self) -> float:
         """Return the token-steps from start to end."""
-        return self.whole * (self.at_start() + self.sequences * self.whole / 2)
+        return self.whole * (self.at_start + self.sequences * self.whole / 2)
 
     def share_at(self, step: float) -> float:
         """Return the probability that the request has not ended by this step."""
@@ -161,25 +159,21 @@ class _Cells:
         self._keys: list[int] = []
         self._by_key: dict[int, _Cell] = {}
 
-    def cell(self, key: int) -> _Cell:
+    def add(
+        self, key: int, sign: float, place: float, h0: float, h1: float, h2: float, v0: float, v1: float, v2: float
+    ) -> _Cell:
+        """Add to the sums of a cell, or take from them (`sign` -1). Return the cell."""
         cell = self._by_key.get(key)
         if cell is None:
             cell = self._by_key[key] = _Cell()
             index = bisect_left(self._keys, key)
             self._keys.insert(index, key)
             self.cells.insert(index, cell)
-        return cell
-
-    def add(
-        self, key: int, sign: float, place: float, h0: float, h1: float, h2: float, v0: float, v1: float, v2: float
-    ) -> None:
-        """Add to the sums of a cell, or take from them (`sign` -1)."""
-        cell = self.cell(key)
         cell.count += sign
         if cell.count < 0.5:
             index = bisect_left(self._keys, key)
             del self._keys[index], self.cells[index], self._by_key[key]
-            return
+            return cell
         cell.place += sign * place
         cell.h0 += sign * h0
         cell.h1 += sign * h1
@@ -187,6 +181,7 @@ class _Cells:
         cell.v0 += sign * v0
         cell.v1 += sign * v1
         cell.v2 += sign * v2
+        return cell
 
 
 def _key(place: float, distance: float, fine: int) -> int:
@@ -232,7 +227,7 @@ class KvForecast:
         """Return the requests that must be noted anew by now."""
         due: list[Growing] = []
         for cell in self._due.cells:
-            if cell.at() >= self.clock:
+            if cell.place / cell.count >= self.clock:
                 break
             due += cell.requests
         return due
@@ -272,13 +267,13 @@ class KvForecast:
     def _sum(self, one: Growing, sign: float) -> None:
         self._full_at = self._lead_clock = -1.0
         base, n, width = one.base, one.sequences, one.spread
-        at_start, whole = one.at_start(), one.whole
+        at_start, whole = one.at_start, one.whole
         if one.due_key != NEVER:
+            due = self._due.add(one.due_key, sign, one.due, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
             if sign > 0:
-                self._due.cell(one.due_key).requests[one] = None
+                due.requests[one] = None
             else:
-                del self._due.cell(one.due_key).requests[one]
-            self._due.add(one.due_key, sign, one.due, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+                del due.requests[one]
         w1 = w2 = l1 = 0.0
         if one.is_open:
             self._open.add(one.begins_key, sign, width, base, n, 0.0, base * base, base * n, n * n)

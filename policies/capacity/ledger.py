@@ -101,7 +101,8 @@ class BackendLedger:
             return Obstacle.CLOSED
         if not self.leases and allowance is None:
             return None
-        if self._engine_queues(now):
+        gauges = self._gauges
+        if gauges is not None and gauges.waiting and self._queues(gauges, now):
             return Obstacle.WAITING
         prefill_limit = float(self.prefill.tokens)
         sequences, slots = self.sequences + request.sequences, self.slots.taken_by(request.sequences)
@@ -115,7 +116,7 @@ class BackendLedger:
             prefill_limit /= allowance.sharers
         # An engine without gauges does not show its queue. If its concurrency is configured, that is the only known
         # limit, and the prefill window does not apply.
-        has_window = self._gauges is not None or self._settings.max_concurrency is None
+        has_window = gauges is not None or self._settings.max_concurrency is None
         begun = self.prefill_tokens if has_window else 0
         if begun and begun + request.prompt_tokens - cached_tokens > prefill_limit:
             return Obstacle.PREFILL
@@ -192,10 +193,9 @@ class BackendLedger:
         """Return whether the engine reports how many requests wait inside it."""
         return self._gauges is not None and self._gauges.waiting is not None
 
-    def _engine_queues(self, now: float) -> bool:
-        """Return whether a gauge that is still trusted shows preempted requests or a queue above the target."""
-        gauges = self._gauges
-        if gauges is None or gauges.waiting is None or now >= gauges.taken_s + self._settings.gauge_trust_s:
+    def _queues(self, gauges: Gauges, now: float) -> bool:
+        """Return whether gauges that are still trusted show preempted requests or a queue above the target."""
+        if now >= gauges.taken_s + self._settings.gauge_trust_s:
             return False
         if self._preempted:
             # The engine restarts preempted requests first, and a request that took their room would preempt more.
@@ -258,7 +258,7 @@ class BackendLedger:
             self.pace.started(lease, now)
             self._streaming += lease.request.sequences
             self.slots.raise_to(self._running())
-            if lease.was_taken():
+            if lease.passed and lease.was_taken():
                 self._closed_until_s = 0.0
         self._backoff_s = 0.0
         self.kv.started(lease, now)
@@ -288,7 +288,7 @@ class BackendLedger:
 
     def came_whole(self, lease: Lease, now: float) -> None:
         """Learn from a complete answer that was not streamed."""
-        if lease.was_taken():
+        if lease.passed and lease.was_taken():
             self._closed_until_s = self._backoff_s = 0.0
         if lease.started_s is None and not self.has_gauges():
             seconds_per_token = (now - lease.dispatched_s) / max(1.0, lease.output_each())
@@ -359,7 +359,7 @@ class BackendLedger:
         Return the time at which this must be called again if nothing happens here before.
         """
         due_s = self.kv.estimate(now)
-        if self.has_gauges():
+        if self.starting and self.has_gauges():
             for lease in list(self.starting.values()):
                 if not lease.request.streamed:
                     due_s = min(due_s, lease.dispatched_s + self.pace.first_token_s)

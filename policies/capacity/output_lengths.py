@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from typing import Final, Protocol
 
+from policies.recent import used
 from policies.request import Request
 
 APPS_MAX: Final = 4096
@@ -24,11 +25,8 @@ ENOUGH: Final = 8
 class OutputPredictor(Protocol):
     """Estimates of the length of an answer, in tokens over all sequences of its request."""
 
-    def expected(self, request: Request) -> float:
-        """Return the mean length, which is charged at dispatch."""
-
-    def reserved(self, request: Request) -> int:
-        """Return a cautious length, for which KV tokens are reserved."""
+    def estimate(self, request: Request) -> tuple[float, int]:
+        """Return the mean length, which is charged at dispatch, and a cautious length, which the KV cache reserves."""
 
     def learn(self, request: Request, output_tokens: int) -> None:
         """Learn from a complete answer of this length."""
@@ -53,9 +51,6 @@ class _Population:
         self.arrivals.append(output_tokens)
         insort(self.lengths, output_tokens)
 
-    def quantile(self, q: float) -> int:
-        return self.lengths[min(int(q * len(self.lengths)), len(self.lengths) - 1)]
-
 
 class OutputLengths:
     """Lengths of the last answers by tenant and app. Falls back to the whole pool, then to `unknown_tokens`.
@@ -70,35 +65,22 @@ class OutputLengths:
         self._everybody = _Population()
         self._populations: OrderedDict[tuple[str, str], _Population] = OrderedDict()
 
-    def _population(self, request: Request) -> _Population | None:
-        own = self._populations.get(request.flow[:2])
-        if own is not None and len(own.arrivals) >= ENOUGH:
-            return own
-        return self._everybody if len(self._everybody.arrivals) >= ENOUGH else None
+    def estimate(self, request: Request) -> tuple[float, int]:
+        """Return the mean output tokens, and the tokens that most such answers do not exceed.
 
-    def expected(self, request: Request) -> float:
-        """Return the mean output tokens, at most what the request allows; 0 while too few answers were seen.
-
-        A guess that is too long is refunded when the answer ends. The refunds of a flood would take its counter below
-        that of a flow that was lifted to it meanwhile. So a fresh gateway guesses nothing, and charges as plain VTC.
+        Both are at most what the request allows. While too few answers were seen, the mean is 0: a guess that is too
+        long is refunded when the answer ends, and the refunds of a flood would take its counter below that of a flow
+        that was lifted to it meanwhile. So a fresh gateway guesses nothing, and charges as plain VTC.
         """
-        population = self._population(request)
-        return min(population.mean, float(request.output_tokens_max)) if population else 0.0
-
-    def reserved(self, request: Request) -> int:
-        """Return output tokens that most such answers do not exceed, at most what the request allows."""
-        population = self._population(request)
-        cautious = population.quantile(self._quantile) if population else self._unknown_tokens
-        return min(cautious, request.output_tokens_max)
+        most, population = request.output_tokens_max, self._populations.get(request.flow[:2])
+        if population is None or len(population.lengths) < ENOUGH:
+            population = self._everybody
+        lengths = population.lengths
+        if len(lengths) < ENOUGH:
+            return 0.0, min(self._unknown_tokens, most)
+        cautious = lengths[min(int(self._quantile * len(lengths)), len(lengths) - 1)]
+        return min(population.mean, float(most)), min(cautious, most)
 
     def learn(self, request: Request, output_tokens: int) -> None:
-        key = request.flow[:2]
-        population = self._populations.get(key)
-        if population is None:
-            population = self._populations[key] = _Population()
-            if len(self._populations) > self.populations_max:
-                self._populations.popitem(last=False)
-        else:
-            self._populations.move_to_end(key)
-        population.learn(output_tokens)
+        used(self._populations, request.flow[:2], _Population, self.populations_max).learn(output_tokens)
         self._everybody.learn(output_tokens)

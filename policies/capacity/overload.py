@@ -46,14 +46,12 @@ class Overload:
     def __init__(self, settings: OverloadSettings) -> None:
         self.settings = settings
         self._state = Overloaded(False, "", float("-inf"))
-
-    @property
-    def active(self) -> bool:
-        return self._state.active
+        self.active = False
 
     def observe(self, backends: Iterable[BackendLedger], blocked: Blocked | None, now: float) -> Overloaded:
         """Update the state at an event, and return it."""
         self._state = self.seen(backends, blocked, now)
+        self.active = self._state.active
         return self._state
 
     def seen(self, backends: Iterable[BackendLedger], blocked: Blocked | None, now: float) -> Overloaded:

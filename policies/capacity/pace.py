@@ -34,8 +34,8 @@ class Pace:
 
     def ended(self, lease: Lease, now: float) -> None:
         self.lifetime_s += QUICK * (now - lease.dispatched_s - self.lifetime_s)
-        if lease.started_s is not None and lease.output_each() >= 1:
-            token_s = (now - lease.started_s) / lease.output_each()
+        if lease.started_s is not None and (each := lease.output_each()) >= 1:
+            token_s = (now - lease.started_s) / each
             self.token_s = max(TOKEN_S_MIN, self.token_s + QUICK * (token_s - self.token_s))
             self._answers += 1
 

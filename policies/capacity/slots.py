@@ -91,7 +91,9 @@ class Slots:
         engine would run empty before and after. The engine starts the sequences one by one, and while some of them wait
         inside the engine, its gauges keep other requests away. The request is charged in full.
         """
-        return sequences if self.known() is None else min(sequences, max(1, round(self.count * TAKEN_MAX)))
+        if sequences == 1 or not (self._is_known or self._is_learned):
+            return sequences
+        return min(sequences, max(1, round(self.count * TAKEN_MAX)))
 
     def known(self) -> int | None:
         """Return the number of slots; None if it is neither configured nor reported nor learned."""
@@ -124,7 +126,9 @@ class Slots:
         only wait inside the engine.
         """
         if not self._was_short and waiting <= self._waiting_target:
-            self._forget()  # no request waits for a slot, so empty slots say nothing
+            self._seen = self._running_seen = self._waiting_seen = (
+                0  # no request waits for a slot, so empty slots say nothing
+            )
             return
         self._was_short = False
         if not self._seen:
@@ -140,15 +144,12 @@ class Slots:
             self._on_the_way = max(0, self._on_the_way - ceil(queued - self._waiting_target))
         elif is_sustained:
             self._on_the_way = min(self.count, self._on_the_way + round(empty / 2))
-        self._forget()
+        self._seen = self._running_seen = self._waiting_seen = 0
 
     def emptied(self) -> None:
         """Forget the sequences on their way: the next requests find an idle engine, and none replaces another."""
         self._on_the_way = 0
         self._was_short = False
-        self._forget()
-
-    def _forget(self) -> None:
         self._seen = self._running_seen = self._waiting_seen = 0
 
     def refused(self, running: int) -> None:

@@ -135,14 +135,15 @@ class WorkingSet:
 
     def has_room(self, request: Request) -> bool:
         """Return whether this request may start, as far as the set is concerned."""
-        if not self._holds or request.progress.context is not None or self.first_start is None:
+        if request.progress.context is not None or self.first_start is None or not self._holds:
             return True
         return self._fits(request) or self._has_turn(request)
 
     @property
     def _holds(self) -> bool:
         """Return whether starts may have to wait: K is known, and contexts are worth holding or count elsewhere."""
-        return self.hold_s > 0.0 and (self._returning > 0 or self.tokens_in_all > self.tokens)
+        elsewhere = self._tree.pool.elsewhere
+        return self.hold_s > 0.0 and (self._returning > 0 or elsewhere[CONTEXTS] + elsewhere[BATCH_CONTEXTS] > 0.0)
 
     def _fits(self, request: Request) -> bool:
         """Return whether the set has room for the request, or its tenant stays within its part."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from policies.limits.sliding_counts import SlidingCounts, rolling
-from policies.request import RETRY_S_MAX, Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
+from policies.request import Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
 from policies.settings import COUNT_MAX, Contradiction, check_bounds, setting
 
 MEASURES: Final = ("starts", "requests", "tokens")
@@ -148,7 +148,7 @@ class Throttle:
             if found is None or (level is self._app and self._has_part_left(flow, tokens, now)):
                 continue
             reason = Refusal.OVER_APP_LIMIT if level is self._app else Refusal.OVER_USER_LIMIT
-            return Refused(reason, min(RETRY_S_MAX, max(1.0, found.reset_s)), found)
+            return Refused(reason, max(1.0, found.reset_s), found)
         return None
 
     def _has_part_left(self, flow: Flow, tokens: int, now: float) -> bool:

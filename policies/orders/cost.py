@@ -10,8 +10,6 @@ from policies.settings import setting
 
 LONG_PROMPT: Final = 20_000.0
 """About the cost of computing one long document. A smaller window or quantum evicts prompts before they are used."""
-BATCH_SHARE: Final = 0.05
-"""Enough for batch work to end, and too little for other work to feel."""
 
 
 class Cost(Protocol):
@@ -67,8 +65,9 @@ class ServiceParams:
     input_weight: float = setting(1.0, "Cost of a prompt token, with cost: linear.", least=0, most=1000)
     output_weight: float = setting(2.0, "Cost of a generated token, with cost: linear.", above=0, most=1000)
     cached_weight: float = setting(0.1, CACHED_WEIGHT, least=0, most=1)
+    # Enough for batch work to end, and too little for other work to feel.
     batch_guaranteed_share: float = setting(
-        BATCH_SHARE, "Part of the service that class batch gets while other work waits.", above=0, most=0.5
+        0.05, "Part of the service that class batch gets while other work waits.", above=0, most=0.5
     )
     prefill_parts: bool = setting(
         False, "Limit a tenant that is ahead to its part of an engine's prefill while others' answers run there."

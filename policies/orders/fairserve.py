@@ -76,7 +76,7 @@ class FairServe(Wsc):
         self._queue(request, front=front, is_inside=is_inside, goes_first=goes_first)
 
     def _end(self, request: Request, service: ServiceTokens, now: float) -> None:
-        super()._end(request, service, now)
+        self._backlog.end(request)
         if self.throttle is not None:
             self.throttle.settle(request, service, now)
 

@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 from policies.orders.dlpm import Dlpm, DlpmParams
 from policies.orders.fairserve import FairServe, FairServeParams
 from policies.orders.fcfs import Fcfs, FcfsParams
-from policies.orders.lcf import Lcf
-from policies.orders.rpm import Rpm, RpmParams
 from policies.orders.rr import Rr, RrParams
-from policies.orders.vtc import CounterParams, Vtc, VtcParams
+from policies.orders.vtc import Vtc, VtcParams
 from policies.orders.wsc import Wsc, WscParams
 
 
@@ -35,7 +33,5 @@ POLICIES: dict[str, PolicyEntry] = {
     "dlpm": PolicyEntry("longest cached prefix first, within turns that keep it fair", Dlpm, DlpmParams, "prefix"),
     "d2lpm": PolicyEntry("as dlpm, with a queue for each of several engines", Dlpm, DlpmParams, "deficits"),
     "rr": PolicyEntry("vtc in turns (deficit round robin)", Rr, RrParams),
-    "lcf": PolicyEntry("vtc whose flows bank credit while idle", Lcf, CounterParams),
-    "rpm": PolicyEntry("a number of requests a minute, then fcfs", Rpm, RpmParams),
     "fcfs": PolicyEntry("first come, first served", Fcfs, FcfsParams),
 }

@@ -16,6 +16,7 @@ from typing import Any, Final
 from policies.averages import STEADY
 from policies.capacity.output_lengths import ENOUGH
 from policies.plain_data import fields, rows
+from policies.recent import adopt, trim
 
 NEUTRAL: Final = 1000.0
 """Worth assumed for a call of an app without a profile."""
@@ -96,8 +97,7 @@ class Profiles:
             own = self._pool if key[2] == WHOLE_POOL else worths.get(key)
             if own is None:
                 own = worths[key] = _Worth()
-                if len(worths) > self._populations_max:
-                    worths.popitem(last=False)
+                trim(worths, self._populations_max)
             elif own is not self._pool:
                 worths.move_to_end(key)
             own.seen += 1
@@ -134,14 +134,9 @@ class Profiles:
     def adopt(self, theirs: tuple[dict[tuple[str, str, int], _Worth], _Worth]) -> None:
         """Take over each mean that a snapshot has from more calls."""
         worths, pool = theirs
-        for key, known in worths.items():
-            own = self._worths.get(key)
-            if own is None or own.seen < known.seen:
-                self._worths[key] = known
+        adopt(self._worths, worths, self._populations_max)
         if self._pool.seen < pool.seen:
             self._pool = pool
-        while len(self._worths) > self._populations_max:
-            self._worths.popitem(last=False)
 
 
 def stages(weights: float | Sequence[float]) -> tuple[float, ...]:

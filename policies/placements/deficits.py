@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from policies.placements.placement import Assignment
 from policies.placements.prefix_index import PrefixIndex
+from policies.recent import used
 from policies.request import Request, ServiceTokens
 from policies.settings import setting
 
@@ -109,11 +110,4 @@ class ByDeficits(Assignment):
         return left or [max(backends, key=lambda name: deficits[name])]
 
     def _of(self, tenant: str) -> dict[str, float]:
-        deficits = self._tenants.get(tenant)
-        if deficits is None:
-            deficits = self._tenants[tenant] = {}
-            if len(self._tenants) > self._tenants_max:
-                self._tenants.popitem(last=False)
-        else:
-            self._tenants.move_to_end(tenant)
-        return deficits
+        return used(self._tenants, tenant, dict, self._tenants_max)

@@ -43,9 +43,8 @@ class Homes:
         return len(self._requests) == 1 and request.id in self._requests
 
     def add(self, request: Request) -> None:
-        """Add a queued request."""
-        if request.prefix:
-            self._requests[request.id] = self._new[request.id] = request
+        """Add a queued request with a known prompt."""
+        self._requests[request.id] = self._new[request.id] = request
 
     def remove(self, request: Request) -> None:
         """Remove a request that has left the queue."""

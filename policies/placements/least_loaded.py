@@ -23,8 +23,6 @@ def loads(engines: Sequence[EngineLoad], *, usual: bool = False) -> list[float]:
 
 def least_loaded(engines: Sequence[EngineLoad]) -> str:
     """Return the engine with the least load for its size. Ties go to the one with most KV free, then by name."""
-    if len(engines) == 1:
-        return engines[0].name
     ranks = [(load, engine.kv_fraction(), engine.name) for load, engine in zip(loads(engines), engines, strict=True)]
     return min(ranks)[2]
 
@@ -33,4 +31,4 @@ class LeastLoaded(Placement):
     """The placement at the engine with the least load for its size."""
 
     def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
-        return least_loaded(engines), Placed.LEAST_LOADED if len(engines) > 1 else Placed.ONLY
+        return least_loaded(engines), Placed.LEAST_LOADED

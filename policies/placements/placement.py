@@ -63,7 +63,7 @@ class Placement(ABC):
 
     @abstractmethod
     def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
-        """Return one of the engines, and why. `engines`: at least one, in no particular order."""
+        """Return one of the engines, and why. `engines`: at least two, in no particular order."""
 
 
 class Assignment(Placement):

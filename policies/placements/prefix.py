@@ -60,8 +60,6 @@ class ByPrefix(Placement):
         self._prefixes = prefixes if prefixes is not None else PrefixIndex()
 
     def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
-        if len(engines) == 1:
-            return engines[0].name, Placed.ONLY
         running = loads(engines)
         prefix = request.prefix
         if not prefix:

@@ -6,7 +6,7 @@ forgotten first, and the end of a chain before its beginning. So a block is know
 chain are, and bisection finds a match.
 
 Engines evict by their own rules. So the size of a backend's cache is learned from its answers. If an answer reports
-clearly fewer cached tokens than expected, the estimated size shrinks by the blocks that were missed, or by a sixteenth
+clearly fewer cached tokens than expected, the estimated size shrinks by the blocks that were missed, or by a twentieth
 if that is more, and the oldest blocks are forgotten. Otherwise the size grows if blocks were found. The missed blocks
 themselves need not be forgotten, because the engine has just computed them again.
 """
@@ -16,13 +16,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+from policies.averages import USUAL
+
 BLOCKS_MAX: Final = 65_536
 """Blocks remembered per backend. At 512 bytes of text a block they are about eight million tokens, more than most
 caches hold."""
 ALL_BLOCKS_MAX: Final = 16 * BLOCKS_MAX
 BLOCKS_MIN: Final = 256
 """Least size that misses shrink a cache to: about one long prompt."""
-CAUTION: Final = 16
+CAUTION: Final = round(1 / USUAL)
 """A miss shrinks the estimated size by at least 1 / CAUTION. A hit adds one block, plus one for every CAUTION blocks
 found."""
 

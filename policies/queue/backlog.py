@@ -49,13 +49,11 @@ class Backlog:
         the working set             single start     `starts`  `wake_starts`
 
     Idle tenants and flows are forgotten while more than `flows_max` tenants and flows together are remembered.
-    `lift` and `quantum` are those of `Counters`, on both levels. A tenant's quantum counts service per weight.
+    `quantum` is that of `Counters`, on both levels. A tenant's quantum counts service per weight.
     `windows`: those of tenants and of flows, in the units of their counters.
     """
 
-    def __init__(
-        self, *, flows_max: int, lift: bool = True, quantum: float = 0.0, windows: tuple[float, float] = (0.0, 0.0)
-    ) -> None:
+    def __init__(self, *, flows_max: int, quantum: float = 0.0, windows: tuple[float, float] = (0.0, 0.0)) -> None:
         self.batch_share = 0.0
         """Share of the service that batch work is guaranteed while interactive work waits."""
         self.owed = 0.0
@@ -63,11 +61,10 @@ class Backlog:
         self.newly_owed = 0.0
         """Part of `owed` that is not yet reported to other gateways."""
         self._flows_max = flows_max
-        self._lift = lift
         self._window_of_flows = windows[1]
         self.quantum = quantum
-        self.tenants: Counters[TenantMember] = Counters(lift=lift, quantum=quantum, window=windows[0])
-        self.batch: Counters[TenantMember] = Counters(lift=lift, quantum=quantum, window=windows[0])
+        self.tenants: Counters[TenantMember] = Counters(quantum=quantum, window=windows[0])
+        self.batch: Counters[TenantMember] = Counters(quantum=quantum, window=windows[0])
         """Tenant nodes of batch work."""
         self._by_tenant: dict[str, TenantMember] = {}
         self._by_flow: dict[Flow, FlowMember] = {}
@@ -125,7 +122,7 @@ class Backlog:
 
     def lines(self) -> tuple[Counters[TenantMember], Counters[TenantMember]]:
         """Return the counters of both classes, in the order in which the classes go."""
-        return (self.batch, self.tenants) if self.owes_batch else (self.tenants, self.batch)
+        return (self.batch, self.tenants) if self.owed > self.usual_service else (self.tenants, self.batch)
 
     def _owe(self, service: float) -> None:
         """Add to the service owed to batch work, capped at two usual requests."""
@@ -310,7 +307,7 @@ class Backlog:
             self._leave_node(tenant)
         tenant.flows.left(flow, is_served=is_served)
         tenant.line.left(tenant, is_served=is_served)
-        if tenant in self.starts:
+        if self.starts and tenant in self.starts:
             self._rest(flow)
         if not is_served:
             self._forget_beyond(self._flows_max, tenant.flows)
@@ -326,9 +323,12 @@ class Backlog:
             of_flow = normalised - request.progress.normalised
             request.progress.normalised = normalised
         flow = self._by_flow[request.flow]
-        flow.tenant.flows.charged(flow, of_flow)
         tenant = flow.tenant
-        tenant.line.charged(tenant, new / request.weight)
+        flow.counter += of_flow
+        tenant.counter += new / request.weight
+        if of_flow < 0.0 or new < 0.0:
+            tenant.flows.fell(flow)
+            tenant.line.fell(tenant)
         if self.batch.waits_anywhere and self.tenants.waits_anywhere:
             if tenant.line is self.tenants:
                 self._owe(self.batch_share * new)
@@ -422,7 +422,7 @@ class Backlog:
 
     def _new_tenant(self, name: str) -> TenantMember:
         self._forget_beyond(self._flows_max - 2, None)
-        flows: Counters[FlowMember] = Counters(lift=self._lift, quantum=self.quantum, window=self._window_of_flows)
+        flows: Counters[FlowMember] = Counters(quantum=self.quantum, window=self._window_of_flows)
         tenant = TenantMember(name, self.batch if is_batch(name) else self.tenants, flows)
         self._by_tenant[name] = tenant
         return tenant

@@ -108,9 +108,6 @@ class BoundedQueue:
         self.places = Places()
         """Places of requests that were told to retry later."""
 
-    def __len__(self) -> int:
-        return len(self.requests)
-
     def get(self, request_id: str) -> Request | None:
         return self.requests.get(request_id)
 
@@ -221,7 +218,7 @@ class BoundedQueue:
         own = self._tenants.get(request.flow.tenant)
         queued = own.size(by_bytes=False) if own is not None else 0
         wait_s = min(WAIT_S_MAX, wait_s * (1.0 + self.places.kept(request.flow.tenant) / (queued + 1)))
-        if len(self.places) < PLACES_MAX:
+        if len(self.places.due) < PLACES_MAX:
             self.places.keep(request, why, wait_s, now)
         return wait_s
 
@@ -238,8 +235,8 @@ class BoundedQueue:
         A tenth of the queue is reserved for requests that return when they are due (`Places`). O(tenants waiting), and
         only when the queue is full.
         """
-        most, left_s = self.limits.queue_requests_max, self.places.left_s(request, now)
-        if len(self.places) and (left_s is None or left_s > 0.0):
+        most, places = self.limits.queue_requests_max, self.places
+        if places.due and ((left_s := places.left_s(request, now)) is None or left_s > 0.0):
             most = max(1, round(most * (1.0 - KEPT_FREE)))
         missing = self.bytes + request.body_bytes - self.limits.queue_bytes_max
         if missing > 0:

@@ -8,7 +8,6 @@ top. Invariant: each awake member has one valid entry, `member.entry`, and its p
 Lift (VTC, algorithm 2): a member with its first queued request is raised to the least waiting counter. If no member
 waits, the new one is raised to the counter of the member that left last. So idling banks no credit. A lift never lowers
 a counter, so debt stays. Any value between the least and the greatest waiting counter keeps the bound (remark 4.6).
-Without `lift`, members keep the credit of the service that they did not use (LCF).
 
 Window: a preferred member (one with a call inside an interaction) goes before others as long as its counter is at
 most `window` above theirs. So members are ordered by their rank: the counter, less the window if the member is
@@ -104,9 +103,8 @@ M = TypeVar("M", bound=Member)
 class Counters(Generic[M]):
     """The members of one level, ordered by received service. Idle members are kept until they are forgotten."""
 
-    def __init__(self, *, lift: bool = True, quantum: float = 0.0, window: float = 0.0) -> None:
+    def __init__(self, *, quantum: float = 0.0, window: float = 0.0) -> None:
         self.window = window
-        self._lifts = lift
         self._quantum = quantum
         self._floor = 0.0
         """The floor when the last member began to wait."""
@@ -121,9 +119,9 @@ class Counters(Generic[M]):
         """Number of times that a member's queue emptied."""
         self.reported: Any = None
         """Number and time of departures as other gateways know them. Written by the code that reports them."""
-        self.unconfirmed: dict[M, None] = {}
-        """Members with a lift that other gateways have not confirmed: one that began to wait while no other member
-        waited here, and the members raised to it. Without other gateways they stay until their queue empties."""
+        self.unconfirmed: dict[tuple[str, ...], None] = {}
+        """Names of members with a lift that other gateways have not confirmed: one that began to wait while no other
+        member waited here, and the members raised to it. Without other gateways they stay until their queue empties."""
         self._turn = 0
         self._waiting = self._sleeping = 0
         self.least_elsewhere: float | None = None
@@ -205,17 +203,16 @@ class Counters(Generic[M]):
         if member.queued > 1:
             self.prefer(member, preferred)
             return
-        if self._lifts:
-            # The lift to the floor banks no credit. With rounds, the member is raised to the beginning of the round.
-            if self.unconfirmed or (not self._waiting and not self._asleep):
-                member.is_sole = True
-                self.unconfirmed[member] = None
-            floor = self._floor = self.floor()
-            if self._quantum:
-                floor -= floor % self._quantum
-            if floor > member.counter:
-                member.lifted += floor - member.counter
-                member.counter = floor
+        # The lift to the floor banks no credit. With rounds, the member is raised to the beginning of the round.
+        if self.unconfirmed or (not self._waiting and not self._asleep):
+            member.is_sole = True
+            self.unconfirmed[member.name] = None
+        floor = self._floor = self.floor()
+        if self._quantum:
+            floor -= floor % self._quantum
+        if floor > member.counter:
+            member.lifted += floor - member.counter
+            member.counter = floor
         if self._quantum:
             self._turn += 1
             member.turn = self._turn
@@ -242,7 +239,7 @@ class Counters(Generic[M]):
         else:
             self._waiting -= 1
         member.entry = None
-        self.unconfirmed.pop(member, None)
+        self.unconfirmed.pop(member.name, None)
         self.last_left = member
         self.times_left += 1
         if not self._waiting:
@@ -285,7 +282,12 @@ class Counters(Generic[M]):
     def charged(self, member: M, service: float) -> None:
         """Add service to a member's counter (subtract if negative). O(1), or O(log members) for a refund."""
         member.counter += service
-        if service < 0 and member.entry is not None and self._place(member) < member.entry[0]:
+        if service < 0.0:
+            self.fell(member)
+
+    def fell(self, member: M) -> None:
+        """Give a member whose rank has fallen its new place."""
+        if member.entry is not None and self._place(member) < member.entry[0]:
             self._enter(member)
 
     def prefer(self, member: M, preferred: bool) -> None:
@@ -293,8 +295,7 @@ class Counters(Generic[M]):
         if member.preferred is preferred:
             return
         member.preferred = preferred
-        if member.entry is not None and self._place(member) < member.entry[0]:
-            self._enter(member)
+        self.fell(member)
 
     def may_pass(self, member: M, head: M) -> bool:
         """Return whether a request of this member may go instead of one of the head.

@@ -22,16 +22,12 @@ class Places:
     """The kept places, with the times at which their clients are to retry."""
 
     def __init__(self) -> None:
-        self._due: dict[Place, tuple[float, Refusal]] = {}
-        """Time of the retry, and reason of the refusal."""
+        self.due: dict[Place, tuple[float, Refusal]] = {}
+        """The kept places: time of the retry, and reason of the refusal."""
         self._kept: Counter[str] = Counter()
         """Number of kept places by tenant."""
         self._ends: list[tuple[float, float, Place]] = []
         """Heap of (expiry, time of the retry, place). An entry is stale if its place was given up or kept anew."""
-
-    def __len__(self) -> int:
-        """Return the number of kept places."""
-        return len(self._due)
 
     def kept(self, tenant: str) -> int:
         """Return the number of places that are kept for this tenant."""
@@ -39,22 +35,22 @@ class Places:
 
     def left_s(self, request: Request, now: float) -> float | None:
         """Return the seconds until the retry is due; None if no place is kept for the request."""
-        due = self._due.get((request.flow, request.prompt_tokens))
+        due = self.due.get((request.flow, request.prompt_tokens))
         return None if due is None else due[0] - now
 
     def keep(self, request: Request, why: Refusal, wait_s: float, now: float) -> None:
         place = request.flow, request.prompt_tokens
-        self._due[place] = now + wait_s, why
+        self.due[place] = now + wait_s, why
         self._kept[request.flow.tenant] += 1
         heappush(self._ends, (now + wait_s * (1.0 + KEPT_LONGER), now + wait_s, place))
-        if len(self._ends) > 2 * len(self._due) + 64:
+        if len(self._ends) > 2 * len(self.due) + 64:
             self._ends = [end for end in self._ends if self._is_due(end)]
             heapify(self._ends)
 
     def take(self, request: Request) -> Refusal | None:
         """Give up the place of a request that has come back. Return why it was refused; None if it had no place."""
         place = request.flow, request.prompt_tokens
-        return self._give_up(place) if place in self._due else None
+        return self._give_up(place) if place in self.due else None
 
     def expire(self, now: float) -> None:
         """Give up the places whose clients have not come back."""
@@ -64,11 +60,11 @@ class Places:
                 self._give_up(end[2])
 
     def _is_due(self, end: tuple[float, float, Place]) -> bool:
-        due = self._due.get(end[2])
+        due = self.due.get(end[2])
         return due is not None and due[0] == end[1]
 
     def _give_up(self, place: Place) -> Refusal:
-        _, why = self._due.pop(place)
+        _, why = self.due.pop(place)
         tenant = place[0].tenant
         self._kept[tenant] -= 1
         if not self._kept[tenant]:

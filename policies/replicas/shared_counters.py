@@ -259,7 +259,7 @@ def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Le
 def _confirmed(counters: Counters[M], member: M) -> None:
     """Mark a member's lift as counted at all gateways, unless the member has begun to wait anew since the report."""
     if not member.is_sole:
-        counters.unconfirmed.pop(member, None)
+        counters.unconfirmed.pop(member.name, None)
 
 
 def _charge(member: Member) -> Charge:

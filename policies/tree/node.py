@@ -69,20 +69,24 @@ class ClassLine:
 
     def add(self) -> None:
         """Count one more child or request as present."""
-        self.present += 1
-        if self.present == 1 and self.parent is not None:
-            self.parent.weights += self.weight
-            if self.floor:
-                self.parent.floored[self] = None
-            self.parent.add()
+        line = self
+        line.present += 1
+        while line.present == 1 and (parent := line.parent) is not None:
+            parent.weights += line.weight
+            if line.floor:
+                parent.floored[line] = None
+            parent.present += 1
+            line = parent
 
     def remove(self) -> None:
-        self.present -= 1
-        if not self.present and self.parent is not None:
-            parent = self.parent
-            parent.remove()
-            parent.floored.pop(self, None)
-            parent.weights = parent.weights - self.weight if parent.present else 0.0
+        line = self
+        line.present -= 1
+        while not line.present and (parent := line.parent) is not None:
+            parent.present -= 1
+            if line.floor:
+                del parent.floored[line]
+            parent.weights = parent.weights - line.weight if parent.present else 0.0
+            line = parent
 
     def reweigh(self, weight: float) -> None:
         if self.present and self.parent is not None:
@@ -100,7 +104,7 @@ class ClassLine:
         parent = self.parent
         if parent is None:
             return 1.0
-        whole = parent.share()
+        whole = parent.share() if parent.parent is not None else 1.0
         weights = parent.weights if self.present else parent.weights + self.weight
         floored = parent.floored
         if not floored and not self.floor:
@@ -196,6 +200,16 @@ class Node:
     def is_limited(self) -> bool:
         """Return whether the node has a ceiling, or a part that is kept for it."""
         return self.kept_share > 0.0 or min(self.running_max, self.share_max) < inf
+
+    @property
+    def is_tenant(self) -> bool:
+        return self.name[:1] not in ("", " ")
+
+    @property
+    def is_in_use(self) -> bool:
+        """Return whether the node is of the configuration, or has requests or contexts here or at other gateways."""
+        lines = self.others.present + self.batch.present
+        return not self.is_tenant or lines > 0 or any(self.used) or self.is_limited
 
     def available(self, resource: int) -> float:
         """Return how much more of a resource the node may use now; inf if nothing bounds it."""

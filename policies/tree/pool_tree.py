@@ -45,7 +45,8 @@ from policies.tree.node import (
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
 IDLE_MAX: Final = 1_000
-"""Idle tenants kept in memory: a new node costs as much as all other work of the tree for a request."""
+"""Idle tenants kept in memory, beside as many as the tenants in use: most come back, and a new node costs as much as
+all other work of the tree for a request."""
 ROUNDING: Final = 1e-6
 """Tolerance of comparisons, since parts of a pool are not whole numbers."""
 
@@ -57,31 +58,29 @@ class PoolTree:
         self._capacity = (inf, inf)
         self.sharers = 1
         """Gateways that each keep to an equal part of every limit: more than 1 while their usage is unknown."""
-        self._rows: Sequence[NodeUsage] = ()
-        """Sums of the rows that the other gateways report."""
         self._begin(terms if terms is not None else Tree())
 
     def _begin(self, terms: Tree) -> None:
         self.terms = terms
         self.is_flat = not terms.groups and not terms.tenants
         """True without groups and terms: each tenant has its configured weight."""
-        self._root = Node(ROOT, None, GroupSettings(), 1.0)
-        self._groups: dict[str, Node] = {ROOT: self._root}
-        self._elsewhere: set[str] = set()
-        """Tenant nodes that are present at other gateways."""
-        self._used_elsewhere: dict[tuple[Node, int], float] = {}
-        """Usage at other gateways by node and resource, as reported of the node itself, without that of its subtree."""
+        self.pool = Node(ROOT, None, GroupSettings(), 1.0)
+        """The root."""
+        self.nodes: dict[str, Node] = {ROOT: self.pool}
+        """The pool, its groups, and tenants: those in use (`Node.is_in_use`), and some idle ones. The name of a group
+        begins with a space, which no tenant's name does."""
+        self._nodes_max = IDLE_MAX
+        """Number of nodes at which the idle tenants are dropped."""
+        self._elsewhere: dict[tuple[str, int], float] = {}
+        """Sums of the rows that the other gateways report, by node and resource."""
         floors = terms.floors()
         for name, place in terms.groups.items():
-            self._groups[name] = Node(f" {name}", self._groups[place.group], place.settings, floors[name])
-        own = [self._new(name) for name in terms.tenants]
-        self._tenants: dict[str, Node] = {node.name: node for node in own if node.is_limited}
-        """Tenants with requests, contexts or limits, and the idle ones."""
-        self._idle: dict[str, None] = {}
-        """Tenants without requests, contexts and limits, the longest idle first: most come back."""
-        self._limited = {node.name: node for node in (*self._groups.values(), *own) if node.is_limited}
-        """Nodes with limits, groups before tenants, and outer groups before inner ones. The name of a group begins with
-        a space, which no tenant's name does."""
+            self.nodes[f" {name}"] = Node(f" {name}", self._group(place.group), place.settings, floors[name])
+        for node in [self._new(name) for name in terms.tenants]:
+            if node.is_limited:
+                self.nodes[node.name] = node
+        self.limited = [node for node in self.nodes.values() if node.is_limited]
+        """Nodes with limits, groups before tenants, and outer groups before inner ones."""
         self._size()
 
     # --- questions ---
@@ -90,7 +89,7 @@ class PoolTree:
         """Return the present weight of a tenant node. `weight`: the configured one of its key or tenant."""
         if self.is_flat:
             return weight
-        root = self._root.batch if is_batch(leaf) else self._root.others
+        root = self.pool.batch if is_batch(leaf) else self.pool.others
         return self._line(leaf).share_at(weight) * (root.weights or 1.0)
 
     def part(self, request: Request) -> float:
@@ -101,16 +100,16 @@ class PoolTree:
         """Return the tokens of the contexts of a tenant node, divided by the part that its tenant is entitled to."""
         return self.contexts(leaf) / self._node(payer(leaf)).contexts.share()
 
-    def is_flooding(self, request: Request) -> bool:
-        """Return whether more of the tenant node is queued than its part of the sequences that run."""
-        node = self._node_of(request)
-        line = node.batch if request.can_wait else node.others
-        return line.queued > line.share() * self._root.used[SEQUENCES] + ROUNDING
+    def standing(self, request: Request) -> tuple[bool, bool]:
+        """Return whether a queued request is alone, and whether its tenant node floods the pool.
 
-    def is_alone(self, request: Request) -> bool:
-        """Return whether a queued request is all that its tenant has at the pool; False for batch work."""
-        node = self._node_of(request)
-        return not request.can_wait and node.used[SEQUENCES] + node.others.queued <= request.sequences
+        Alone: it is all that its tenant has at the pool; never batch work. Flooding: more of the node is queued than
+        its part of the sequences that run.
+        """
+        node: Node = request.progress.node
+        line = node.batch if request.can_wait else node.others
+        is_alone = not request.can_wait and node.used[SEQUENCES] + line.queued <= request.sequences
+        return is_alone, line.queued > line.share() * self.pool.used[SEQUENCES] + ROUNDING
 
     def configured_weight(self, leaf: str, weight: float) -> float:
         """Return the configured weight of a tenant node; `weight` if the node is not present."""
@@ -134,12 +133,12 @@ class PoolTree:
 
         If all that is free is kept for others, the node is the request's own tenant.
         """
-        found = self._full_resource(request) if self._limited else None
+        found = self._full_resource(request) if self.limited else None
         return None if found is None else found[0]
 
     def ceiling_in_words(self, request: Request) -> str:
         """Return a sentence on the full group or tenant that keeps this request from starting; "" if there is none."""
-        found = self._full_resource(request) if self._limited else None
+        found = self._full_resource(request) if self.limited else None
         if found is None:
             return ""
         node, resource, is_at_ceiling = found
@@ -185,27 +184,17 @@ class PoolTree:
 
     def running(self, name: str) -> int:
         """Return the running sequences of a node at all gateways, by its name; 0 if the node is unknown."""
-        node = self._limited.get(name) or self._tenants.get(name)
+        node = self.nodes.get(name)
         return 0 if node is None else int(node.used[SEQUENCES])
-
-    def remembered(self) -> int:
-        """Return the number of tenants with requests, contexts or limits."""
-        return len(self._tenants) - len(self._idle)
-
-    @property
-    def pool(self) -> Node:
-        """Return the root."""
-        return self._root
 
     def contexts(self, leaf: str) -> float:
         """Return the tokens of the contexts of a tenant node, at all gateways."""
-        node = self._tenants.get(payer(leaf))
+        node = self.nodes.get(payer(leaf))
         return 0.0 if node is None else node.used[_contexts_of(leaf)]
 
     def contexts_here(self) -> dict[str, int]:
         """Return the tokens of the contexts of each tenant node at this gateway."""
-        lines = [(leaf, node) for name, node in self._tenants.items() for leaf in (name, f"{name}{BATCH}")]
-        return {leaf: int(tokens) for leaf, node in lines if (tokens := node.here(_contexts_of(leaf)))}
+        return {leaf: int(tokens) for leaf, node in self._leaves() if (tokens := node.here(_contexts_of(leaf)))}
 
     def report(self, rows_max: int) -> list[NodeUsage]:
         """Return the rows for other gateways: usage, and presence.
@@ -216,13 +205,13 @@ class PoolTree:
         rows: list[NodeUsage] = []
         for resource in RESOURCES:
             amounts: dict[str, float] = {}
-            tenants = [(-amount, node.name, node) for node in self._tenants.values() if (amount := node.here(resource))]
+            tenants = [(-amount, node.name, node) for node in self._tenants() if (amount := node.here(resource))]
             for place, (less, _, node) in enumerate(sorted(tenants)):
                 name = (node if place < rows_max else node.parent or node).name
                 amounts[name] = amounts.get(name, 0.0) - less
             rows += [NodeUsage(name, resource, amount) for name, amount in amounts.items()]
-        lines = [(leaf, self._line(leaf)) for name in self._tenants for leaf in (name, f"{name}{BATCH}")]
-        present = [(leaf, line) for leaf, line in lines if line.present > (leaf in self._elsewhere)][:rows_max]
+        lines = [(leaf, node.line(is_batch=is_batch(leaf))) for leaf, node in self._leaves()]
+        present = [one for one in lines if one[1].present > ((one[0], PRESENT) in self._elsewhere)][:rows_max]
         weights = [NodeUsage(leaf, WEIGHT, line.weight) for leaf, line in present if line.weight != 1.0]
         return [*rows, *[NodeUsage(leaf, PRESENT, 1) for leaf, _ in present], *weights]
 
@@ -236,13 +225,14 @@ class PoolTree:
 
     def _size(self) -> None:
         for resource in RUNNING:
-            for node in self._limited.values():
+            for node in self.limited:
                 node.size(resource, self._capacity[resource], self.sharers)
-            self._root.kept[resource] = self._capacity[resource]
+            self.pool.kept[resource] = self._capacity[resource]
 
     def arrived(self, request: Request, weight: float) -> None:
         """Count a queued request as present. `weight`: the configured one of its key or tenant."""
-        node, is_batch = self._remember(payer(request.flow.tenant)), request.can_wait
+        tenant, is_batch = request.flow.tenant, request.can_wait
+        node = self._remember(payer(tenant) if is_batch else tenant)
         request.progress.node, line = node, node.batch if is_batch else node.others
         if line.weight != weight or node.contexts.weight != weight:
             node.reweigh(weight, is_batch=is_batch)
@@ -251,72 +241,57 @@ class PoolTree:
 
     def left(self, request: Request) -> None:
         """Remove a queued request, or one that ran and has ended."""
-        node, request.progress.node = self._node_of(request), None
+        node: Node = request.progress.node
+        request.progress.node = None
         (node.batch if request.can_wait else node.others).queued -= request.sequences
-        self._remove(node, is_batch=request.can_wait)
+        node.remove(is_batch=request.can_wait)
 
-    def dispatched(self, request: Request, held_tokens: int) -> None:
-        """Add the sequences and KV tokens of a dispatched request."""
-        self._run(request, request.sequences, held_tokens)
-
-    def ended(self, request: Request, held_tokens: int) -> None:
-        """Subtract the sequences and KV tokens of a request that ran, and count it as queued until it has left."""
-        self._run(request, -request.sequences, -held_tokens)
-
-    def _run(self, request: Request, sequences: int, tokens: int) -> None:
-        node = self._node_of(request)
+    def run(self, request: Request, sequences: int, tokens: int) -> None:
+        """Count sequences and KV tokens of a queued request as running, or as queued again if negative."""
+        node: Node = request.progress.node
         (node.batch if request.can_wait else node.others).queued -= sequences
         node.use(SEQUENCES, sequences)
-        if self._limited:
+        if self.limited:
             node.use(TOKENS, tokens)
 
     def grew(self, request: Request, tokens: int) -> None:
         """Add to the KV tokens of a running request."""
-        if self._limited:
+        if self.limited:
             self._node_of(request).use(TOKENS, tokens)
 
     def hold(self, leaf: str, tokens: int) -> None:
         """Add to the contexts of a tenant node at this gateway (subtract if negative)."""
-        node = self._remember(payer(leaf))
-        self._use(node, _contexts_of(leaf), tokens)
-        self._forget(node)
+        tenant = payer(leaf)
+        self._use(self._remember(tenant), CONTEXTS if tenant == leaf else BATCH_CONTEXTS, tokens)
 
     def set_elsewhere(self, rows: Sequence[NodeUsage], sharers: int = 1) -> None:
         """Replace the sums of the rows that other gateways report (`report`)."""
-        self._rows = rows
-        before, self._used_elsewhere = self._used_elsewhere, {}
-        used = self._used_elsewhere
-        for name, resource, amount in rows:
-            if resource in RESOURCES:
-                at = self._named(name), resource
-                used[at] = used.get(at, 0.0) + amount
-        for at in before | used:
-            if more := used.get(at, 0.0) - before.get(at, 0.0):
-                self._use(at[0], at[1], more, is_elsewhere=True)
-        for node, _ in before:
-            self._forget(node)
-        self._set_present({row.node: row.amount for row in rows if row.resource == PRESENT})
+        self._follow({(row.node, row.resource): row.amount for row in rows})
         if sharers != self.sharers:
             self.sharers = sharers
             self._size()
 
-    def _set_present(self, gateways: Mapping[str, float]) -> None:
-        """Replace the tenant nodes that are present at other gateways. `gateways`: their number, by node."""
-        weights = {row.node: row.amount for row in self._rows if row.resource == WEIGHT}
-        for leaf in gateways.keys() - self._elsewhere:
-            node, is_of_batch = self._remember(payer(leaf)), is_batch(leaf)
-            if not node.line(is_batch=is_of_batch).present:
-                weight = weights[leaf] / gateways[leaf] if leaf in weights else 1.0
-                node.reweigh(weight, is_batch=is_of_batch)
-            node.add(is_batch=is_of_batch)
-        before, self._elsewhere = self._elsewhere, set(gateways)
-        for leaf in before - gateways.keys():
-            self._remove(self._tenants[payer(leaf)], is_batch=is_batch(leaf))
+    def _follow(self, now: dict[tuple[str, int], float]) -> None:
+        """Replace the usage and the presence of nodes at other gateways."""
+        before, self._elsewhere = self._elsewhere, now
+        for of in before | now:
+            more, (name, resource) = now.get(of, 0.0) - before.get(of, 0.0), of
+            if more and resource in RESOURCES:
+                self._use(self._named(name), resource, more, is_elsewhere=True)
+            elif resource == PRESENT and (of in now) != (of in before):
+                node, is_of_batch = self._remember(payer(name)), is_batch(name)
+                if of in before:
+                    node.remove(is_batch=is_of_batch)
+                    continue
+                if not node.line(is_batch=is_of_batch).present:
+                    # The weights that several gateways report are added, too.
+                    node.reweigh(now.get((name, WEIGHT), now[of]) / now[of], is_batch=is_of_batch)
+                node.add(is_batch=is_of_batch)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """Replace the weights of these tenant nodes. Nodes that are not remembered are skipped."""
         for leaf, weight in weights.items():
-            node = self._tenants.get(payer(leaf))
+            node = self.nodes.get(payer(leaf))
             if node is not None:
                 node.reweigh(weight, is_batch=is_batch(leaf))
 
@@ -325,23 +300,33 @@ class PoolTree:
 
         A tenant between two calls keeps its configured weight.
         """
-        contexts = self.contexts_here()
-        weights = {name: node.contexts.weight for name, node in self._tenants.items() if node.contexts.present}
+        contexts, elsewhere = self.contexts_here(), self._elsewhere
+        weights = {node.name: node.contexts.weight for node in self._tenants() if node.contexts.present}
         self._begin(terms)
-        self.set_elsewhere(self._rows, self.sharers)
+        self._follow(elsewhere)
         for leaf, tokens in contexts.items():
             self.hold(leaf, tokens)
         self.reweigh(weights)
         for request, tokens in running:
             self.arrived(request, request.configured_weight)
-            self.dispatched(request, tokens)
+            self.run(request, request.sequences, tokens)
         for request in waiting:
             self.arrived(request, request.configured_weight)
 
     # --- the nodes ---
 
+    def _tenants(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.is_tenant]
+
+    def _leaves(self) -> list[tuple[str, Node]]:
+        """Return the tenant nodes, two for each tenant."""
+        return [(leaf, node) for node in self._tenants() for leaf in (node.name, f"{node.name}{BATCH}")]
+
+    def _group(self, name: str) -> Node:
+        return self.nodes[f" {name}" if name else ROOT]
+
     def _node(self, tenant: str) -> Node:
-        node = self._tenants.get(tenant)
+        node = self.nodes.get(tenant)
         return node if node is not None else self._new(tenant)
 
     def _node_of(self, request: Request) -> Node:
@@ -352,29 +337,26 @@ class PoolTree:
     def _new(self, tenant: str) -> Node:
         place = self.terms.tenants.get(tenant)
         if place is None:
-            return Node(tenant, self._root, GroupSettings(), 0.0)
-        return Node(tenant, self._groups[place.group], place.settings, place.settings.guaranteed_share or 0.0)
+            return Node(tenant, self.pool, GroupSettings(), 0.0)
+        return Node(tenant, self._group(place.group), place.settings, place.settings.guaranteed_share or 0.0)
 
     def _remember(self, tenant: str) -> Node:
         """Get or create the tenant's node, and keep it in the tree."""
-        node = self._tenants.get(tenant)
+        node = self.nodes.get(tenant)
         if node is None:
-            node = self._tenants[tenant] = self._new(tenant)
-        elif self._idle:
-            self._idle.pop(tenant, None)
+            if len(self.nodes) >= self._nodes_max:
+                self.nodes = {name: each for name, each in self.nodes.items() if each.is_in_use}
+                self._nodes_max = 2 * len(self.nodes) + IDLE_MAX
+            node = self.nodes[tenant] = self._new(tenant)
         return node
 
     def _named(self, name: str) -> Node:
         """Return the node that a row names. Usage of groups that are unknown here counts for the pool."""
-        return self._groups.get(name[1:], self._root) if name[:1] in ("", " ") else self._remember(name)
+        return self.nodes.get(name, self.pool) if name[:1] in ("", " ") else self._remember(name)
 
     def _line(self, leaf: str) -> ClassLine:
         """Return the line of a tenant node."""
         return self._node(payer(leaf)).line(is_batch=is_batch(leaf))
-
-    def _remove(self, node: Node, *, is_batch: bool) -> None:
-        node.remove(is_batch=is_batch)
-        self._forget(node)
 
     def _use(self, node: Node, resource: int, amount: float, *, is_elsewhere: bool = False) -> None:
         """Add to the usage of a node. A tenant with contexts is present among those that share them.
@@ -383,22 +365,11 @@ class PoolTree:
         """
         had_some = node.used[resource] > 0.0
         node.use(resource, amount, is_elsewhere=is_elsewhere)
-        if resource == CONTEXTS and node.name in self._tenants and had_some != (node.used[resource] > 0.0):
+        if resource == CONTEXTS and had_some != (node.used[resource] > 0.0) and node.is_tenant:
             if had_some:
                 node.contexts.remove()
             else:
                 node.contexts.add()
-
-    def _forget(self, node: Node) -> None:
-        """Mark a tenant without requests, contexts and limits as idle. Drop the tenant that has been idle longest."""
-        if node.others.present or node.batch.present or any(node.used) or node.name in self._limited:
-            return
-        if self._tenants.get(node.name) is not node:  # a group, or a tenant that was dropped
-            return
-        self._idle[node.name] = None
-        if len(self._idle) > IDLE_MAX:
-            oldest = next(iter(self._idle))
-            del self._idle[oldest], self._tenants[oldest]
 
 
 def _contexts_of(leaf: str) -> int:

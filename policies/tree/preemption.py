@@ -24,7 +24,7 @@ complete batch answer when it returns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from policies.request import Request, ServiceTokens, is_batch
 
@@ -44,7 +44,7 @@ class Preemption:
         self.wasted_tokens = 0
         self.preempted = 0
         """Number of preemptions."""
-        self._running: dict[str, tuple[Request, str, int]] = {}
+        self.running: dict[str, tuple[Request, str, int]] = {}
         """Running batch requests by id, with the engine and the expected tokens."""
         self._running_tokens = 0
         """Sum of the expected tokens of the running batch requests."""
@@ -61,16 +61,9 @@ class Preemption:
         self._none: set[tuple[tuple[str, ...], str]] = set()
         """Cached negative results of `choose`, by engines and node; cleared by any start or end of a batch request."""
 
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the ids of the running batch requests."""
-        return iter(self._running)
-
     def dispatched(self, request: Request, engine: str) -> None:
         tokens = _expected_tokens(request)
-        self._running[request.id] = request, engine, tokens
+        self.running[request.id] = request, engine, tokens
         self._running_tokens += tokens
         if engine in self._left and self._sequences_at(engine) > self._left[engine]:
             del self._left[engine]
@@ -80,7 +73,7 @@ class Preemption:
     def ended(self, request: Request, service: ServiceTokens, *, is_preempted: bool) -> None:
         """Record the end of a run. `is_preempted`: the request was preempted, so its tokens are wasted."""
         tokens = service.prompt + service.output
-        _, engine, expected_tokens = self._running.pop(request.id)
+        _, engine, expected_tokens = self.running.pop(request.id)
         self._running_tokens -= expected_tokens
         self._none.clear()
         self._asked.discard(request.id)
@@ -112,7 +105,7 @@ class Preemption:
         return left is not None and self._sequences_at(engine) + request.sequences > left
 
     def _sequences_at(self, engine: str) -> int:
-        return sum([request.sequences for request, at, _ in self._running.values() if at == engine])
+        return sum([request.sequences for request, at, _ in self.running.values() if at == engine])
 
     def choose(
         self,
@@ -139,7 +132,7 @@ class Preemption:
         if place in self._none:
             return None
         # A request that runs on although it was to be preempted has sent something to its client.
-        running = {id: one for id, one in self._running.items() if id not in self._asked}
+        running = {id: one for id, one in self.running.items() if id not in self._asked}
         used: dict[str, int] = {}
         for request, _, _ in running.values():
             used[request.flow.tenant] = used.get(request.flow.tenant, 0) + request.sequences

@@ -29,15 +29,15 @@ from tests.config.faults import GOOD, faults
             "{alpha: 2, name: fcfs, cost: linear}",
             [
                 ":3:17: policy.alpha: is not a setting of fcfs, but of fairserve, wsc",
-                ":3:38: policy.cost: is not a setting of fcfs, but of fairserve, wsc, vtc, rr, lcf",
+                ":3:38: policy.cost: is not a setting of fcfs, but of fairserve, wsc, vtc, rr",
             ],
         ),
         (
             # That it is not well written either is no second fault of it, but there may be others.
-            "{name: vtc, requests_per_minute: many, output_weight: 0}",
+            "{name: vtc, backend_quantum: many, output_weight: 0}",
             [
-                ":3:42: policy.requests_per_minute: is not a setting of vtc, but of rpm",
-                ":3:63: policy.output_weight: should be greater than 0",
+                ":3:38: policy.backend_quantum: is not a setting of vtc, but of d2lpm",
+                ":3:59: policy.output_weight: should be greater than 0",
             ],
         ),
         # Of a policy that there is not, nothing is known.
@@ -54,10 +54,6 @@ from tests.config.faults import GOOD, faults
         ("{output_weight: }", [":3:24: policy.output_weight: should be a number, not nothing"]),
         ("{name: rr, predict_output: 1}", [":3:36: policy.predict_output: should be true or false, not a number"]),
         ("{name: rr, quantum: 0.5}", [":3:29: policy.quantum: should be greater than or equal to 1"]),
-        (
-            "{name: rpm, requests_per_minute: 100001}",
-            [":3:42: policy.requests_per_minute: should be less than or equal to 100000"],
-        ),
     ],
 )
 def test_a_setting_that_the_policy_does_not_have_is_a_fault_at_its_place(

@@ -102,10 +102,9 @@ async def test_what_was_sent_arrives(start: Starter, policy: str, placement: str
     async with together(wide) as upstreams:
         backends = [{"url": each.url, "engine": kind} for each, kind in zip(upstreams, engines.split(), strict=True)]
         isolated = "never" if shared else "where_possible"
-        own = {"requests_per_minute": 10_000} if policy == "rpm" else {}
         running = start(
             pools=[{"name": "p", "models": ["simulated"], "backends": backends, "isolate_caches": isolated}],
-            policy={"name": policy, "placement": placement, **own},
+            policy={"name": policy, "placement": placement},
             tenants=TENANTS,
             aliases={"alias": "simulated"},
             routes=[{"path": "/v1/unheard-of", "treatment": "generate"}],

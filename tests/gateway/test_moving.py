@@ -211,7 +211,7 @@ async def test_an_interaction_goes_on_uncut(start: Starter) -> None:
         assert (await asked).status == 200
         lines = await live.lines(3)
         assert [(line["stage"], line["tokens_wasted"]) for line in lines] == [(1, 0), (2, 0), (3, 0)]
-        assert interactions.wasted == {}
+        assert interactions.wasted_tokens == 0
 
 
 async def test_two_that_name_each_other_do_not_pass_requests_to_and_fro(start: Starter) -> None:

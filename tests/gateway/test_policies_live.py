@@ -9,7 +9,6 @@ import pytest
 from gateway.config.sections.policy_choice import PolicyConfig, PolicyName, policy_settings
 from policies.admission.named import named_policy
 from policies.orders.policy_entries import POLICIES
-from tests.gateway.live import Starter, chat, simulated, until
 
 PATH = "/v1/chat/completions"
 
@@ -31,20 +30,3 @@ def test_every_setting_of_a_policy_can_be_written_in_the_file_and_reaches_it(nam
     config = PolicyConfig(name=name, **written)
     assert config.settings() == written
     assert named_policy(name, **config.settings()).order is not None
-
-
-async def test_rpm_refuses_what_is_beyond_the_limit_and_says_when_to_come_back(start: Starter) -> None:
-    policy = {"name": "rpm", "requests_per_minute": 3}
-    async with simulated() as engine, start(engine.url, policy=policy) as live:
-        for _ in range(3):
-            assert (await live.ask(PATH, chat(max_tokens=2), key="eager")).status == 200
-        refused = await live.ask(PATH, chat(max_tokens=2), key="eager")
-        assert (refused.status, refused.error["code"]) == (429, "rate_limited")
-        assert "3 requests a minute" in refused.error["message"]
-        assert 0 < int(refused.headers["retry-after"]) <= 70
-        assert refused.headers["x-ratelimit-limit-requests"] == "3"
-        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
-        assert (await live.ask(PATH, chat(max_tokens=2), key="other")).status == 200, "each tenant has its own limit"
-        lines = await live.lines(5)
-        assert [line["reason"] for line in lines].count("rate_limited") == 1
-        await until(live.holds_nothing)

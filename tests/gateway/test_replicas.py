@@ -12,6 +12,8 @@ import pytest
 from redis import Redis
 
 from gateway.storage.redis.redis_store import pool_key
+from lab.vtc.unfair_orders import Lcf
+from policies.orders.policy_entries import POLICIES
 from tests.gateway.live import WAIT_S, Live, Starter, simulated, until
 from tests.gateway.load import tenants
 from tests.kit.floods import ENGINE, Flood, answered, ratio_of
@@ -112,13 +114,17 @@ def cause(fault: str, redis: RedisServer, proxy: Proxy) -> None:
         proxy.cut()  # what was dropped before leaves a gap on a connection
 
 
-async def test_after_any_faults_nothing_is_leaked_and_every_charge_counts_once(start: Starter) -> None:
+@pytest.mark.interpreted_only("extends a policy")
+async def test_after_any_faults_nothing_is_leaked_and_every_charge_counts_once(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(POLICIES, "vtc", POLICIES["vtc"]._replace(order=Lcf))  # without lifts, counters are charges
     async with AsyncExitStack() as stack:
         redis = await stack.enter_async_context(RedisServer())
         look = await stack.enter_async_context(looking_into(redis))
         sim = await stack.enter_async_context(simulated(ENGINE))
         proxies = [await stack.enter_async_context(Proxy(redis.port)) for _ in range(3)]
-        fields: dict[str, Any] = {"tenants": tenants(a=1, b=1, c=2), "policy": "lcf"}
+        fields: dict[str, Any] = {"tenants": tenants(a=1, b=1, c=2), "policy": "vtc"}
         lives = [
             await stack.enter_async_context(start(sim.url, state=f"redis://127.0.0.1:{proxy.port}/0", **fields))
             for proxy in proxies

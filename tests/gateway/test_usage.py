@@ -91,8 +91,10 @@ async def test_tokens_of_a_cut_interaction_are_wasted(start: Starter, tmp_path: 
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=tenants, usage=url) as live:
         statuses = [(await live.ask(CHAT, chat(), x_fairgate_interaction="i")).status for _ in range(6)]
         lines = await live.lines(6)
+        metrics = await live.metrics()
     assert statuses.count(429) >= 1
     assert sum(line["tokens_wasted"] for line in lines) == 9 * statuses.count(200)
+    assert metrics["fairgate_wasted_tokens_total", "alice"] == 9 * statuses.count(200)
     assert counted(url) == logged(lines)
 
 

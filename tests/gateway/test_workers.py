@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -74,27 +73,15 @@ def test_a_worker_owns_its_part_of_what_one_machine_has() -> None:
     config = Config.model_validate({
         "workers": 4,
         "state_file": "/tmp/learned.json",
-        "policy": {"name": "rpm", "requests_per_minute": 100},
         "pools": [{"name": "p", "backends": [{"url": "http://a:1", "max_num_seqs": 33}]}],
         "tenants": [{"name": "a", "quota": {"tokens_per_day": 400}}, {"name": "b"}],
         "limits": {"queue_requests_max": 1000, "connections_max": 100},
     })  # fmt: skip
     first, last = share_of(config, 0), share_of(config, 3)
     assert (first.state_file, last.state_file) == ("/tmp/learned.json", None)
-    assert last.policy.settings() == {"requests_per_minute": 25}, "which each gateway counts by itself"
     assert (last.limits.queue_requests_max, last.limits.connections_max) == (250, 25)
     assert last.memory_max == config.memory_max, "is what each process has"
     assert (last.pools, last.quota, last.tenants) == (config.pools, config.quota, config.tenants)
-
-
-def test_a_worker_owns_its_part_of_what_a_policy_counts_unasked() -> None:
-    def parts(policy: str) -> dict[str, Any]:
-        pools = [{"name": "p", "backends": [{"url": "http://a:1"}]}]
-        config = Config.model_validate({"workers": 4, "policy": policy, "open_access": True, "pools": pools})
-        return share_of(config, 0).policy.settings()
-
-    assert parts("rpm") == {"requests_per_minute": 7}, "a quarter of its default"
-    assert parts("vtc") == {}
 
 
 MIB = 1 << 20

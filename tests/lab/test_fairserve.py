@@ -15,6 +15,8 @@ from lab.fairserve.study import Study, ends_calls, study
 from lab.fairserve.table4 import SEEDS, case_studies
 from simulation.statistics import percentile
 
+pytestmark = pytest.mark.interpreted_only("baselines extend what is compiled")
+
 LARGE = Population(users=2000, benign_rate=100.0, abusive_rate=10.0)
 """Long enough for its means to be those of the table."""
 SMALL = Population(users=150, duration_s=90.0, swing_s=60.0)

@@ -21,6 +21,8 @@ from lab.vtc import figures, paper_tables
 from lab.vtc.gateway_window import production
 from lab.vtc.runs import arena
 
+pytestmark = pytest.mark.interpreted_only("baselines extend what is compiled")
+
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 needs_arena = pytest.mark.skipif(
     not (TRACES / "vtc_arena27_10min.csv.gz").exists(), reason="needs the trace of 27 clients of the VTC artifact"

@@ -240,12 +240,12 @@ def test_where_the_next_request_does_not_fit_two_each_of_four_tenants_are_tried(
 # --- limits ---
 
 
-def test_nobody_is_told_to_come_back_later_than_in_a_minute() -> None:
+def test_a_user_beyond_a_limit_is_told_when_the_limit_has_room() -> None:
     throttle = Throttle(ThrottleSettings(window_s=3600.0, user=Ceilings(starts=1)))
     throttle.count(make_request(), 1.0)
     refused = throttle.refusal(make_request(), 2.0, Pressure(True, ""))
     assert refused is not None
-    assert (refused.reason, refused.retry_after_s) == (Refusal.OVER_USER_LIMIT, 60.0)
+    assert (refused.reason, refused.retry_after_s) == (Refusal.OVER_USER_LIMIT, 3600.0 * 13 / 12 - 2.0)
 
 
 # --- several gateways ---

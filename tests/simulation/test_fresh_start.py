@@ -64,6 +64,6 @@ def test_what_has_learned_nothing_is_as_fair_as_plain_vtc(
     light: Flow, after_s: float, streamed: bool, engines: int
 ) -> None:
     plain_s = wait_s(fresh("vtc", light, after_s, engines=engines, streamed=streamed))
-    for policy in ("fairserve", "wsc", "lcf"):
+    for policy in ("fairserve", "wsc"):
         run = fresh(policy, light, after_s, engines=engines, streamed=streamed)
         assert wait_s(run) <= 2 * plain_s or not passed_by(run), policy

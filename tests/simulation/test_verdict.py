@@ -39,12 +39,12 @@ def test_it_names_who_pays() -> None:
 
 def test_refusals_are_no_short_waits() -> None:
     one = run("fcfs", tenant("heavy", 9.0), tenant("light", 5.0))
-    other = run("rpm", tenant("heavy", 0.5, completed=10), tenant("light", 2.0))
+    other = run("vtc", tenant("heavy", 0.5, completed=10), tenant("light", 2.0))
     assert "`heavy` pays most: one request in twenty 9.00 s and 0.500 s (90 of 100 refused)." in verdict([one, other])
-    never = run("rpm", tenant("heavy", None, completed=0), tenant("light", 5.0))
-    assert "under `rpm` for ever (100 of 100 refused)" in verdict([one, never])
+    never = run("vtc", tenant("heavy", None, completed=0), tenant("light", 5.0))
+    assert "under `vtc` for ever (100 of 100 refused)" in verdict([one, never])
     assert "waited for ever for its first token (100 of 100 refused), under `fcfs` 9.00 s." in verdict([never, one])
-    same = run("rpm", tenant("heavy", 9.0, completed=90), tenant("light", 5.0))
+    same = run("vtc", tenant("heavy", 9.0, completed=90), tenant("light", 5.0))
     assert "9.00 s (10 of 100 refused)" in verdict([one, same])
 
 

@@ -46,7 +46,6 @@ NO_PUBLIC_WAY = {
     *(f"tests/gateway/test_browsers.py:{name}" for name in ("_server", "_reader")),
     "tests/gateway/test_stored_responses.py:_everybody",
     "tests/http/test_answers.py:_pending",
-    "tests/policies/tree/test_presence.py:_tenants",
     *(f"tests/simulated/test_engine_model.py:{name}" for name in ("_pool", "_running", "_held", "_blank", "_cached")),
     *(f"tests/gateway/test_invented_names.py:{name}" for name in ("_blocks_max", "_decided", "_ends", "_flows_max")),
     *(f"tests/gateway/test_invented_names.py:{name}" for name in ("_members_max", "_populations", "_server")),

@@ -71,7 +71,7 @@ def known_to(requests: RequestLedger, request: Request) -> set[str]:
     interaction, quotas, pool = request.progress.interaction, requests.quotas, requests.tree.pool
     assert quotas is not None
     counts = {
-        "queue": len(requests.waiting),
+        "queue": len(requests.waiting.requests),
         "limits": quotas.under_way.get("a", 0),
         "interaction": interaction.under_way if interaction is not None else 0,
         "order": len(requests.policy),

@@ -90,7 +90,7 @@ def test_it_is_charged_once_and_counted_once(policy: str) -> None:
     interaction = moved.progress.interaction
     if interaction is not None:
         assert (interaction.calls, interaction.under_way, interaction.tokens) == (1, 0, 25)
-    assert two.interactions.wasted == {}
+    assert two.interactions.wasted_tokens == 0
     assert len(two.source.policy) == len(two.target.policy) == 0
 
 

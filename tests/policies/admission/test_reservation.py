@@ -12,7 +12,7 @@ from policies.request import Request, ServiceTokens
 from tests.policies.making import dispatched, make_request
 
 CAPACITY_TOKENS = 1000
-ONE_WINDOW = ("fairserve", "wsc", "vtc", "rr", "lcf")
+ONE_WINDOW = ("fairserve", "wsc", "vtc", "rr")
 
 
 def engine_of(policy: str, engines: int = 2) -> AdmissionEngine:
@@ -71,3 +71,12 @@ def test_it_goes_to_another_engine_if_that_has_room_first() -> None:
     assert finish(engine, "at-e1", 2.0) == ["large"]
     assert dispatched(engine.arrived(sized("small", "c", 100), 2.0)) == ["small"]
     assert engine.requests.lease("small").backend == "e0", "nothing is kept any more"
+
+
+@pytest.mark.parametrize("policy", ONE_WINDOW)
+def test_the_engine_that_was_kept_serves_others_once_the_next_one_has_left(policy: str) -> None:
+    engine = engine_of(policy)
+    assert not engine.arrived(sized("large", "b", 900), 1.0)
+    for number in range(6):
+        engine.arrived(sized(f"small-{number}", "c", 100), 1.0)
+    assert dispatched(engine.cancelled("large", 1.0)) == ["small-4", "small-5"]

@@ -35,7 +35,6 @@ STRICT: dict[str, dict[str, Any]] = {
 SMALL: dict[str, dict[str, Any]] = {
     "rr": {"quantum": 30.0},
     "dlpm": {"quantum": 30.0},
-    "rpm": {"requests_per_minute": 40},
 }
 
 

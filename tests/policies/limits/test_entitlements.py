@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from random import Random
 
 import pytest
 
 from policies.admission.takeover import Setup, take_over
 from policies.capacity.obstacle import Obstacle
-from policies.request import of_batch
+from policies.request import Request, of_batch
 from policies.settings import Contradiction
 from policies.tree.pool_tree import PoolTree
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
@@ -24,15 +24,14 @@ ORDERS = ("fairserve", "wsc", "vtc", "rr", "dlpm", "d2lpm")
 def test_parts_are_those_of_the_definition_whoever_is_present(seed: int) -> None:
     rng = Random(seed)
     tree = random_tree(rng)
-    entitlements, running = PoolTree(tree), Counter[str]()
+    entitlements, running = PoolTree(tree), defaultdict[str, list[Request]](list)
     for _ in range(60):
         name = rng.choice([*tree.tenants])
         if running[name] and rng.random() < 0.5:
-            running[name] -= 1
-            entitlements.left(make_request(name))
+            entitlements.left(running[name].pop())
         else:
-            running[name] += 1
-            entitlements.arrived(make_request(name), tree.tenants[name].settings.weight)
+            running[name].append(make_request(name))
+            entitlements.arrived(running[name][-1], tree.tenants[name].settings.weight)
         present = {name for name, requests in running.items() if requests}
         expected = parts(tree, present)
         for one in present:

@@ -88,7 +88,7 @@ BAD: dict[str, Request] = {}
 @pytest.mark.parametrize(
     "where",
     [
-        "policy.push", "policy.charge", "requests.tree.arrived", "requests.tree.dispatched", "requests.tree.ended",
+        "policy.push", "policy.charge", "requests.tree.arrived", "requests.tree.run",
         "requests.tree.left", "working_set.queued", "working_set.dispatched", "working_set.left",
         "working_set.has_room", "quotas.admitted", "quotas.ended", "requests.lengths.learn", "backends.e.add",
         "backends.e.remove", "interactions.admitted", "interactions.served", "room.with_room",
@@ -144,7 +144,7 @@ def books(engine: AdmissionEngine) -> dict[str, object]:
     assert backlog is not None
     return {
         "queued": backlog.queued,
-        "waiting": len(requests.waiting),
+        "waiting": len(requests.waiting.requests),
         "leases": sorted(requests.leases),
         "at the engine": sorted(engine.backends["e"].leases),
         "sequences": engine.backends["e"].sequences,

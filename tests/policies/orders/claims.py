@@ -33,8 +33,6 @@ IN_TOKENS = {"gamma": 2.0, "weights": {"": 1.0}}
 """Makes the flows of a tenant comparable by the same service as tenants; what calls are worth has tests of its own."""
 CLAIMS = {
     "fcfs": Claim(bound=None),
-    "rpm": Claim(bound=None, params={"requests_per_minute": 3}),
-    "lcf": Claim(bound=None),
     "rr": Claim(bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10), params={"quantum": 10.0}),
     "dlpm": Claim(
         bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),

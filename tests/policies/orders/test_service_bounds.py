@@ -15,9 +15,9 @@ from itertools import permutations
 
 import pytest
 
+from lab.vtc.unfair_orders import Lcf
 from policies.admission.policy import Policy
 from policies.orders.cost import Cost, LinearCost, ProfiledCost
-from policies.orders.lcf import Lcf
 from policies.orders.order import Order, Selection
 from policies.orders.vtc import CounterParams, Vtc, VtcParams
 from policies.request import Flow, Request, ServiceTokens

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from policies.admission.named import named_policy
+from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked
 from policies.orders.order import Selection
+from policies.orders.vtc import Vtc
 from policies.placements.least_loaded import LeastLoaded
-from policies.placements.placement import EngineLoad
+from policies.placements.placement import EngineLoad, Placement
 from policies.placements.prefix import ByPrefix
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Placed, Request
-from tests.policies.making import Load, Room, make_request
+from tests.policies.making import Engines, Load, Room, make_request
 
 PROMPT = tuple(range(1, 9))
 
@@ -25,10 +29,26 @@ def by_prefix(**cached: int) -> ByPrefix:
     return ByPrefix(prefixes=prefixes)
 
 
-def test_the_only_engine_with_room_is_named_as_such() -> None:
-    request = make_request(prompt=8000, prefix=PROMPT)
-    assert by_prefix(b=8).choose(request, [Load("a")]) == ("a", Placed.ONLY)
-    assert LeastLoaded().choose(request, [Load("a")]) == ("a", Placed.ONLY)
+class OnlyX(Room):
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
+        return (Load("x"),)
+
+
+@pytest.mark.parametrize("placement", [by_prefix(b=8), LeastLoaded()])
+def test_the_only_engine_with_room_is_named_as_such(placement: Placement) -> None:
+    policy, request = Policy(Vtc(), placement), make_request(prompt=8000, prefix=PROMPT)
+    policy.push(request, 0.0)
+    selection = policy.pop(0.0, OnlyX())
+    assert isinstance(selection, Selection)
+    assert (selection.backend, request.progress.placed) == ("x", Placed.ONLY)
+
+
+def test_the_placement_chooses_between_two_engines_with_room() -> None:
+    policy, request = Policy(Vtc(), LeastLoaded()), make_request()
+    policy.push(request, 0.0)
+    selection = policy.pop(0.0, Engines({"a": 1, "b": 0}))
+    assert isinstance(selection, Selection)
+    assert (selection.backend, request.progress.placed) == ("b", Placed.LEAST_LOADED)
 
 
 def test_the_engine_that_has_most_is_chosen_for_that() -> None:
@@ -54,11 +74,6 @@ def test_new_prompts_go_where_their_adapter_runs_within_the_bound() -> None:
     for running, expected in ((1, {"b"}), (8, {"a"})):
         engines = [Load("a"), Load("b", running, adapters={"lora": running})]
         assert {by_prefix().choose(request, engines)[0] for request in requests} == expected
-
-
-class OnlyX(Room):
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
-        return (Load("x"),)
 
 
 def test_one_that_goes_before_the_next_in_order_is_named_as_such() -> None:

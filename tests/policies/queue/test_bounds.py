@@ -38,7 +38,7 @@ def test_bounds_hold_whoever_comes(arrivals: list[tuple[str, int, float]]) -> No
         if victims is not None:
             assert all(victim.flow.tenant != tenant for victim in victims), "nobody gives way to himself"
             inside = [one for one in inside if one not in victims] + [request]
-        assert len(room) == len(inside) <= LIMITS.queue_requests_max
+        assert len(room.requests) == len(inside) <= LIMITS.queue_requests_max
         assert room.bytes == sum(one.body_bytes for one in inside) <= LIMITS.queue_bytes_max
 
 

@@ -19,7 +19,7 @@ def runs(tree: PoolTree, tenant: str, requests: int = 1) -> None:
     for _ in range(requests):
         request = make_request(tenant)
         tree.arrived(request, 1.0)
-        tree.dispatched(request, 100)
+        tree.run(request, 1, 100)
 
 
 @pytest.mark.parametrize("tenants", [10, REPORTED_MAX, 2 * REPORTED_MAX])

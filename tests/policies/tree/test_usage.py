@@ -84,7 +84,7 @@ class Gateway:
         elif what == 1 and self.queued:
             request = self.queued.pop(random.randrange(len(self.queued)))
             self.running.append(request)
-            tree.dispatched(request, 10)
+            tree.run(request, request.sequences, 10)
         elif what == 2 and self.running:
             self.ends(self.running.pop(random.randrange(len(self.running))))
         elif what == 3 and self.queued:
@@ -95,7 +95,7 @@ class Gateway:
             self.hold(leaf, -self.contexts[leaf])
 
     def ends(self, request: Request) -> None:
-        self.tree.ended(request, 10)
+        self.tree.run(request, -request.sequences, -10)
         self.tree.left(request)
 
     def hold(self, leaf: str, tokens: int) -> None:
@@ -140,7 +140,7 @@ def test_what_is_used_and_reported_counts_once_at_each_node_and_goes_again(
         gateway.tree.set_elsewhere([])
         pool = gateway.tree.pool
         assert (pool.used, gateway.tree.report(256)) == ([0.0] * 4, [])
-        assert gateway.tree.remembered() == len(terms.tenants), "only tenants with limits"
+        assert in_use(gateway.tree) == len(terms.tenants), "only tenants with limits"
         assert pool.contexts.present == pool.others.present == pool.batch.present == 0
 
 
@@ -174,9 +174,13 @@ def test_rows_of_groups_and_of_many_tenants_come_and_go(terms: Tree) -> None:
     names = [ROOT, *[f" {name}" for name in terms.groups], *[f"t{number}" for number in range(IDLE_MAX + 2)]]
     for _ in range(2):
         tree.set_elsewhere([NodeUsage(name, resource, 1) for name in names for resource in (SEQUENCES, CONTEXTS)])
-        assert tree.remembered() == IDLE_MAX + 2
+        assert in_use(tree) == IDLE_MAX + 2
         tree.set_elsewhere([])
-        assert (tree.remembered(), tree.pool.used) == (0, [0.0] * 4)
+        assert (in_use(tree), tree.pool.used) == (0, [0.0] * 4)
+
+
+def in_use(tree: PoolTree) -> int:
+    return sum(node.is_tenant and node.is_in_use for node in tree.nodes.values())
 
 
 def summed(reports: list[list[NodeUsage]]) -> Sequence[NodeUsage]:
