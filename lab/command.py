@@ -1,8 +1,9 @@
-"""What `fairgate reproduce` does: runs experiments and prints what came out; its exit status says whether it holds."""
+"""The command `python -m lab`: runs experiments and prints what came out; its exit status says whether it holds."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -16,8 +17,29 @@ from simulation.traces.lines import TraceError
 MISSED, BAD_INPUT = 1, 2
 
 
-def run(names: tuple[str, ...], json_path: Path | None, docs: Path | None, traces: str, processes: int | None) -> int:
-    """Run those named, all if there are none. Returns the exit status; raises UsageError."""
+@click.command()
+@click.argument("names", metavar="[NAME ...]", nargs=-1)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
+@click.option("--docs", type=click.Path(file_okay=False, path_type=Path), help="Write reproduction.md into it.")
+@click.option("--traces", default="../shared/traces", show_default=True, help="Directory of the recorded traces.")
+@click.option("--processes", type=click.IntRange(1), help="Experiments at a time.  [default: one for each core]")
+def reproduce(
+    names: tuple[str, ...], json_path: Path | None, docs: Path | None, traces: str, processes: int | None
+) -> None:
+    """Rerun the experiments of the papers, all or those named: published value, our value, verdict.
+
+    \b
+    python -m lab                                   everything, some minutes
+    python -m lab table2 fig9 --json result.json
+    python -m lab metrics RUNS.csv                  VTC's measures of recorded runs
+
+    Exits with 1 if a requirement is missed, and with 2 if a trace is missing or at fault.
+    """
+    sys.exit(_run(names, json_path, docs, traces, processes))
+
+
+def _run(names: tuple[str, ...], json_path: Path | None, docs: Path | None, traces: str, processes: int | None) -> int:
+    """Run those named, all if there are none. Return the exit status. Raise UsageError."""
     if names[:1] == ("metrics",):
         if docs is not None:
             raise click.UsageError("metrics writes no page: leave out --docs")
@@ -55,7 +77,7 @@ def run(names: tuple[str, ...], json_path: Path | None, docs: Path | None, trace
 def _measure(files: tuple[str, ...], json_path: Path | None) -> int:
     """The measures of recorded runs, of one file."""
     if len(files) != 1:
-        raise click.UsageError("metrics needs one table of recorded runs: fairgate reproduce metrics FILE.csv")
+        raise click.UsageError("metrics needs one table of recorded runs: python -m lab metrics FILE.csv")
     try:
         runs = [measures(run) for run in read_runs(Path(files[0]))]
         if json_path is not None:

@@ -14,7 +14,7 @@ from lab.experiment import Experiment, Findings, Inputs, SkippedError
 from lab.reproduction import as_csv, as_markdown, details, draw
 from lab.vtc.recorded import RunMeasures
 
-MET = re.compile(r"^`fairgate reproduce [a-z0-9-]+`: (\d+) of (\d+)$", re.MULTILINE)
+MET = re.compile(r"^`python -m lab [a-z0-9-]+`: (\d+) of (\d+)$", re.MULTILINE)
 INTRODUCTION = """\
 # Reproduction
 
@@ -22,7 +22,7 @@ Do the policies do what their papers measured? This page is written by
 
 <!-- not run: takes minutes; tests/lab runs what is in it -->
 ```sh
-fairgate reproduce --docs docs
+python -m lab --docs docs
 ```
 
 """

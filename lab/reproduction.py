@@ -64,7 +64,7 @@ def as_markdown(experiment: Experiment, findings: Findings) -> str:
     """A section with the table, the figures (in `figures/`) and the notes."""
     left_out = details(findings)
     met = f": {counted(findings.rows)}" if counted(findings.rows) else ""
-    lines = [f"## {experiment.reproduces}", "", f"`fairgate reproduce {experiment.name}`{met}", ""]
+    lines = [f"## {experiment.reproduces}", "", f"`python -m lab {experiment.name}`{met}", ""]
     shown = [row for row in findings.rows if row not in left_out]
     if shown:
         lines += [f"| {' | '.join(HEADS[:4])} |", "| --- | ---: | ---: | --- |"]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from gateway.commands.common import config_option, loaded, local_url
-
-if TYPE_CHECKING:
-    from gateway.config.model import Config
+from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded, local_url
 
 USUAL_URL: Final = "http://127.0.0.1:8190"
 TIMEOUT_S: Final = 3.0
@@ -26,11 +23,15 @@ def asks_admin(command: Any) -> Any:
     return config_option("The gateway's file, for `admin` and `admin_token`.")(admin_option(command))
 
 
-class NotAnswered(Exception):
-    """A failed request to the admin listener. `status` and `content`: of the HTTP answer; 0 and empty without one."""
+class NotAnswered(Failed):
+    """A failed request to the admin listener. Ends the command with 1 if there is an answer, else with BAD_INPUT.
 
-    def __init__(self, message: str, status: int, content: bytes = b"") -> None:
-        super().__init__(message)
+    `text`: what failed. `status` and `content`: of the HTTP answer; 0 and empty without one.
+    """
+
+    def __init__(self, text: str, status: int, content: bytes = b"") -> None:
+        super().__init__(f"fairgate: {text}", 1 if status else BAD_INPUT)
+        self.text = text
         self.status = status
         self.content = content
 
@@ -70,15 +71,9 @@ class Admin:
 def admin_of(path: Path | None, admin: str | None) -> Admin:
     """Return the admin listener that `--admin` names, else the one of the file. Raise BadParameter."""
     config = loaded(path) if path is not None else None
-    token = config.admin_token if config is not None else None
-    secret = token.get_secret_value() if token is not None else None
-    if admin is not None and not admin.startswith(("http://", "https://")):
+    if admin is None:
+        admin = USUAL_URL if config is None else local_url(*config.admin_address)
+    elif not admin.startswith(("http://", "https://")):
         raise click.BadParameter("must be http://host:port of the admin listener", param_hint="--admin")
-    return Admin(admin.rstrip("/") if admin is not None else _url(config), secret)
-
-
-def _url(config: Config | None) -> str:
-    """Return the URL of the admin listener for a command on the gateway's machine."""
-    if config is None:
-        return USUAL_URL
-    return local_url(*config.admin_address)
+    token = config.admin_token if config is not None else None
+    return Admin(admin.rstrip("/"), token.get_secret_value() if token is not None else None)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import urllib.parse
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 import click
 
 from gateway.commands.admin import NotAnswered, admin_of, asks_admin
-from gateway.commands.common import BAD_INPUT, Failed
 
 
 @click.command()
@@ -27,7 +26,9 @@ def reload(path: Path | None, admin: str | None) -> None:
     try:
         answer = admin_of(path, admin).post("/reload")
     except NotAnswered as error:
-        answer = _refused(error)
+        if error.status != HTTPStatus.CONFLICT:
+            raise
+        answer = json.loads(error.content)
     for line in answer["changes"]:
         click.echo(line)
     if answer["outcome"] == "refused":
@@ -64,22 +65,8 @@ def resume(backend: str, path: Path | None, admin: str | None) -> None:
 
 
 def _drain(backend: str, path: Path | None, admin: str | None, what: str) -> None:
-    try:
-        answer = admin_of(path, admin).post(f"/{what}/{urllib.parse.quote(backend, safe='')}")
-    except NotAnswered as error:
-        raise Failed(f"fairgate: {error}", 1) from None
+    answer = admin_of(path, admin).post(f"/{what}/{urllib.parse.quote(backend, safe='')}")
     state = "drained" if answer["drained"] else "in service" if answer["in_service"] else "resumed, out of service"
     click.echo(f"{answer['pool']}/{answer['backend']}: {state}, {answer['running']} running there")
     if "warning" in answer:
         click.echo(f"fairgate: warning: {answer['warning']}", err=True)
-
-
-def _refused(error: NotAnswered) -> dict[str, Any]:
-    """Return the answer of a gateway that refused a reload. Raise Failed for any other answer."""
-    try:
-        answer = json.loads(error.content)
-    except ValueError:
-        answer = None
-    if isinstance(answer, dict) and "why_not" in answer:
-        return answer
-    raise Failed(f"fairgate: {error}", BAD_INPUT if not error.status else 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import tempfile
 import time
@@ -39,7 +40,7 @@ def findings(config: Config) -> Iterator[Finding]:
     for field, file in (("state_file", config.state_file), ("usage", sqlite)):
         if file is None:
             continue
-        if why := _not_replaceable(Path(file)):
+        if why := _not_writable(Path(file), is_replaced=True):
             yield Finding((field,), f"cannot be written: {why}")
         elif not Path(file).absolute().parent.exists():
             yield Finding(
@@ -85,27 +86,16 @@ def _expired(config: Config, unix_s: float) -> Iterator[Finding]:
                 yield Finding(("tenants", t, "keys", k, "expires"), text, is_warning=True)
 
 
-def _not_writable(path: Path) -> str:
-    """Return why lines cannot be appended to this file; "" if they can."""
-    try:
-        if path.exists():
-            # Opening a pipe for writing would wait for its reader.
-            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
-            return ""
-    except OSError as error:
-        return str(error.strerror)
-    return _no_files_in(path.parent)
+def _not_writable(path: Path, *, is_replaced: bool = False) -> str:
+    """Return why lines cannot be appended to this file, or why it cannot be replaced; "" if they can, or it can.
 
-
-def _not_replaceable(path: Path) -> str:
-    """Return why this file cannot be written or replaced; "" if it can. Missing directories are made at the start."""
+    Missing directories of a file that is replaced are made at the start.
+    """
     if path.is_dir():
         return "it is a directory"
-    return _no_files_in(next(parent for parent in path.absolute().parents if parent.exists()))
-
-
-def _no_files_in(directory: Path) -> str:
-    """Return why no file can be made in this directory; "" if one can."""
+    if path.exists() and not is_replaced:
+        return "" if os.access(path, os.W_OK) else os.strerror(errno.EACCES)
+    directory = next(one for one in path.absolute().parents if one.exists()) if is_replaced else path.parent
     if not directory.exists():
         return f"there is no directory {directory}"
     try:

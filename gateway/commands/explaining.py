@@ -14,7 +14,7 @@ from urllib.parse import quote
 import click
 
 from gateway.commands.admin import NotAnswered, admin_of, asks_admin
-from gateway.commands.common import BAD_INPUT, Failed, loaded
+from gateway.commands.common import Failed, loaded
 from gateway.commands.replaying import readable
 
 if TYPE_CHECKING:
@@ -62,8 +62,6 @@ def explain(
             else:
                 assert tenant is not None
                 text, numbers = _of_tenant(tenant, user, query, _files(path, logs, stack))
-    except NotAnswered as error:
-        raise Failed(f"fairgate: {error}", 1 if error.status else BAD_INPUT) from None
     except (InvalidUsageQuery, TraceError, OSError) as error:
         raise Failed(f"fairgate: {error}") from None
     click.echo(json.dumps(numbers, indent=2) if as_json else text)
@@ -95,7 +93,10 @@ def _of_request(
         except NotAnswered as error:
             if error.status not in (0, 404):
                 raise
-            admin_error, status = "no decision on it is remembered; " if error.status else f"{error}; ", error.status
+            admin_error, status = (
+                "no decision on it is remembered; " if error.status else f"{error.text}; ",
+                error.status,
+            )
     logged = LogExcerpt(
         files, lambda line: request_id in (line.request_id, line.client_request_id), has=request_id, is_last=True
     )

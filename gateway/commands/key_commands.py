@@ -123,13 +123,10 @@ def hash_() -> None:
 @_needed_config
 def revoke(key_hash: str | None, path: Path) -> None:
     """Revoke a key, by its HASH, or by the key or its hash on standard input; also a key of the config."""
-    from gateway.keys.issuance import KeyRefused, revoke
+    from gateway.keys.issuance import revoke
 
     config, text = loaded(path), _hash_of(key_hash)
-    try:
-        remark = _in_table(config, path, lambda table: revoke(table, config, text))
-    except KeyRefused as error:
-        raise Failed(f"fairgate: {error}") from None
+    remark = _in_table(config, path, lambda table: revoke(table, config, text))
     click.echo(f"revoked; {remark}" if remark else "revoked")
 
 
@@ -144,20 +141,16 @@ def rotate(key_hash: str | None, path: Path, grace: str, expires: str | None) ->
     The old key is named by its HASH, or by the key or its hash on standard input.
     """
     from gateway.config.sections.keys import hash_key, new_key
-    from gateway.keys.issuance import KeyRefused, rotate, seconds_of
+    from gateway.keys.issuance import rotate, seconds_of
 
-    config = loaded(path)
-    old, key = _hash_of(key_hash), new_key()
-    try:
+    config, old, key = loaded(path), _hash_of(key_hash), new_key()
+
+    async def rotated(table: KeyTable) -> int:
         grace_s = seconds_of(grace)
-        _in_table(
-            config, path,
-            lambda table: rotate(
-                table, config, old, hash_key(key), unix_s=time.time(), grace_s=grace_s, expires=expires
-            ),
-        )  # fmt: skip
-    except KeyRefused as error:
-        raise Failed(f"fairgate: {error}") from None
+        await rotate(table, config, old, hash_key(key), unix_s=time.time(), grace_s=grace_s, expires=expires)
+        return grace_s
+
+    grace_s = _in_table(config, path, rotated)
     click.echo(f"key:  {key}\nhash: {hash_key(key)}")
     click.echo(f"the old key is taken for {grace} more" if grace_s else "the old key is revoked", err=True)
 
@@ -228,12 +221,13 @@ def _from_stdin(what: str) -> str:
 
 
 def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Found]]) -> Found:
-    """Run a command on the table of issued keys. Raise Failed without a table or a store."""
+    """Run a command on the table of issued keys. Raise Failed without a table or a store, or if a key is refused."""
     if not config.issues_keys:
         raise Failed(
             f"fairgate: {path} has neither `usage:` nor `state: redis://...`: its keys stand in the file, under "
             "`tenants`"
         )
+    from gateway.keys.issuance import KeyRefused
     from gateway.storage.store_errors import StoreError, StoreUnavailable
 
     async def done() -> Found:
@@ -242,7 +236,7 @@ def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Fou
 
     try:
         return asyncio.run(done())
-    except StoreError as error:
+    except (StoreError, KeyRefused) as error:
         raise Failed(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None
 
 

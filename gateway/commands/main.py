@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from gateway.commands.explaining import explain
 from gateway.commands.key_commands import keys
 from gateway.commands.replaying import replay
 from gateway.commands.serving import allow_files, run, serve_one, supervise
+from gateway.commands.top import top
 from gateway.commands.usage_command import usage
 
 
@@ -181,37 +181,8 @@ def schema() -> None:
     click.echo(json_schema(), nl=False)
 
 
-@main.command()
-@click.argument("names", metavar="[NAME ...]", nargs=-1)
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
-@click.option("--docs", type=click.Path(file_okay=False, path_type=Path), help="Write reproduction.md into it.")
-@click.option("--traces", default="../shared/traces", show_default=True, help="Directory of the recorded traces.")
-@click.option("--processes", type=click.IntRange(1), help="Experiments at a time.  [default: one for each core]")
-def reproduce(
-    names: tuple[str, ...], json_path: Path | None, docs: Path | None, traces: str, processes: int | None
-) -> None:
-    """Rerun the experiments of the papers, all or those named: published value, our value, verdict.
-
-    \b
-    fairgate reproduce                                   everything, some minutes
-    fairgate reproduce table2 fig9 --json result.json
-    fairgate reproduce metrics RUNS.csv                  VTC's measures of recorded runs
-
-    Runs in a clone of the repository only. Exits with 1 if a requirement is missed, and with 2 if a trace is missing or
-    at fault.
-    """
-    try:
-        run_experiments = import_module("lab.command").run
-    except ModuleNotFoundError as error:
-        if error.name not in ("lab", "lab.command"):
-            raise
-        text = "fairgate: the experiments are no part of an installation: clone the repository and run it there"
-        raise Failed(text) from None
-    sys.exit(run_experiments(names, json_path, docs, traces, processes))
-
-
 main.add_command(keys)
-for command in (explain, usage, replay, reload, drain, resume):
+for command in (explain, usage, replay, reload, drain, resume, top):
     main.add_command(command)
 
 
@@ -224,32 +195,7 @@ def healthcheck(path: Path | None, admin: str | None) -> None:
     try:
         click.echo(json.dumps(admin_of(path, admin).get("/ready")))
     except NotAnswered as error:
-        raise Failed(str(error), 1) from None
-
-
-@main.command()
-@asks_admin
-@click.option("--once", is_flag=True, help="Print one view and end, as without a terminal.")
-@click.option(
-    "--interval",
-    "interval_s",
-    default=1.0,
-    show_default=True,
-    type=click.FloatRange(0.1, 3600),
-    help="Seconds between views.",
-)
-def top(path: Path | None, admin: str | None, once: bool, interval_s: float) -> None:
-    """Show live who waits, who receives how much, and what limits the engines. Ctrl-C ends the view.
-
-    \b
-    fairgate top -c config.yaml
-    """
-    from gateway.commands.top import watch
-
-    try:
-        watch(admin_of(path, admin), interval_s=interval_s, once=once)
-    except NotAnswered as error:
-        raise Failed(f"fairgate: {error}", 1 if error.status else BAD_INPUT) from None
+        raise Failed(error.message, 1) from None  # Docker knows no other number.
 
 
 if __name__ == "__main__":

@@ -30,21 +30,17 @@ for 30 ms, at this value for 3 ms.
 """
 ENGINES_SHOWN: Final = 8
 """Limit on the engines of a pool in the lines at the start."""
-_VERSION = f"  version {__version__}, {BUILD}"
 
 
 def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a coroutine, on uvloop except on Windows. Exit with 1 or BAD_INPUT if it cannot serve."""
+    """Run a coroutine, on uvloop. Exit with 1 or BAD_INPUT if it cannot serve."""
+    import uvloop
+
     from gateway.pool.pools import CannotTakeOver
     from gateway.storage.store_errors import StoreRefused
 
-    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    if sys.platform != "win32":
-        import uvloop
-
-        factory = uvloop.new_event_loop
     try:
-        with asyncio.Runner(loop_factory=factory) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(coroutine())
     except KeyboardInterrupt:
         sys.exit(130)
@@ -56,11 +52,10 @@ def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def allow_files() -> None:
     """Raise the limit on open files to the most that the system grants: every stream needs two sockets."""
-    if sys.platform != "win32":
-        import resource
+    import resource
 
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def supervise(config: Config, load: Load | None) -> None:
@@ -90,14 +85,7 @@ def supervise(config: Config, load: Load | None) -> None:
     def announce(port: int, admin_port: int) -> None:
         nonlocal client_port
         client_port = port
-        admin = local_url(config.admin_address[0], admin_port)
-        lines = [
-            f"fairgate: serving on {_url(config, port)} with {config.workers} workers, admin on"
-            f" {admin} for all of them (/ is a live page)",
-            _VERSION,
-            *_without_key(config),
-        ]
-        lines += _for_this_run(minted)
+        lines = [*_addresses(config, port, admin_port), *_without_key(config), *_for_this_run(minted)]
         click.echo("\n".join(lines), err=True)
 
     try:
@@ -195,16 +183,23 @@ async def _reload(gateway: Gateway, log: StderrLog) -> None:
     """Reload the config, and print each newly minted key as at the start."""
     known = set(gateway.minted_keys)
     await gateway.reloading.run()
-    for minted in gateway.minted_keys:
-        if minted not in known:
-            log.write_line(
-                f"fairgate: a key for this run only, for a tenant that has none: {minted.tenant} {minted.key}"
-            )
+    if lines := _for_this_run([minted for minted in gateway.minted_keys if minted not in known]):
+        log.write_line("\n".join(lines))
 
 
 def _url(config: Config, port: int) -> str:
     """Return the gateway's URL for clients on this machine."""
     return local_url(config.listen_addresses[0][0], port, "http" if config.tls is None else "https")
+
+
+def _addresses(config: Config, port: int, admin_port: int) -> list[str]:
+    """Return the first lines at the start: where the gateway serves, and its version."""
+    workers, of_all = (f" with {config.workers} workers", " for all of them") if config.workers > 1 else ("", "")
+    admin = local_url(config.admin_address[0], admin_port)
+    return [
+        f"fairgate: serving on {_url(config, port)}{workers}, admin on {admin}{of_all} (/ is a live page)",
+        f"  version {__version__}, {BUILD}",
+    ]
 
 
 def _without_key(config: Config) -> list[str]:
@@ -239,12 +234,7 @@ def _worker_announcement(gateway: Gateway, worker: Child) -> str:
 
 def _announcement(gateway: Gateway) -> str:
     """Return the lines at the start: the gateway's addresses, pools, faults and examples."""
-    admin = local_url(gateway.config.admin_address[0], gateway.admin_port)
-    url = _url(gateway.config, gateway.port)
-    lines = [
-        f"fairgate: serving on {url}, admin on {admin} (/ is a live page)",
-        _VERSION,
-    ]
+    lines = _addresses(gateway.config, gateway.port, gateway.admin_port)
     for pool in gateway.pools:
         models = ", ".join(pool.models()) or "(not known yet)"
         backends = counted(len(pool.backends), "backend")
@@ -263,25 +253,22 @@ def _announcement(gateway: Gateway) -> str:
     lines += _without_key(gateway.config)
     if gateway.minted_keys:
         lines += _for_this_run(gateway.minted_keys)
+        url = _url(gateway.config, gateway.port)
         lines += _examples(url, gateway.minted_keys[0].key, next(iter(gateway.pools[0].models()), "MODEL"))
     return "\n".join(lines)
 
 
 def _examples(url: str, key: str, model: str) -> list[str]:
-    def body(stream: str) -> str:
-        return f'{{"model":"{model}",{stream}"max_tokens":20,"messages":[{{"role":"user","content":"Hello"}}]}}'
-
+    body = f'{{"model":"{model}","stream":true,"max_tokens":20,"messages":[{{"role":"user","content":"Hello"}}]}}'
     curl = f"curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json'"
     python = (
         f"from openai import OpenAI; c = OpenAI(base_url='{url}/v1', api_key='{key}').chat.completions; "
         f"a = c.create(model='{model}', max_tokens=20, messages=[{{'role': 'user', 'content': 'Hello'}}]); "
         "print(a.choices[0].message.content)"
     )
-    streaming = '"stream":true,'
     return [
         "  try it:",
-        f"    {curl} -d '{body('')}'",
-        f"    {curl} -N -d '{body(streaming)}'",
+        f"    {curl} -N -d '{body}'",
         "  in Python, after pip install openai:",
         f'    python -c "{python}"',
     ]

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -54,36 +54,27 @@ class Change:
         return f"{self.path}: {self.before or 'not set'} -> {self.after or 'not set'}"
 
 
-class ConfigValue(NamedTuple):
-    """A setting or a section, its path, and whether the config sets it."""
-
-    path: str
-    value: Any
-    is_set: bool
-
-
-def values_of(section: Section, path: str = "", *, is_set: bool = True) -> Iterator[ConfigValue]:
-    """Yield each setting of a section, and each section before its own settings."""
+def _values(section: Section, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each setting of a section by its path, and each section before its own settings."""
     for name in type(section).model_fields:
-        place = f"{path}.{name}" if path else name
-        yield from _values(getattr(section, name), place, is_set=is_set and name in section.model_fields_set)
+        yield from _values_of(getattr(section, name), f"{path}.{name}" if path else name)
 
 
-def _values(value: Any, path: str, *, is_set: bool) -> Iterator[ConfigValue]:
+def _values_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, tuple) and value and isinstance(value[0], Section):
         value = {_name(one): one for one in value}
     if isinstance(value, dict):
         for name, one in value.items():
-            yield from _values(one, f"{path}[{name}]", is_set=is_set)
+            yield from _values_of(one, f"{path}[{name}]")
         return
-    yield ConfigValue(path, value, is_set)
+    yield path, value
     if isinstance(value, Section):
-        yield from values_of(value, path, is_set=is_set)
+        yield from _values(value, path)
 
 
 def _present(config: Config) -> dict[str, Any]:
     """Return all settings and sections that are there, by their paths."""
-    return {path: _plain(value) for path, value, _ in values_of(config) if value is not None and value != ()}
+    return {path: _plain(value) for path, value in _values(config) if value is not None and value != ()}
 
 
 def changes(before: Config, after: Config) -> list[Change]:

@@ -22,8 +22,7 @@ class RedisKeys(KeyTable):
         self._store = store
 
     async def change_mark(self) -> bytes | None:
-        found: bytes | None = self._store.shaped(bytes | None, await self._store.command("HGET", TABLE, CHANGED))
-        return found
+        return await self.entry(CHANGED)
 
     async def entry(self, key_hash: str) -> bytes | None:
         found: bytes | None = self._store.shaped(bytes | None, await self._store.command("HGET", TABLE, key_hash))

@@ -118,11 +118,11 @@ async def revoke(table: KeyTable, config: Config, key_hash: str) -> str:
     """
     is_named, was_empty = key_hash in named_keys(config), await table.change_mark() is None
     if is_named or (was_empty and _HASH.fullmatch(key_hash)):
-        await table.revoke(key_hash)
+        await table.note({key_hash: REVOKED})
     elif await table.entry(key_hash) is None:
         raise KeyRefused(f"{key_hash[:100]} is neither in the table of keys nor in the config: nothing is revoked")
     else:
-        await table.forget(key_hash)
+        await table.note({key_hash: None})
     if is_named:
         return f"the config still names it, so it would return with another {table.place}"
     return "the table of keys was empty: gateways stop to take whatever they know from an earlier one" * was_empty

@@ -77,18 +77,6 @@ class KeyTable(ABC):
     async def note(self, changes: Mapping[str, str | None]) -> None:
         """Replace the entries of these keys in one step; None deletes an entry. Raise TableFull."""
 
-    async def issue(self, key: KeyConfig, tenant: str) -> None:
-        """Give a key to a tenant. Every replica accepts it within a second. Raise TableFull."""
-        await self.note({key.hash: entry(tenant, key)})
-
-    async def revoke(self, key_hash: str) -> None:
-        """Revoke a key, even if the config names it. Raise TableFull."""
-        await self.note({key_hash: REVOKED})
-
-    async def forget(self, key_hash: str) -> None:
-        """Delete the entry of a key, as if the key had never been issued or revoked."""
-        await self.note({key_hash: None})
-
 
 class Follower:
     """Reader of the table for the keyring. One `turn` after another, it learns of every change within a second.

@@ -21,7 +21,7 @@ from gateway.operator.pool_metrics import PoolGauges
 from gateway.operator.snapshots.snapshot import encoded, snapshot_of
 from gateway.operator.snapshots.state_document import state
 from gateway.operator.usage_routes import usage_routes
-from gateway.operator.views import health, ready, views
+from gateway.operator.views import StateView, health, ready
 
 
 class _OfTheGateway(logging.Filter):
@@ -46,7 +46,7 @@ def admin_app(gateway: OperatedGateway) -> web.Application:
     requests whose Host is an address of this machine.
     """
     app = web.Application(middlewares=[guard(lambda: gateway.config)])
-    app.add_routes([*_own(gateway), *views(gateway.replicas or gateway), *page()])
+    app.add_routes([*_own(gateway), web.get("/state", StateView(gateway.replicas or gateway).answer), *page()])
     return app
 
 

@@ -6,49 +6,42 @@ takes the largest or the smallest value, so that one worker in a bad state is en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Final
+
+from prometheus_client.utils import floatToGoString
 
 from gateway.telemetry.metric_families import FAMILIES, LEAST, MOST, SUM
 
+as_text: Callable[[float], str] = floatToGoString
 _OF_PROCESSES: Final = {"process_max_fds": LEAST, "process_start_time_seconds": LEAST}
 """Merge rules for process metrics of the client library; its other metrics are added up."""
 
 
-class _MergedFamily:
-    """The comment lines of one metric, and the values of its series by name and labels."""
-
-    def __init__(self) -> None:
-        self.comments: list[str] = []
-        self.values: dict[str, float] = {}
-
-
 def merged(pages: Sequence[str]) -> str:
     """Merge pages in the Prometheus text format without timestamps. Lines that do not parse are left out."""
-    families: dict[str, _MergedFamily] = {}
+    comments: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    values: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for page in pages:
-        name, family, is_new = "", _MergedFamily(), False
+        name = ""
         for line in page.splitlines():
             if line.startswith("# HELP "):
                 name = line.split(" ", 3)[2]
-                is_new = name not in families
-                family = families.setdefault(name, _MergedFamily())
             if line.startswith("#"):
-                if is_new:
-                    family.comments.append(line)
+                comments[name][line] = None
                 continue
             series, _, text = line.rpartition(" ")
             try:
                 value = float(text)
             except ValueError:
                 continue
-            known = family.values.get(series)
-            family.values[series] = value if known is None else _one(name, known, value)
+            known = values[name].get(series)
+            values[name][series] = value if known is None else _one(name, known, value)
     return "".join(
         f"{line}\n"
-        for family in families.values()
-        for line in (*family.comments, *(f"{series} {_text(value)}" for series, value in family.values.items()))
+        for name, lines in comments.items()
+        for line in (*lines, *(f"{series} {as_text(value)}" for series, value in values[name].items()))
     )
 
 
@@ -56,7 +49,3 @@ def _one(name: str, known: float, value: float) -> float:
     family = FAMILIES.get(name)
     rule = family.merged if family is not None else _OF_PROCESSES.get(name, SUM)
     return max(known, value) if rule == MOST else min(known, value) if rule == LEAST else known + value
-
-
-def _text(value: float) -> str:
-    return "+Inf" if value == inf else "-Inf" if value == -inf else repr(value)

@@ -28,7 +28,7 @@ from gateway.operator.snapshots.snapshot import (
     grouped_by_text,
     state_of,
 )
-from gateway.operator.views import health, ready, views
+from gateway.operator.views import StateView, health, ready
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 
 ANSWER_S: Final = 2.5
@@ -229,11 +229,9 @@ def workers_app(workers: Workers) -> web.Application:
             web.post("/drain/{backend:.+}", answers.drain),
             web.post("/resume/{backend:.+}", answers.drain),
             web.get("/usage", answers.any_knows),
-            web.get("/keys", answers.any_knows),
-            web.post("/keys", answers.any_knows),
-            web.post("/keys/{hash}/rotate", answers.any_knows),
-            web.delete("/keys/{hash}", answers.any_knows),
-            *views(workers),
+            web.route("*", "/keys", answers.any_knows),
+            web.route("*", "/keys/{of_key:.+}", answers.any_knows),
+            web.get("/state", StateView(workers).answer),
             *page(),
         ]
     )

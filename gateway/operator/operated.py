@@ -10,7 +10,6 @@ from gateway.operator.snapshots.snapshot import GatewayProcess, SnapshotSource
 
 if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
-    from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
     from gateway.pool.replication.ticker import Exchanges
     from gateway.pool.shared import Shared
     from gateway.telemetry.metrics import Metrics
@@ -42,9 +41,6 @@ class OperatedGateway(GatewayProcess, Protocol):
 
     @property
     def exchanges(self) -> Sequence[Exchanges]: ...
-
-    @property
-    def broadcasts(self) -> Sequence[PrefixBroadcast]: ...
 
     @property
     def replicas(self) -> SnapshotSource | None:

@@ -21,7 +21,9 @@ from policies.request import BATCH
 if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.operator.operated import OperatedGateway
+    from gateway.pool.backend import Backend
     from gateway.pool.pool import Pool
+    from policies.capacity.ledger import BackendLedger
 
 GROUPS_MAX: Final = 200
 Rows = dict[str, list[Row]]
@@ -63,11 +65,6 @@ class PoolGauges:
         rows["fairgate_quota_used_ratio"] = [] if quotas is None else self._read_quotas(quotas)
         for each in gateway.exchanges:
             rows["fairgate_replica_alone"].append(([each.about], each.is_alone))
-            for outcome, count in (("answered", each.answered), ("lost", each.lost)):
-                rows["fairgate_replica_exchanges_total"].append(([each.about, outcome], count))
-        for channel in gateway.broadcasts:
-            for outcome in ("sent", "received", "ignored"):
-                rows["fairgate_replica_news_total"].append(([channel.pool, outcome], getattr(channel, outcome)))
         self._rows = rows
         if gateway.config is not self._config:
             self._read_groups(gateway.config)
@@ -90,8 +87,8 @@ class PoolGauges:
                 rows["fairgate_expected_waits_total"].append(([name, outcome], count))
             for backend in pool.backends.values():
                 rows["fairgate_backend_info"].append(([name, backend.name, backend.adapter.name], 1))
-            for engine_name, values in _of_engines(pool):
-                for metric, known in values.items():
+            for engine_name, ledger in engine.backends.items():
+                for metric, known in _of_engine(ledger, pool.backends.get(engine_name)).items():
                     if known is not None:
                         rows[metric].append(([name, engine_name], known))
         rows["fairgate_queued_requests"] = [*queues.items()]
@@ -141,7 +138,6 @@ def _of_pool(pool: Pool) -> dict[str, float]:
     start = {"fairgate_start_seconds": requests.cold_start.usual_s} if config.start_s_max else {}
     return {
         "fairgate_given_back_total": requests.preemption.preempted,
-        "fairgate_given_back_tokens_total": requests.preemption.wasted_tokens,
         "fairgate_faults_total": engine.faults,
         "fairgate_overloaded": engine.pressure(pool.dispatcher.clock()).overloaded,
         "fairgate_queued_bytes": engine.queued_bytes,
@@ -151,20 +147,13 @@ def _of_pool(pool: Pool) -> dict[str, float]:
     }
 
 
-def _of_engines(pool: Pool) -> Iterator[tuple[str, dict[str, float | None]]]:
-    """Yield each engine's name and its value of each metric; None if the value is not known."""
-    for name, ledger in pool.dispatcher.engine.backends.items():
-        backend, granted = pool.backends.get(name), ledger.allowance
-        yield (
-            name,
-            {
-                "fairgate_dispatched_sequences": ledger.sequences,
-                "fairgate_starting_requests": len(ledger.starting),
-                "fairgate_backend_slots": ledger.slots.count,
-                "fairgate_kv_projected_ratio": ledger.kv_fraction(),
-                "fairgate_backend_up": ledger.healthy,
-                "fairgate_backend_on_steps": backend is not None and backend.read_by == "steps",
-                "fairgate_granted_sequences": None if granted is None else granted.sequences,
-                "fairgate_backend_preemptions_total": ledger.preemptions_total,
-            },
-        )
+def _of_engine(ledger: BackendLedger, backend: Backend | None) -> dict[str, float | None]:
+    """Return an engine's value of each metric; None if the value is not known."""
+    return {
+        "fairgate_dispatched_sequences": ledger.sequences,
+        "fairgate_backend_slots": ledger.slots.count,
+        "fairgate_kv_projected_ratio": ledger.kv_fraction(),
+        "fairgate_backend_up": ledger.healthy,
+        "fairgate_backend_on_steps": backend is not None and backend.read_by == "steps",
+        "fairgate_backend_preemptions_total": ledger.preemptions_total,
+    }

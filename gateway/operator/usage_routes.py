@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from datetime import UTC, datetime
 
 from aiohttp import web
@@ -36,10 +37,7 @@ def usage_routes(gateway: OperatedGateway) -> list[web.RouteDef]:
         """Read the report by a connection of its own, so that a long answer does not delay writes."""
         config = gateway.config.usage
         assert config is not None
-        database = Database(config, makes=False)
-        try:
+        with closing(Database(config, makes=False)) as database:
             return read(database, query, config.prices, around=gateway.config.around).as_json()
-        finally:
-            database.close()
 
     return [web.get("/usage", usage)]

@@ -1,4 +1,4 @@
-"""Routes that show the current state as JSON: /health and /ready, /state and /config."""
+"""Routes that show the current state as JSON: /health, /ready and /state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Final
 from aiohttp import web
 from msgspec.json import encode
 
-from gateway.operator.effective import effective
 from gateway.operator.snapshots.snapshot import SnapshotSource
 from gateway.operator.snapshots.state_document import state
 
@@ -75,13 +74,3 @@ class StateView:
 
         self._content, self._cost_s = await asyncio.to_thread(made)
         self._made_s = time.monotonic()
-
-
-def views(source: SnapshotSource) -> list[web.RouteDef]:
-    """Return the routes of /state and /config. Each answer is bounded and says how much it leaves out."""
-
-    async def of_config(request: web.Request) -> web.Response:
-        # Thousands of tenants take long, so this runs in a thread and delays no stream.
-        return web.json_response(await asyncio.to_thread(effective, source.config))
-
-    return [web.get("/state", StateView(source).answer), web.get("/config", of_config)]

@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from gateway.config.sections.tracing import TracingConfig
     from gateway.config.sections.usage import UsageConfig
     from gateway.operator.snapshots.of_replicas import Replicas
-    from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
     from gateway.pool.replication.ticker import Exchanges
     from gateway.storage.hub.run_directory import WorkerSlot
     from gateway.storage.store import Store
@@ -120,7 +119,6 @@ class Gateway:
         self._self_service: SelfService | None = None
         self.store: Store | None = None
         self.exchanges: Sequence[Exchanges] = ()
-        self.broadcasts: Sequence[PrefixBroadcast] = ()
         self.replicas: Replicas | None = None
         self._learned: LearnedFile | None = None
         self._certificates = Certificates(config.tls.context, config.tls.files) if config.tls is not None else None
@@ -210,7 +208,7 @@ class Gateway:
         self._pools.commit(config, self.shared, await self._pools.prepare(config))
         self.responses = StoredResponses(config.bounds.of("responses"), self.store)
         if self.store is not None:
-            self.exchanges, self.broadcasts, self.replicas = replicate(
+            self.exchanges, self.replicas = replicate(
                 self, self.responses, self.store, self._background, self._worker_slot
             )
         if config.usage is not None:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
     from gateway.keys.stored_responses import StoredResponses
     from gateway.operator.snapshots.of_replicas import Replicas
-    from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
     from gateway.pool.replication.ticker import Exchanges
     from gateway.storage.hub.run_directory import WorkerSlot
     from gateway.storage.store import Store
@@ -37,10 +36,9 @@ def store_of(config: Config, worker_slot: WorkerSlot | None) -> tuple[Store | No
 
 
 class Replication(NamedTuple):
-    """The tasks that share state with other gateways: sync rounds, prefix broadcasts, and joint snapshots."""
+    """The tasks that share state with other gateways: sync rounds, and joint snapshots."""
 
     exchanges: Sequence[Exchanges]
-    broadcasts: Sequence[PrefixBroadcast]
     replicas: Replicas | None
 
 
@@ -64,11 +62,6 @@ def replicate(
                 workers=1 if slot is None else slot.run_directory.workers,
             )
         )  # fmt: skip
-    broadcasts = [
-        PrefixBroadcast(store, pool.name, pool.dispatcher)
-        for pool in pools
-        if pool.dispatcher.engine.policy.reads_prefixes
-    ]
     replicas = None
     if config.state.redis_url is not None:
         replicas = Replicas(gateway, store, background, "" if slot is None else f" worker {slot.index}")
@@ -79,7 +72,8 @@ def replicate(
         background.repeat(each.turn, "exchange", each.about)
     for pool in pools:
         background.repeat(LearnedSync(store, pool.name, pool.dispatcher.engine).turn, "lessons", pool.name)
-    for broadcast in broadcasts:
-        background.repeat(broadcast.report, "news sent", broadcast.pool)
-        background.repeat(broadcast.listen, "news received", broadcast.pool)
-    return Replication(exchanges, broadcasts, replicas)
+        if pool.dispatcher.engine.policy.reads_prefixes:
+            broadcast = PrefixBroadcast(store, pool.name, pool.dispatcher)
+            background.repeat(broadcast.report, "news sent", pool.name)
+            background.repeat(broadcast.listen, "news received", pool.name)
+    return Replication(exchanges, replicas)

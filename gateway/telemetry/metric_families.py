@@ -52,7 +52,6 @@ FAMILIES: Final = {
     "fairgate_given_back_total": _counter(
         "Requests of class batch that were preempted at their engine for other work, and wait again.", "pool"
     ),
-    "fairgate_given_back_tokens_total": _counter("Tokens computed in vain for preempted class batch.", "pool"),
     "fairgate_faults_total": _counter("Events that failed by a fault of the gateway; see its log.", "pool"),
     "fairgate_queue_seconds": _histogram("Wait before dispatch.", "pool", "tenant", "outcome"),
     "fairgate_expected_waits_total": _counter(
@@ -81,7 +80,6 @@ FAMILIES: Final = {
     "fairgate_working_set_tokens": MetricFamily("Tokens of contexts of open interactions.", _TENANT),
     "fairgate_overloaded": MetricFamily("1 while new interactions may be refused.", ("pool",), MOST),
     "fairgate_dispatched_sequences": MetricFamily("Sequences dispatched.", _ENGINE),
-    "fairgate_starting_requests": MetricFamily("Requests dispatched, without a first token yet.", _ENGINE),
     "fairgate_backend_slots": MetricFamily("Sequences that the engine is expected to run at once.", _ENGINE, MOST),
     "fairgate_kv_projected_ratio": MetricFamily("Largest expected use of the KV cache, of 1.", _ENGINE, MOST),
     "fairgate_backend_up": MetricFamily("1 if the engine is in service.", _ENGINE, LEAST),
@@ -95,10 +93,7 @@ FAMILIES: Final = {
     ),
     "fairgate_name_lookup_success": MetricFamily("1 if the name had addresses when last looked up.", ("name",), LEAST),
     "fairgate_name_addresses": MetricFamily("Addresses of a name: engines, or left out.", ("name", "state"), MOST),
-    "fairgate_granted_sequences": MetricFamily("Sequences of the engine that are granted to this replica.", _ENGINE),
     "fairgate_replica_alone": MetricFamily("1 while other replicas cannot be reached.", ("about",), MOST),
-    "fairgate_replica_exchanges_total": _counter("Sync rounds with other replicas.", "about", "outcome"),
-    "fairgate_replica_news_total": _counter("Messages between replicas about dispatched prompts.", "pool", "outcome"),
     "fairgate_redis_commands_total": _counter("Commands to Redis.", "outcome"),
     "fairgate_state_shared": MetricFamily("1 while state is shared with replicas.", (), LEAST),
     "fairgate_usage_written": MetricFamily("1 while usage is written, 0 while usage is kept in memory.", (), LEAST),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,44 +34,38 @@ _WAIT_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 _TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
+@dataclass(slots=True)
 class _Ended:
     """Requests of one tenant and model that ended with one outcome. Tenants may share distributions."""
 
-    __slots__ = ("requests", "totals", "waits")
-
-    def __init__(self, waits: _Distribution, totals: _Distribution) -> None:
-        self.requests = 0
-        self.waits = waits
-        self.totals = totals
+    waits: _Distribution
+    totals: _Distribution
+    requests: int = 0
 
 
+@dataclass(slots=True)
 class _TenantTotals:
     """Sums of one (pool, tenant, model)."""
 
-    __slots__ = ("cached", "first_tokens", "input", "model", "output", "tenant", "wasted", "ways")
-
-    def __init__(self, tenant: str, model: str) -> None:
-        self.tenant = tenant
-        self.model = model
-        self.input = 0
-        self.output = 0
-        self.cached = 0
-        self.wasted = 0
-        self.ways: dict[str, _Ended] = {}
-        self.first_tokens: _Distribution | None = None
+    tenant: str
+    model: str
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    wasted: int = 0
+    ways: dict[str, _Ended] = field(default_factory=dict)
+    first_tokens: _Distribution | None = None
 
 
+@dataclass(slots=True)
 class _Prompts:
     """Prompt tokens of one (pool, backend), and how many of them were cached and expected to be."""
 
-    __slots__ = ("cached", "expected", "input", "wrong")
-
-    def __init__(self) -> None:
-        self.input = 0
-        self.cached = 0
-        self.expected = 0
-        self.wrong = 0
-        """Sum of the absolute errors of `expected`."""
+    input: int = 0
+    cached: int = 0
+    expected: int = 0
+    wrong: int = 0
+    """Sum of the absolute errors of `expected`."""
 
 
 class _Distribution:
@@ -204,7 +199,7 @@ class Metrics:
             requests += [((*of, outcome), way.requests) for outcome, way in list(totals.ways.items())]
         yield family("fairgate_tokens_total", tokens)
         yield family("fairgate_requests_total", requests)
-        yield family("fairgate_wasted_tokens_total", [([tenant], tokens) for tenant, tokens in wasted.items()])
+        yield family("fairgate_wasted_tokens_total", [([tenant], count) for tenant, count in wasted.items()])
         prompts: list[Row] = [
             ((*engine, kind), getattr(sums, kind))
             for engine, sums in list(self._prompts.items())

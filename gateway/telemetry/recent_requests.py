@@ -100,15 +100,11 @@ class RecentRequests:
     def minutes_of(self, tenant: str) -> list[OwnMinute]:
         """Return the remembered minutes of one tenant, the earliest first."""
         self._fold()
-        return sorted([one for (name, _), one in self._minutes.items() if name == tenant], key=_begins)
+        return sorted([one for (name, _), one in self._minutes.items() if name == tenant], key=lambda one: one.at_s)
 
     def latest(self, count: int) -> list[End]:
         """Return the latest ends, the latest first."""
         return list(islice(reversed(self._ends), count))
-
-
-def _begins(minute: OwnMinute) -> float:
-    return minute.at_s
 
 
 def service_of(charged: float, prompt_tokens: int, output_tokens: int) -> float:

@@ -15,7 +15,7 @@ from typing import Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
@@ -137,8 +137,7 @@ class SpanExport(SpanExporter):
             SpanContext(trace.trace_id, trace.span_id, False, _SAMPLED, state),
             parent,
             self._resource,
-            _attributes(record, trace, operation),
-            _events(record, epoch_s),
+            _attributes(record, operation),
             kind=SpanKind.SERVER,
             status=Status(StatusCode.ERROR) if failed else _UNSET,
             start_time=_ns(epoch_s + record.arrived_s),
@@ -151,70 +150,41 @@ def _ns(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
-def _events(record: RequestRecord, epoch_s: float) -> list[Event]:
-    at_s: list[tuple[str, float]] = []
-    if record.request is not None:
-        at_s.append(("queued", record.arrived_s))
-    if record.was_dispatched:
-        at_s.append(("sent_upstream", record.dispatched_s))
-    if record.first_token_s is not None:
-        at_s.append(("first_token", record.arrived_s + record.first_token_s))
-    return [Event(name, timestamp=_ns(epoch_s + second)) for name, second in at_s]
-
-
-def _attributes(record: RequestRecord, trace: TraceContext, operation: str) -> dict[str, AttributeValue]:
+def _attributes(record: RequestRecord, operation: str) -> dict[str, AttributeValue]:
     """Return the span's attributes, by the conventions' names or else under `fairgate`, without unknown values."""
-    found: dict[str, AttributeValue] = {
+    found: dict[str, AttributeValue | None] = {
         "url.path": record.path[:PATH_LENGTH_MAX],
+        "client.address": record.client,
+        "error.type": record.reason,
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "fairgate" if operation else None,
+        "gen_ai.request.model": record.model[:TEXT_MAX],
         "fairgate.request_id": record.id,
+        "fairgate.client_request_id": record.client_id,
         "fairgate.tenant": record.tenant,
         "fairgate.outcome": record.outcome,
+        "fairgate.policy": record.policy,
+        "fairgate.pool": record.pool,
+        "fairgate.backend": record.backend,
+        "fairgate.tries": record.tries if record.tries > 1 else None,
     }
-    host, _, port = trace.host.decode("ascii", "replace").rpartition(":")
-    if not port.isdecimal():
-        host, port = trace.host.decode("ascii", "replace"), ""
-    known: tuple[tuple[str, AttributeValue], ...] = (
-        ("server.address", host.strip("[]")),
-        ("server.port", int(port or 0)),
-        ("client.address", record.client),
-        ("error.type", record.reason),
-        ("gen_ai.operation.name", operation),
-        ("gen_ai.request.model", record.model[:TEXT_MAX]),
-        ("fairgate.client_request_id", record.client_id),
-        ("fairgate.policy", record.policy),
-        ("fairgate.pool", record.pool),
-        ("fairgate.backend", record.backend),
-        ("fairgate.tries", record.tries if record.tries > 1 else 0),
-    )
-    found |= {name: value for name, value in known if value}
-    if operation:
-        found["gen_ai.provider.name"] = "fairgate"
-    if record.request is not None:
-        _add_admission(record, found)
-    return found
-
-
-def _add_admission(record: RequestRecord, found: dict[str, AttributeValue]) -> None:
-    """Add the attributes of a request that asked for admission."""
     request, service = record.request, record.service
-    assert request is not None
-    found["gen_ai.request.stream"] = record.stream
-    found["fairgate.app"] = record.app
-    found["fairgate.queue_s"] = record.queue_s
-    if service.prompt:
-        found["gen_ai.usage.input_tokens"] = service.prompt
-        found["gen_ai.usage.output_tokens"] = service.output
-    if service.cached is not None:
-        found["gen_ai.usage.cache_read.input_tokens"] = service.cached
-    if record.first_token_s is not None:
-        found["gen_ai.response.time_to_first_chunk"] = record.first_token_s
-    if name := interaction_name(request):
-        found["fairgate.interaction"] = name
-        found["fairgate.stage"] = request.progress.stage
-    if user := hidden(request.flow.user):
-        found["fairgate.user"] = user
-    for obstacle, seconds in record.waited_s.items():
-        found[f"fairgate.waited_s.{obstacle}"] = seconds
+    if request is not None:
+        interaction = interaction_name(request)
+        found |= {
+            "gen_ai.request.stream": record.stream,
+            "gen_ai.usage.input_tokens": service.prompt or None,
+            "gen_ai.usage.output_tokens": service.output if service.prompt else None,
+            "gen_ai.usage.cache_read.input_tokens": service.cached,
+            "gen_ai.response.time_to_first_chunk": record.first_token_s,
+            "fairgate.app": record.app,
+            "fairgate.user": hidden(request.flow.user),
+            "fairgate.queue_s": record.queue_s,
+            "fairgate.interaction": interaction,
+            "fairgate.stage": request.progress.stage if interaction else None,
+            **{f"fairgate.waited_s.{obstacle}": seconds for obstacle, seconds in record.waited_s.items()},
+        }
+    return {name: value for name, value in found.items() if value is not None and value != ""}
 
 
 class _LastMessage(logging.Handler):

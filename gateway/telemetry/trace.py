@@ -24,8 +24,6 @@ class TraceContext:
     parent_id: int = 0
     """Id of the client's span; 0 without one."""
     state: bytes = b""
-    host: bytes = b""
-    """The client's name for this gateway, if the trace is recorded."""
 
     def __init__(self, trace_id: int, span_id: int, *, is_sampled: bool, traceparent: bool) -> None:
         self.trace_id = trace_id
@@ -75,6 +73,4 @@ class Sampler:
             trace = TraceContext(int(found[1], 16), getrandbits(64), is_sampled=True, traceparent=True)
             trace.parent_id = int(found[2], 16)
             trace.state = state if len(state) <= _STATE_BYTES_MAX else b""
-        if trace.is_sampled:
-            trace.host = next((value for name, value in headers if name == b"host"), b"")
         return trace

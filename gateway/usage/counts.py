@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
@@ -27,23 +28,21 @@ Key = tuple[int, str, str, str, str, str]
 """Hour (since the epoch), tenant, app, user, model and the label of the API key."""
 
 
+@dataclass(slots=True)
 class UsageTotals:
-    """Usage added up under one `Key`: requests, tokens and times."""
+    """Usage added up under one `Key`: requests, tokens and times, by the names of the table's columns."""
 
-    __slots__ = ("cached", "engine_ms", "input", "output", "queue_us", "refused", "requests", "wasted")
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.refused = 0
-        self.input = 0
-        self.cached = 0
-        self.output = 0
-        self.wasted = 0
-        """Tokens spent in interactions that were then aborted."""
-        self.queue_us = 0
-        """Time in the queue in microseconds. Each request's time is rounded to tens of them, as in the access log."""
-        self.engine_ms = 0
-        """Time at engines, in milliseconds, times the sequences of each request."""
+    requests: int = 0
+    refused: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    wasted_tokens: int = 0
+    """Tokens spent in interactions that were then aborted."""
+    queue_us: int = 0
+    """Time in the queue in microseconds. Each request's time is rounded to tens of them, as in the access log."""
+    engine_ms: int = 0
+    """Time at engines, in milliseconds, times the sequences of each request."""
 
 
 Sums = dict[Key, UsageTotals]
@@ -92,21 +91,21 @@ class UsageCounts:
                 return
         service = record.service
         totals.requests += 1
-        totals.input += service.prompt
-        totals.cached += service.cached or 0
-        totals.output += service.output
+        totals.input_tokens += service.prompt
+        totals.cached_tokens += service.cached or 0
+        totals.output_tokens += service.output
         totals.queue_us += int(record.queue_s * 100_000 + 0.5) * 10
         if record.was_dispatched and request is not None:
             totals.engine_ms += ceil((record.ended_s - record.dispatched_s) * request.sequences * 1000)
         if is_refused:
             totals.refused += 1
             if request is not None:
-                totals.wasted += request.progress.wasted_tokens
+                totals.wasted_tokens += request.progress.wasted_tokens
 
     def used(self) -> Iterator[Used]:
         """Yield each sum as it will be stored."""
         for (hour, tenant, _, _, model, _), totals in self._sums.items():
-            service = ServiceTokens(totals.input, totals.output, totals.cached)
+            service = ServiceTokens(totals.input_tokens, totals.output_tokens, totals.cached_tokens)
             requests = totals.requests - totals.refused
             yield Used((hour + 1) * HOUR_S, tenant, model, requests, service, totals.engine_ms)
 

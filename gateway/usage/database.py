@@ -123,7 +123,7 @@ class Database:
                 raise StoreUnavailable("the file was replaced or removed meanwhile: try again")
         except BaseException as error:  # rolled back whatever the error is, and raised
             self.close()
-            fault = kind.fault(error) if isinstance(error, Exception) else None
+            fault = error if isinstance(error, StoreError) else kind.fault(error)
             if fault is None:
                 raise
             raise type(fault)(f"{self._place}: {fault}") from error
@@ -215,10 +215,8 @@ class _Sqlite:
             return None
         return (found.st_dev, found.st_ino)
 
-    def fault(self, error: Exception) -> StoreError | None:
+    def fault(self, error: BaseException) -> StoreError | None:
         """Return the StoreError for an error; None if the error is not the database's."""
-        if isinstance(error, StoreError):
-            return error
         if isinstance(error, OSError):
             return StoreUnavailable(error.strerror or str(error))
         if not isinstance(error, sqlite3.Error):
@@ -270,9 +268,7 @@ class _PostgreSql:
         """Return False: a server that has moved ends its connections."""
         return False
 
-    def fault(self, error: Exception) -> StoreError | None:
-        if isinstance(error, StoreError):
-            return error
+    def fault(self, error: BaseException) -> StoreError | None:
         import psycopg
 
         if not isinstance(error, psycopg.Error):

@@ -92,25 +92,23 @@ class UsageRecorder:
             )
 
     async def flush(self) -> None:
-        """Write all counts so far, after the batch that could not be written before."""
+        """Write all counts so far, after the batch that could not be written before. After a fault of the database they
+        stay in memory.
+        """
         async with self._flushing:
-            await self._flush()
-
-    async def _flush(self) -> None:
-        """Write all batches. After a fault of the database they stay in memory."""
-        self._report_dropped()
-        try:
-            while (batch := await self._next()) is not None:
-                self._find_lost(await self.database.do(add, batch, int(time.time())))
-                self._batch, self._written = None, batch.number
-                self.batches_written += 1
-            await self._forget()
-        except StoreError as error:
-            self._failed(str(error))
-            return
-        if self.fault is not None:
-            logger.info("usage is written again: %s", self.database.place)
-            self.fault = None
+            self._report_dropped()
+            try:
+                while (batch := await self._next()) is not None:
+                    self._find_lost(await self.database.do(add, batch, int(time.time())))
+                    self._batch, self._written = None, batch.number
+                    self.batches_written += 1
+                await self._forget()
+            except StoreError as error:
+                self._failed(str(error))
+                return
+            if self.fault is not None:
+                logger.info("usage is written again: %s", self.database.place)
+                self.fault = None
 
     async def close(self) -> None:
         """Write the rest within CLOSE_S, or log how many requests are lost."""

@@ -17,6 +17,7 @@ from gateway.usage.database import Database
 from gateway.usage.written import SUMMED, storable
 
 ROWS_MAX = 100_000
+Data = dict[str, Any]
 _COLUMNS = {
     "hour": "hour_s", "day": "hour_s / 86400 * 86400", "month": "month", "group": "tenant", "tenant": "tenant",
     "key": "key_label", "app": "app", "user": "end_user", "model": "model",
@@ -85,80 +86,61 @@ def _text(moment: datetime) -> str:
 class UsageRow:
     """Usage of one group of the query, such as a tenant, user or model."""
 
-    def __init__(self, by: tuple[str, ...]) -> None:
+    def __init__(self, by: tuple[str, ...], prices: Mapping[str, PriceConfig]) -> None:
         self.by = by
         self.sums = dict.fromkeys(SUMMED, 0)
+        self._prices = prices
         self._cost = 0.0
-        self.unpriced_tokens = 0
+        self._unpriced_tokens = 0
         """Tokens of models without a price, which are not in the cost."""
-
-    @property
-    def requests(self) -> int:
-        return self.sums["requests"]
 
     @property
     def tokens(self) -> int:
         return self.sums["input_tokens"] + self.sums["output_tokens"]
 
-    @property
-    def cost(self) -> float | None:
-        """Return the cost of the tokens that have a price; None if no token has one."""
-        return None if self.unpriced_tokens == self.tokens > 0 else round(self._cost, 6)
-
-    def add(self, amounts: Sequence[int], price: PriceConfig | None) -> None:
-        """Add one row of the table, in the order of `SUMMED`, of a model with this price."""
+    def add(self, model: str, amounts: Sequence[int]) -> None:
+        """Add one row of the table, in the order of `SUMMED`."""
         added = dict(zip(SUMMED, map(int, amounts), strict=True))
         for name, amount in added.items():
             self.sums[name] += amount
         prompt, cached, output = (added[f"{kind}_tokens"] for kind in ("input", "cached", "output"))
-        if price is None:
-            self.unpriced_tokens += prompt + output
+        if (price := self._prices.get(model)) is None:
+            self._unpriced_tokens += prompt + output
         else:
             self._cost += ((prompt - cached) * price.input + cached * price.of_cached + output * price.output) / 1e6
 
-    def measures(self, *, has_prices: bool) -> dict[str, float | int | None]:
-        found: dict[str, float | int | None] = {**self.sums}
-        found["queue_s"] = round(self.sums["queue_us"] / 1e6, 3)
-        found["engine_s"] = round(self.sums["engine_ms"] / 1e3, 3)
-        del found["queue_us"], found["engine_ms"]
-        if has_prices:
-            found |= {"cost": self.cost, "unpriced_tokens": self.unpriced_tokens}
+    def measures(self) -> Data:
+        """Return the sums, and the cost where there are prices; the cost is None if no token has a price."""
+        found: Data = {**self.sums}
+        found["queue_s"] = round(found.pop("queue_us") / 1e6, 3)
+        found["engine_s"] = round(found.pop("engine_ms") / 1e3, 3)
+        if self._prices:
+            cost = None if self._unpriced_tokens == self.tokens > 0 else round(self._cost, 6)
+            found |= {"cost": cost, "unpriced_tokens": self._unpriced_tokens}
         return found
 
 
 class Report:
     """The answer: its rows, the largest use first (within each hour or day), and their total."""
 
-    def __init__(self, query: UsageQuery, rows: list[UsageRow], total: UsageRow, *, has_prices: bool) -> None:
+    def __init__(self, query: UsageQuery, rows: list[UsageRow], total: UsageRow) -> None:
         self.query = query
         self.rows = rows
         self.total = total
-        self.has_prices = has_prices
 
-    def as_dicts(self) -> list[dict[str, Any]]:
-        return [
-            {**dict(zip(self.query.by, row.by, strict=True)), **row.measures(has_prices=self.has_prices)}
-            for row in self.rows
-        ]
+    def as_dicts(self) -> list[Data]:
+        return [{**dict(zip(self.query.by, row.by, strict=True)), **row.measures()} for row in self.rows]
 
     def as_json(self) -> str:
-        since_s, until_s = self.query.hours_s
-        answer = {
-            "since": _text(datetime.fromtimestamp(since_s, UTC)),
-            "until": _text(datetime.fromtimestamp(until_s, UTC)),
-            "by": self.query.by,
-            "rows": self.as_dicts(),
-            "total": self.total.measures(has_prices=self.has_prices),
-        }
+        since, until = (_text(datetime.fromtimestamp(at_s, UTC)) for at_s in self.query.hours_s)
+        total = self.total.measures()
+        answer = {"since": since, "until": until, "by": self.query.by, "rows": self.as_dicts(), "total": total}
         return json.dumps(answer, indent=2) + "\n"
 
     def as_csv(self) -> str:
         """Return one line for each row, without the total: the program that reads the lines can add them up."""
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([*self.query.by, *self.total.measures(has_prices=self.has_prices)])
-        for row in self.rows:
-            writer.writerow([*row.by, *row.measures(has_prices=self.has_prices).values()])
+        csv.writer(text, lineterminator="\n").writerows([self._heads(), *(row.values() for row in self.as_dicts())])
         return text.getvalue()
 
     def as_table(self) -> str:
@@ -166,14 +148,17 @@ class Report:
         from simulation.report import columns  # loaded for people only
 
         labels = len(self.query.by)
-        lines = [[*self.query.by, *self.total.measures(has_prices=self.has_prices)]]
-        lines += [[each or "-" for each in row.by] + self._words(row) for row in self.rows]
+        lines = [self._heads(), *([each or "-" for each in row.by] + _words(row) for row in self.rows)]
         if labels:
-            lines.append(["total", *[""] * (labels - 1), *self._words(self.total)])
+            lines.append(["total", *[""] * (labels - 1), *_words(self.total)])
         return columns(lines, left=range(labels)) + "\n"
 
-    def _words(self, row: UsageRow) -> list[str]:
-        return ["-" if value is None else f"{value:,}" for value in row.measures(has_prices=self.has_prices).values()]
+    def _heads(self) -> list[str]:
+        return [*self.query.by, *self.total.measures()]
+
+
+def _words(row: UsageRow) -> list[str]:
+    return ["-" if value is None else f"{value:,}" for value in row.measures().values()]
 
 
 FORMATS = {"table": Report.as_table, "csv": Report.as_csv, "json": Report.as_json}
@@ -206,33 +191,31 @@ def read(
         raise InvalidUsageQuery(f"the answer has more than {ROWS_MAX} rows: ask for a shorter time, or by less")
     count = len(query.by)
     rows: dict[tuple[str, ...], UsageRow] = {}
-    total = UsageRow(())
+    total = UsageRow((), prices)
     for one in found:
-        price = prices.get(one[count])
         each = [_labels(name, value, around or {}) for name, value in zip(query.by, one[:count], strict=True)]
-        for by in product(*each):
-            row = rows.get(by) or rows.setdefault(by, UsageRow(by))
-            row.add(one[count + 1 :], price)
-        total.add(one[count + 1 :], price)
+        for row in [total, *(rows.setdefault(by, UsageRow(by, prices)) for by in product(*each) if by)]:
+            row.add(one[count], one[count + 1 :])
     if not count:
-        return Report(query, [total], total, has_prices=bool(prices))
-    ordered = sorted(rows.values(), key=lambda row: (-row.tokens, -row.requests, row.by))
-    times = [place for place, name in enumerate(query.by) if name in ("hour", "day", "month")]
-    if times:
-        ordered.sort(key=lambda row: [row.by[place] for place in times])
-    return Report(query, ordered, total, has_prices=bool(prices))
+        return Report(query, [total], total)
+    times = [at for at, name in enumerate(query.by) if name in ("hour", "day", "month")]
+
+    def place(row: UsageRow) -> tuple[object, ...]:
+        return [row.by[at] for at in times], -row.tokens, -row.sums["requests"], row.by
+
+    return Report(query, sorted(rows.values(), key=place), total)
 
 
 def read_own(
     database: Database, tenant: str, prices: Mapping[str, PriceConfig], now: datetime
-) -> tuple[dict[str, dict[str, float | int | None]], list[dict[str, Any]]]:
+) -> tuple[dict[str, Data], list[Data]]:
     """Return one tenant's usage of the last 24 hours and 30 days, and by hour."""
-    hours = read(database, UsageQuery("24h", None, ("hour",), now), prices, storable(tenant))
-    found = {}
-    for name, since in (("day", "24h"), ("month", "30d")):
-        report = read(database, UsageQuery(since, None, (), now), prices, storable(tenant))
-        found[name] = report.total.measures(has_prices=report.has_prices)
-    return found, hours.as_dicts()
+
+    def since(text: str, *by: str) -> Report:
+        return read(database, UsageQuery(text, None, by, now), prices, storable(tenant))
+
+    sums = {name: since(text).total.measures() for name, text in (("day", "24h"), ("month", "30d"))}
+    return sums, since("24h", "hour").as_dicts()
 
 
 def _of_tenant(query: UsageQuery) -> str:

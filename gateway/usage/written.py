@@ -7,11 +7,12 @@ the number is larger than the stored one. So a batch counts once, however often 
 
 from __future__ import annotations
 
+from dataclasses import astuple, fields
 from math import isfinite
 from typing import Final
 
 from gateway.telemetry.access_log import hidden
-from gateway.usage.counts import HOUR_S, OTHER_USERS, OTHERS, Sums
+from gateway.usage.counts import HOUR_S, OTHER_USERS, OTHERS, Sums, UsageTotals
 from gateway.usage.database import Database, Transaction
 from gateway.usage.thread import DatabaseThread
 from policies.limits.quotas import Quotas, Used
@@ -19,9 +20,7 @@ from policies.request import ServiceTokens
 
 DAY_S: Final = 86_400
 WRITERS_KEPT_S: Final = 30 * DAY_S
-SUMMED = (
-    "requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens", "queue_us", "engine_ms",
-)  # fmt: skip
+SUMMED = tuple(field.name for field in fields(UsageTotals))
 _KEY = ("hour_s", "tenant", "app", "end_user", "model", "key_label")
 _ADD = (
     f"INSERT INTO fairgate_usage ({', '.join((*_KEY, *SUMMED))}) "
@@ -54,10 +53,7 @@ def _rows(sums: Sums) -> dict[tuple[object, ...], list[int]]:
     """Return the sums to add, by the key of the row: names that are stored alike are summed up."""
     found: dict[tuple[object, ...], list[int]] = {}
     for (hour, tenant, app, user, model, label), totals in sums.items():
-        amounts = [
-            totals.requests, totals.refused, totals.input, totals.cached, totals.output, totals.wasted, totals.queue_us,
-            totals.engine_ms,
-        ]  # fmt: skip
+        amounts = list(astuple(totals))
         end_user = OTHERS if user == OTHER_USERS else hidden(user)
         key = (hour * HOUR_S, storable(tenant), storable(app), end_user, storable(model), storable(label))
         before = found.get(key)

@@ -52,7 +52,9 @@ class RequestLedger(PoolTables):
     def admitted(self, request: Request, now: float) -> None:
         """Queue a request for its turn. A request about which other gateways were asked waits and counts already."""
         is_new = self._apply(lifecycle.ADMITTED, request) is State.NEW
-        self._enter(request)
+        self.tree.arrived(request, request.configured_weight)
+        if not self.tree.is_flat:
+            request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
         if is_new:
             self._expect(request)
             self.waiting.add(request)
@@ -98,7 +100,9 @@ class RequestLedger(PoolTables):
     def taken_in(self, request: Request, now: float) -> None:
         """Queue a request that fails over from another pool."""
         self._apply(lifecycle.TAKEN_IN, request)
-        self._enter(request)
+        self.tree.arrived(request, request.configured_weight)
+        if not self.tree.is_flat:
+            request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
         self._expect(request)
         self.waiting.add(request)
         self.working_set.queued(request, now)
@@ -287,12 +291,6 @@ class RequestLedger(PoolTables):
             raise IllegalEvent(request.id, before, event)
         request.progress.state = after
         return before
-
-    def _enter(self, request: Request) -> None:
-        """Count the request as present in the tree, and set its weight to its tenant's entitlement."""
-        self.tree.arrived(request, request.configured_weight)
-        if not self.tree.is_flat:
-            request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
 
     def _wait_no_more(self, request: Request, now: float) -> None:
         self.waiting.remove(request)

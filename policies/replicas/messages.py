@@ -8,11 +8,10 @@ docs/replicas.md says what is exact and what is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from policies.capacity.gauges import Grant
-from policies.limits.sliding_counts import NOTHING, Measures
+from policies.limits.sliding_counts import Measures
 from policies.request import BATCH, is_batch
 from policies.tree.node import NodeUsage
 
@@ -20,25 +19,8 @@ NUMBER_MAX: Final = 1e18
 """Largest number in a report: more than any gateway counts, and sums of it fit into 64 bits."""
 REPORTED_MAX: Final = 256
 """Rows of one kind in one sync round. The rest follow in the next round."""
-SECONDS_MAX: Final = 1e12
-"""Longest time to live of a row. Redis takes no longer one."""
 BUCKETS_MAX: Final = 64
 """Buckets of one count that the store keeps, and that one reply has at most."""
-SHAPES: Final = (
-    ("standings", "--nnn--"),
-    ("holdings", "-cccccccc"),
-    ("charges", "-nn--"),
-    ("tallies", "-csbbn-"),
-    ("calls", "-nnns-"),
-    ("usage", "-nc"),
-    ("lefts", "--nn"),
-)
-"""A letter for each value of a row. n: a finite number; c: a count, from 0; s: seconds, more than 0; b: four numbers;
--: not checked."""
-
-
-class Unsound(ValueError):
-    """A report with a number that cannot be counted, and that would stay in the sums of all gateways for ever."""
 
 
 class Standing(NamedTuple):
@@ -242,38 +224,6 @@ def is_countable(message: object) -> bool:
     if isinstance(message, (list, tuple)):
         return all([is_countable(each) for each in message])
     return not isinstance(message, (int, float)) or -NUMBER_MAX <= message <= NUMBER_MAX
-
-
-def check(number: int, report: ReplicaReport) -> None:
-    """Raise Unsound if the number of the sync round, or a number in its report, cannot be counted."""
-    place = _unsound_place(number, report)
-    if place is not None:
-        raise Unsound(f"{place} of what this gateway reported is no number that can be counted here")
-
-
-def _unsound_place(number: int, report: ReplicaReport) -> str | None:
-    if not _is_sound("c", number):
-        return "number"
-    parts: tuple[Sequence[tuple[object, ...]], ...] = (
-        report.standings, report.holdings, report.charges, report.tallies, report.calls,
-        report.usage, report.lefts,
-    )  # fmt: skip
-    for (name, kinds), rows in zip(SHAPES, parts, strict=True):
-        for i, row in enumerate(rows):
-            for place, kind in enumerate(kinds):
-                if not _is_sound(kind, row[place]):
-                    return f"{name}[{i}][{place}]"
-    return None if _is_sound("c", report.quantum) else "quantum"
-
-
-def _is_sound(kind: str, value: object) -> bool:
-    if kind == "-":
-        return True
-    if kind == "b":
-        return isinstance(value, (list, tuple)) and len(value) == len(NOTHING) and is_countable(value)
-    if not isinstance(value, (int, float)) or not -NUMBER_MAX <= value <= NUMBER_MAX:
-        return False
-    return kind == "n" or (value >= 0 if kind == "c" else 0 < value <= SECONDS_MAX)
 
 
 def is_answer(view: ReplicaView, report: ReplicaReport) -> bool:

@@ -43,12 +43,12 @@ from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
 from policies.replicas.messages import ReplicaView, is_answer, is_countable
 from policies.replicas.pool_replica import PoolReplica
-from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.schedule import Speaker
 from policies.replicas.tenant_replica import TenantReplica
 from policies.request import Claim, Flow, Request, ServiceTokens
 from tests.fuzz.harness import Harness
 from tests.fuzz.transport import Transport, in_loop, pieces
+from tests.kit.reference_store import ReferenceStore
 
 MEETING = RunDirectory("/nowhere", workers=2, epoch_s=0.0)
 LIMITS = QueueLimits(queue_requests_max=8, queue_bytes_max=4000, queue_wait_s_max=2.0)
@@ -246,7 +246,6 @@ async def _hear_news(data: bytes) -> None:
     for policy in ("vtc", "dlpm"):
         channel = PrefixBroadcast(store(data), "p", Dispatcher(Gateway(policy).engine))
         await _runs(channel.report, channel.listen)
-        assert channel.received + channel.ignored == 1
 
 
 def read_seen(data: bytes) -> None:

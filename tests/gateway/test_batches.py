@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from gateway.config.sections.keys import hash_key
+from gateway.keys.issued import REVOKED
 from gateway.proxy.batches.batch_api import NEW_BATCH_BYTES_MAX
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, simulated, until
@@ -36,6 +37,7 @@ from tests.kit.batching import (
     number_of,
     when,
 )
+from tests.kit.keys import note_key
 from tests.kit.served import config_file, served
 from tests.kit.usage import counted
 from tests.waiting import eventually
@@ -304,7 +306,7 @@ async def test_lines_of_a_key_that_is_taken_back_meanwhile_fail(
         keys = live.gateway.keys
         assert keys is not None
         key = live.gateway.config.tenants[0].keys[0].model_copy(update={"hash": hash_key("new")})
-        await keys.issue(key, "alice")
+        await note_key(keys, key, "alice")
 
         async def is_answered(status: int) -> bool:
             return (await live.get("/v1/models", key="new")).status == status
@@ -313,9 +315,9 @@ async def test_lines_of_a_key_that_is_taken_back_meanwhile_fail(
         batch = await made(api, jsonl(line(0), line(1)))
         await until(lambda: upstream.requests)
         if way == "revoked":
-            await keys.revoke(key.hash)
+            await keys.note({key.hash: REVOKED})
         else:
-            await keys.issue(key.model_copy(update={"expires": "2020-01-31"}), "alice")
+            await note_key(keys, key.model_copy(update={"expires": "2020-01-31"}), "alice")
         await eventually(lambda: is_answered(401))
         held.set()
         done = await when(other, batch.id, is_over)

@@ -82,7 +82,7 @@ async def test_a_tokenizer_that_can_be_used(tmp_path: Path) -> None:
     ("field", "path", "said"),
     [
         ("access_log", "{tmp}/none/access.log", "there is no directory {tmp}/none"),
-        ("access_log", "{tmp}", "Is a directory"),
+        ("access_log", "{tmp}", "it is a directory"),
         ("access_log", "{tmp}/config.yaml/access.log", "Not a directory"),
         ("access_log", "/proc/access.log", "no file can be made in /proc ("),
         ("state_file", "/proc/learned/learned.json", "no file can be made in /proc ("),

@@ -46,13 +46,9 @@ async def test_serve_in_front_of_a_backend_needs_no_file() -> None:
 
 async def test_serve_prints_lines_that_work_as_printed(tmp_path: Path) -> None:
     async with serving(tmp_path, "sim:demo") as gate:
-        curls = re.findall(r"^ +(curl .*)$", gate.command.said, re.MULTILINE)
-        assert len(curls) == 2
+        [curl] = re.findall(r"^ +(curl .*)$", gate.command.said, re.MULTILINE)
         python = (await gate.command.says(r"(?m)^ +\S*python -c (\".*\")$"))[1]
-        whole, stream, said = await asyncio.gather(
-            *(_shell(line) for line in (*(f"{curl} -sS" for curl in curls), f"{sys.executable} -c {python}"))
-        )
-        assert json.loads(whole)["choices"]
+        stream, said = await asyncio.gather(_shell(f"{curl} -sS"), _shell(f"{sys.executable} -c {python}"))
         assert stream.endswith("data: [DONE]\n\n")
         assert said.strip()
 

@@ -110,11 +110,11 @@ async def test_a_group_at_its_ceiling_is_named_with_its_limit_wherever_somebody_
         assert {one["tenant"]: one["ceiling"] for one in pool["tenants"]} == {"a": "", "b": is_full}
         [own] = (await live.get("/fairgate/me", key="b")).json["pools"]
         assert own["ceiling"] == is_full
-        _, out, _ = await run("top", "--once", "--admin", f"http://127.0.0.1:{live.gateway.admin_port}")
+        _, out, _ = await run("top", "--admin", f"http://127.0.0.1:{live.gateway.admin_port}")
         assert f"waiting: {is_full}" in out
         rows = [re.sub(r" +", " ", row.strip()) for row in out.splitlines()]
-        assert "law 3 100.0% 100.0% 1 1 at most 1 running" in rows
-        assert "tax 1 100.0% 100.0% 1 1 -" in rows
+        assert "law - 3 100.0% 100.0% 1 1 1" in rows
+        assert "tax law 1 100.0% 100.0% 1 1 -" in rows
         refused = await live.ask(CHAT, chat("Say 2"), key="b", x_fairgate_wait_s_max="0.01")
         assert refused.status in (429, 503)
         assert refused.error["message"].endswith(f"; {is_full}")

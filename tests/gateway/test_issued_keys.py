@@ -17,10 +17,10 @@ from gateway.http.errors import ApiError
 from gateway.keys.identity import Keyring
 from gateway.keys.in_database import DatabaseKeys
 from gateway.keys.in_redis import CHANGED, TABLE, RedisKeys
-from gateway.keys.issued import Follower, KeyTable, TableFull, entry, read_entry
+from gateway.keys.issued import REVOKED, Follower, KeyTable, TableFull, entry, read_entry
 from gateway.telemetry.background import Background
 from tests.gateway.live import until
-from tests.kit.keys import database_at
+from tests.kit.keys import database_at, note_key
 from tests.kit.stores import opened
 from tests.postgres_server import Databases
 from tests.redis_server import RedisServer
@@ -66,15 +66,15 @@ async def test_the_table_takes_so_many_keys_and_no_more(table: KeyTable, monkeyp
     monkeypatch.setattr("gateway.keys.in_database.KEYS_MAX", 3)
     assert await table.change_mark() is None
     for key in "abc":
-        await table.issue(key_of(key), "alice")
+        await note_key(table, key_of(key), "alice")
     before = await table.change_mark()
     with pytest.raises(TableFull, match="holds 3 keys already"):
-        await table.issue(key_of("d"), "alice")
-    await table.revoke(hash_key("a"))  # is in it already
+        await note_key(table, key_of("d"), "alice")
+    await table.note({hash_key("a"): REVOKED})  # is in it already
     assert await table.change_mark() not in (None, before)
     assert [await table.entry(hash_key(key)) for key in "abd"] == [b"", b'{"tenant":"alice"}', None]
-    await table.forget(hash_key("b"))
-    await table.issue(key_of("d"), "bob")
+    await table.note({hash_key("b"): None})
+    await note_key(table, key_of("d"), "bob")
     assert {key async for key, _ in table.entries()} == {hash_key(key).encode() for key in "acd"}
 
 
@@ -99,12 +99,12 @@ async def test_a_keyring_follows_every_table(table: KeyTable, monkeypatch: pytes
         await until(lambda: holder(keyring, "0") == "bob")
         assert {holder(keyring, str(number)) for number in range(600)} == {"bob"}
         assert (holder(keyring, "600"), holder(keyring, "named")) == (None, "alice")
-        await table.issue(key_of("new", weight=3.0, apps=["chat"], models=["m"]), "carol")
-        await table.revoke(hash_key("named"))
+        await note_key(table, key_of("new", weight=3.0, apps=["chat"], models=["m"]), "carol")
+        await table.note({hash_key("named"): REVOKED})
         await until(lambda: holder(keyring, "named") is None)
         carol = keyring.principal(b"new", "new", 0.0)
         assert (carol.tenant, carol.weight, carol.apps, carol.models) == ("carol", 3.0, ("chat",), frozenset({"m"}))
-        await table.forget(hash_key("0"))
+        await table.note({hash_key("0"): None})
         await until(lambda: holder(keyring, "0") is None)
 
 
@@ -124,7 +124,7 @@ async def test_of_a_table_without_end_so_much_is_read_and_no_more(
         await until(lambda: holder(keyring, alices[0]) is None)
         assert [holder(keyring, each) for each in [*alices, "stays"]] == [None] * 10 + ["alice"]
         assert 0 < [holder(keyring, str(number)) for number in range(others)].count("bob") <= 30
-        await table.revoke(hash_key("stays"))  # it goes on following
+        await table.note({hash_key("stays"): REVOKED})  # it goes on following
         await until(lambda: holder(keyring, "stays") is None)
         assert caplog.text.count("is not read beyond 30 entries") == 1
 

@@ -1,21 +1,16 @@
-"""What an operator sees of the present: /state, /config, and `fairgate top` made from them."""
+"""What an operator sees of the present: /state, and `fairgate top` made from it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import signal
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.load import load_config
-from gateway.operator.effective import effective
 from gateway.operator.snapshots import snapshot as snapshots
 from gateway.operator.snapshots import state_document as present
 from gateway.operator.snapshots.snapshot import decoded, encoded, moved, together
@@ -25,10 +20,7 @@ from tests.commands import run
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.kit.overload import CHAT, full, question, seen, tenants
 from tests.kit.served import config_file
-from tests.kit.terminals import on_terminal
 from tests.ports import free_port
-
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 async def test_the_queue_says_who_waits_and_for_what(start: Starter) -> None:
@@ -176,80 +168,22 @@ def test_what_one_does_not_ask_for_is_left_to_the_others(
     assert due(asked) == pytest.approx(expected)
 
 
-# --- the configuration in effect ---
-
-
-def values_of(path: str | Path) -> dict[str, dict[str, Any]]:
-    return {each["path"]: each for each in effective(load_config(path))["values"]}
-
-
-FILE = """\
-policy: vtc
-admin_token: ${SECRET_OF_ADMIN}
-access_log: ${LOG_DIRECTORY:-/var/log}/access.log
-state: redis://user:a-password@redis:6379/0
-pools:
-  - name: one
-    backends:
-      - {url: "http://gpu:8000", api_key: "${KEY_OF_ENGINE}"}
-tenants:
-  - {name: a, weight: 2, keys: ["sha256:%s"]}
-limits: {queue_requests_max: 7}
-"""
-
-
-def test_every_value_says_whether_it_is_set_and_no_secret_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SECRET_OF_ADMIN", "not-to-be-seen-by-anybody-4711")
-    monkeypatch.setenv("KEY_OF_ENGINE", "not-to-be-seen-either-4712")
-    path = tmp_path / "config.yaml"
-    path.write_text(FILE % ("ab" * 32))
-    found = values_of(path)
-    assert found["policy.name"] == {"path": "policy.name", "value": "vtc", "from": "config"}
-    assert found["policy.window_tokens"]["from"] == "default"
-    assert found["admin_token"] == {
-        "path": "admin_token", "value": "(hidden)", "from": "config",
-    }  # fmt: skip
-    assert found["access_log"]["value"] == "/var/log/access.log"
-    assert found["state.url"]["value"] == "redis://(hidden)@redis:6379/0"
-    assert found["pools[one].backends[gpu:8000].api_key"]["value"] == "(hidden)"
-    assert found["pools[one].backends[gpu:8000].name"] == {
-        "path": "pools[one].backends[gpu:8000].name", "value": "gpu:8000", "from": "default",
-    }  # fmt: skip
-    assert found["tenants[a].weight"]["value"] == 2
-    assert found["tenants[a].keys[sha256:abababab...].hash"]["value"] == "sha256:abababab..."
-    assert found["limits.queue_requests_max"]["from"] == "config"
-    assert found["limits.attempts_max"]["from"] == "default"
-    said = json.dumps(found)
-    for secret in ("4711", "4712", "a-password", "ab" * 5):
-        assert secret not in said
-
-
-def test_the_values_of_many_tenants_are_bounded(tmp_path: Path) -> None:
-    path = config_file(tmp_path, "http://gpu:8000", tenants=[{"name": f"t{number}"} for number in range(3000)])
-    found = effective(load_config(path))
-    assert len(found["values"]) == 5000
-    assert found["values_left_out"] > 1000
-
-
 # --- fairgate top ---
 
 
-async def test_top_shows_tenants_engines_and_what_limits_them_in_80_columns(start: Starter) -> None:
+async def test_top_shows_tenants_engines_and_what_limits_them(start: Starter) -> None:
     async with full(start) as gate:
-        code, out, said = await run("top", "--once", "--admin", gate.live.admin_url)
+        code, out, said = await run("top", "--admin", gate.live.admin_url)
         assert (code, said) == (0, "")
-        assert all(len(line) <= 80 for line in out.splitlines())
         assert "\x1b" not in out
         assert "pool pool, policy fairserve: 1 waiting, 3 running" in out
-        assert "1 request of holder in the queue: the KV cache has no room" in " ".join(out.split())
+        assert "1 request of holder in the queue: the KV cache has no room" in out
         assert re.search(r"^tenant +weight +received +due +queued +running +p50 +p95 +refused", out, re.M)
         assert re.search(r"^holder +1 +100.0% +100.0% +1 +3 ", out, re.M)
-        assert re.search(r"^127.0.0.1:\d+ +3 of [48] +\d+% +0 (steps|metrics) +kv", out, re.M)
+        assert re.search(r"^127.0.0.1:\d+ +3 +[48] +[\d.]+% +0 +(steps|metrics) +kv", out, re.M)
 
 
-async def test_long_names_give_way_to_numbers(start: Starter) -> None:
+async def test_long_names_are_cut(start: Starter) -> None:
     name = "a-tenant-with-a-name-" + "x" * 43
     pools = [
         {"name": "pool", "backends": [{"url": f"http://127.0.0.1:{free_port()}", "name": "an-engine-" + "y" * 54}]}
@@ -258,41 +192,28 @@ async def test_long_names_give_way_to_numbers(start: Starter) -> None:
         pools[0]["backends"].append({"url": sim.url, "name": "engine"})  # type: ignore[attr-defined]
         async with start(pools=pools, tenants=tenants(name)) as live:
             assert (await live.ask(CHAT, chat(max_tokens=2), key=name)).status == 200
-            code, out, _ = await run("top", "--once", "--admin", live.admin_url)
+            code, out, _ = await run("top", "--admin", live.admin_url)
             assert code == 0
-            assert all(len(line) <= 80 for line in out.splitlines()), out
             assert re.search(r"^a-tenant-\S*… +1 +100.0% +100.0% +0 +0 +\d+ ms +\d+ ms +0", out, re.M), out
-            assert re.search(r"^an-engine-\S*… +0 of \d+ +0% +0 answers +out of service", out, re.M), out
+            assert re.search(r"^an-engine-\S*… +0 +\d+ +0.0% +0 +answers +- +\S", out, re.M), out
 
 
 async def test_top_finds_the_admin_listener_and_its_token_in_the_file(start: Starter, tmp_path: Path) -> None:
     async with simulated(time_scale=0) as sim, start(sim.url, admin_token="t" * 32) as live:
         path = config_file(tmp_path, sim.url, admin=f"127.0.0.1:{live.gateway.admin_port}", admin_token="t" * 32)
-        code, out, _ = await run("top", "--once", "-c", path)
+        code, out, _ = await run("top", "-c", path)
         assert code == 0
         assert "pool pool" in out
         assert "No request came in the last 60 s." in out
         assert "Nothing limits the pool" in out
-        code, _, said = await run("top", "--once", "--admin", live.admin_url)
+        code, _, said = await run("top", "--admin", live.admin_url)
         assert code == 1
         assert "admin_token" in said
 
 
-@pytest.mark.parametrize("command", [("top", "--once"), ("explain", "req_1")], ids=["top", "explain"])
+@pytest.mark.parametrize("command", [("top",), ("explain", "req_1")], ids=["top", "explain"])
 async def test_a_command_says_what_is_wrong_with_its_input(command: tuple[str, str]) -> None:
     for address, message in (("ftp://x", "must be http://host:port"), (f"http://127.0.0.1:{free_port()}", "refused")):
         code, _, said = await run(*command, "--admin", address)
         assert code == 2
         assert message in said
-
-
-async def test_top_shows_in_colour_on_a_terminal_what_it_shows_without(start: Starter) -> None:
-    async with (
-        full(start) as gate,
-        on_terminal("top", "--interval", "0.1", "--admin", gate.live.admin_url) as terminal,
-    ):
-        await until(lambda: terminal.said.count("pool pool") >= 3)  # it goes on
-        assert "\x1b[1m" in terminal.said
-        assert re.search(r"holder +1 +100.0% +100.0% +1 +3 ", ESCAPES.sub("", terminal.said))
-        terminal.process.send_signal(signal.SIGINT)
-        assert await terminal.process.wait() == 0

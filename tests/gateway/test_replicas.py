@@ -162,8 +162,7 @@ async def test_what_any_of_them_shows_is_of_all(start: Starter) -> None:
             assert 0.05 < found["one"]["share_received"] < 0.6
             assert (found["one"]["weight"], found["three"]["weight"]) == (1, 3)
             at = {each["gateway"].rpartition(":")[2]: each for each in pool["gateways"]}
-            assert at[str(first.gateway.port)]["queued_most"].keys() == {"one"}
-            assert at[str(second.gateway.port)]["queued_most"].keys() == {"three"}
+            assert at.keys() == {str(first.gateway.port), str(second.gateway.port)}
             assert pool["queued_requests"] == sum(each["queued_requests"] for each in pool["gateways"])
             assert {each["tenant"] for each in pool["tenants"]} == {"one", "three"}
             assert all(0 <= each["oldest_wait_s"] < WAIT_S for each in pool["tenants"])

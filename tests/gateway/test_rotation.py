@@ -13,7 +13,7 @@ from gateway.keys.issuance import KeyRefused, moment, rotate, seconds_of
 from gateway.keys.issued import entry, read_entry
 from tests.commands import run
 from tests.gateway.live import MODEL, Starter
-from tests.kit.keys import MOMENT, NAMED, TENANTS, admin, answers, database_at, issuing, made
+from tests.kit.keys import MOMENT, NAMED, TENANTS, admin, answers, database_at, issuing, made, note_key
 from tests.kit.served import config_file
 
 pytestmark = pytest.mark.usefixtures("quick_keys")
@@ -87,7 +87,7 @@ async def test_an_old_key_ends_after_its_grace_or_when_it_would_have(
     config = start.config("http://127.0.0.1:1", tenants=TENANTS)
     async with database_at(str(start.directory / "usage.db")) as database:
         table = DatabaseKeys(database)
-        await table.issue(KeyConfig(hash=hash_key("k"), expires=expires, label="x"), "bob")
+        await note_key(table, KeyConfig(hash=hash_key("k"), expires=expires, label="x"), "bob")
         tenant, new = await rotate(
             table, config, hash_key("k"), hash_key("n"), unix_s=NOW, grace_s=60, expires="9000-01-31"
         )

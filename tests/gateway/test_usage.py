@@ -136,7 +136,7 @@ async def test_workers_count_into_one_file(tmp_path: Path) -> None:
 def test_a_batch_counts_once_however_often_it_is_sent(usage_url: str) -> None:
     hour = int(time.time()) // 3600
     tally = UsageTotals()
-    tally.requests, tally.input = 2, 10
+    tally.requests, tally.input_tokens = 2, 10
     sums = {(hour, "t\0\ud800", "", user, "", "nightly\0"): tally for user in ("a", "b", OTHER_USERS)}
     first, second = database_at(usage_url), database_at(usage_url)
     with closing(first), closing(second):

@@ -211,7 +211,7 @@ async def test_what_was_used_in_a_month_goes_on(start: Starter, now_day: float) 
     for day in range(100):
         for tenant in ("alice", "bob"):
             totals = sums[day * 24 + 7, tenant, "", "", "", ""] = UsageTotals()
-            totals.requests, totals.refused, totals.input, totals.output = 3, 1, day, 1000
+            totals.requests, totals.refused, totals.input_tokens, totals.output_tokens = 3, 1, day, 1000
     with closing(Database(config, makes=True)) as database:
         add(database, Batch("before", 1, sums), 0)
     quotas = Quotas(Quota(tokens_per_month=10**6), {" team": Quota(requests_per_month=10**6)}, {"bob": (" team",)})

@@ -154,7 +154,7 @@ async def test_one_worker_may_use_the_whole_engine_and_all_answers_are_of_all_wo
         assert {each[:16] for each in ids} == set(gate.workers)
         for each in ids:
             assert (await gate.see(f"/explain/{each}"))["state"] == "dispatched"
-        code, out, said = await run("top", "--once", "--admin", gate.admin)
+        code, out, said = await run("top", "--admin", gate.admin)
         assert (code, said) == (0, "")
         assert re.search(r"^heavy +4 ", out, re.M)
         await asyncio.gather(heavy.end(), light.end())
@@ -167,7 +167,6 @@ async def test_one_worker_may_use_the_whole_engine_and_all_answers_are_of_all_wo
         assert dict(ended)["heavy"] == str(heavy.answers)
         assert "fairgate_workers 2.0" in page
         assert re.search(r"^fairgate_backend_slots\{.*\} 8\.0$", page, re.M), "which both see of one engine"
-        assert {one["path"]: one["value"] for one in (await gate.see("/config"))["values"]}["workers"] == WORKERS
 
 
 async def test_a_limit_is_exact_over_workers(tmp_path: Path) -> None:
@@ -230,8 +229,8 @@ async def test_with_a_redis_any_worker_answers_for_all(tmp_path: Path) -> None:
 
         async def shows_both() -> bool:
             [pool] = (await gate.see("/state"))["pools"]
-            at = {one["gateway"].partition(" ")[2]: [*one["queued_most"]] for one in pool["gateways"]}
-            return at.keys() == {"worker 0", "worker 1"} and sorted(at.values()) == [["heavy"], ["light"]]
+            at = {one["gateway"].partition(" ")[2]: one["queued_requests"] for one in pool["gateways"]}
+            return at.keys() == {"worker 0", "worker 1"} and all(at.values())
 
         await eventually(shows_both)
         [served] = (await gate.see("/state"))["pools"]

@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from gateway.config.sections.keys import hash_key, new_key
+from gateway.config.sections.keys import KeyConfig, hash_key, new_key
 from gateway.config.sections.usage import UsageConfig
+from gateway.keys.issued import KeyTable, entry
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import WAIT_S, Answer, Live, Starter, chat
@@ -36,6 +37,10 @@ async def made(live: Live, **terms: Any) -> str:
     got = await admin(live, "POST", "/keys", {"tenant": "bob"} | terms)
     assert got.status == 201, got.body
     return str(got.json["key"])
+
+
+async def note_key(table: KeyTable, key: KeyConfig, tenant: str) -> None:
+    await table.note({key.hash: entry(tenant, key)})
 
 
 async def rotated(live: Live, key: str, **terms: Any) -> str:

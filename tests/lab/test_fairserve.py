@@ -141,7 +141,7 @@ def test_service_provided_is_all_of_what_was_begun_and_less_under_a_flat_limit(s
 
 
 def test_what_is_begun_is_finished_where_everybody_gives_up() -> None:
-    """With one seed; `fairgate reproduce` asks it of all."""
+    """With one seed; `python -m lab` asks it of all."""
     found = case_studies(SEEDS[0], ("VTC", "FairServe"))
     # Few of 164 interactions wait longer inside than their users do: starts of an unknown kind need no room.
     assert found["VTC"].cut() > 3 * found["FairServe"].cut()

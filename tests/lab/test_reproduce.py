@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.commands.main import main
 from lab.all_experiments import EXPERIMENTS
+from lab.command import reproduce
 from lab.experiment import Findings, Inputs, Verdict, holds, shown, within
 from lab.plots import Series, chart
 from lab.reproduce import write_docs
@@ -31,7 +30,7 @@ HEADER = "run,scheduler,suite,client,input_tokens,output_tokens,t_s,ttft_s,e2e_s
 
 
 def command(*args: str) -> Result:
-    return CliRunner().invoke(main, ["reproduce", *args])
+    return CliRunner().invoke(reproduce, args)
 
 
 def missed(outcome: Findings) -> list[str]:
@@ -134,7 +133,7 @@ def test_of_many_requirements_the_page_shows_the_missed_ones() -> None:
     assert "| number 0 | 100 | 100 | 100 ± 3% |" in text
     findings = Findings([*rows, within("far off", 100.0, 50.0, 0.03)])
     text = as_markdown(EXPERIMENTS["fig9"], findings)
-    assert "`fairgate reproduce fig9`: 8 of 9" in text
+    assert "`python -m lab fig9`: 8 of 9" in text
     assert "number 0" not in text
     assert "| far off | 100 | 50 | 100 ± 3%: **missed** |" in text
     assert "number 0,100,100,100 ± 3%" in as_csv(findings)
@@ -175,13 +174,6 @@ def test_all_that_was_skipped_is_said_by_several_processes(tmp_path: Path) -> No
     said = f"{tmp_path / 'vtc_arena27_10min.csv.gz'} is not there: name the directory of the traces with --traces\n"
     assert f"rpm: skipped: {said}" in result.output
     assert f"table2: skipped: {said}" in result.output
-
-
-def test_an_installation_without_experiments_says_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lab.command", None)
-    result = command("fig9")
-    assert result.exit_code == 2
-    assert result.output.startswith("fairgate: the experiments are no part of an installation: ")
 
 
 # --- measures of recorded runs ---
@@ -261,7 +253,7 @@ def test_metrics_wants_one_file_that_is_there(args: tuple[str, ...]) -> None:
 
 @needs_arena
 def test_the_gateway_is_nearly_as_fair_as_a_scheduler_in_the_engine() -> None:
-    """The whole curve is `fairgate reproduce gateway-window`; here, that the production engine has its place on it."""
+    """The whole curve is `python -m lab gateway-window`; here, that the production engine has its place on it."""
     from backends.simulated.engine_profiles import profile
 
     point = production(arena(Inputs(TRACES)), profile("a10g-llama2-7b"))

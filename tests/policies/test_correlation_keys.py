@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from policies.correlation_table import HOLDERS_MAX, KEYS_MAX, CorrelationTable
 from policies.interactions import Interactions, InteractionSettings
 from policies.replicas.messages import ReplicaReport
-from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.shared_interactions import SharedInteractions
 from policies.request import Claim, CorrelationKeys, Interaction, Request, ServiceTokens
+from tests.kit.reference_store import ReferenceStore
 from tests.policies.making import make_request
 
 _serial = count()

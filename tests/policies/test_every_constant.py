@@ -50,8 +50,7 @@ BOUNDS = """
     request.WAIT_S_MAX
     replicas.shared_interactions.ASKED_MAX replicas.messages.NUMBER_MAX replicas.messages.REPORTED_MAX
     replicas.messages.BUCKETS_MAX
-    replicas.messages.SECONDS_MAX replicas.prefixes.BLOCKS_MAX
-    replicas.reference_store.NUMBERS_MS replicas.reference_store.COUNTERS_MS replicas.reference_store.SWEEP_MS
+    replicas.prefixes.BLOCKS_MAX
     correlation_table.KEYS_MAX correlation_table.HOLDERS_MAX
     tree.pool_tree.IDLE_MAX
 """

@@ -18,9 +18,9 @@ from lab.several_gateways import Stall, simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.replicas.messages import PrefixReport, ReplicaReport, ReplicaView
-from policies.replicas.reference_store import ReferenceStore
 from policies.request import Flow
 from simulation.run import LOST, Arrival, Record, SimulationResult
+from tests.kit.reference_store import ReferenceStore
 
 BACKEND = "engine"
 SLOTS = 16

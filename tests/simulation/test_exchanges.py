@@ -1,4 +1,4 @@
-"""Whatever happens to exchanges, every charge counts once and no room is given twice: the script and its twin."""
+"""Every charge counts once, and no room is given twice: in Redis, in the hub, and in the twin."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from redis import Redis
 from redis.exceptions import ResponseError
 
+from gateway.storage.hub.script_store import ScriptStore
 from gateway.storage.redis.redis_store import Script, pool_key
 from policies.replicas.messages import (
     CallDelta,
@@ -26,10 +27,9 @@ from policies.replicas.messages import (
     ReplicaReport,
     ReplicaView,
     Standing,
-    Unsound,
 )
-from policies.replicas.reference_store import ReferenceStore
 from policies.tree.node import SEQUENCES, NodeUsage
+from tests.kit.reference_store import ReferenceStore, Unsound
 from tests.redis_server import redis_client
 from tests.simulation.replicas import as_plain
 
@@ -45,6 +45,27 @@ KV_EACH = 10
 _SCRIPT = Script("exchange.lua")
 _KEYS = (pool_key("p", "replicas"), pool_key("p", ""))
 _decode = msgspec.msgpack.Decoder(ReplicaView).decode
+_encode = msgspec.msgpack.encode
+
+
+class Stores:
+    """The script in Redis, the script in the hub, and its twin, which must reply alike."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.run = redis.register_script(_SCRIPT.source)
+        self.lose()
+
+    def lose(self) -> None:
+        """Begin with empty stores. Redis is flushed elsewhere."""
+        self.twin, self.hub = ReferenceStore(), ScriptStore()
+
+    def exchange(self, me: str, number: int, report: ReplicaReport, now_ms: int) -> ReplicaView:
+        args: list[Any] = [me, number, _encode(report), now_ms]
+        view = _decode(self.run(keys=_KEYS, args=args))
+        of_hub = _decode(self.hub.exchange(me, number, _encode(report), now_ms))
+        of_twin = self.twin.exchange(me, number, report, now_ms)
+        assert as_plain(of_twin) == as_plain(of_hub) == as_plain(view)
+        return view
 
 
 @dataclass
@@ -120,9 +141,8 @@ class World:
     def __init__(self, redis: Redis) -> None:
         redis.flushall()
         self.redis = redis
-        self.twin = ReferenceStore()
+        self.stores = Stores(redis)
         self.now_ms = 1_000_000
-        self._run = redis.register_script(_SCRIPT.source)
         self._serial = 0
         self.replicas = [self.born() for _ in range(REPLICAS)]
         self.dead: list[Replica] = []
@@ -142,9 +162,7 @@ class World:
         if lost == "request":
             return
         others = self.granted_to_others(replica)
-        args: list[Any] = [replica.name, replica.number, msgspec.msgpack.encode(report), self.now_ms]
-        view = _decode(self._run(keys=_KEYS, args=args))
-        assert as_plain(self.twin.exchange(replica.name, replica.number, report, self.now_ms)) == as_plain(view)
+        view = self.stores.exchange(replica.name, replica.number, report, self.now_ms)
         for name in NAMES:
             replica.reported[name] = self.known_as_reported(replica, name)
         held, granted = report.holdings[0].sequences, view.grants[0].sequences
@@ -207,7 +225,7 @@ def play(world: World, steps: list[tuple[str, int, str, int]]) -> None:
             world.now_ms += amount
         else:
             world.redis.flushall()
-            world.twin = ReferenceStore()
+            world.stores.lose()
 
 
 async def test_what_was_charged_counts_once_and_no_room_is_given_twice() -> None:
@@ -318,23 +336,19 @@ def spoiled(number: float) -> Iterator[tuple[str, ReplicaReport]]:
 
 async def test_a_number_that_cannot_be_counted_is_refused_and_nothing_is_stored() -> None:
     async with redis_client() as redis:
-        run, twin = redis.register_script(_SCRIPT.source), ReferenceStore()
-
-        def ask(me: str, number: Any, report: ReplicaReport) -> list[object]:
-            args: list[Any] = [me, number, msgspec.msgpack.encode(report), 1_000_000]
-            theirs = as_plain(_decode(run(keys=_KEYS, args=args)))
-            assert as_plain(twin.exchange(me, number, report, 1_000_000)) == theirs
-            return theirs
+        stores = Stores(redis)
 
         def refused(place: str, number: Any, report: ReplicaReport) -> None:
-            args: list[Any] = ["bad", number, msgspec.msgpack.encode(report), 1_000_000]
-            with pytest.raises(ResponseError) as of_script:
-                run(keys=_KEYS, args=args)
+            args: list[Any] = ["bad", number, _encode(report), 1_000_000]
+            with pytest.raises(ResponseError) as of_redis:
+                stores.run(keys=_KEYS, args=args)
+            with pytest.raises(ValueError, match=f"^UNSOUND {re.escape(place)} of what[^\n]*$|^Expected `int`"):
+                stores.hub.exchange("bad", number, _encode(report), 1_000_000)
             with pytest.raises(Unsound, match=f"^{re.escape(place)} of what") as of_twin:
-                twin.exchange("bad", number, report, 1_000_000)
-            assert str(of_script.value).removeprefix("UNSOUND ") == str(of_twin.value)
+                stores.twin.exchange("bad", number, report, 1_000_000)
+            assert str(of_redis.value).removeprefix("UNSOUND ") == str(of_twin.value)
 
-        ask("good", 1, SOUND)
+        stores.exchange("good", 1, SOUND, 1_000_000)
         stored = {key: redis.dump(key) for key in sorted(redis.keys())}
         for number in (nan, inf, -inf, 2e18, -1):
             for place, report in spoiled(number):
@@ -343,18 +357,18 @@ async def test_a_number_that_cannot_be_counted_is_refused_and_nothing_is_stored(
         refused("number", -1, SOUND)
         for number in (nan, inf):  # the twin takes whole numbers only, by its type
             with pytest.raises(ResponseError, match="UNSOUND number of what"):
-                run(keys=_KEYS, args=["bad", number, msgspec.msgpack.encode(SOUND), 1_000_000])
+                stores.run(keys=_KEYS, args=["bad", number, _encode(SOUND), 1_000_000])
         for seconds in (0, 2e12):
             refused("calls[0][4]", 1, SOUND._replace(calls=[SOUND.calls[0]._replace(idle_s=seconds)]))
             refused("tallies[0][2]", 1, SOUND._replace(tallies=[SOUND.tallies[0]._replace(ttl_s=seconds)]))
         assert {key: redis.dump(key) for key in sorted(redis.keys())} == stored
-        assert ask("good", 2, SOUND)[0] == 1, "whoever was refused is no member"
+        assert stores.exchange("good", 2, SOUND, 1_000_000).replicas == 1, "whoever was refused is no member"
 
 
 async def test_a_counter_that_was_spoilt_before_goes_on_from_what_its_gateway_knows() -> None:
     async with redis_client() as redis:
         redis.set(f"{_KEYS[1]}c:a", "nan")
-        args: list[Any] = ["one", 1, msgspec.msgpack.encode(SOUND), 1_000_000]
+        args: list[Any] = ["one", 1, _encode(SOUND), 1_000_000]
         view = _decode(redis.register_script(_SCRIPT.source)(keys=_KEYS, args=args))
         assert view.totals[0] == SOUND.charges[0].base + SOUND.charges[0].service
 
@@ -362,9 +376,10 @@ async def test_a_counter_that_was_spoilt_before_goes_on_from_what_its_gateway_kn
 async def test_both_stores_keep_the_same_buckets_and_answer_for_the_same() -> None:
     chance = Random(7)
     async with redis_client() as redis:
-        run = redis.register_script(_SCRIPT.source)
+        stores = Stores(redis)
         for life in range(20):
-            twin, key, bucket = ReferenceStore(), f"minute:{life}", 0
+            key, bucket = f"minute:{life}", 0
+            stores.lose()
             for number in range(1, 30):
                 bucket = max(0, bucket + chance.choice([-1, 0, 0, 1, 1, 5, 62, 64, 70]))
                 more = (chance.randrange(-1, 3), chance.randrange(3), 0, 0)
@@ -378,9 +393,5 @@ async def test_both_stores_keep_the_same_buckets_and_answer_for_the_same() -> No
                     chance.random() < 0.1,
                 )
                 report = ReplicaReport([], [], [], [tally], [], [], [], 0.0)
-                me = f"{life} {chance.randrange(2)}"
-                theirs = as_plain(
-                    _decode(run(keys=_KEYS, args=[me, number, msgspec.msgpack.encode(report), life * 10**7]))
-                )
-                assert as_plain(twin.exchange(me, number, report, life * 10**7)) == theirs
+                stores.exchange(f"{life} {chance.randrange(2)}", number, report, life * 10**7)
                 assert redis.hlen(f"{_KEYS[1]}w:{key}") <= 64

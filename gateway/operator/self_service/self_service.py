@@ -9,12 +9,12 @@ import asyncio
 import time
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from gateway.operator.of_workers import Workers
 from gateway.operator.operated import OperatedGateway
 from gateway.operator.self_service.own_page import own_page
-from gateway.operator.self_service.own_standing import Numbers, OwnStanding, RecentService, own_standing
+from gateway.operator.self_service.own_standing import Data, RecentService, own_standing
 from gateway.operator.snapshots.snapshot import SnapshotSource
 from gateway.operator.snapshots.spans import PoolSample, shares_due, sums
 from gateway.proxy.background_handler import BackgroundHandler
@@ -67,7 +67,7 @@ class SelfService:
         if self._database is not None:
             await self._database.close(CLOSE_S)
 
-    async def _answer(self, context: RequestContext) -> OwnStanding:
+    async def _answer(self, context: RequestContext) -> Data:
         principal, gateway = context.principal, self._gateway
         # In turn, so that the operator, who asks these processes too, waits for one of these answers at most.
         async with self._turn:
@@ -78,7 +78,7 @@ class SelfService:
         minutes = self._source.recent.minutes_of(principal.tenant)
         return own_standing(principal, gateway.pools, self._recently, minutes, *usage)
 
-    async def _usage(self, tenant: str) -> tuple[dict[str, Numbers], list[dict[str, Any]]] | None:
+    async def _usage(self, tenant: str) -> tuple[Data, list[Data]] | None:
         usage = self._gateway.config.usage
         if self._database is None or usage is None or tenant == OTHERS:  # OTHERS sums up many tenants
             return None

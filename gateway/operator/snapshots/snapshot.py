@@ -22,7 +22,7 @@ from gateway.telemetry.ends import End
 from gateway.telemetry.recent_requests import RecentRequests
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.bounds import Waiting
-from policies.request import Request, State, payer
+from policies.request import Request, payer
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 REQUESTS_MAX: Final = 100
 """Limit on the oldest queued requests of a pool."""
-WAITING_LISTED: Final = 3
 NO_ANSWER: Final = "does not answer"
 
 
@@ -39,7 +38,6 @@ class RequestSnapshot(TypedDict):
     """A queued request."""
 
     request_id: str
-    client_request_id: str
     tenant: str
     app: str
     user: str | None
@@ -47,9 +45,6 @@ class RequestSnapshot(TypedDict):
     expected_wait_s: float | None
     """The whole wait, as expected when it began."""
     expires_in_s: float
-    inside_an_interaction: bool
-    asks_other_gateways: bool
-    prompt_tokens_estimated: int
 
 
 class EngineSnapshot(TypedDict):
@@ -75,12 +70,11 @@ class EngineSnapshot(TypedDict):
 
 
 class ReplicaSnapshot(TypedDict):
-    """Queued and dispatched requests at one of several processes; `queued_most` has the tenants with most of them."""
+    """Queued and dispatched requests at one of several processes."""
 
     gateway: str
     queued_requests: int
     dispatched_requests: int
-    queued_most: dict[str, int]
 
 
 class PoolSnapshot(msgspec.Struct):
@@ -91,7 +85,6 @@ class PoolSnapshot(msgspec.Struct):
     models: list[str]
     is_healthy: bool
     queued_requests: int
-    queued_bytes: int
     dispatched_requests: int
     obstacle: Obstacle | None
     next_request_id: str | None
@@ -100,8 +93,6 @@ class PoolSnapshot(msgspec.Struct):
     """The oldest queued requests."""
     backends: list[EngineSnapshot]
     running: list[Running]
-    expected_waits: dict[str, int]
-    """Ended waits of over a second: how many were as long as expected, longer or shorter."""
     gateways: list[ReplicaSnapshot] = []
     """The queue at each process; empty if there is one process."""
     ceilings: dict[str, str] = {}
@@ -164,7 +155,6 @@ def _pool(pool: Pool) -> PoolSnapshot:
         models=list(pool.models()),
         is_healthy=pool.is_healthy(),
         queued_requests=engine.queued,
-        queued_bytes=engine.queued_bytes,
         dispatched_requests=engine.dispatched,
         obstacle=blocked.nearest() if blocked is not None else None,
         next_request_id=engine.blocked.request.id if engine.blocked is not None else None,
@@ -172,7 +162,6 @@ def _pool(pool: Pool) -> PoolSnapshot:
         requests=[_waiting(request, now) for request in islice(waiting.requests.values(), REQUESTS_MAX)],
         backends=_backends(pool, blocked, now),
         running=running(engine),
-        expected_waits=engine.requests.expected_waits.counts(),
         ceilings=_ceilings(engine),
     )
 
@@ -190,22 +179,20 @@ def _waiting(request: Request, now: float) -> RequestSnapshot:
     wait = progress.wait
     return {
         "request_id": request.id,
-        "client_request_id": request.client_id,
         "tenant": flow.tenant,
         "app": flow.app,
         "user": hidden(flow.user),
         "wait_s": round(now - request.arrived_s, 3),
         "expected_wait_s": round(wait.expected.wait_s, 3) if wait is not None and wait.expected is not None else None,
         "expires_in_s": round(progress.deadline_s - now, 3),
-        "inside_an_interaction": progress.inside,
-        "asks_other_gateways": progress.state is not State.QUEUED,
-        "prompt_tokens_estimated": request.prompt_tokens,
     }
 
 
 def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[EngineSnapshot]:
     engine = pool.dispatcher.engine
-    obstacles = _obstacles(blocked)
+    # Where each engine has its own queue, each queue head waits for its engine.
+    heads = (blocked, *blocked.others) if blocked is not None else ()
+    obstacles = {name: obstacle for head in heads for name, obstacle in head.obstacles.items()}
     found: list[EngineSnapshot] = []
     for name, ledger in engine.backends.items():
         backend = pool.backends.get(name)
@@ -230,16 +217,6 @@ def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[EngineSna
                 "obstacle": obstacles.get(name),
             }
         )
-    return found
-
-
-def _obstacles(blocked: Blocked | None) -> dict[str, Obstacle]:
-    """Return the obstacle of each engine. Where each engine has its own queue, each queue head waits for its engine."""
-    if blocked is None:
-        return {}
-    found = dict(blocked.obstacles)
-    for other in blocked.others:
-        found.update(other.obstacles)
     return found
 
 
@@ -304,10 +281,7 @@ def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
     if len(pools) == 1:
         return pools[0]
     fullest = max(pools, key=lambda pool: pool.queued_requests)
-    sums = {
-        name: sum(getattr(pool, name) for pool in pools)
-        for name in ("queued_requests", "queued_bytes", "dispatched_requests")
-    }
+    sums = {name: sum(getattr(pool, name) for pool in pools) for name in ("queued_requests", "dispatched_requests")}
     return msgspec.structs.replace(
         fullest,
         models=list(dict.fromkeys(model for pool in pools for model in pool.models)),
@@ -318,22 +292,13 @@ def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
         ],
         backends=_engines(pools, fullest),
         running=[one for pool in pools for one in pool.running],
-        expected_waits={name: sum(pool.expected_waits[name] for pool in pools) for name in fullest.expected_waits},
-        gateways=[_gateway(name, pool) for name, pool in processes],
+        gateways=[
+            {"gateway": name, "queued_requests": one.queued_requests, "dispatched_requests": one.dispatched_requests}
+            for name, one in processes
+        ],
         ceilings={tenant: words for pool in pools for tenant, words in pool.ceilings.items()},
         **sums,
     )
-
-
-def _gateway(name: str, pool: PoolSnapshot) -> ReplicaSnapshot:
-    """Return the summary of one process's part of a pool, with its tenants that have most queued."""
-    most = sorted(pool.waiting.items(), key=lambda item: -item[1].requests)[:WAITING_LISTED]
-    return {
-        "gateway": name,
-        "queued_requests": pool.queued_requests,
-        "dispatched_requests": pool.dispatched_requests,
-        "queued_most": {tenant: one.requests for tenant, one in most},
-    }
 
 
 def _tenants(workers: Iterable[dict[str, Waiting]]) -> dict[str, Waiting]:

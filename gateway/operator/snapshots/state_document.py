@@ -26,6 +26,13 @@ RUNNING_LISTED: Final = 8
 """Limit on the tenants listed for an engine: those with most requests there."""
 ENDS_LISTED: Final = 60
 HISTORY_S: Final = 600.0
+OF_POOL: Final = (
+    "pool", "policy", "models", "queued_requests", "dispatched_requests", "next_request_id", "gateways", "requests",
+)  # fmt: skip
+"""Fields that the document takes from a pool's snapshot as they are."""
+OF_END: Final = (
+    "request_id", "pool", "tenant", "app", "model", "reason", "backend", "prompt_tokens", "output_tokens",
+)  # fmt: skip
 
 
 def state(
@@ -71,19 +78,10 @@ def _pool(
         known["ceiling"] = pool.ceilings.get(name, "")
         tenants.append({**known, **found})
     return {
-        "pool": pool.pool,
-        "policy": pool.policy,
-        "models": pool.models,
-        "queued_requests": pool.queued_requests,
-        "queued_bytes": pool.queued_bytes,
-        "dispatched_requests": pool.dispatched_requests,
+        **{name: getattr(pool, name) for name in OF_POOL},
         "limited_by": pool.obstacle,
         "limited_by_is": limited_by(pool),
         "waits_for": OF_WAIT[Obstacle(pool.obstacle)] if pool.obstacle else "",
-        "next_request_id": pool.next_request_id,
-        "expected_waits": pool.expected_waits,
-        "gateways": pool.gateways,
-        "requests": pool.requests,
         "requests_left_out": pool.queued_requests - len(pool.requests),
         "groups": [*_groups(config, asked, shares, total)] if config is not None else [],
         "tenants": tenants,
@@ -123,15 +121,12 @@ def _groups(
     config: Config, asked: Mapping[str, TenantSums], shares: Mapping[str, float], total: float
 ) -> Iterator[dict[str, Any]]:
     """Yield the sums and the settings of each group."""
-    inside: dict[str, list[str]] = {group.name: [] for group in config.groups}
-    around = {group.name: group.group for group in config.groups}
-    for tenant in config.tenants:
-        group = tenant.group
-        while group is not None:
-            inside[group].append(tenant.name)
-            group = around[group]
+    inside, around = defaultdict[str, list[str]](list), config.around
+    for name in asked:
+        for group in around.get(name, ()):
+            inside[group].append(name)
     for each in config.groups:
-        names = [name for name in inside[each.name] if name in asked]
+        names = inside[each.name]
         yield {
             **each.model_dump(exclude={"name", "group", "quota"}),
             "group": each.name,
@@ -167,22 +162,14 @@ def reason_in_words(reason: str) -> str:
 def ended_request(end: End, epoch_s: float) -> dict[str, Any]:
     """Describe one ended request."""
     return {
-        "request_id": end.request_id,
-        "pool": end.pool,
-        "tenant": end.tenant,
-        "app": end.app,
-        "model": end.model,
+        **{name: getattr(end, name) for name in OF_END},
         "state": end.outcome,
-        "reason": end.reason,
         "reason_is": reason_in_words(end.reason),
-        "backend": end.backend,
         "arrived_at_s": round(epoch_s + end.dispatched_s - end.queue_s, 2),
         "wait_s": round(end.queue_s, 4),
         "waited": waited_in_words(end.waited_s, {}, ""),
         "first_token_s": None if end.first_token_s is None else round(end.first_token_s, 4),
         "total_s": round(end.ended_s - end.dispatched_s + end.queue_s, 4),
-        "prompt_tokens": end.prompt_tokens,
-        "output_tokens": end.output_tokens,
     }
 
 

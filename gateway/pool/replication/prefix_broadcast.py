@@ -30,9 +30,9 @@ class PrefixBroadcast:
     """Publishes the prompts that this gateway has sent (`report`), and applies those that others publish (`listen`)."""
 
     def __init__(self, store: Store, pool: str, dispatcher: Dispatcher) -> None:
-        self.pool = pool
-        self.sent = self.received = self.ignored = 0
-        """Counts of messages. A gateway may receive its own."""
+        self._pool = pool
+        self._has_ignored = False
+        """Whether a message could not be read."""
         engine = dispatcher.engine
         self._shared = SharedPrefixes(engine.policy, engine.backends, name=store.replica)
         self._store = store
@@ -49,8 +49,7 @@ class PrefixBroadcast:
         await self._wakes.wait()
         self._wakes.clear()
         try:
-            await self._store.publish(self.pool, _encode(self._shared.report()))
-            self.sent += 1
+            await self._store.publish(self._pool, _encode(self._shared.report()))
         except StoreError as error:
             self._note(error)
         await asyncio.sleep(INTERVAL_S)
@@ -58,7 +57,7 @@ class PrefixBroadcast:
     async def listen(self) -> None:
         """Listen until the subscription ends, and wait a second."""
         try:
-            await self._store.subscribe(self.pool, self._take)
+            await self._store.subscribe(self._pool, self._take)
         except StoreError as error:
             self._note(error)
         await asyncio.sleep(RETRY_S)
@@ -68,20 +67,19 @@ class PrefixBroadcast:
             is_applied = self._shared.receive(_decode(content))
         except ValueError:
             is_applied = False
-        if is_applied:
-            self.received += 1
-            return
-        if not self.ignored:
+        if not is_applied and not self._has_ignored:
+            self._has_ignored = True
             logger.warning(
                 "pool %s: another gateway's report of prompts cannot be read, and is ignored; do all run one version?",
-                self.pool,
+                self._pool,
             )
-        self.ignored += 1
 
     def _note(self, error: StoreError) -> None:
         """Log a refusal once. The store itself logs its failures."""
         if isinstance(error, StoreRefused) and not self._is_refused:
             self._is_refused = True
             logger.warning(
-                "pool %s: gateways cannot tell each other which prompts their engines have cached: %s", self.pool, error
+                "pool %s: gateways cannot tell each other which prompts their engines have cached: %s",
+                self._pool,
+                error,
             )

@@ -1,8 +1,7 @@
 """The server of sync rounds between the workers of one gateway, in the hub: Redis's part for replicas on many machines.
 
-The state is that of the reference implementation (`policies.replicas.reference_store`), one for each pool and one for
-all pools. It lives as long as the hub. After a restart of the hub, workers report their totals, as after a Redis that
-lost its data.
+The state is that of Redis's script (`script_store`), one for each pool and one for all pools. It lives as long as the
+hub. After a restart of the hub, workers report their totals, as after a Redis that lost its data.
 """
 
 from __future__ import annotations
@@ -18,15 +17,13 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from gateway.storage.hub.run_directory import RunDirectory
+from gateway.storage.hub.script_store import ScriptStore
 from gateway.storage.hub.wire import Frames
 from gateway.storage.store import ALL_POOLS
 from policies.replicas.messages import CountDelta, ReplicaReport
-from policies.replicas.reference_store import ReferenceStore
 
 logger = logging.getLogger("fairgate")
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(ReplicaReport).decode
 CONNECTIONS_PER_WORKER: Final = 2
 """A worker's connection, and its predecessor's, which may not have ended yet."""
 EARLIER: Final = "earlier"
@@ -52,7 +49,7 @@ class ExchangeServer:
         self.connections: set[_Worker] = set()
         self.connections_max = CONNECTIONS_PER_WORKER * run_directory.workers
         self._epoch_s = run_directory.epoch_s
-        self._exchanges: dict[str, ReferenceStore] = {}
+        self._exchanges: dict[str, ScriptStore] = {}
         self._learned: dict[str, bytes] = {}
         self._server: asyncio.Server | None = None
 
@@ -68,19 +65,19 @@ class ExchangeServer:
             if worker.transport is not None:
                 worker.transport.close()
 
-    def about(self, pool: str) -> ReferenceStore:
+    def about(self, pool: str) -> ScriptStore:
         """Return the shared state of one pool, or of all pools."""
         if pool not in self._exchanges:
             if len(self._exchanges) >= POOLS_MAX:
                 raise ValueError("too many pools")
-            self._exchanges[pool] = ReferenceStore()
+            self._exchanges[pool] = ScriptStore()
         return self._exchanges[pool]
 
     def count(self, tallies: list[CountDelta]) -> None:
         """Add counts from before this gateway's start."""
         report = ReplicaReport([], [], [], tallies, [], [], [], 0.0)
         exchange = self.about(ALL_POOLS)
-        exchange.exchange(EARLIER, 1, report, self.now_ms())
+        exchange.exchange(EARLIER, 1, msgspec.msgpack.encode(report), self.now_ms())
         exchange.leave(EARLIER)
 
     def now_ms(self) -> int:
@@ -94,9 +91,9 @@ class ExchangeServer:
             raise ValueError(f"no answer to {what!r}")
         match what, msgspec.convert(arguments, kinds):
             case "exchange", (me, pool, number, content):
-                view = self.about(pool).exchange(me, number, _decode(content), self.now_ms())
+                view = self.about(pool).exchange(me, number, content, self.now_ms())
                 worker.names.add((me, pool))
-                return _encode(view)
+                return view
             case "leave", (me, pool):
                 self.about(pool).leave(me)
             case "learned", (pool,):

@@ -1,6 +1,6 @@
 -- One sync round: a gateway reports what it uses and charged, and the reply has what the others did.
--- policies/replicas/messages.py names the values, policies/replicas/reference_store.py is the reference implementation
--- in Python, and docs/replicas.md gives the reasons.
+-- policies/replicas/messages.py names the values, and docs/replicas.md gives the reasons. Redis runs this script for
+-- replicas on many machines, and the hub (gateway/storage/hub/script_store.py) for the workers of one gateway.
 --
 -- KEYS[1]  the gateways: a hash from a gateway's name to what it reported last
 -- KEYS[2]  prefix of the names of counters and tallies, with the hash tag of the pool
@@ -24,7 +24,8 @@ local report = cmsgpack.unpack(ARGV[3])
 -- Validation ---------------------------------------------------------------------------------------------------------
 
 local NUMBER_MAX, SECONDS_MAX = 1e18, 1e12
--- The parts of a report in order, with a letter for each value, as in `SHAPES` of policies/replicas/messages.py.
+-- The parts of a report in order, with a letter for each value of a row. n: a finite number; c: a count, from 0;
+-- s: seconds, more than 0; b: four numbers; -: not checked.
 local SHAPES = {
   { 'standings', '--nnn--' }, { 'holdings', '-cccccccc' }, { 'charges', '-nn--' },
   { 'tallies', '-csbbn-' }, { 'calls', '-nnns-' }, { 'usage', '-nc' }, { 'lefts', '--nn' },
@@ -269,8 +270,9 @@ for i, tally in ipairs(tallies) do
   local name, bucket, ttl_s, more, base, since, is_lost = unpack(tally)
   local key = KEYS[2] .. 'w:' .. name
   local fields = {}
-  for each = math.min(bucket, math.max(math.floor(since), bucket - BUCKETS_MAX + 1)), bucket do
-    fields[#fields + 1] = each_of(each)
+  local first = math.min(bucket, math.max(math.floor(since), bucket - BUCKETS_MAX + 1))
+  for later = 0, bucket - first do -- a number above 2^53 plus 1 is the number itself, so that it would never end a loop
+    fields[#fields + 1] = each_of(first + later)
   end
   local found = redis.call('HMGET', key, unpack(fields))
   local reply = {}
@@ -288,13 +290,14 @@ for i, tally in ipairs(tallies) do
       sum[at] = sum[at] + more[at]
     end
     if redis.call('HSET', key, each_of(bucket), cmsgpack.pack(sum)) > 0 then
-      for _, field in ipairs(redis.call('HKEYS', key)) do
-        if tonumber(field) <= bucket - BUCKETS_MAX then
-          redis.call('HDEL', key, field)
+      local all = redis.call('HGETALL', key)
+      for at = 1, #all, 2 do
+        if tonumber(all[at]) <= bucket - BUCKETS_MAX then
+          redis.call('HDEL', key, all[at])
         end
       end
     end
-    redis.call('EXPIRE', key, ttl_s)
+    redis.call('PEXPIRE', key, ttl_s * 1000)
   end
   reply[#fields] = sum
   sums[i] = reply

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from policies.limits.quotas import Quotas
 from policies.replicas.messages import ReplicaReport
-from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.tallies import SharedQuotas
 from policies.request import Refused
+from tests.kit.reference_store import ReferenceStore
 
 
 def limit_of(refused: Refused | None) -> str:

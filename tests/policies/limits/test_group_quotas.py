@@ -8,9 +8,9 @@ import pytest
 
 from policies.admission.engine import AdmissionEngine
 from policies.limits.quotas import DAY_S, MONTH_S, Quota, Quotas, Used
-from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.tallies import SharedQuotas
 from policies.request import Request, ServiceTokens, of_batch
+from tests.kit.reference_store import ReferenceStore
 from tests.policies.limits.sharing import CountingGateway, limit_of
 from tests.policies.making import make_request, named_policy
 

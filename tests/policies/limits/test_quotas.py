@@ -13,8 +13,8 @@ from policies.admission.decisions import Dispatch, Failure
 from policies.admission.engine import AdmissionEngine
 from policies.limits.quotas import DAY_S, MINUTE_S, Quota, Quotas
 from policies.limits.sliding_counts import PARTS
-from policies.replicas.reference_store import ReferenceStore
 from policies.request import Request, ServiceTokens
+from tests.kit.reference_store import ReferenceStore
 from tests.policies.limits.sharing import CountingGateway, limit_of
 from tests.policies.making import make_request, named_policy
 

@@ -224,3 +224,14 @@ def test_what_was_forgotten_is_free_though_nothing_looks_for_cycles() -> None:
         gc.garbage.clear()
         gc.enable()
     assert left == []
+
+
+def test_a_tenant_of_which_only_sleeping_starts_are_left_holds_up_nobody() -> None:
+    backlog, start, other = Backlog(flows_max=100), make_request("a"), make_request("a")
+    first, last = make_request("b"), make_request("b")
+    for request in (start, other, first, last):
+        backlog.push(request)
+    backlog.sleep_start(start)
+    backlog.take(other)
+    backlog.take(first)
+    assert backlog.head() is last

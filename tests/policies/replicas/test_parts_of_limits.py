@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from policies.limits.quotas import Quota, Quotas
-from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.tallies import SharedQuotas
+from tests.kit.reference_store import ReferenceStore
 from tests.policies.limits.sharing import CountingGateway
 from tests.policies.making import make_request
 

@@ -10,10 +10,10 @@ from policies.limits.quotas import Quota, Quotas
 from policies.limits.sliding_counts import SlidingCounts, rolling
 from policies.queue.backlog import Backlog
 from policies.replicas.messages import Charge, Holding, ReplicaReport, ReplicaView, is_answer
-from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.shared_counters import SharedCounters
 from policies.replicas.tallies import SharedCounts
 from policies.request import ServiceTokens
+from tests.kit.reference_store import ReferenceStore
 from tests.policies.limits.sharing import CountingGateway
 from tests.policies.making import make_request
 

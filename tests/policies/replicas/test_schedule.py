@@ -8,8 +8,8 @@ import pytest
 
 from policies.admission.decisions import Decision
 from policies.replicas.messages import ReplicaReport, ReplicaView
-from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.schedule import Schedule
+from tests.kit.reference_store import ReferenceStore
 
 
 class Speaker:

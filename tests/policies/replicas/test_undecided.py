@@ -9,9 +9,9 @@ from policies.interactions import Interactions
 from policies.limits.quotas import Quota, Quotas
 from policies.queue.bounds import QueueLimits
 from policies.replicas.pool_replica import PoolReplica
-from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.tenant_replica import TenantReplica
 from policies.request import Refusal, Request, ServiceTokens, State
+from tests.kit.reference_store import ReferenceStore
 from tests.policies.making import make_request
 
 LIMITS = QueueLimits(queue_requests_max=10, queue_bytes_max=1000, queue_wait_s_max=2.0)

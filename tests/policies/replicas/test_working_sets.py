@@ -14,10 +14,10 @@ from policies.capacity.gauges import Gauges
 from policies.queue.bounds import QueueLimits
 from policies.replicas.messages import REPORTED_MAX
 from policies.replicas.pool_replica import PoolReplica
-from policies.replicas.reference_store import ReferenceStore
 from policies.request import Claim, Request, ServiceTokens
 from policies.tree.node import CONTEXTS, NodeUsage
 from policies.tree.terms import ROOT
+from tests.kit.reference_store import ReferenceStore
 from tests.policies.agents import HOLD_S, K, teach
 from tests.policies.making import dispatched, make_request
 

@@ -1,8 +1,7 @@
-"""What have the gateways reported, and what does the store reply? The reference implementation of the script in Redis.
+"""The script of the store once more, in Python: tests compare the two, and simulations run this one.
 
 `ReferenceStore` and `gateway/storage/redis/exchange.lua` decide alike who goes first, how an engine is divided, and
-what all gateways counted together. The class is plain Python without a clock. A differential test checks that both give
-equal replies. The hub of a gateway with several workers uses this class, and so do simulations.
+what all gateways counted together.
 
 An engine is divided by *grants*. A gateway keeps the slots that it uses, and gets more only of those that the grants of
 all others leave free. Example: of 10 slots A was granted 6, and B runs 2, so 2 are free. B has requests of one sequence
@@ -12,7 +11,7 @@ is granted 2, and the next round of A takes the free slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 from math import floor as rounded_down
 from operator import add
@@ -22,6 +21,7 @@ from policies.capacity.gauges import Grant
 from policies.limits.sliding_counts import NOTHING, Measures
 from policies.replicas.messages import (
     BUCKETS_MAX,
+    NUMBER_MAX,
     CallDelta,
     Charge,
     CountDelta,
@@ -32,7 +32,7 @@ from policies.replicas.messages import (
     ReplicaReport,
     ReplicaView,
     Standing,
-    check,
+    is_countable,
     line_of,
 )
 from policies.replicas.schedule import ALONE_S, WAITS_S
@@ -46,6 +46,23 @@ NUMBERS_MS: Final = 3_600_000
 COUNTERS_MS: Final = 900_000
 """Time without a change after which the counter of a tenant or flow is forgotten."""
 SWEEP_MS: Final = 60_000
+SECONDS_MAX: Final = 1e12
+"""Longest time to live of a row. Redis takes no longer one."""
+SHAPES: Final = (
+    ("standings", "--nnn--"),
+    ("holdings", "-cccccccc"),
+    ("charges", "-nn--"),
+    ("tallies", "-csbbn-"),
+    ("calls", "-nnns-"),
+    ("usage", "-nc"),
+    ("lefts", "--nn"),
+)
+"""A letter for each value of a row. n: a finite number; c: a count, from 0; s: seconds, more than 0; b: four numbers;
+-: not checked."""
+
+
+class Unsound(ValueError):
+    """A report with a number that cannot be counted, and that would stay in the sums of all gateways for ever."""
 
 
 T = TypeVar("T")
@@ -383,3 +400,35 @@ def _sum_usage(others: list[_Other]) -> list[NodeUsage]:
         for node, resource, amount in other.record.usage:
             sums[node, resource] = sums.get((node, resource), 0.0) + amount
     return [NodeUsage(node, resource, amount) for (node, resource), amount in sums.items()]
+
+
+def check(number: int, report: ReplicaReport) -> None:
+    """Raise Unsound if the number of the sync round, or a number in its report, cannot be counted."""
+    place = _unsound_place(number, report)
+    if place is not None:
+        raise Unsound(f"{place} of what this gateway reported is no number that can be counted here")
+
+
+def _unsound_place(number: int, report: ReplicaReport) -> str | None:
+    if not _is_sound("c", number):
+        return "number"
+    parts: tuple[Sequence[tuple[object, ...]], ...] = (
+        report.standings, report.holdings, report.charges, report.tallies, report.calls,
+        report.usage, report.lefts,
+    )  # fmt: skip
+    for (name, kinds), rows in zip(SHAPES, parts, strict=True):
+        for i, row in enumerate(rows):
+            for place, kind in enumerate(kinds):
+                if not _is_sound(kind, row[place]):
+                    return f"{name}[{i}][{place}]"
+    return None if _is_sound("c", report.quantum) else "quantum"
+
+
+def _is_sound(kind: str, value: object) -> bool:
+    if kind == "-":
+        return True
+    if kind == "b":
+        return isinstance(value, (list, tuple)) and len(value) == len(NOTHING) and is_countable(value)
+    if not isinstance(value, (int, float)) or not -NUMBER_MAX <= value <= NUMBER_MAX:
+        return False
+    return kind == "n" or (value >= 0 if kind == "c" else 0 < value <= SECONDS_MAX)
