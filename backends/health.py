@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -12,68 +11,65 @@ from backends.upstream_errors import ProtocolViolation, UpstreamError
 from policies.capacity.gauges import Gauges
 
 MODELS_TIMEOUT_S: Final = 5.0
+FAILURES_MAX: Final = 3
+SUCCESSES_MIN: Final = 2
 _MODEL_LEN_MAX = 1 << 40
 """Longer contexts are ignored."""
 
 
-@dataclass(eq=False, kw_only=True)
 class HealthState:
-    """Health of one backend: is it healthy, since when, and why not? Times are the caller's monotonic seconds.
+    """Health of one backend: is it healthy, and why not?
 
-    `failures_max` failed probes or connects in a row make the backend unhealthy; so does `give_up`, called by the judge
-    of its answers. `successes_min` good probes in a row make the backend healthy again. A new backend is unhealthy
+    FAILURES_MAX failed probes or connects in a row make the backend unhealthy; so does `give_up`, called by the judge
+    of its answers. SUCCESSES_MIN good probes in a row make the backend healthy again. A new backend is unhealthy
     until one good probe.
     """
 
-    failures_max: int = 3
-    successes_min: int = 2
-    healthy: bool = field(default=False, init=False)
-    reason: str = field(default="not probed yet", init=False)
-    since_s: float = field(default=0.0, init=False)
-    _failures: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        self._successes = self.successes_min - 1
+    def __init__(self) -> None:
+        self.healthy = False
+        self.reason = "not probed yet"
+        self._failures = 0
+        self._successes = SUCCESSES_MIN - 1
 
     @property
     def probes_missing(self) -> int:
         """Return the good probes in a row until the backend can be healthy; 0 for a healthy backend."""
-        return 0 if self.healthy else self.successes_min - self._successes
+        return 0 if self.healthy else SUCCESSES_MIN - self._successes
 
-    def probed(self, problem: str | None, now_s: float) -> None:
+    def probed(self, problem: str | None) -> None:
         """Record a probe's end: a problem, or None for a good probe."""
         if problem is not None:
-            self._failed(f"probe: {problem}", now_s)
+            self._failed(f"probe: {problem}")
             return
         self._failures = 0
         self._successes += 1
-        if not self.healthy and self._successes >= self.successes_min:
-            self._turn(True, "", now_s)
+        if not self.healthy and self._successes >= SUCCESSES_MIN:
+            self._turn(True, "")
 
-    def connect_failed(self, problem: str, now_s: float) -> None:
+    def connect_failed(self, problem: str) -> None:
         """Record a request without a connection, which counts like a failed probe."""
-        self._failed(f"connect: {problem}", now_s)
+        self._failed(f"connect: {problem}")
 
-    def give_up(self, reason: str, now_s: float) -> None:
+    def give_up(self, reason: str) -> None:
         """Mark a backend unhealthy whose answers are bad although its probes are good."""
         if self.healthy:
             self._successes = 0
-            self._turn(False, reason, now_s)
+            self._turn(False, reason)
 
     def answered(self) -> None:
         """Record a completed answer: earlier failures were not in a row."""
         self._failures = 0
 
-    def _failed(self, reason: str, now_s: float) -> None:
+    def _failed(self, reason: str) -> None:
         self._successes = 0
         self._failures += 1
         if not self.healthy:
             self.reason = reason
-        elif self._failures >= self.failures_max:
-            self._turn(False, reason, now_s)
+        elif self._failures >= FAILURES_MAX:
+            self._turn(False, reason)
 
-    def _turn(self, healthy: bool, reason: str, now_s: float) -> None:
-        self.healthy, self.reason, self.since_s = healthy, reason, now_s
+    def _turn(self, healthy: bool, reason: str) -> None:
+        self.healthy, self.reason = healthy, reason
         self._failures = 0
 
 

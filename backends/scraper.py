@@ -30,7 +30,6 @@ class Scraper:
     client: ControlClient
     interval_s: float
     on_snapshot: Callable[[Gauges], None]
-    on_failure: Callable[[str], None]
     timeout_s: float = field(default=TIMEOUT_S, kw_only=True)
     feed: StepFeed | None = field(default=None, kw_only=True)
     standstill: Standstill = field(default_factory=lambda: Standstill(inf), kw_only=True)
@@ -53,24 +52,22 @@ class Scraper:
             pass
 
     async def _scrape(self) -> None:
-        """Report one snapshot or one failure, whatever the backend answers."""
-        why = ""
+        """Report a snapshot if there is one: an old gauge expires by itself, and health has its own probe."""
         for path in range(self._path, len(self.adapter.metrics_paths)):
             taken_s = asyncio.get_running_loop().time()
-            metrics_path = self.adapter.metrics_paths[path]
             try:
                 # An Accept for OpenMetrics would make vLLM rename its metrics.
-                page = await self.client.get(metrics_path, timeout_s=self.timeout_s, accept="text/plain")
-            except UpstreamError as error:
-                why = str(error)
-                if isinstance(error, ConnectFailed):
-                    break  # nor would another path answer
+                page = await self.client.get(
+                    self.adapter.metrics_paths[path], timeout_s=self.timeout_s, accept="text/plain"
+                )
+            except ConnectFailed:
+                break  # nor would another path answer
+            except UpstreamError:
                 continue
             text = page.decode("latin-1")  # all known names are ASCII, and other text may take four bytes a letter
             try:
                 snapshot = self.adapter.snapshot(text, taken_s)
-            except UNREADABLE as error:
-                why = f"{metrics_path} is no page of {self.adapter.title}: {error!r}"
+            except UNREADABLE:
                 continue
             if snapshot is not None:
                 self._path = path
@@ -78,6 +75,4 @@ class Scraper:
                 if self.feed is None or self.feed.silent.is_set():
                     self.on_snapshot(snapshot)
                 return
-            why = f"{metrics_path} holds no gauge of {self.adapter.title}"
         self._path = 0
-        self.on_failure(why)

@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from backends.control_client import ControlClient
-from backends.vllm_plugin.steps import CONTENT_TYPE, VERSION
+from backends.vllm_plugin.steps import CONTENT_TYPE, VERSION, Rank
 from policies.capacity.gauges import Gauges
 
 SILENCE_S: Final = 0.75
@@ -40,26 +40,8 @@ LASTING_S: Final = 60.0
 LINE_BYTES_MAX: Final = 65_536
 WHY_BYTES_MAX: Final = 200
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+COUNT_MAX: Final = 1 << 40
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-
-
-class _Rank(msgspec.Struct):
-    """The state of one data-parallel rank of an engine, as of its last step."""
-
-    rank: Count
-    running: Count
-    waiting: Count
-    free_blocks: Count
-    total_blocks: Count
-    block_size: Count
-    kv_tokens: Count
-    scheduled_tokens_max: Count
-    max_num_seqs: Count
-    preemptions_total: Count
-    prompt_tokens_total: Count
-    scheduled_tokens: Count | None = None
-    deferred: Count = 0
 
 
 class _Message(msgspec.Struct):
@@ -67,10 +49,10 @@ class _Message(msgspec.Struct):
 
     v: int
     start: Annotated[str, msgspec.Meta(max_length=64)]
-    seq: Count
+    seq: int
     now_s: Seconds
     age_s: Seconds
-    ranks: Annotated[list[_Rank], msgspec.Meta(min_length=1, max_length=256)]
+    ranks: Annotated[list[Rank], msgspec.Meta(min_length=1, max_length=256)]
 
 
 _decoder: Final = msgspec.json.Decoder(_Message)
@@ -206,6 +188,8 @@ class _StepStream:
             message = _decoder.decode(data[data.rfind(b"\n", 0, end) + 1 : end])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _InvalidMessage(str(error)) from error
+        if not all(0 <= count <= COUNT_MAX for rank in message.ranks for count in vars(rank).values() if count):
+            raise _InvalidMessage("a count is out of its bounds")
         if self._last is not None and message.start == self._last.start and message.seq <= self._last.seq:
             return None
         if message.v != VERSION:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from hashlib import blake2b
+from pathlib import Path
+from typing import Any
 
+import msgspec
 from msgspec import field
 
 from policies.request import Claim
-from simulation.traces.rows import ROWS, Count, Name, Tokens, TracedRequest, TraceLine
+from simulation.traces.lines import TraceError, csv_cells, read_lines, required_columns
+from simulation.traces.rows import Count, Name, Tokens, TracedRequest, TraceLine
 
 TOKEN_BYTES = 4
 """Bytes per token of text that no tokenizer has counted."""
@@ -138,6 +142,15 @@ class AgentCall(TraceLine):
 PUBLIC_ROWS: tuple[type[TraceLine], ...] = (LmCache, AgentCall, Qwen, Mooncake, Azure, BurstGpt)
 
 
-def register() -> None:
-    """Add the formats to those that traces are recognised by."""
-    ROWS.extend(row for row in PUBLIC_ROWS if row not in ROWS)
+def row_of(*paths: Path) -> type[TraceLine] | None:
+    """Return the format whose columns the first line has, the one with most columns. None for no public trace."""
+    first = next(((path, number, line) for path in paths for number, line in read_lines(path)), None)
+    if first is None:
+        return None
+    is_csv = not first[2].startswith("{")
+    try:
+        columns = set(csv_cells(*first) if is_csv else msgspec.json.decode(first[2], type=dict[str, Any]))
+    except (TraceError, ValueError, RecursionError):
+        return None
+    fitting = [row for row in PUBLIC_ROWS if row.is_csv == is_csv and columns.issuperset(required_columns(row))]
+    return max(fitting, key=lambda row: len(required_columns(row)), default=None)

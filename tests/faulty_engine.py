@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from backends.simulated.answer_formats import ABORT, SimulatedAnswer
 from backends.simulated.calls import CallRefusedError
 from backends.simulated.engine_profiles import EngineProfile
-from backends.simulated.shapes import ABORT, SimulatedAnswer
 from backends.simulated.simulated_server import BUSY, SimulatedServer, hang_up
 
 STILL_S = 0.05

@@ -8,7 +8,6 @@ decoded. Both hold at most one event: a larger one passes in pieces, while a fin
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -63,16 +62,6 @@ _ERROR_STATUS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StreamError:
-    """An error that the engine reported inside a 200 stream."""
-
-    message: str
-    type: str
-    status: int | None
-    """HTTP status of the error, if the engine gave one."""
-
-
 class StreamMeter:
     """Meter of one stream. Feed it every chunk in order; it returns the bytes for the client.
 
@@ -96,7 +85,8 @@ class StreamMeter:
         self.started = False
         """True once the engine has begun to answer, by a token or by the role chunk that comes with it."""
         self.usage: Usage | None = None
-        self.error: StreamError | None = None
+        self.error: int | None = None
+        """HTTP status of an error that the engine reported inside a 200 stream; 0 for an error without a status."""
         self.ended = False
         """Did the stream report its end?"""
         self.aborted = False
@@ -295,7 +285,7 @@ class StreamMeter:
         self._note_keys(payload if self._dialect is not Dialect.RESPONSES else raw)
         if payload == b"[DONE]":
             self.ended = True
-            self.aborted = self.aborted or not (self.started or self.usage or self.error)
+            self.aborted = self.aborted or not (self.started or self.usage or self.error is not None)
             return True
         try:
             event = decode_event(payload)
@@ -320,8 +310,7 @@ class StreamMeter:
         """Return whether the error is internal to the engine. The client then learns only that an error happened."""
         if self.error is None or not self._own_error:
             return False
-        status = self.error.status
-        return (status is not None and status >= _INTERNAL_STATUS_MIN) or _TRACE.search(raw) is not None
+        return self.error >= _INTERNAL_STATUS_MIN or _TRACE.search(raw) is not None
 
     def _read_chunk(self, event: StreamEvent) -> bool:
         """Read an event of a chat or completion stream. Return whether to forward it."""
@@ -393,19 +382,13 @@ class StreamMeter:
         if error is None and event.response is not None:
             error = event.response.error
         if isinstance(error, ErrorFields):
-            message, kind, code = plain(error.message), plain(error.type), plain(error.code)
-        elif error is not None:
-            message, kind, code = error, None, None
-        elif event.type == "error":  # Responses: the event itself is the error
-            message, kind, code = event.message, None, plain(event.code)
-        else:
+            kind, code = str(plain(error.type)), str(plain(error.code))
+        elif error is None and event.type != "error":
             return False
-        kind = kind if isinstance(kind, str) else ""
-        code = str(code)
-        status = int(code) if re.fullmatch("[1-5][0-9]{2}", code) else _ERROR_STATUS.get(kind)
-        if status is None:
-            status = _ERROR_STATUS.get(code)
-        self.error = StreamError(message if isinstance(message, str) else "", kind, status)
+        else:  # an error that is a text alone; or, of the Responses API, the event itself
+            kind, code = "", str(plain(event.code))
+        is_status = re.fullmatch("[1-5][0-9]{2}", code) is not None
+        self.error = int(code) if is_status else _ERROR_STATUS.get(kind) or _ERROR_STATUS.get(code, 0)
         return True
 
 

@@ -46,12 +46,10 @@ class UpstreamPool:
         address: str | None = None,
     ) -> None:
         origin = URL(url)
-        if origin.scheme not in ("http", "https") or not origin.raw_host or origin.user is not None:
-            raise ValueError(f"backend {name}: the URL must be http(s)://host[:port], not {url!r}")
         self.name = name
         self.header_bytes_max = header_bytes_max
         self._tls = (tls or client_context()) if origin.scheme == "https" else None
-        self._name, self._port = origin.raw_host, origin.port or 0
+        self._name, self._port = origin.raw_host or "", origin.port or 0
         self._address = address or self._name
         self._origin = str(origin.with_host(self._address).origin())
         self.host_header = (origin.host_port_subcomponent or "").encode("ascii")
@@ -68,9 +66,6 @@ class UpstreamPool:
         self._answer_head: AnswerHead | None = None
         """Head of the last answer with status 200 that came whole in one read."""
         self._closed: asyncio.Future[None] | None = None
-        self.opened = 0
-        self.reused = 0
-        self.retried = 0
 
     @property
     def is_busy(self) -> bool:
@@ -78,10 +73,8 @@ class UpstreamPool:
         return bool(self._busy or self._connecting)
 
     def __repr__(self) -> str:
-        return (
-            f"<UpstreamPool {self.name} {self._origin}: {len(self._busy)} busy, {len(self._idle)} idle, "
-            f"{len(self._connecting)} connecting; {self.opened} opened, {self.reused} reused, {self.retried} retried>"
-        )
+        connecting = len(self._connecting)
+        return f"<UpstreamPool {self.name}: {len(self._busy)} busy, {len(self._idle)} idle, {connecting} connecting>"
 
     def send(
         self, head: bytes, body: bytes | memoryview, receiver: Receiver, *, is_fresh: bool = False
@@ -99,11 +92,10 @@ class UpstreamPool:
         while self._idle and not is_fresh:
             connection = self._idle.pop()
             if connection.is_usable():
-                self.reused += 1
                 self._busy.add(connection)
                 connection.start(call)
                 return call
-        self._open(call)
+        self.open(call)
         return call
 
     async def close(self) -> None:
@@ -118,7 +110,8 @@ class UpstreamPool:
             self._check_closed()
         await asyncio.shield(self._closed)
 
-    def _open(self, call: UpstreamCall) -> None:
+    def open(self, call: UpstreamCall) -> None:
+        """Send a request over a new connection."""
         loop = asyncio.get_running_loop()
         task = call.connecting = loop.create_task(self._connect(call))
         self._connecting[task] = call
@@ -151,10 +144,6 @@ class UpstreamPool:
             failure = "the pool was closed before it was connected" if task.cancelled() else task.result()
             call.fail(ConnectFailed(self.name, failure))
         self._check_closed()
-
-    def _retry(self, call: UpstreamCall) -> None:
-        self.retried += 1
-        self._open(call)
 
     def _release(self, connection: _Connection) -> None:
         """Return a connection to the idle ones."""
@@ -277,7 +266,6 @@ class _Connection(asyncio.Protocol):
         if call is None or call.is_over or self._pool._closed is not None or call.has_timed_out():
             self._transport.abort()
             return
-        self._pool.opened += 1
         self._pool._busy.add(self)
         self.start(call)
 
@@ -342,7 +330,7 @@ class _Connection(asyncio.Protocol):
         if call is not None and not call.is_over:
             call.connection = None
             if not self.has_answered and not self._is_fresh and self._ticks <= 1 and pool._closed is None:
-                pool._retry(call)  # closed at once: the backend closed it as idle while the request was on its way
+                pool.open(call)  # closed at once: the backend closed it as idle while the request was on its way
             elif exc is None and self._is_head_done and not self._is_framed and pool._closed is None:
                 call.is_over = True
                 call.receiver.completed()

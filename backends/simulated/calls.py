@@ -71,7 +71,6 @@ class SimulatedCall:
     ignore_eos: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
-    seed: int = 0
     output_tokens: list[int] = field(init=False)
     """Per choice: tokens until its end by itself or at `max_tokens`."""
 
@@ -82,7 +81,7 @@ class SimulatedCall:
         """Return `max_tokens` with ignore_eos, else a length drawn from the prompt, equal at every call."""
         if self.ignore_eos or not self.max_tokens:
             return self.max_tokens
-        text = b"%d %d %d" % (self.seed, self.prompts[choice // self.n].digest, choice)
+        text = b"0 %d %d" % (self.prompts[choice // self.n].digest, choice)
         fraction = int.from_bytes(hashlib.blake2b(text, digest_size=6).digest()) / 2**48
         return min(1 + int(-_MEAN_OUTPUT_TOKENS * math.log(1.0 - fraction)), self.max_tokens)
 
@@ -109,9 +108,7 @@ def render_chat(messages: object, tools: object = None) -> bytes:
     return head + b"".join(turns) + b"<assistant>"
 
 
-def read_call(
-    endpoint: Endpoint, raw: bytes, profile: EngineProfile, model_names: tuple[str, ...], seed: int
-) -> SimulatedCall:
+def read_call(endpoint: Endpoint, raw: bytes, profile: EngineProfile, model_names: tuple[str, ...]) -> SimulatedCall:
     """Read one body. Raise CallRefusedError with vLLM's status and words."""
     body = _parse(raw)
     model = body.get("model") or model_names[0]
@@ -137,7 +134,6 @@ def read_call(
         ignore_eos=bool(body.get("ignore_eos")),
         include_usage=include_usage,
         continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
-        seed=seed,
     )
 
 

@@ -7,12 +7,85 @@ reads no clock, never sleeps and draws no random number, so equal calls give equ
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from backends.simulated.blocks import BlockKey, BlockPool
 from backends.simulated.engine_profiles import EngineProfile
+
+BlockKey = int | tuple[int, int]
+"""A prefix hash given by the caller, or (request serial, block index) for text that only its own request can repeat."""
+
+
+class BlockPool:
+    """A pool of KV blocks: held, shared, cached for reuse, or free. O(1) per block.
+
+    A full block has a key that stands for the whole text up to its end, so equal prefixes share keys. A block without a
+    key (not full, or a second copy) has one holder. Blocks without a holder are free. A free block with a key can be
+    hit until its space is taken, least recently used first.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._blank = capacity
+        self._cached: OrderedDict[BlockKey, None] = OrderedDict()
+        self._held: dict[BlockKey, int] = {}
+
+    @property
+    def free(self) -> int:
+        """Return the number of blocks that can be taken, cached ones included."""
+        return self._blank + len(self._cached)
+
+    def match(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
+        """Return the leading keys that are held or cached."""
+        found: list[BlockKey] = []
+        for key in keys:
+            if key not in self._held and key not in self._cached:
+                break
+            found.append(key)
+        return found
+
+    def unheld(self, keys: Iterable[BlockKey]) -> int:
+        """Return how many of these matched blocks are free now, so that adopting them uses up space."""
+        return sum(1 for key in keys if key not in self._held)
+
+    def adopt(self, keys: Iterable[BlockKey]) -> None:
+        """Add a holder to each of these matched blocks."""
+        for key in keys:
+            holders = self._held.get(key, 0)
+            if not holders:
+                del self._cached[key]
+            self._held[key] = holders + 1
+
+    def take(self, count: int) -> None:
+        """Take `count` blocks out of the free ones; the caller has compared with `free`."""
+        evicted = count - self._blank
+        if evicted <= 0:
+            self._blank -= count
+            return
+        self._blank = 0
+        for _ in range(evicted):
+            self._cached.popitem(last=False)
+
+    def name(self, key: BlockKey) -> bool:
+        """Give a key to a full block. Return False if another block has the key, so that this one stays a private
+        copy."""
+        if key in self._held or key in self._cached:
+            return False
+        self._held[key] = 1
+        return True
+
+    def give_back(self, keys: Sequence[BlockKey], private: int) -> None:
+        """Release a request's keyed blocks and `private` others. The end of a chain is evicted first."""
+        self._blank += private
+        for key in reversed(keys):
+            holders = self._held[key] - 1
+            if holders:
+                self._held[key] = holders
+            else:
+                del self._held[key]
+                self._cached[key] = None
 
 
 class RequestRefusedError(ValueError):
@@ -44,10 +117,7 @@ class EngineGauges(NamedTuple):
     preemptions_total: int = 0
     """Late, as in vLLM: a preemption counts when its victim next gets a token."""
     prompt_tokens_total: int = 0
-    prompt_tokens_cached_total: int = 0
     generation_tokens_total: int = 0
-    prefix_cache_queries_total: int = 0
-    prefix_cache_hits_total: int = 0
 
 
 @dataclass(slots=True)
@@ -231,8 +301,6 @@ class EngineModel:
             sequence.joined = True
             if sequence.cached is None:
                 sequence.cached = sequence.computed
-                self._totals["prefix_cache_queries_total"] += sequence.tokens
-                self._totals["prefix_cache_hits_total"] += sequence.computed
             sequence.planned = min(sequence.tokens - sequence.computed, budget)
             budget -= sequence.planned
             self._grow(sequence, sequence.computed + sequence.planned)
@@ -278,7 +346,6 @@ class EngineModel:
             return
         self._totals["prompt_tokens_total"] += sequence.prompt_tokens
         if sequence.cached:
-            self._totals["prompt_tokens_cached_total"] += sequence.cached
             result.cached_tokens[sequence.id] = sequence.cached
 
     def _finish(self, done: list[_Sequence], result: Step) -> None:

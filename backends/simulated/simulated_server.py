@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import msgspec
 from aiohttp import web
 
-from backends.simulated.answer_formats import FORMATS, tokenized
+from backends.simulated.answer_formats import FORMATS, SimulatedAnswer, tokenized
 from backends.simulated.calls import CallRefusedError, SimulatedCall, read_call
 from backends.simulated.engine_model import EngineGauges, EngineModel, EngineRequest, Step
 from backends.simulated.engine_profiles import EngineProfile, profile
-from backends.simulated.exposition import render
-from backends.simulated.shapes import SimulatedAnswer
 from backends.vllm_plugin import steps
 
 _BODY_BYTES_MAX = 32 * 2**20
@@ -39,7 +39,6 @@ class SimulatedServer:
     profile: EngineProfile
     model_names: tuple[str, ...] = field(default=("simulated",), kw_only=True)
     adapters: tuple[str, ...] = field(default=(), kw_only=True)
-    seed: int = field(default=0, kw_only=True)
     time_scale: float = field(default=1.0, kw_only=True)
     max_num_queued_reqs: int | None = field(default=None, kw_only=True)
 
@@ -147,7 +146,7 @@ class SimulatedServer:
         async def handler(request: web.Request) -> web.StreamResponse:
             try:
                 await self.at("call", request)
-                call = read_call(kind.endpoint, await request.read(), self.profile, self.model_names, self.seed)
+                call = read_call(kind.endpoint, await request.read(), self.profile, self.model_names)
                 self._refuse_if_full(call)
                 await asyncio.sleep(0)  # vLLM renders the prompt here, so a burst passes the first check together
                 answer = kind(call)
@@ -277,6 +276,33 @@ def _steps_of(profile: EngineProfile) -> steps.Steps:
         total_blocks=blocks, free_blocks=blocks, kv_tokens=blocks * profile.block_size,
     )  # fmt: skip
     return feed
+
+
+def render(profile: EngineProfile, model: str, gauges: EngineGauges, names: Collection[str] = ()) -> bytes:
+    """Render vLLM's page of metrics in the classic text format: what a gateway reads, or the series in `names`."""
+    own = {"engine": "0", "model_name": model}
+    cache = {
+        "block_size": str(profile.block_size),
+        "engine": "0",
+        "kv_cache_size_tokens": str(profile.num_gpu_blocks * profile.block_size),
+        "num_gpu_blocks": str(profile.num_gpu_blocks),
+    }
+    lines = [
+        ("num_requests_running", own, gauges.running),
+        ("num_requests_waiting", own, gauges.waiting),
+        ("num_requests_waiting_by_reason", {**own, "reason": "capacity"}, gauges.waiting),
+        ("num_requests_waiting_by_reason", {**own, "reason": "deferred"}, 0),
+        ("kv_cache_usage_perc", own, gauges.kv_usage),
+        ("num_preemptions_total", own, gauges.preemptions_total),
+        ("prompt_tokens_total", own, gauges.prompt_tokens_total),
+        ("generation_tokens_total", own, gauges.generation_tokens_total),
+        ("cache_config_info", cache, 1),
+    ]
+    return "".join(
+        f"vllm:{name}{{{','.join(f'{label}={json.dumps(text)}' for label, text in labels.items())}}} {float(value)}\n"
+        for name, labels, value in lines
+        if not names or f"vllm:{name}" in names
+    ).encode()
 
 
 async def _version(request: web.Request) -> web.Response:

@@ -31,18 +31,6 @@ class StepsEndpoint:
         """Do nothing: the routes find their state when they are called."""
 
 
-class StepsMiddleware:
-    """The route for a vLLM without that group: `--middleware backends.vllm_plugin.endpoint.StepsMiddleware`."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    def __call__(self, scope: Any, receive: Any, send: Any) -> Any:
-        if scope["type"] == "lifespan":
-            StepsEndpoint().attach_router(scope["app"])
-        return self._app(scope, receive, send)
-
-
 async def _steps(request: Request) -> Any:
     if request.method != "GET":  # Starlette adds HEAD
         return PlainTextResponse("GET only\n", 405)

@@ -18,7 +18,7 @@ UNITS = {
     "tokens_per_minute": "tokens/min", "tokens_per_day": "tokens/day", "requests_per_day": "requests/day",
     "engine_seconds_per_minute": "seconds/min", "engine_seconds_per_day": "seconds/day",
     "engine_seconds_per_month": "seconds/30 days", "cost_per_month": "money/30 days",
-    "tokens_per_month": "tokens/30 days", "requests_per_month": "requests/30 days", "bytes_per_token": "bytes/token",
+    "tokens_per_month": "tokens/30 days", "requests_per_month": "requests/30 days",
     "unqueued_per_s": "requests/s", "connections_max": "connections", "calls_max": "calls", "tokens_max": "tokens",
     "window_tokens": "tokens", "window_calls": "calls",
     "attempts_max": "failures", "users_max": "users", "workers": "processes", "quantum": "service",

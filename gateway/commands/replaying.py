@@ -66,7 +66,6 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
 )
 @click.option("--speed", default=1.0, show_default=True, help="Factor of the arrival rate.")
 @click.option("--limit", type=click.IntRange(1), help="Number of first requests to replay.")
-@click.option("--format", "format_name", help="Format of the trace.  [default: told by its columns]")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
 @click.option(
     "--picture",
@@ -77,7 +76,7 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
 def replay(
     paths: tuple[str, ...], config_path: Path | None, pool_name: str | None, policies: str | None,
     backends: tuple[int, ...] | None, profile_name: str | None, speed: float, limit: int | None,
-    format_name: str | None, json_path: Path | None, picture_path: Path | None,
+    json_path: Path | None, picture_path: Path | None,
 ) -> None:  # fmt: skip
     """Replay recorded traffic under several policies in virtual time. TRACE is fairgate's access log, also while the
     log is written, or a public trace; several files are read as one; -: standard input.
@@ -98,14 +97,10 @@ def replay(
     from simulation.replay import UnknownPolicyError, policy_names
     from simulation.report import ReplayReport, as_json, as_text
     from simulation.traces.lines import TraceError
-    from simulation.traces.reader import Trace, formats
+    from simulation.traces.reader import Trace
 
     if not 0 < speed < float("inf"):
         raise click.BadParameter("must be a number above 0", param_hint="--speed")
-    with suppress(ModuleNotFoundError):  # A clone of the repository can read public traces as well.
-        import_module("lab.public_traces").register()
-    if format_name is not None and format_name not in formats():
-        raise click.BadParameter(f"{format_name!r} is none of: {', '.join(formats())}", param_hint="--format")
     if pool_name is not None and config_path is None:
         raise click.UsageError("--pool NAME needs -c FILE, which has the pools")
     with ExitStack() as stack:
@@ -117,7 +112,10 @@ def replay(
             engine = EngineEstimate(profile(profile_name or PROFILE), 1, UNMEASURED)
             weights, models = (setting.weights(), setting.models()) if setting is not None else ({}, ())
             files = [readable(path, stack) for path in paths]
-            trace = Trace(*files, format=format_name, speed=speed, limit=limit, weights=weights, models=models)
+            row = None
+            with suppress(ModuleNotFoundError):  # A clone of the repository can read public traces as well.
+                row = import_module("lab.public_traces").row_of(*files)
+            trace = Trace(*files, row=row, speed=speed, limit=limit, weights=weights, models=models)
             for path in (json_path, picture_path):
                 if path is not None:
                     path.touch()  # A file that cannot be written should fail before a long run.
@@ -214,8 +212,7 @@ class _Setting:
     def engine(self, policy: str, count: int) -> AdmissionEngine:
         """Return a new admission engine as the gateway would make it, without backends."""
         from gateway.config.sections.policy_choice import PolicyConfig
-        from gateway.pool.setup import admission_engine
-        from gateway.pool.shared import Shared
+        from gateway.pool.shared import Shared, admission_engine
 
         config = self.config
         if policy != config.policy.name:

@@ -21,7 +21,7 @@ from gateway.config.section import Section
 CHARACTERS_MAX = 60
 LIVE = frozenset(
     {
-        "access_log", "admin_token", "aliases", "apps", "cors_origins", "debug_headers",
+        "access_log", "admin_token", "aliases", "apps", "cors_origins",
         "drain_s", "groups", "interactions", "limits", "log_level", "open_access", "overload", "policy", "pools",
         "quota", "routes", "tenants", "throttle", "tls", "trusted_proxies",
     }

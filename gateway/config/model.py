@@ -22,7 +22,6 @@ from gateway.config.checks import (
     checked_address,
     checked_addresses,
     checked_api_key,
-    checked_tokenizer,
     checked_zone,
     is_loopback,
     not_empty,
@@ -36,14 +35,11 @@ from gateway.config.sections.apps import AppConfig, InteractionsConfig
 from gateway.config.sections.backends import BackendConfig, Isolation
 from gateway.config.sections.groups import GroupConfig, Grouped, groups_around, tree_of
 from gateway.config.sections.keys import IssuerConfig, KeyConfig
-from gateway.config.sections.limits import Limits
+from gateway.config.sections.limits import Limits, ModelQuotasConfig, OverloadConfig, ThrottleConfig, UserConfig
 from gateway.config.sections.listener import NetworkName, Origin, RouteConfig
 from gateway.config.sections.policy_choice import PolicyConfig, PolicyName
-from gateway.config.sections.state import StateConfig
-from gateway.config.sections.throttling import ModelQuotasConfig, OverloadConfig, ThrottleConfig, UserConfig
+from gateway.config.sections.services import BatchesConfig, StateConfig, TracingConfig, UsageConfig
 from gateway.config.sections.tls import ListenerTlsConfig
-from gateway.config.sections.tracing import TracingConfig
-from gateway.config.sections.usage import BatchesConfig, UsageConfig
 from policies.capacity.gauges import CapacitySettings
 from policies.tree.terms import GroupSettings, Tree
 
@@ -76,10 +72,6 @@ class PoolConfig(Section):
     start_s_max: float = Field(default=0, ge=0, le=86_400)
     """Longest start of an engine. While no engine is in service, requests wait longer by this time. 0: requests are
     refused at once."""
-    bytes_per_token: float | None = Field(default=None, gt=0, le=64)
-    """Initial prompt bytes per token; the true ratio is learned from usage reports."""
-    tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
-    """Exact prompt counts by a tokenizer.json, or tiktoken:ENCODING. Default: the learned ratio."""
     isolate_caches: Isolation = "where_possible"
     """Separate tenants in prefix caches by a cache_salt, so that times to first tokens tell nobody what others have
     asked. where_possible: engines that ignore salts serve, with shared caches; require: such engines get no requests;
@@ -183,8 +175,6 @@ class Config(Section):
     """Destination of OpenTelemetry spans. Default: none; `traceparent` passes unchanged."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level of messages on standard error."""
-    debug_headers: bool = False
-    """Add x-fairgate-* headers to answers that say how the request was scheduled."""
 
     @property
     def tree(self) -> Tree:

@@ -9,6 +9,7 @@ import asyncio
 import heapq
 import secrets
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Final, Protocol
 
 from backends.client.outbox import Outbox
@@ -37,20 +38,13 @@ class Held(Protocol):
     """An open connection, or a connection whose TLS handshake has not ended."""
 
     deadline: float
+    tenant: str
 
     def idle_since(self) -> float: ...
     def is_asking(self) -> bool: ...
     def has_begun(self) -> bool: ...
     def expire(self) -> None: ...
     def close_if_idle(self) -> None: ...
-    def cut(self) -> None: ...
-
-
-class SlowReader(Protocol):
-    """A connection whose client may read its answer too slowly."""
-
-    tenant: str
-
     def cut(self) -> None: ...
 
 
@@ -85,7 +79,7 @@ class ServerState:
         self.bodies_bytes = 0
         self.connections: dict[Held, None] = {}  # by age
         self.all_gone = asyncio.Event()
-        self.answers: dict[SlowReader, int] = {}
+        self.answers: dict[Held, int] = {}
         """Unsent bytes by connection, for clients that read too slowly."""
         self.answers_bytes = 0
         self._idlest: list[tuple[float, Held]] = []
@@ -129,7 +123,7 @@ class ServerState:
         if not self._idlest and self._looks_left:
             self._looks_left -= 1
             idle = [(since, c) for c in list(self.connections)[:-1] if (since := c.idle_since()) <= self.now]
-            self._idlest = heapq.nsmallest(_IDLEST, idle, key=_since)
+            self._idlest = heapq.nsmallest(_IDLEST, idle, key=itemgetter(0))
             self._idlest.reverse()
         while self._idlest:
             since, connection = self._idlest.pop()
@@ -146,7 +140,7 @@ class ServerState:
         if not self.connections:
             self.all_gone.set()
 
-    def holds_answer(self, connection: SlowReader, unsent_bytes: int) -> None:
+    def holds_answer(self, connection: Held, unsent_bytes: int) -> None:
         """Set the unsent bytes of a connection. If all connections have too many, the largest one of the tenant with
         most unsent bytes is aborted."""
         self.answers_bytes += unsent_bytes - self.answers.pop(connection, 0)
@@ -155,7 +149,7 @@ class ServerState:
             if self.answers_bytes > self.limits.answers_bytes_max:
                 self.loop.call_soon(self._most_unsent().cut)
 
-    def _most_unsent(self) -> SlowReader:
+    def _most_unsent(self) -> Held:
         """Return the slow reader with most unsent bytes, of the tenant with most."""
         of_tenants: dict[str, int] = {}
         for each, held_bytes in self.answers.items():
@@ -169,7 +163,3 @@ class ServerState:
         self._looks_left = _LOOKS
         for connection in [c for c in self.connections if c.deadline <= now]:
             connection.expire()
-
-
-def _since(idle: tuple[float, Held]) -> float:
-    return idle[0]

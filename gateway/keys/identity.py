@@ -22,7 +22,7 @@ from gateway.config.model import TenantConfig
 from gateway.config.section import can_wait
 from gateway.config.sections.groups import GroupConfig
 from gateway.config.sections.keys import KeyConfig, hash_key, new_key, open_name
-from gateway.config.sections.throttling import ModelQuotasConfig
+from gateway.config.sections.limits import ModelQuotasConfig
 from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import MEMBERS_MAX, LeakyCounts
 from policies.limits.quotas import ANYONE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
@@ -143,12 +142,12 @@ class Backend:
     def connect_failed(self, error: UpstreamError) -> None:
         """Count a failed connection against the engine's health."""
         with self._noticing():
-            self.health.connect_failed(str(error), time.monotonic())
+            self.health.connect_failed(str(error))
 
     def give_up(self, reason: str) -> None:
         """Take the engine out of service until its next good probes."""
         with self._noticing():
-            self.health.give_up(reason, time.monotonic())
+            self.health.give_up(reason)
 
     async def check(self, client: ControlClient, oldest_s: float = inf) -> None:
         """Probe the engine and fetch its models. `oldest_s`: start of the oldest of our requests that it runs."""
@@ -165,9 +164,8 @@ class Backend:
                 logger.warning("backend %s did not list its models: %s", self.name, error)
             if is_new:
                 await self._recognise(client)
-        now = time.monotonic()
         with self._noticing():
-            self.health.probed(problem, now)
+            self.health.probed(problem)
 
     async def _recognise(self, client: ControlClient) -> None:
         """Detect the kind of engine, unless configured, and read the facts that no gauge reports."""

@@ -1,19 +1,31 @@
-"""State that all pools of one gateway share: a tenant's limits and interactions do not depend on the model."""
+"""Tables that all pools of one gateway share, and the settings and policy of a pool's admission engine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
-from gateway.config.model import Config
+from gateway.config.model import Config, PoolConfig
 from gateway.config.section import filled
-from gateway.config.sections.throttling import ModelQuotasConfig, QuotaConfig
+from gateway.config.sections.limits import ModelQuotasConfig, QuotaConfig
 from gateway.request.interaction_claim import ClaimReader
 from gateway.usage.calendar import calendar_of
+from policies.admission.deciding import Remembered
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.admission.policy import Policy
+from policies.admission.takeover import Setup
+from policies.capacity.gauges import CapacitySettings
+from policies.capacity.overload import OverloadSettings
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.quotas import GROUP, KEY, Quota, Quotas, user_of
+from policies.limits.throttle import ThrottleSettings
 from policies.orders.policy_entries import POLICIES
+from policies.placements.placement import Assignment
+from policies.placements.placement_entries import PLACEMENTS, USUAL_PLACEMENT
+from policies.queue.bounds import QueueLimits
 from policies.request import Price
 from policies.tree.terms import Tree
 
@@ -124,3 +136,51 @@ def _settings(config: Config) -> InteractionSettings:
     return filled(
         InteractionSettings, config.interactions, open_max=bounds.of("interactions"), apps_max=bounds.of("paces")
     )
+
+
+def setup_of(
+    gateway: Config, pool: PoolConfig, slots: Mapping[str, int | None], shared: Shared, policy: Policy | None
+) -> Setup:
+    """Return the engine's settings.
+
+    Args:
+        slots: sequences that each engine runs at once; None to learn them.
+        policy: the policy that takes over; None keeps the present one.
+    """
+    return Setup(policy=policy, slots=slots, **_engine_settings(gateway, pool, shared))
+
+
+def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> AdmissionEngine:
+    """Create the admission engine of a pool, without backends."""
+    return AdmissionEngine(named_policy(**policy_terms(gateway, pool)), **_engine_settings(gateway, pool, shared))
+
+
+def _engine_settings(gateway: Config, pool: PoolConfig, shared: Shared) -> dict[str, Any]:
+    return {
+        "limits": filled(QueueLimits, gateway.limits, queue_bytes_max=gateway.bounds.queue_bytes),
+        "capacity": filled(CapacitySettings, pool.capacity),
+        "overload": filled(OverloadSettings, gateway.overload),
+        "interactions": shared.interactions,
+        "quotas": shared.quotas,
+        "tree": shared.tree,
+        "remembered": Remembered(*[gateway.bounds.of(table) for table in ("decisions", "lengths")]),
+    }
+
+
+PolicyTerms = dict[str, Any]
+"""The arguments of `named_policy`: equal terms decide equally."""
+
+
+def policy_terms(gateway: Config, pool: PoolConfig) -> PolicyTerms:
+    """Return the terms of the configured policy, including those in other sections of the config."""
+    settings, entry = gateway.policy.settings(), POLICIES[gateway.policy.name]
+    known = {one.name for one in fields(entry.params)}
+    if "weights" in known:
+        settings["weights"] = {app.name: app.normal_service for app in gateway.apps if app.normal_service is not None}
+    if "throttle" in known:
+        settings["throttle"] = filled(ThrottleSettings, gateway.throttle)
+    placement = gateway.policy.placement or entry.placement or USUAL_PLACEMENT
+    queues = pool.engines_max(gateway.limits) if issubclass(PLACEMENTS[placement].placement, Assignment) else 1
+    flows_max = max(1, gateway.bounds.of("flows") // queues)
+    bounds = {"flows_max": flows_max, "blocks_max": gateway.bounds.blocks}
+    return {"name": gateway.policy.name, "placement": placement, **bounds, **settings}

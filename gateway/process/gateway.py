@@ -32,7 +32,7 @@ from gateway.keys.stored_responses import StoredResponses
 from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
 from gateway.operator.self_service.self_service import SelfService
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, snapshot_of
-from gateway.pool.learned_file import LearnedFile
+from gateway.pool.learned import LearnedFile
 from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools, deployments_of
 from gateway.pool.shared import Shared
@@ -55,9 +55,8 @@ from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.trace import Sampler
 
 if TYPE_CHECKING:
-    from gateway.config.sections.throttling import ModelQuotasConfig
-    from gateway.config.sections.tracing import TracingConfig
-    from gateway.config.sections.usage import UsageConfig
+    from gateway.config.sections.limits import ModelQuotasConfig
+    from gateway.config.sections.services import TracingConfig, UsageConfig
     from gateway.operator.snapshots.of_replicas import Replicas
     from gateway.pool.replication.ticker import Exchanges
     from gateway.storage.hub.run_directory import WorkerSlot

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gateway.config.model import Config
 from gateway.operator.operated import OperatedGateway
@@ -35,19 +35,12 @@ def store_of(config: Config, worker_slot: WorkerSlot | None) -> tuple[Store | No
     return None, None
 
 
-class Replication(NamedTuple):
-    """The tasks that share state with other gateways: sync rounds, and joint snapshots."""
-
-    exchanges: Sequence[Exchanges]
-    replicas: Replicas | None
-
-
 def replicate(
     gateway: OperatedGateway, responses: StoredResponses, store: Store, background: Background, slot: WorkerSlot | None
-) -> Replication:
-    """Start the sync rounds, the broadcasts and the answers to questions of other gateways."""
+) -> tuple[Sequence[Exchanges], Replicas | None]:
+    """Start the sync rounds, the prefix broadcasts and the answers to questions of other gateways, and return them."""
     from gateway.operator.snapshots.of_replicas import Replicas
-    from gateway.pool.replication.learned import LearnedSync
+    from gateway.pool.learned import LearnedSync
     from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
     from gateway.pool.replication.ticker import Exchanges
 
@@ -76,4 +69,4 @@ def replicate(
             broadcast = PrefixBroadcast(store, pool.name, pool.dispatcher)
             background.repeat(broadcast.report, "news sent", pool.name)
             background.repeat(broadcast.listen, "news received", pool.name)
-    return Replication(exchanges, replicas)
+    return exchanges, replicas

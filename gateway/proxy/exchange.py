@@ -236,7 +236,7 @@ class Exchange(Relay):
     def _is_refused_in_stream(self, meter: StreamMeter) -> bool:
         """Return the request to its queue if this answer of status 200 is a refusal. Return whether it was."""
         error = meter.error
-        refused = meter.aborted or (error is not None and error.status in RETRYABLE_IN_STREAM)
+        refused = meter.aborted or error in RETRYABLE_IN_STREAM
         if refused and not meter.token_events:
             self.cancel()
             self._again(Failure.REFUSED)

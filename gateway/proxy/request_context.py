@@ -167,10 +167,8 @@ class RequestContext(HttpRequest):
 
     def _answer_fields(self, headers: list[Header]) -> list[Header]:
         """Return the header fields of an engine's answer, with the gateway's own."""
-        pool, fields = self.serving_pool, forward_response_headers(headers)
+        fields = forward_response_headers(headers)
         self._add_own_fields(fields)
-        if pool.debug_headers:
-            fields += self._debug_fields(pool.policy_name)
         return fields
 
     def _add_own_fields(self, fields: list[Header]) -> None:
@@ -183,15 +181,3 @@ class RequestContext(HttpRequest):
         if quotas is not None:
             names = self.request.quota_names if self.request is not None else ()
             fields += rate_limit_headers(quotas.standing(self.tenant, time.monotonic(), names))
-
-    def _debug_fields(self, policy: str) -> list[Header]:
-        """Return header fields that tell the client how it was served. `policy` is the pool's."""
-        queue_ms = f"{self.queue_s * 1000:.1f}"
-        fields = {
-            "x-fairgate-tenant": self.tenant,
-            "x-fairgate-policy": policy,
-            "x-fairgate-backend": self.backend,
-            "x-fairgate-queue-ms": queue_ms,
-            "server-timing": f"queue;dur={queue_ms}",
-        }
-        return [(name.encode(), value.encode()) for name, value in fields.items()]

@@ -35,10 +35,9 @@ from gateway.request.conversation.turn_keys import (
     name_of,
     text_of,
     turn_of,
-)  # fmt: skip
+)
 from gateway.request.conversation.turns import INSTRUCTS, QUOTE, Turns, decoded_turns, hashed, named, read_turns
 from gateway.request.fields import Fields, Turn, decode_claimed
-from gateway.telemetry.trace import TRACEPARENT
 from policies.request import NO_CLAIM, NO_KEYS, Claim, CorrelationKeys, Flow
 
 Value = str | int | bool
@@ -65,7 +64,7 @@ SESSION_HEADERS: Final = (
 """Session headers of OpenCode's sub-agents, Claude Code, OpenCode, Codex (now and formerly), vLLM's routers and
 LiteLLM. The first one present counts."""
 _ID, _STAGE, _END = b"x-fairgate-interaction", b"x-fairgate-stage", b"x-fairgate-end"
-OF_INTEREST: Final = frozenset({_ID, _STAGE, _END, b"traceparent", b"baggage", *SESSION_HEADERS})
+OF_INTEREST: Final = frozenset({_ID, _STAGE, _END, *SESSION_HEADERS})
 _ID_IN_JSON: Final = re.compile(rb'"((?!id")[^"\\]{1,256})"\s{0,16}\}?\Z')
 """The last string of a JSON text, alone or at the end of an object, unless it is "id"."""
 _SESSION_IN_METADATA: Final = re.compile(rb'"session_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
@@ -105,10 +104,7 @@ class ClaimReader:
                 instruction_bytes += len(turn.content)
         rules = self._by_app.get(flow.app, self._rules)
         fields = NO_HEADERS if OF_INTEREST.isdisjoint(headers) else headers
-        trace = _trace(rules.trace, fields) if fields and rules.trace is not None else None
-        if trace is not None:
-            claim = Claim(hashed(b"trace", trace), explicit=True)
-        elif rules.content and (turns is not None or bytes(conversation).startswith(b'"')):
+        if rules.content and (turns is not None or bytes(conversation).startswith(b'"')):
             session = _session(fields, payload.fields) if rules.sessions else b""
             previous = payload.fields.previous_response_id or ""
             lone = claim_of_question(turns) if turns and not session and not previous else None
@@ -245,20 +241,6 @@ def _of_call(id: bytes) -> str:
 
 def _of_answer(id: bytes) -> str:
     return hashed(b"answer", id)
-
-
-def _trace(rule: str, fields: Mapping[bytes, bytes]) -> bytes | None:
-    """Return the name of the trace that is an interaction by this rule. None without one, or if it is not well
-    formed."""
-    if rule == "traceparent":
-        found = TRACEPARENT.fullmatch(fields.get(b"traceparent", b""))
-        return found[1] if found else None
-    wanted = rule.removeprefix("baggage:").encode()
-    for member in fields.get(b"baggage", b"").split(b","):
-        key, _, value = member.partition(b";")[0].partition(b"=")
-        if key.strip() == wanted and _is_id(value.strip()):
-            return value.strip()
-    return None
 
 
 def _session(headers: Mapping[bytes, bytes], fields: Fields) -> bytes:

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from gateway.config.sections.usage import UsageConfig
+from gateway.config.sections.services import UsageConfig
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 
 LAYOUT = "2"

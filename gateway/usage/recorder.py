@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric
 
 from gateway.config.memory_bounds import MEMORY_MAX, Bounds, bounds_of
-from gateway.config.sections.usage import UsageConfig
+from gateway.config.sections.services import UsageConfig
 from gateway.storage.store_errors import StoreError, StoreUnavailable
 from gateway.telemetry.background import OperationalError
 from gateway.telemetry.metric_families import single

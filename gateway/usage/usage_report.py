@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any
 
-from gateway.config.sections.usage import PriceConfig
+from gateway.config.sections.services import PriceConfig
 from gateway.telemetry.access_log import hidden
 from gateway.usage.database import Database
 from gateway.usage.written import SUMMED, storable

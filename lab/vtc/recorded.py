@@ -17,8 +17,7 @@ from msgspec import Meta, Struct
 
 from lab.vtc.fairness import Discrepancy, Served, discrepancy, tokens_per_s
 from policies.orders.cost import LinearCost, ProfiledCost
-from simulation.traces.lines import TraceError
-from simulation.traces.tables import csv_rows
+from simulation.traces.lines import TraceError, csv_rows
 
 REJECTED = -1.0
 REQUESTS_MAX = 5_000_000

@@ -63,7 +63,7 @@ def rpm(requests_per_minute: int) -> Scheduler:
 
 def arena(inputs: Inputs) -> list[Arrival]:
     """The ten minutes of Chatbot Arena in which each model is a client: 27 clients, 1,500 requests (section 5.3)."""
-    return list(Trace(inputs.trace("vtc_arena27_10min.csv.gz"), format="csv").arrivals(block_size=16))
+    return list(Trace(inputs.trace("vtc_arena27_10min.csv.gz")).arrivals(block_size=16))
 
 
 def step_times(points: int) -> list[EngineLoop]:

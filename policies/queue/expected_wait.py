@@ -41,6 +41,9 @@ STEP: Final = 0.003
 """Part of the logarithm of true turns over expected ones by which one wait changes `passed`."""
 ERROR_MAX: Final = 0.5
 """Bound of this logarithm, so that a few unforeseeable waits change little."""
+GUESSED: Final = 1.0 / STEADY
+"""Observed turns as which the guess counts where the answers are known: as many as a pace remembers. The quick turns
+that fill the free slots of an engine at the beginning of a burst then count half."""
 SHORT_S: Final = 1e-3
 """Least gap between two requests of a member in an estimate."""
 COUNTED_S_MIN: Final = 1.0
@@ -133,9 +136,9 @@ class _Pace:
     def is_learned(self) -> bool:
         return self._seconds > 0.0
 
-    def turn_s(self, running: int, answer_s: float) -> float:
-        """Return the seconds of a turn. A guess by Little's law counts as one observed turn."""
-        return (self._seconds + answer_s / max(1, running)) / (self._turns + 1.0)
+    def turn_s(self, running: int, answer_s: float, guessed: float = 1.0) -> float:
+        """Return the seconds of a turn. A guess by Little's law counts as this many observed turns (`guessed`)."""
+        return (self._seconds + guessed * answer_s / max(1, running)) / (self._turns + guessed)
 
     def answer_s(self) -> float:
         """Return the mean answer time of the tenants that went lately, in seconds; 0 if none is known."""
@@ -160,9 +163,11 @@ class ExpectedWaits:
     """The estimator of waits in one pool, which learns from the waits that have ended."""
 
     def __init__(self) -> None:
-        self._right = self._longer = self._shorter = 0
-        self._usual = Member(())
-        """Means over the requests of all tenants."""
+        self._counts = {"right": 0, "longer": 0, "shorter": 0}
+        self._unknown = Member(())
+        """Means over requests in order of arrival, or of tenants that are forgotten."""
+        self._members, self._answers_s = 0, 0.0
+        """Tenants with an answer so far, and the sum of their `answer_s`."""
         self._paces: OrderedDict[Gate, _Pace] = OrderedDict()
         self._resumed_s = -inf
         """Time at which the pool last had an engine in service again. No turn is counted from before."""
@@ -189,9 +194,10 @@ class ExpectedWaits:
     ) -> tuple[float, float]:
         """Return the known turns until the request goes, and the expected seconds, where tenants take turns."""
         answer_s = place.answer_s
-        turn_s = pace.turn_s(place.running, answer_s)
+        usual_s = pace.answer_s() or answer_s
+        turn_s = pace.turn_s(place.running, usual_s, GUESSED)
         tenant, own = backlog.tenant(request.flow.tenant), backlog.flow(request.flow)
-        usual = self._usual.usual or backlog.usual or float(request.prompt_tokens)
+        usual = backlog.usual or float(request.prompt_tokens)
         own_s = (tenant.answer_s if tenant is not None else 0.0) or answer_s
         first = float((own.queued if own is not None else 0) + comes)
         line = _line_at(backlog, place.gate)
@@ -204,23 +210,25 @@ class ExpectedWaits:
             others, others_s = _before(line, tenant, request.weight, turns, usual, answer_s, wait_s, now)
             all_s = turns * own_s + others_s
             turns += others
-            known = all_s / pace.answer_s() if pace.answer_s() and all_s else turns
+            known = all_s / usual_s if usual_s else turns
             wait_s = known * turn_s * pace.passed
         if request.can_wait:  # interactive work goes first
             gate = Gate(False, place.gate.node)
-            others_pace = self._paces.get(gate) or _new_pace(place)
-            wait_s += (
-                _line_at(backlog, gate).queued() * others_pace.turn_s(place.running, answer_s) * others_pace.passed
-            )
+            pace = self._paces.get(gate) or _new_pace(place)
+            turn_s = pace.turn_s(place.running, pace.answer_s() or answer_s, GUESSED)
+            wait_s += _line_at(backlog, gate).queued() * turn_s * pace.passed
         return turns, wait_s
 
     def answer_s(self) -> float:
-        """Return the mean answer time of requests that had waited, in seconds; 0 before the first answer."""
-        return self._usual.answer_s
+        """Return the mean answer time of a tenant, in seconds; 0 before the first answer to a request that had waited.
+
+        Each tenant counts once, so that a tenant without an answer yet is not taken for the one with most requests.
+        """
+        return self._answers_s / self._members if self._members else 0.0
 
     def counts(self) -> dict[str, int]:
         """Return how many waits above `COUNTED_S_MIN` were as long as expected, longer, or shorter."""
-        return {"right": self._right, "longer": self._longer, "shorter": self._shorter}
+        return self._counts.copy()
 
     # --- events ---
 
@@ -254,7 +262,7 @@ class ExpectedWaits:
             elapsed_s = max(0.0, now - max(began_s, pace.last_s, self._resumed_s))
             pace.last_s, pace.is_waited_for = now, is_left
         tenant = place.backlog.tenant(request.flow.tenant) if place.backlog is not None else None
-        pace.went(elapsed_s, (tenant.answer_s if tenant is not None else 0.0) or self._usual.answer_s)
+        pace.went(elapsed_s, (tenant.answer_s if tenant is not None else 0.0) or self.answer_s())
         if wait is not None and wait.expected is not None:
             self._compare(wait.expected, place.queues, now)
 
@@ -269,23 +277,18 @@ class ExpectedWaits:
         if pace is not None and turns > 0.0 and expected.turns > 0.0:
             pace.learn(expected, turns)
         least_s, most_s = interval_s(expected.wait_s)
-        if wait_s > most_s:
-            self._longer += 1
-        elif wait_s < least_s:
-            self._shorter += 1
-        else:
-            self._right += 1
+        self._counts["longer" if wait_s > most_s else "shorter" if wait_s < least_s else "right"] += 1
 
     def answered(self, backlog: Backlog | None, request: Request, answer_s: float) -> None:
         """Learn from the answer of a request that had waited. `answer_s`: seconds since its dispatch."""
-        _learn(self._usual, request.progress.charged, answer_s, STEADY)
-        if backlog is None:
-            return
-        tenant, flow = backlog.tenant(request.flow.tenant), backlog.flow(request.flow)
-        if tenant is not None:
-            _learn(tenant, request.progress.charged, answer_s, QUICK)
+        flow = backlog.flow(request.flow) if backlog is not None else None
+        member: Member = flow.tenant if flow is not None else self._unknown
+        before_s = member.answer_s
+        _learn(member, request.progress.charged, answer_s)
+        self._answers_s += member.answer_s - before_s
+        self._members += before_s == 0.0 < member.answer_s
         if flow is not None:
-            _learn(flow, request.progress.normalised or request.progress.charged, answer_s, QUICK)
+            _learn(flow, request.progress.normalised or request.progress.charged, answer_s)
 
 
 class _Line:
@@ -348,9 +351,8 @@ def _asks(member: Member, now: float) -> None:
     member.asked_s = now
 
 
-def _learn(member: Member, charged: float, answer_s: float, part: float) -> None:
-    if not member.answer_s:
-        part = 1.0
+def _learn(member: Member, charged: float, answer_s: float) -> None:
+    part = QUICK if member.answer_s else 1.0
     member.usual += part * (charged - member.usual)
     member.answer_s += part * (answer_s - member.answer_s)
 

@@ -1,4 +1,4 @@
-"""Reader of recorded traffic: any known format, recognised by its content, as arrivals in order of time.
+"""Reader of recorded traffic, fairgate's access log or a CSV table, as arrivals in order of time.
 
 Files are read once for their faults and totals, and again for every run, so that no run holds them in memory. A log may
 grow meanwhile: all passes end where the log ended at the first look.
@@ -12,16 +12,15 @@ from collections.abc import Collection, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from policies.orders.cost import LinearCost
 from policies.request import ServiceTokens
 from simulation.run import Arrival
-from simulation.traces.lines import TraceError, read_lines, readable_bytes
-from simulation.traces.rows import ROWS, TracedRequest, TraceLine
-from simulation.traces.tables import csv_cells, csv_rows, place_of, required_columns
+from simulation.traces.lines import TraceError, csv_rows, place_of, read_lines, readable_bytes, required_columns
+from simulation.traces.rows import AccessLogLine, Plain, TracedRequest, TraceLine
 
 HELD_MAX = 1_000_000
 """Requests held until their turn, where lines are not in order of arrival."""
@@ -41,17 +40,12 @@ class _Place(NamedTuple):
     line: int
 
 
-def formats() -> dict[str, type[TraceLine]]:
-    """Return the known formats by name."""
-    return {row.format: row for row in ROWS}
-
-
 class Trace:
     """A trace that has been read through once. Raise TraceError with file, line and column for a fault.
 
     Attributes:
         paths: its files with content, in the order of their beginnings.
-        format: its name among `formats()`.
+        format: name of its format.
         requests: how many `arrivals` gives.
         skipped: lines of requests that never asked an engine for anything: refused before, or with an empty prompt.
         foreign: lines in a log that other writers wrote, or that are incomplete.
@@ -65,7 +59,7 @@ class Trace:
     def __init__(
         self,
         *paths: Path,
-        format: str | None = None,
+        row: type[TraceLine] | None = None,
         speed: float = 1.0,
         limit: int | None = None,
         weights: Mapping[str, float] | None = None,
@@ -74,6 +68,7 @@ class Trace:
         """Read a trace.
 
         Args:
+            row: the format of its lines; None for one of fairgate's own, told by the content.
             speed: 2 lets requests arrive in half the time.
             limit: read only this many requests.
             weights: weights of tenants, in place of the trace's.
@@ -88,7 +83,7 @@ class Trace:
         self.requests = self.skipped = self.foreign = self.elsewhere = self.assumed = 0
         self._own_weights = weights or {}
         self._models = models
-        self._row = formats()[format] if format is not None else self._recognized(self.paths[0])
+        self._row = row or self._own_format(self.paths[0])
         self.format = self._row.format
         if len(self.paths) > 1:
             self.paths.sort(key=self._begins)
@@ -221,43 +216,10 @@ class Trace:
     def _needs(self) -> str:
         return f"format {self._row.format} needs {', '.join(required_columns(self._row))}"
 
-    # --- which format is it? ---
-
-    def _recognized(self, path: Path) -> type[TraceLine]:
-        """Return the format by the columns of the first line: the match with most columns. A log may begin with other
-        lines."""
-        number, line = next(self._lines(path))
-        is_csv = not line.startswith("{")
-        columns = set(csv_cells(path, number, line)) if is_csv else _fields(path, number, line)
-        known = [row for row in ROWS if row.is_csv == is_csv]
-        fitting = [row for row in known if columns.issuperset(required_columns(row))]
-        if not fitting and is_csv:
-            fitting = self._logs(path)
-        if fitting:
-            return max(fitting, key=lambda row: len(required_columns(row)))
-        nearest = max(known, key=lambda row: len(columns & set(required_columns(row))))
-        if columns & set(required_columns(nearest)):
-            missing = [name for name in required_columns(nearest) if name not in columns]
-            problem = f"missing: the format is none of those known; {nearest.format} is nearest, and needs it"
-            raise TraceError(path, problem, line=number, column=missing[0])
-        formats = "".join(f"\n  {row.format:<9} {', '.join(required_columns(row))}" for row in ROWS)
-        problem = f"this is no trace of a known format. Formats and their columns:{formats}"
-        raise TraceError(path, problem, line=number)
-
-    def _logs(self, path: Path) -> list[type[TraceLine]]:
-        """Return the log formats that match the first JSON line among the first `FOREIGN_LINES_MAX` lines."""
-        for number, line in islice(self._lines(path), FOREIGN_LINES_MAX):
-            if line.startswith("{"):
-                columns = _fields(path, number, line)
-                return [row for row in ROWS if row.is_log and columns.issuperset(required_columns(row))]
-        return []
-
-
-def _fields(path: Path, number: int, line: str) -> set[str]:
-    try:
-        return set(msgspec.json.decode(line, type=dict[str, Any]))
-    except (ValueError, RecursionError) as error:
-        raise TraceError(path, f"{error}: this is no trace of a known format", line=number) from error
+    def _own_format(self, path: Path) -> type[TraceLine]:
+        """Return the access log if one of the first lines is JSON, else the table. A log may begin with other lines."""
+        first = islice(self._lines(path), FOREIGN_LINES_MAX)
+        return AccessLogLine if any(line.startswith("{") for _, line in first) else Plain
 
 
 class _MeanAnswers:

@@ -164,7 +164,3 @@ class AccessLogLine(TraceLine):
             if self.backend
             else None,
         )
-
-
-ROWS: list[type[TraceLine]] = [AccessLogLine, Plain]
-"""Known formats. `lab.public_traces` adds those of public traces."""

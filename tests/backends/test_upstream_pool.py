@@ -48,11 +48,11 @@ async def test_a_stale_connection_is_tried_again_once_on_a_fresh_one(ending: Scr
         await ask(pool)
         recorder, error = await ask(pool)
         assert (recorder.body, error) == (b"1", None)
-        assert (pool.retried, server.connections) == (1, 2)
+        assert server.connections == 2
         _, error = await ask(pool)
         assert isinstance(error, ConnectionLost)
         assert error.before_first_byte
-        assert (pool.retried, server.connections) == (2, 3)
+        assert server.connections == 3
 
 
 @pytest.mark.parametrize("ending", [close, reset], ids=["close", "reset"])
@@ -373,12 +373,6 @@ async def test_small_writes_are_not_delayed(open_pool: Open) -> None:
 )
 def test_the_host_header_names_the_port_unless_it_is_the_usual_one(url: str, host: bytes) -> None:
     assert UpstreamPool("b1", url).host_header == host
-
-
-@pytest.mark.parametrize("url", ["gpu-1:8000", "ftp://gpu-1", "http://", "http://user:secret@gpu-1"])
-def test_a_url_that_is_no_origin_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="b1"):
-        UpstreamPool("b1", url)
 
 
 async def test_a_request_that_follows_an_answer_s_end_leaves_at_once(open_pool: Open) -> None:

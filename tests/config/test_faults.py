@@ -300,7 +300,7 @@ throttle:
   app_user: {{starts: 10, requests: 5}}
   app: {{requests: many}}
 quota: {{tokens_per_minute: 10, tokens_per_day: 5}}
-interactions: {{calls_max: 0, tokens_max: automatic, trace: baggage, idle_s: 0}}
+interactions: {{calls_max: 0, tokens_max: automatic, idle_s: 0}}
 apps:
   - name: chat
     normal_service: []
@@ -325,8 +325,7 @@ def test_limits_that_are_no_limits_or_contradict_each_other(tmp_path: Path) -> N
         ":9:27: interactions.calls_max: should be greater than or equal to 1",
         ":9:42: interactions.tokens_max: should be a whole number, not text; "
         "write plain decimal digits, without quotes, leading zeros, underscores or colons",
-        ":9:60: interactions.trace: should be traceparent, or baggage:KEY such as baggage:interaction",
-        f":9:77: interactions.idle_s: {IDLE}",
+        f":9:61: interactions.idle_s: {IDLE}",
         ":12:21: apps[0].normal_service: is empty; give at least one",
         ":14:25: apps[1].normal_service[1]: should be greater than 0",
         ":15:20: apps[1].interactions.calls_max: unknown field",

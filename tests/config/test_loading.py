@@ -45,13 +45,13 @@ access_log: off
 pools:
   - name: no
     models: [yes, on, 12:30:45, 010, 0x10, 1_000, .inf, 2026-01-01, True, Null, =, <<, "7"]
-    bytes_per_token: 4
+    start_s_max: 4
     backends: [{url: "sim:"}]
 drain_s: 1.5e1
 """,
     )
     (pool,) = config.pools
-    assert (config.access_log, pool.name, config.drain_s, pool.bytes_per_token) == ("off", "no", 15.0, 4.0)
+    assert (config.access_log, pool.name, config.drain_s, pool.start_s_max) == ("off", "no", 15.0, 4.0)
     assert " ".join(pool.models) == "yes on 12:30:45 010 0x10 1_000 .inf 2026-01-01 True Null = << 7"
 
 
@@ -248,7 +248,7 @@ open_access: true
 pools: [{name: p, backends: [{url: 'sim:'}]}]
 overload: {enter: 0.9, leave: 0.5, dwell_s: 0}
 throttle: {window_s: 30, user: {starts: 5, tokens: auto}}
-interactions: {calls_max: 7, trace: traceparent}
+interactions: {calls_max: 7}
 apps: [{name: chat, normal_service: 100}, {name: batch, normal_service: [5, 2.5], interactions: {content: false}}]
 quota: {concurrent: 3}
 """,

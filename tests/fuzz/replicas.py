@@ -20,8 +20,7 @@ from gateway.keys.in_redis import RedisKeys
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, decoded, moved, together
 from gateway.operator.snapshots.state_document import state
 from gateway.pool.dispatcher import Dispatcher
-from gateway.pool.learned_file import FILE_BYTES_MAX, LearnedFile
-from gateway.pool.replication.learned import LearnedSync
+from gateway.pool.learned import FILE_BYTES_MAX, LearnedFile, LearnedSync
 from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
 from gateway.pool.replication.ticker import Exchanges
 from gateway.storage.hub.exchange_server import ExchangeServer, _Worker

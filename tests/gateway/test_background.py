@@ -25,7 +25,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "keys.issued.POLL_S",
         "http.tls.certificates.LOOK_S",
-        "pool.learned_file.SAVE_INTERVAL_S",
+        "pool.learned.INTERVAL_S",
         "telemetry.background.RETRY_S",
         "proxy.batches.batch_lane.TURN_S",
         "proxy.batches.batch_lane.FORGET_S",
@@ -33,7 +33,6 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
         "usage.recorder.FLUSH_S",
         "storage.redis.redis_store.RENEW_S",
         "pool.pool.PROBE_INTERVAL_S",
-        "pool.replication.learned.INTERVAL_S",
         "pool.replication.prefix_broadcast.RETRY_S",
     ):
         monkeypatch.setattr(f"gateway.{name}", 0.01)
@@ -102,12 +101,12 @@ BREAKS = {
     "exchange": "gateway.pool.replication.ticker.Exchanges._exchange",
     "fleet": "gateway.storage.redis.redis_store.RedisStore.subscribe", "health": "gateway.pool.backend.Backend.check",
     "keys": "gateway.keys.in_redis.RedisKeys.change_mark",
-    "lessons": "gateway.pool.replication.learned.LearnedSync._adopt", "metrics": "backends.scraper.Scraper._scrape",
+    "lessons": "gateway.pool.learned.LearnedSync._adopt", "metrics": "backends.scraper.Scraper._scrape",
     "news received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "news sent": "gateway.storage.redis.redis_store.RedisStore.publish",
     "responses received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "responses sent": "gateway.storage.redis.redis_store.RedisStore.publish",
-    "state_file": "gateway.pool.learned_file.LearnedFile.save", "steps": "backends.step_feed.StepFeed._listen",
+    "state_file": "gateway.pool.learned.LearnedFile.save", "steps": "backends.step_feed.StepFeed._listen",
     "store": "gateway.storage.redis.redis_store.RedisStore._join_all",
     "usage": "gateway.usage.recorder.UsageRecorder.flush",
 }  # fmt: skip

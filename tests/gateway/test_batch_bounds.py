@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
-from gateway.config.sections.usage import UsageConfig
+from gateway.config.sections.services import UsageConfig
 from gateway.keys.identity import Keyring, Principal, expired
 from gateway.proxy.batches import batch_tables as tables
 from gateway.proxy.batches.batch_lane import BatchDriver, BatchLane

@@ -33,7 +33,7 @@ from policies.replicas.messages import CallDelta, ReplicaReport
 from policies.replicas.schedule import DEADLINE_S
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.gateway.load import tenants
-from tests.kit.run_directory import WORKERS, run_directory
+from tests.kit.run_directory import WORKERS, hang_up, run_directory
 from tests.kit.standing_still import stood_still
 from tests.kit.turns import ask, cached_in_turns, index_of, text
 
@@ -167,7 +167,7 @@ async def test_workers_whose_hub_starts_late_count_a_limit_together_and_by_parts
     server, listener = ExchangeServer(found), unix_listener(found.exchange)
     async with AsyncExitStack() as stack:
         stack.callback(found.end)
-        stack.callback(server.close)
+        stack.callback(hang_up, server)
         stack.callback(listener.close)
         sim = await stack.enter_async_context(simulated(time_scale=0))
         first, second = [
@@ -182,7 +182,7 @@ async def test_workers_whose_hub_starts_late_count_a_limit_together_and_by_parts
         rounds = [each for live in (first, second) for each in live.gateway.exchanges if each.about == ALL_POOLS]
         await until(lambda: all(each.lost >= 2 for each in rounds))
         if comes:
-            await server.listen(listener)
+            stack.callback((await server.listen(listener)).close)
         statuses = [(await each).status for each in asked]
         assert (statuses.count(200), statuses.count(429)) == (served, 40 - served)
 

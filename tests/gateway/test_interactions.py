@@ -181,29 +181,6 @@ def test_a_bad_session_header_is_not_trusted_and_no_error(session: str) -> None:
     assert claim(chat(USER), session_id=session) == claim(chat(USER))
 
 
-TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
-
-
-def test_a_trace_is_an_interaction_only_where_the_operator_says_so() -> None:
-    headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
-    assert claim(chat(USER), **headers) == claim(chat(USER))
-    by = reader(trace="traceparent")
-    found = [claim(body, by, **headers) for body in (chat(USER), chat(SYSTEM), {"prompt": "x"})]
-    assert len(set(found)) == 1
-    assert found[0].explicit
-    for bad in ("", "00-" + "0" * 32 + "-00f067aa0ba902b7-01", "00-4bf9-00f0-01", "garbage"):
-        assert claim(chat(USER), by, traceparent=bad) == claim(chat(USER))
-
-
-def test_baggage_names_an_interaction_by_the_key_of_the_config() -> None:
-    by = reader(trace="baggage:run")
-    found = claim(chat(USER), by, baggage="a=1, run = r-17;prop=1,b=2")
-    assert found == claim(chat(SYSTEM), by, baggage="run=r-17")
-    assert found.explicit
-    for bad in ("", "run=", "runs=r-17", ",,,=,;"):
-        assert claim(chat(USER), by, baggage=bad) == claim(chat(USER))
-
-
 def test_every_rule_can_be_switched_off_for_an_app() -> None:
     by = ClaimReader(InteractionRules(), {"quiet": InteractionRules(headers=False, content=False, prefixes=False)})
     quiet = Flow("tenant", "quiet")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.pool.learned_file import LearnedFile
+from gateway.pool.learned import LearnedFile
 from gateway.telemetry.background import OperationalError
 from policies.admission import takeover
 from tests.gateway.live import Live, Starter, chat, simulated

@@ -39,7 +39,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("keys.issued.POLL_S", "usage.recorder.FLUSH_S", "telemetry.background.RETRY_S"):
         monkeypatch.setattr(f"gateway.{name}", 0.01)
     monkeypatch.setattr("gateway.http.tls.certificates.LOOK_S", 0.01)
-    monkeypatch.setattr("gateway.pool.learned_file.SAVE_INTERVAL_S", 0.01)
+    monkeypatch.setattr("gateway.pool.learned.INTERVAL_S", 0.01)
 
 
 async def failures(live: Live, task: str) -> float:

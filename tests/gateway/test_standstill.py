@@ -12,7 +12,7 @@ import pytest
 from backends.engines.vllm import VllmAdapter
 from backends.health import Standstill
 from backends.simulated.engine_model import EngineModel, EngineRequest
-from backends.simulated.exposition import render
+from backends.simulated.simulated_server import render
 from gateway.pool.backend import Backend
 from tests.gateway.live import MODEL, SMALL, Live, Starter, chat, long_chat, simulated, until
 

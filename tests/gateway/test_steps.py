@@ -201,7 +201,7 @@ async def test_while_it_is_heard_the_page_is_read_rarely_and_all_is_fact() -> No
 async def watched(url: str, http: aiohttp.ClientSession, heard: list[Gauges]) -> AsyncIterator[StepFeed]:
     client = ControlClient(url, http)
     feed = StepFeed(client, steps.PATH, heard.append, lambda is_heard, why: None)
-    scraper = Scraper(VllmAdapter(), client, 0.05, heard.append, lambda why: None, feed=feed)
+    scraper = Scraper(VllmAdapter(), client, 0.05, heard.append, feed=feed)
     background = Background()
     background.repeat(feed.turn, "steps")
     background.repeat(scraper.turn, "metrics")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.config.contradictions import contradictions
-from gateway.config.sections.usage import PriceConfig
+from gateway.config.sections.services import PriceConfig
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import UsageTotals
 from gateway.usage.usage_report import InvalidUsageQuery, UsageQuery, read

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.config.model import Config
 from gateway.config.sections.keys import hash_key
-from gateway.config.sections.usage import UsageConfig
+from gateway.config.sections.services import UsageConfig
 from gateway.process.gateway import Gateway
 from gateway.proxy.refusals import in_words, rate_limit_headers, refusal_error
 from gateway.usage.counts import UsageTotals

@@ -102,22 +102,6 @@ async def test_header_values_cannot_split_the_answer(bad: bytes) -> None:
         assert statuses_of(await served.exchange(GET_CLOSE)) == [200]
 
 
-async def test_calls_out_of_order_are_errors() -> None:
-    async with serving(wait) as served:
-        await served.connect(GET)
-        responder = await served.responder()
-        for call in (lambda: responder.write(b"x"), responder.end):
-            with pytest.raises(RuntimeError):
-                call()
-        with pytest.raises(ValueError, match="not the status"):
-            responder.respond(101, [], b"")
-        responder.start(200, [])
-        with pytest.raises(RuntimeError):
-            responder.start(200, [])
-        with pytest.raises(RuntimeError):
-            responder.respond(200, [], b"")
-
-
 async def test_a_handler_that_fails_gives_500_or_a_broken_stream(caplog: pytest.LogCaptureFixture) -> None:
     def fail(request: HttpRequest, responder: Responder) -> None:
         if request.path == "/late":

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from gateway.config.sections.keys import KeyConfig, hash_key, new_key
-from gateway.config.sections.usage import UsageConfig
+from gateway.config.sections.services import UsageConfig
 from gateway.keys.issued import KeyTable, entry
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from tests.gateway.capture import Upstream, answer, replies

@@ -12,14 +12,22 @@ from gateway.storage.hub.run_directory import RunDirectory
 WORKERS = 2
 
 
+def hang_up(server: ExchangeServer) -> None:
+    """Close the connections of all workers."""
+    for worker in list(server.connections):
+        assert worker.transport is not None
+        worker.transport.close()
+
+
 @asynccontextmanager
 async def run_directory() -> AsyncIterator[tuple[RunDirectory, ExchangeServer]]:
     """The hub's exchange, in this process."""
     found = RunDirectory.made(WORKERS)
     server = ExchangeServer(found)
-    await server.listen(unix_listener(found.exchange))
+    listening = await server.listen(unix_listener(found.exchange))
     try:
         yield found, server
     finally:
-        server.close()
+        listening.close()
+        hang_up(server)
         found.end()

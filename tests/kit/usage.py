@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from gateway.config.sections.keys import hash_key
-from gateway.config.sections.usage import UsageConfig
+from gateway.config.sections.services import UsageConfig
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.usage.database import Database
 from gateway.usage.usage_report import UsageQuery, read

@@ -139,18 +139,17 @@ async def test_anthropic_messages_stream_their_events(start: Start, http: aiohtt
 async def test_without_ignore_eos_the_length_is_drawn_from_the_prompt(
     start: Start, http: aiohttp.ClientSession
 ) -> None:
-    lengths: dict[int, list[int]] = {}
-    for seed in (1, 1, 2):
-        _, base = await start(seed=seed)
+    lengths: list[list[int]] = [[], []]
+    for drawn in lengths:
+        _, base = await start()
         for i in range(8):
             body = {"model": MODEL, "prompt": f"prompt {i}", "max_tokens": 1000}
             _, raw = await post(http, f"{base}/v1/completions", body)
             answer = json.loads(raw)
             assert answer["choices"][0]["finish_reason"] == "stop"
-            lengths.setdefault(seed, []).append(answer["usage"]["completion_tokens"])
-    assert lengths[1][:8] == lengths[1][8:], "the same again"
-    assert lengths[1][:8] != lengths[2], "another seed, other lengths"
-    assert len(set(lengths[2])) > 4
+            drawn.append(answer["usage"]["completion_tokens"])
+    assert lengths[0] == lengths[1], "the same again"
+    assert len(set(lengths[0])) > 4
 
 
 async def test_a_repeated_prefix_is_cached_and_a_salt_keeps_it_apart(start: Start, http: aiohttp.ClientSession) -> None:

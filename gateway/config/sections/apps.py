@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from gateway.config.checks import Name, checked_trace, not_empty
+from gateway.config.checks import Name, not_empty
 from gateway.config.section import Section, settings_from, with_class
 from policies.interactions import InteractionSettings
 
@@ -16,8 +16,6 @@ class InteractionRules(Section):
 
     headers: bool = True
     """Use the headers x-fairgate-interaction, -stage and -end, or fairgate_interaction etc. in `metadata`."""
-    trace: Annotated[str, AfterValidator(checked_trace)] | None = None
-    """Another source of an interaction's name: traceparent (the trace), or baggage:KEY (that member of `baggage`)."""
     content: bool = True
     """Continue an interaction by a tool result for an earlier answer, a Responses call that refers to one, or a turn of
     the user at an agent's pace."""

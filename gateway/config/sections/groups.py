@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.config.checks import Name
 from gateway.config.section import Section, filled, settings_from
-from gateway.config.sections.throttling import ModelQuotasConfig
+from gateway.config.sections.limits import ModelQuotasConfig
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 
 _USUAL: Final = frozenset({"name", "weight", "keys", "quota", "users"})

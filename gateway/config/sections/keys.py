@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 
 from gateway.config.checks import Name, checked_hash, fault, not_empty, unique, url_parts
 from gateway.config.section import Section, with_class
-from gateway.config.sections.throttling import ModelQuotasConfig
+from gateway.config.sections.limits import ModelQuotasConfig
 
 KEY_CHARACTERS_MIN = 24
 KEY_CHARACTERS_DIFFERENT_MIN = 10
@@ -113,31 +113,31 @@ class KeyConfig(Section):
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 """Algorithms of RFC 7518 and RFC 8037, without shared secrets: whoever can check such a token can make one."""
-_GO = "no url of an issuer"
 
 
-def _checked_issuer(text: str) -> str:
-    url_parts(
-        text, "the url that the issuer writes into its tokens, such as https://login.example.com/", credentials_go=_GO
-    )
-    return text
+def _url_that_is(what: str) -> AfterValidator:
+    def checked(text: str) -> str:
+        url_parts(text, what, credentials_go="no url of an issuer")
+        return text
 
-
-def _checked_jwks_url(text: str) -> str:
-    url_parts(
-        text, "the http(s) url of the issuer's keys, such as https://login.example.com/jwks.json", credentials_go=_GO
-    )
-    return text
+    return AfterValidator(checked)
 
 
 class IssuerConfig(Section):
     """An issuer of tokens (OpenID Connect). pip install 'fairgate[jwt]'."""
 
-    issuer: Annotated[str, AfterValidator(_checked_issuer)]
+    issuer: Annotated[
+        str, _url_that_is("the url that the issuer writes into its tokens, such as https://login.example.com/")
+    ]
     """Exact value of `iss` in its tokens."""
     audience: Name
     """Required value in `aud` of its tokens."""
-    jwks_url: Annotated[str, AfterValidator(_checked_jwks_url)] | None = None
+    jwks_url: (
+        Annotated[
+            str, _url_that_is("the http(s) url of the issuer's keys, such as https://login.example.com/jwks.json")
+        ]
+        | None
+    ) = None
     """URL of its keys (RFC 7517). Default: from its /.well-known/openid-configuration."""
     algorithms: Annotated[tuple[Algorithm, ...], AfterValidator(unique), AfterValidator(not_empty)] = Field(
         default=("RS256", "ES256"), strict=False, json_schema_extra={"minItems": 1}

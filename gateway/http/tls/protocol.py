@@ -34,6 +34,7 @@ class TlsProtocol(asyncio.Protocol):
 
     __slots__ = (
         "_account", "_arrived", "_connection", "_peer", "_seal", "_sealed", "_server", "_since", "_wire", "deadline",
+        "tenant",
     )  # fmt: skip
 
     def __init__(self, server: ServerState, context: ssl.SSLContext) -> None:
@@ -45,6 +46,7 @@ class TlsProtocol(asyncio.Protocol):
         self._account: Account | None = None
         self._since = server.now
         self.deadline = server.now + server.limits.client_head_s
+        self.tenant = ""
 
     # asyncio.Protocol
 

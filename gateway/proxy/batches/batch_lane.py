@@ -18,7 +18,7 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 from prometheus_client.metrics_core import Metric
 
 from gateway.config.model import Config
-from gateway.config.sections.usage import UsageConfig
+from gateway.config.sections.services import UsageConfig
 from gateway.keys.issued import Follower
 from gateway.proxy.batches import batch_tables as tables
 from gateway.proxy.batches.batch_api import BatchApi, now_s

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from gateway.config.sections.usage import BatchesConfig
+from gateway.config.sections.services import BatchesConfig
 from gateway.proxy.batches.batch_objects import DAY_S, WINDOW_S, Checks, Result, StoredFile, files_of, id_of
 from gateway.storage.store_errors import StoreUnavailable
 from gateway.usage.counts import UsageCounts

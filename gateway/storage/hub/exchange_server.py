@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
-import struct
 import time
 from typing import Annotated, Any, Final
 
@@ -29,7 +27,6 @@ CONNECTIONS_PER_WORKER: Final = 2
 EARLIER: Final = "earlier"
 """Stands for an ended gateway. Names of workers are longer."""
 POOLS_MAX: Final = 1_000
-_PEER = struct.Struct("3i")
 
 _Name = Annotated[str, msgspec.Meta(max_length=1024)]
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
@@ -51,19 +48,11 @@ class ExchangeServer:
         self._epoch_s = run_directory.epoch_s
         self._exchanges: dict[str, ScriptStore] = {}
         self._learned: dict[str, bytes] = {}
-        self._server: asyncio.Server | None = None
 
-    async def listen(self, listener: socket.socket) -> None:
-        """Accept connections until `close`."""
+    async def listen(self, listener: socket.socket) -> asyncio.Server:
+        """Accept connections until the returned server is closed."""
         self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Worker(self), sock=listener)
-
-    def close(self) -> None:
-        """Close all connections, and accept no more."""
-        if self._server is not None:
-            self._server.close()
-        for worker in list(self.connections):
-            if worker.transport is not None:
-                worker.transport.close()
+        return self._server
 
     def about(self, pool: str) -> ScriptStore:
         """Return the shared state of one pool, or of all pools."""
@@ -124,8 +113,8 @@ class _Worker(Frames):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if len(self._server.connections) >= self._server.connections_max or not _is_own(transport):
-            logger.warning("the hub refused a connection: it is of another user, or the workers have too many open")
+        if len(self._server.connections) >= self._server.connections_max:
+            logger.warning("the hub refused a connection: the workers have too many open")
             transport.close()
             return
         self._server.connections.add(self)
@@ -139,12 +128,3 @@ class _Worker(Frames):
         answer = self._server.answer(self, what, arguments)
         if number:
             self.send([number, answer])
-
-
-def _is_own(transport: asyncio.BaseTransport) -> bool:
-    """Return whether the peer is a process of this user. The directory admits nobody else but root."""
-    peer = transport.get_extra_info("socket")
-    if not hasattr(socket, "SO_PEERCRED") or peer is None:
-        return True
-    _, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return bool(uid == os.getuid())

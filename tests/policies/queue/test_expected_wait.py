@@ -14,7 +14,7 @@ from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
-from policies.queue.expected_wait import GATES_MAX, Expected, ExpectedWaits, Gate, GateState
+from policies.queue.expected_wait import GATES_MAX, PASSED, Expected, ExpectedWaits, Gate, GateState
 from policies.request import WAIT_S_MAX, Refusal, Request, ServiceTokens, State, Wait, of_batch
 from tests.policies.making import make_request, policy_with, told_wait
 
@@ -302,9 +302,35 @@ def test_a_tenant_that_asks_now_and_then_goes_first_as_often_as_it_asks() -> Non
     assert told(60.0) < 0.8 * told(0.01)
 
 
+def test_who_has_no_answers_yet_is_taken_for_a_tenant_and_not_for_the_one_with_most_answers() -> None:
+    engine = full()
+    backlog, waits = engine.policy.order.backlog, engine.requests.expected_waits
+    assert backlog is not None
+    requests = {tenant: make_request(tenant) for tenant in ("often", "seldom")}
+    for request in requests.values():
+        engine.arrived(request, 1.0)
+    for tenant, answer_s in [("often", 1.0), *[("seldom", 9.0)] * 3, *[("often", 1.0)] * 200]:
+        waits.answered(backlog, requests[tenant], answer_s)
+    assert waits.answer_s() == pytest.approx(5.0)
+
+
+def test_the_quick_turns_that_fill_an_idle_engine_are_not_taken_for_its_pace() -> None:
+    """32 slots that are filled within a second, and answers of 8 seconds: a turn takes a quarter of a second."""
+    engine = AdmissionEngine(named_policy("vtc"), limits=PATIENT)
+    engine.add_backend("one", max_num_seqs=32)
+    waits, request, place = engine.requests.expected_waits, make_request("a"), None
+    while not engine.queued:
+        engine.arrived(request := make_request("a"), 0.0)
+    place = engine.requests.gate_of(request)._replace(running=32, answer_s=8.0)
+    for _ in range(32):
+        waits.dispatched(waiter(None, 0.0), place, 0.0, 1.0)
+    assert 0.5 <= waits.of(make_request("b"), place, 1.0, comes=True).wait_s / (place.queued * 0.25 * PASSED) <= 2.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "seed", "until_s", "right"), [
     ("many", 11, 300.0, 0.92), ("full", 11, 300.0, 0.92), ("ceiling", 21, 300.0, 0.9), ("bursts", 21, 600.0, 0.88),
+    ("bursts", 1, 1200.0, 0.82), ("bursts", 2, 1200.0, 0.9), ("bursts", 3, 1200.0, 0.92),
     ("agents", 21, 300.0, 0.85),
 ])  # fmt: skip
 def test_most_waits_are_as_long_as_was_told(kind: str, seed: int, until_s: float, right: float) -> None:

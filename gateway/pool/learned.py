@@ -1,7 +1,8 @@
-"""A file with the learned state of all pools, kept across restarts.
+"""Learned state that outlives a gateway, in a file, or that all gateways of a pool share, in their store.
 
-The file is a convenience, never a condition. An unusable file is quarantined, and a failed write is logged. The gateway
-serves either way.
+The file is a convenience, never a condition. An unusable file is quarantined, and a failed write is logged. In the
+store is one snapshot of each pool that each gateway merges into: for every population, the snapshot with the most
+observations wins. A new gateway starts from the snapshot.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from gateway.storage.store import Store
+from gateway.storage.store_errors import StoreUnavailable
 from gateway.telemetry.background import OperationalError
 from policies.admission import takeover
 from policies.admission.engine import AdmissionEngine
 
 logger = logging.getLogger("fairgate")
 
-SAVE_INTERVAL_S = 60.0
+INTERVAL_S = 60.0
 FILE_BYTES_MAX = 64 * 1024 * 1024
 VERSION = 1
 
@@ -59,12 +63,18 @@ class LearnedFile:
         try:
             self._restore(content)
         except ValueError as error:
-            self._put_aside(str(error))
+            aside = self._path.with_name(self._path.name + ".corrupt")
+            with suppress(OSError):
+                self._path.replace(aside)
+            logger.warning(
+                "%s is not a usable state file (%s): it is kept as %s, and everything is learned anew",
+                self._path, error, aside,
+            )  # fmt: skip
 
     async def turn(self) -> None:
         """Save, then wait."""
         await self.save()
-        await asyncio.sleep(SAVE_INTERVAL_S)
+        await asyncio.sleep(INTERVAL_S)
 
     async def close(self) -> None:
         """Save for the last time."""
@@ -103,18 +113,6 @@ class LearnedFile:
         for read in found:
             takeover.adopt(read)
 
-    def _put_aside(self, why: str) -> None:
-        """Rename an unusable file, so that it is kept and not overwritten."""
-        aside = self._path.with_name(self._path.name + ".corrupt")
-        try:
-            self._path.replace(aside)
-        except OSError as error:
-            aside = Path(f"(not renamed: {error})")
-        logger.warning(
-            "%s is not a usable state file (%s): it is kept as %s, and everything is learned anew",
-            self._path, why, aside,
-        )  # fmt: skip
-
     def _write(self, content: bytes) -> None:
         """Write atomically, so that no reader sees half a file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,3 +127,43 @@ class LearnedFile:
 
 def _for_the_owner(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+BYTES_MAX = 16 * 1024 * 1024
+
+
+class LearnedSync:
+    """A synchroniser of one engine with the store, one `turn` after another."""
+
+    def __init__(self, store: Store, pool: str, engine: AdmissionEngine) -> None:
+        self._store = store
+        self.pool = pool
+        self._engine = engine
+        self._written = b""
+
+    async def turn(self) -> None:
+        try:
+            await self._adopt()
+            await self._write()
+        except StoreUnavailable:
+            pass  # the store logs the error; local state is kept
+        await asyncio.sleep(INTERVAL_S)
+
+    async def _adopt(self) -> None:
+        content = await self._store.learned_state(self.pool)
+        if content is None or content == self._written:
+            return
+        try:
+            takeover.adopt(takeover.read(self._engine, msgspec.json.decode(content)))
+        except (ValueError, RecursionError) as error:
+            logger.warning(
+                "pool %s: the shared learned state cannot be read (%s), and is replaced",
+                self.pool,
+                error,
+            )
+
+    async def _write(self) -> None:
+        content = msgspec.json.encode(takeover.snapshot(self._engine))
+        if content != self._written and len(content) <= BYTES_MAX:
+            await self._store.learn(self.pool, content)
+            self._written = content
