@@ -54,7 +54,7 @@ STATIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "identify": ("Pipeline.authorize", "Principal.app"),
     "interaction": (
-        "Payload.turns", "ClaimReader.read", "answer_keys", "Interactions.arrived", "Interactions.admitted",
+        "Payload.conversation", "ClaimReader.read", "answer_keys", "Interactions.arrived", "Interactions.admitted",
         "Interactions.served",
     ),
     "admit": ("Pipeline._admit", "Pipeline._submit", "Dispatcher.submit"),

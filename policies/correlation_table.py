@@ -93,17 +93,22 @@ class CorrelationTable:
             self._forget_oldest()
         return True
 
-    def add_all(self, interaction: Interaction, keys: Iterable[str | int]) -> None:
+    def add_all(self, interaction: Interaction, *groups: Iterable[str | int]) -> None:
         """Give the interaction several keys, the oldest first."""
         app, user, _ = interaction.key
-        for key in keys:
-            own, hashes = self._tenants.get(interaction.tenant), interaction.key_hashes
-            key_hash = hash((app, user, key))
-            if own is None or hashes is None or key_hash in own or len(hashes) >= KEYS_MAX or self._count >= self._most:
-                self.add(interaction, key)
-            else:  # the usual case, inlined: the key has no holder, and no bound is reached
+        for group in groups:
+            for key in group:
+                own, hashes = self._tenants.get(interaction.tenant), interaction.key_hashes
+                key_hash = hash((app, user, key))
+                if own is None or key_hash in own or self._count >= self._most or (hashes and len(hashes) >= KEYS_MAX):
+                    self.add(interaction, key)
+                    continue
+                # the usual case, inlined: the key has no holder, and no bound is reached
                 own[key_hash] = interaction
-                hashes.append(key_hash)
+                if hashes is None:
+                    interaction.key_hashes = [key_hash]
+                else:
+                    hashes.append(key_hash)
                 self._count += 1
 
     def forget(self, interaction: Interaction) -> None:

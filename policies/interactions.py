@@ -21,7 +21,7 @@ An interaction beyond its caps continues, but its calls no longer count as insid
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -31,6 +31,7 @@ from policies.app_paces import PACE_S_MAX, AppPaces
 from policies.capacity.output_lengths import APPS_MAX
 from policies.correlation_table import KEYS_MAX, CorrelationTable
 from policies.limits.fullness import given_up
+from policies.oldest_first import OldestFirst
 from policies.request import NO_CLAIM, NO_KEYS, CorrelationKeys, Flow, Interaction, Key, Request, ServiceTokens
 from policies.settings import COUNT_MAX, setting
 
@@ -87,7 +88,7 @@ class Interactions:
         self.set(settings)
         self._open: dict[str, dict[Key, Interaction]] = {}
         self._count = 0
-        self._resting: OrderedDict[Interaction, None] = OrderedDict()
+        self._resting: OldestFirst[Interaction] = OldestFirst()
         """Interactions that rest after a final answer, the longest rest first."""
         self._to_look_at: deque[Interaction] = deque()
         self.changed: dict[Interaction, None] | None = None
@@ -138,8 +139,8 @@ class Interactions:
                 return
             interaction = request.progress.interaction = self._begin(request, now)
         else:
-            if interaction in self._resting:
-                del self._resting[interaction]
+            if interaction.line is not None:
+                interaction.leave()
                 interaction.over = False
             if claim.extends and not claim.id:
                 self._rename(interaction, claim.extends[-1])
@@ -171,7 +172,10 @@ class Interactions:
         if claim.ends:
             self._by_key.forget(interaction)
         elif answer_keys is not NO_KEYS and not claim.explicit:
-            self._add_keys(interaction, answer_keys)
+            if self.changed is None:
+                self._by_key.add_all(interaction, answer_keys.strong, answer_keys.weak, answer_keys.text)
+            else:
+                self._add_keys(interaction, answer_keys)
         self._left(interaction, service, now)
 
     def broke_off(self, request: Request, service: ServiceTokens, now: float) -> None:
@@ -202,7 +206,7 @@ class Interactions:
         if claim.extends and not claim.id:
             for extended in islice(reversed(claim.extends), EXTENDED_MAX):
                 found = own.get((flow.app, flow.user, extended)) if own is not None else None
-                if found is not None and found not in self._resting:
+                if found is not None and found.line is None:
                     return found if self._is_there(found, now) else None
             return None
         for key in claim.keys.strong:
@@ -285,8 +289,10 @@ class Interactions:
     def _begin(self, request: Request, now: float) -> Interaction:
         flow, claim = request.flow, request.claim
         key = (flow.app, flow.user, claim.id or claim.extends[-1])
-        if claim.begins and claim.id and not claim.explicit and self._known_by(flow, claim.id):
-            key = (flow.app, flow.user, claim.id[:8] + request.id[-8:])  # an equal question is open, so its id is taken
+        if claim.begins and claim.id and not claim.explicit:
+            own = self._open.get(flow.tenant)
+            if (own is not None and key in own) or self._by_key.of(flow.tenant, flow.app, flow.user, claim.id):
+                key = (flow.app, flow.user, claim.id[:8] + request.id[-8:])  # its id is taken by an equal question
         return self.open(flow, key, now)
 
     def open(self, flow: Flow, key: Key, now: float) -> Interaction:
@@ -295,10 +301,13 @@ class Interactions:
         if self._count >= self.settings.open_max:
             for tenant, key in given_up(self._open, self.settings.open_max):
                 self._close(self._open[tenant][key])
-        before = self._open.get(flow.tenant, {}).get(key)
-        if before is not None:
-            self._close(before)
-        interaction = self._open.setdefault(flow.tenant, {})[key] = Interaction(flow.tenant, key, now)
+        own = self._open.get(flow.tenant)
+        if own is not None and key in own:
+            self._close(own[key])
+            own = self._open.get(flow.tenant)
+        if own is None:
+            own = self._open[flow.tenant] = {}
+        interaction = own[key] = Interaction(flow.tenant, key, now)
         self._count += 1
         return interaction
 
@@ -311,9 +320,7 @@ class Interactions:
         self._to_look_at.append(interaction)
 
     def _add_keys(self, interaction: Interaction, keys: CorrelationKeys) -> None:
-        if self.changed is None:
-            self._by_key.add_all(interaction, (*keys.strong, *keys.weak, *keys.text))
-            return
+        """Add the keys of an answer, and note those that other gateways are to know."""
         for key in keys.strong:
             self._add_key(interaction, key, is_strong=True)
         for key in keys.weak:
@@ -360,9 +367,9 @@ class Interactions:
         if own is None or own.get(interaction.key) is not interaction:
             return
         if rests and interaction.key_hashes:
-            self._resting[interaction] = None
+            self._resting.append(interaction)
             return
-        self._resting.pop(interaction, None)
+        interaction.leave()
         del own[interaction.key]
         self._count -= 1
         if not own:
@@ -387,17 +394,15 @@ class Interactions:
                 interaction.look_s = max(0.0, now) + look_s
                 looked.append(interaction)
         for _ in range(LOOKED_AT):
-            if not self._resting:
-                return
-            oldest = next(iter(self._resting))
-            if abs(now - oldest.seen_s) <= PACE_S_MAX:
+            oldest = self._resting.first
+            if oldest is None or abs(now - oldest.seen_s) <= PACE_S_MAX:
                 return
             self._close(oldest)
 
     def is_open(self, tenant: str, key: Key) -> bool:
         """Return whether the interaction is open, and not lingering after a final answer."""
         found = self._open.get(tenant, {}).get(key)
-        return found is not None and found not in self._resting
+        return found is not None and found.line is None
 
     def _note_change(self, interaction: Interaction) -> None:
         """Note that an interaction is to be reported to other gateways. The oldest notes are dropped."""

@@ -10,6 +10,8 @@ from enum import StrEnum
 from math import inf
 from typing import Any, Final, NamedTuple
 
+from policies.oldest_first import Listed
+
 BATCH: Final = " (batch)"
 """Suffix of the tenant node for a tenant's batch work. Names of tenants contain no space."""
 
@@ -121,15 +123,16 @@ Key = tuple[str, str, str | int]
 """App, user, and the claimed id or the last hash of the raw prompt."""
 
 
-class Interaction:
+class Interaction(Listed):
     """An open interaction: its calls so far, its calls under way, and its tokens."""
 
     __slots__ = (
-        "awaited", "began_s", "calls", "key", "key_hashes", "look_s", "over", "reported", "seen_s", "start_tokens",
-        "tenant", "tokens", "uncut_tokens", "under_way", "unreported",
+        "awaited", "began_s", "calls", "contexts", "key", "key_hashes", "look_s", "over", "reported", "seen_s",
+        "start_tokens", "tenant", "tokens", "uncut_tokens", "under_way", "unreported",
     )  # fmt: skip
 
     def __init__(self, tenant: str, key: Key, now: float) -> None:
+        self.line = None
         self.tenant = tenant
         self.key = key
         self.calls = 0
@@ -148,6 +151,8 @@ class Interaction:
         """The last answer asked for more, such as a tool's result, so a longer silence is allowed."""
         self.key_hashes: list[int] | None = None
         """Hashes of its keys in `policies.correlation_table`, the oldest first; None if it has no key."""
+        self.contexts: tuple[Any, ...] = ()
+        """Its contexts in the working sets of pools (`capacity.working_set`), which may have forgotten them."""
         self.reported: Any = None
         """State that other gateways know. Written by the code that reports to them."""
         self.unreported: dict[str, tuple[bool, bool]] | None = None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.request.body.payload import Payload
-from gateway.request.conversation.turns import NO_TURNS
+from gateway.request.body.payload import NO_FIELDS, Payload
 from gateway.request.interaction_claim import ClaimReader
 from policies.request import Claim, Flow
 
@@ -11,4 +10,5 @@ from policies.request import Claim, Flow
 def claim_of(
     by: ClaimReader, headers: list[tuple[bytes, bytes]], payload: Payload, flow: Flow, *, generates: bool = True
 ) -> Claim:
-    return by.read(dict(reversed(headers)), payload, payload.turns() if generates else NO_TURNS, flow)
+    conversation = payload.conversation if generates else NO_FIELDS.messages
+    return by.read(dict(reversed(headers)), payload, conversation, flow)[0]

@@ -11,8 +11,7 @@ from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Head
 from gateway.pool.pool import Pool
 from gateway.proxy.request_context import RequestContext
-from gateway.request.body.payload import USER_LENGTH_MAX, Payload
-from gateway.request.conversation.turns import NO_TURNS
+from gateway.request.body.payload import NO_FIELDS, USER_LENGTH_MAX, Payload
 from gateway.request.interaction_claim import OF_INTEREST
 from gateway.request.within_context import within_context
 from policies.request import FREE, NO_CLAIM, Flow, Request, of_batch
@@ -68,9 +67,9 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         willing = fields.get(b"x-fairgate-wait-s-max")
         wait_s_max = inf if willing is None else _seconds(willing)
         if pool.claims is not None:
-            turns = payload.turns() if generates else NO_TURNS
-            claim = pool.claims.read(fields, payload, turns, flow)
-            instruction_bytes = payload.instruction_bytes + turns.instruction_bytes
+            conversation = payload.conversation if generates else NO_FIELDS.messages
+            claim, instruction_bytes = pool.claims.read(fields, payload, conversation, flow)
+            instruction_bytes += payload.instruction_bytes
             if instruction_bytes:
                 system_tokens = prompt_tokens * instruction_bytes // payload.prompt.size
     return Request(

@@ -172,7 +172,8 @@ _members: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(
 
 def decode_turns(conversation: Raw) -> list[Turn]:
     """Decode a conversation. Raise `TooManyError` beyond `TURNS_MAX`."""
-    if bytes(conversation).count(b"{") <= TURNS_MAX:  # each turn has a brace; counting turns takes two calls for each
+    # Each turn has a brace. Counting turns takes two calls for each.
+    if len(conversation) <= TURNS_MAX or bytes(conversation).count(b"{") <= TURNS_MAX:
         return _turns(conversation)
     _decoded.left = TURNS_MAX
     return _counted_turns(conversation)

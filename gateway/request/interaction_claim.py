@@ -26,9 +26,18 @@ from backends.answers.answer_keys import AnswerKeys
 from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError, Reason
 from gateway.request.body.payload import Payload
-from gateway.request.conversation.turn_keys import IDS_MAX, json_text, lines_in, lines_of, turn_of
-from gateway.request.conversation.turns import NO_TURNS, QUOTE, Turns, hashed, named
-from gateway.request.fields import Fields, decode_claimed
+from gateway.request.conversation.turn_keys import (
+    IDS_MAX,
+    LINES_MAX,
+    json_text,
+    lines_in,
+    lines_of,
+    name_of,
+    text_of,
+    turn_of,
+)
+from gateway.request.conversation.turns import INSTRUCTS, QUOTE, Turns, decoded_turns, hashed, named, read_turns
+from gateway.request.fields import Fields, Turn, decode_claimed
 from policies.request import NO_CLAIM, NO_KEYS, Claim, CorrelationKeys, Flow
 
 Value = str | int | bool
@@ -80,29 +89,33 @@ class ClaimReader:
         self._by_app = by_app
         self._lengths: OrderedDict[Flow, list[int]] = OrderedDict()
 
-    def read(self, headers: Mapping[bytes, bytes], payload: Payload, turns: Turns, flow: Flow) -> Claim:
-        """Return the claim of a request. Raise `ApiError` 400 if the client's own words about its interaction are
-        invalid.
+    def read(
+        self, headers: Mapping[bytes, bytes], payload: Payload, conversation: Raw, flow: Flow
+    ) -> tuple[Claim, int]:
+        """Return the claim of a request, and the bytes of its system and developer turns. Raise `ApiError` 400 if the
+        client's own words about its interaction are invalid.
 
-        `headers`: header fields by name. `turns`: turns of the conversation; `NO_TURNS` without one, as in a text to
-        embed.
+        `headers`: header fields by name. `conversation`: empty without one, as in a text to embed.
         """
+        turns = decoded_turns(conversation)
+        instruction_bytes = 0
+        for turn in turns or ():
+            if turn.role in INSTRUCTS:
+                instruction_bytes += len(turn.content)
         rules = self._by_app.get(flow.app, self._rules)
         fields = NO_HEADERS if OF_INTEREST.isdisjoint(headers) else headers
-        if rules.content and turns is not NO_TURNS:
+        if rules.content and (turns is not None or bytes(conversation).startswith(b'"')):
             session = _session(fields, payload.fields) if rules.sessions else b""
-            previous = payload.fields.previous_response_id
-            if not session and not previous and turns.is_lone:
-                claim = _of_question(turns)
-            else:
-                claim = _of_turns(turns, session, (previous or "").encode())
+            previous = payload.fields.previous_response_id or ""
+            lone = claim_of_question(turns) if turns and not session and not previous else None
+            claim = lone or claim_of_turns(read_turns(turns, conversation), session, previous.encode())
         elif rules.prefixes and payload.raw_prompt:
             claim = Claim(extends=self._prefixes(payload.raw_prompt, flow))
         else:
             claim = NO_CLAIM
         if rules.headers and (fields or payload.fields.metadata):
             claim = _said(fields, payload.fields.metadata, claim)
-        return claim
+        return claim, instruction_bytes
 
     def _prefixes(self, text: Raw, flow: Flow) -> tuple[int, ...]:
         """Return hashes of a raw prompt's beginnings, at the lengths of earlier prompts of its flow, and of all of it.
@@ -135,9 +148,9 @@ def answer_keys(claim: Claim, answer: AnswerKeys, answer_id: str) -> Correlation
 
     `answer_id`: id by which a later call may continue from the answer; "" without one.
     """
-    strong = [_of_call(id_) for id_ in islice(answer.tool_ids, IDS_MAX)] if answer.tool_ids else []
+    strong = tuple([_of_call(id_) for id_ in islice(answer.tool_ids, IDS_MAX)]) if answer.tool_ids else ()
     if answer_id:
-        strong.append(_of_answer(answer_id.encode()))
+        strong = (*strong, _of_answer(answer_id.encode()))
     session, echoed = claim.session, claim.keys.text
     said = json_text(answer.text)
     turn = turn_of(claim.last_turn, said)
@@ -155,10 +168,34 @@ def answer_keys(claim: Claim, answer: AnswerKeys, answer_id: str) -> Correlation
         ]
         for task in tasks[:LINES_GIVEN]:
             lines += [task, task ^ _TASK]
-    return CorrelationKeys(tuple(strong), weak, tuple(lines))
+    return CorrelationKeys(strong, weak, tuple(lines))
 
 
-def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
+def claim_of_question(turns: list[Turn]) -> Claim | None:
+    """Return what `claim_of_turns` does for one text of the user outside any session, alone or behind one instruction
+    of the app, as in most requests. Return None for any other conversation."""
+    first, last = turns[0], turns[-1]
+    content = bytes(last.content)
+    ids = last.tool_call_id or last.call_id or first.tool_call_id or first.call_id
+    if len(turns) > 2 or last.role != "user" or ids or not content.startswith(b'"'):
+        return None
+    texts = [text_of(content)]
+    if first is not last:
+        if first.role not in INSTRUCTS:
+            return None
+        texts.append(text_of(bytes(first.content)))
+    lines: list[int] = []
+    for text in texts:
+        for each in lines_of(text):
+            line = hash(("", each))
+            if line not in lines:
+                lines += (line, line ^ _TASK)
+    del lines[2 * LINES_MAX :]
+    keys = CorrelationKeys((), (), tuple(lines), LINES_OF_A_NEW_TALK) if lines else NO_KEYS
+    return Claim(named(content, b"asked", b""), 1, True, keys=keys, last_turn=name_of(texts[0]))
+
+
+def claim_of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
     """Return the claim of a conversation. `session` and `previous` (the continued answer) are b"" without one."""
     keys, begins = turns.keys, turns.begins
     name = hashed(b"session", session) if session else ""
@@ -178,22 +215,12 @@ def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
     is_new = not keys.turn and not turns.has_answers
     lines = [hash((name, line)) for line in keys.lines]
     if is_new:
-        lines += [line ^ _TASK for line in lines]
+        lines = [each for line in lines for each in (line, line ^ _TASK)]
     id_ = _named(turns, session, previous, strong)
     if not id_ and not weak and not lines:
         return Claim(begins=begins)
     carried = CorrelationKeys(tuple(strong), tuple(weak), tuple(lines), LINES_OF_A_NEW_TALK if is_new else 1)
     return Claim(id_, turns.stage, begins, keys=carried, session=name, last_turn=keys.last_turn)
-
-
-def _of_question(turns: Turns) -> Claim:
-    """Return the claim of a question outside any session with nothing said before, as in most requests."""
-    lines: list[int] = []
-    for text in turns.keys.lines:
-        line = hash(("", text))
-        lines += (line, line ^ _TASK)
-    carried = CorrelationKeys((), (), tuple(lines), LINES_OF_A_NEW_TALK) if lines else NO_KEYS
-    return Claim(turns.named(b"asked", b""), 1, True, keys=carried, last_turn=turns.keys.last_turn)
 
 
 def _named(turns: Turns, session: bytes, previous: bytes, strong: list[str]) -> str:

@@ -35,7 +35,6 @@ As long as K is not known, nothing waits.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
@@ -47,6 +46,7 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
 from policies.capacity.pace import SEEN_MIN, USUAL_S
 from policies.contexts import KeptShare, Kind, Kinds
+from policies.oldest_first import Listed, OldestFirst
 from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens
 from policies.tree.node import BATCH_CONTEXTS, CONTEXTS
 from policies.tree.pool_tree import PoolTree
@@ -61,16 +61,21 @@ OVER: Final = 1.0 + TOLERATED
 forecast varies about a full cache."""
 
 
-class Context:
-    """The share of the KV cache of one interaction, or of one request outside interactions."""
+class Context(Listed):
+    """The share of the KV cache of one interaction, or of one request outside interactions.
+
+    An idle context outlives many interactions, so it keeps none: an interaction knows its contexts.
+    """
 
     __slots__ = (
-        "calls", "engine", "held_tokens", "idle_s", "key", "kind", "prompt_tokens", "returns", "tenant",
+        "began_s", "calls", "engine", "held_tokens", "idle_s", "kind", "prompt_tokens", "returns", "set", "tenant",
         "to_find_tokens", "tokens",
     )  # fmt: skip
 
-    def __init__(self, key: Interaction | str, tenant: str, kind: Kind, now: float) -> None:
-        self.key = key
+    def __init__(self, set: WorkingSet, tenant: str, kind: Kind, began_s: float) -> None:
+        self.line = None
+        self.set: WorkingSet | None = set
+        """The set that has the context; None once it is forgotten."""
         self.kind = kind
         self.returns = kind.return_rate.value > 0.0
         self.tenant = tenant
@@ -84,8 +89,8 @@ class Context:
         """Tokens that the call that has returned should find in the cache; 0 if no such call is under way."""
         self.calls = 0
         """Number of calls under way."""
-        self.idle_s = now
-        """Time at which the last call under way ended."""
+        self.began_s = self.idle_s = began_s
+        """Times at which the interaction began, and at which the last call under way ended."""
 
 
 class WorkingSet:
@@ -109,10 +114,11 @@ class WorkingSet:
         """Part of K that batch work has beside other work."""
         self._now = self._entered_s = -inf
         """Time of the last `expire`, and of the last start that entered without room."""
-        self._contexts: dict[Interaction | str, Context] = {}
-        self._idle: OrderedDict[Context, None] = OrderedDict()
+        self._count = 0
+        """Number of contexts."""
+        self._idle: OldestFirst[Context] = OldestFirst()
         """Contexts that count though no call is under way, the longest idle first."""
-        self._parked: OrderedDict[Context, None] = OrderedDict()
+        self._parked: OldestFirst[Context] = OldestFirst()
         """Contexts that no longer count, and whose next call waits like a start."""
         self._returning = 0
         """Number of contexts of kinds whose calls return. If there are none, nothing is worth holding."""
@@ -120,7 +126,7 @@ class WorkingSet:
 
     def __len__(self) -> int:
         """Return the number of contexts that are not parked."""
-        return len(self._contexts) - len(self._parked)
+        return self._count - len(self._parked)
 
     def __repr__(self) -> str:
         return f"<WorkingSet: {self.tokens:.0f} of {self.capacity_tokens} tokens in {len(self)} contexts>"
@@ -221,7 +227,8 @@ class WorkingSet:
         turn_s = inf
         if first is not None and first.progress.wait is not None and not self._tree.contexts(first.flow.tenant):
             turn_s = max(first.progress.wait.since_s, self._entered_s) + self.hold_s
-        idle_s = next(iter(self._idle)).idle_s + self.hold_s if self._idle else inf
+        idle = self._idle.first
+        idle_s = inf if idle is None else idle.idle_s + self.hold_s
         return min(idle_s, turn_s if turn_s > self._now else inf)
 
     # --- events ---
@@ -230,21 +237,21 @@ class WorkingSet:
         """Count a queued call inside an interaction. A call of a parked interaction waits like a start instead."""
         progress = request.progress
         if progress.context is None and progress.inside:
-            context = self._contexts.get(progress.interaction) if progress.interaction is not None else None
+            context = self._context_of(progress.interaction)
             if context is not None and not context.calls:
                 context.kind.return_rate.learn(1.0)
-            progress.parked = context in self._parked
+            progress.parked = context is not None and context.line is self._parked
             if context is not None and progress.parked:
                 self._forget(context)
             else:
-                self._count(request, now)
+                self._add(request, context)
 
     def dispatched(self, request: Request, now: float) -> None:
         """Count a dispatched start."""
         if request.progress.context is None:
             if self._holds and not self._fits(request):
                 self._entered_s = now
-            self._count(request, now)
+            self._add(request, self._context_of(request.progress.interaction))
 
     def left(self, request: Request, service: ServiceTokens, now: float) -> None:
         """Note that the request ended, or left the queue.
@@ -268,13 +275,13 @@ class WorkingSet:
         else:
             self._resize(context, context.kind.idle_tokens(context.held_tokens))
             context.idle_s = now
-            self._idle[context] = None
+            self._idle.append(context)
 
     def expire(self, now: float) -> None:
         """Forget the contexts that have been idle for `hold_s`. O(1) on average."""
         self._now = now
         for idle in (self._idle, self._parked):
-            while idle and now >= (context := next(iter(idle))).idle_s + self.hold_s:
+            while (context := idle.first) is not None and now >= context.idle_s + self.hold_s:
                 context.kind.return_rate.learn(0.0)
                 self._forget(context)
 
@@ -306,19 +313,30 @@ class WorkingSet:
             return kind.own_tokens(request.prompt_tokens)
         return kind.running_tokens(request.prompt_tokens)
 
-    def _count(self, request: Request, now: float) -> None:
-        """Count the context of a call that is under way."""
+    def _context_of(self, interaction: Interaction | None) -> Context | None:
+        """Return the context of an interaction in this set."""
+        if interaction is not None:
+            contexts: tuple[Context, ...] = interaction.contexts
+            for context in contexts:
+                if context.set is self:
+                    return context
+        return None
+
+    def _add(self, request: Request, context: Context | None) -> None:
+        """Count a call that is under way in the context of its interaction, or in a new context."""
         progress = request.progress
-        key = progress.interaction if progress.interaction is not None else request.id
-        context = self._contexts.get(key)
+        interaction = progress.interaction
         if context is None:
-            context = self._contexts[key] = Context(key, request.flow.tenant, self.kinds.of(request), now)
+            began_s = interaction.began_s if interaction is not None else 0.0
+            context = Context(self, request.flow.tenant, self.kinds.of(request), began_s)
+            self._count += 1
             self._returning += context.returns
-        elif not context.calls:
-            self._parked.pop(context, None)
-            if context in self._idle:
-                del self._idle[context]
-                context.to_find_tokens = context.prompt_tokens if context.tokens else 0
+            if interaction is not None:
+                others = interaction.contexts and [one for one in interaction.contexts if one.set is not None]
+                interaction.contexts = (context, *others)
+        elif context.line is not None:
+            context.to_find_tokens = context.prompt_tokens if context.tokens else 0
+            context.leave()
         progress.context, progress.parked = context, False
         context.calls += 1
         expected = self._expected_tokens(request)
@@ -343,9 +361,9 @@ class WorkingSet:
             context.tokens = tokens
 
     def _forget(self, context: Context) -> None:
-        self._idle.pop(context, None)
-        self._parked.pop(context, None)
-        del self._contexts[context.key]
+        context.leave()
+        context.set = None
+        self._count -= 1
         self._returning -= context.returns
         self._resize(context, 0)
 
@@ -368,9 +386,8 @@ class WorkingSet:
             context = idle[most].pop()
             if not idle[most]:
                 del idle[most]
-            del self._idle[context]
             self._resize(context, 0)
-            self._parked[context] = None
+            self._parked.append(context)
 
     def _over_part(self, is_batch_over: bool, leaf: str) -> tuple[bool, float]:
         return over_part(leaf, self._tree.contexts_per_part(leaf), 1.0, is_batch_over=is_batch_over)
@@ -381,4 +398,4 @@ def _anybody(tenant: str) -> bool:
 
 
 def _began_s(context: Context) -> float:
-    return context.key.began_s if isinstance(context.key, Interaction) else context.idle_s
+    return context.began_s

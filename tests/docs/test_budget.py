@@ -17,7 +17,7 @@ TOLERATED = {"calls": (1, 0.005), "instructions": (10, 0.005), "blocks": (4, 0.0
 """So many more, or such a part, are no regression: a number of one digit more takes an instruction more, and what the
 allocator takes differs by what else the process has allocated."""
 ARCHITECTURE = (PAGE.parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8")
-PARTS = {"Claim", "CorrelationKeys", "Interaction", "Progress", "ServiceTokens", "TurnKeys", "Turns", "_RecentAnswers"}
+PARTS = {"Claim", "CorrelationKeys", "Interaction", "Progress", "ServiceTokens", "_RecentAnswers"}
 """Of the `Request`: what the client claims, what the core notes of it, how its interaction was found, and a count of
 tokens. With the first answer of its tenant at an engine: whether the latest ones broke."""
 NOTED_IN = (3, 11)

@@ -205,6 +205,14 @@ def made(tenant: str, name: str) -> Interaction:
     return Interaction(tenant, ("", "", name), 0.0)
 
 
+def test_of_the_keys_of_one_answer_the_oldest_are_forgotten() -> None:
+    table, one = CorrelationTable(), made("t", "i")
+    table.add_all(one, range(KEYS_MAX), [str(number) for number in range(5)])
+    assert len(table) == len(one.key_hashes or ()) == KEYS_MAX
+    assert table.of("t", "", "", "4") == (one,)
+    assert not table.of("t", "", "", 4)
+
+
 def test_the_tenant_with_most_witnesses_loses_its_oldest() -> None:
     table = CorrelationTable(keys_max=100)
     small = made("small", "i")

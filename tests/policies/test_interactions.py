@@ -335,6 +335,16 @@ def test_nothing_is_kept_of_a_question_once_nobody_can_go_on_with_it() -> None:
     assert (kept(), len(table)) == (before + 1, 1)
 
 
+def test_what_goes_on_after_a_rest_is_awaited_like_any_other() -> None:
+    table = Interactions()
+    serve(table, answered(Claim("q", 1, True)), 0.0, awaits_more=False)
+    on = call(Claim("on", 2, None, keys=CorrelationKeys((), ("turn q",))))
+    assert serve(table, on, 1.0, awaits_more=True).progress.stage == 2
+    serve(table, call("another"), 2.0 + PACE_S_MAX, awaits_more=True)
+    assert len(table) == 2
+    assert admit(table, call(Claim("q", 3, False)), 2.0 + PACE_S_MAX).progress.interaction is on.progress.interaction
+
+
 def answered(claim: Claim) -> Request:
     """A call whose answer gives out a key."""
     request = call(claim)

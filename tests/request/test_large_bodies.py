@@ -16,7 +16,7 @@ from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError
 from gateway.request.apis import CHAT, COMPLETIONS, RESPONSES
 from gateway.request.body.payload import JsonPayload, read_json
-from gateway.request.conversation.turns import NO_TURNS
+from gateway.request.conversation.turns import decoded_turns
 from gateway.request.fields import MEMBERS_MAX, TURNS_MAX
 from gateway.request.interaction_claim import ClaimReader
 from tests.claims import claim_of
@@ -67,9 +67,9 @@ def _turns(count: int) -> JsonPayload:
 
 
 def test_a_conversation_of_very_many_turns_is_not_followed() -> None:
-    assert _turns(TURNS_MAX).turns() is not NO_TURNS
-    assert _turns(TURNS_MAX + 1).turns() is NO_TURNS
-    assert _turns(TURNS_MAX).turns() is not NO_TURNS
+    assert decoded_turns(_turns(TURNS_MAX).conversation) is not None
+    assert decoded_turns(_turns(TURNS_MAX + 1).conversation) is None
+    assert decoded_turns(_turns(TURNS_MAX).conversation) is not None
 
 
 def test_an_object_of_very_many_members_is_not_written_anew() -> None:

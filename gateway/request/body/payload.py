@@ -21,7 +21,6 @@ from msgspec.structs import astuple
 
 from gateway.http.errors import ApiError, Reason
 from gateway.request.apis import COMPLETIONS, NAMES, RESPONSES, Api
-from gateway.request.conversation.turns import Turns, read_turns
 from gateway.request.fields import (
     FLAGS,
     MEMBERS_MAX,
@@ -131,10 +130,11 @@ class Payload:
         """Bytes of the JSON of instructions beside the conversation."""
         return len(self.fields.system) + len(self.fields.instructions)
 
-    def turns(self) -> Turns:
-        """Return the turns of the conversation."""
-        name = self.api.conversation
-        return read_turns(getattr(self.fields, name) if name else NO_FIELDS.messages)
+    @property
+    def conversation(self) -> Raw:
+        """JSON of the conversation, empty without one."""
+        found: Raw = getattr(self.fields, self.api.conversation) if self.api.conversation else NO_FIELDS.messages
+        return found
 
     def rename(self, model: str) -> None:
         """Ask the engine for the model of this name."""

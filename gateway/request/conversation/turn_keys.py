@@ -69,13 +69,6 @@ class TurnKeys:
 NO_TURN_KEYS: Final = TurnKeys([], b"", b"", [])
 
 
-def keys_of_question(content: bytes, instructions: bytes) -> TurnKeys:
-    """Return the keys that `keys_of_turns` finds for one text of the user behind these instructions of the app."""
-    asked = text_of(content)
-    lines = _lines([asked, text_of(instructions)]) if instructions else lines_of(asked)
-    return TurnKeys([], name_of(asked), b"", list(dict.fromkeys(lines)) if len(lines) > 1 else lines)
-
-
 def keys_of_turns(first: Sequence[Turn], last: Sequence[Turn]) -> TurnKeys:
     """Return the keys of a conversation with these first and last turns, which may overlap."""
     begin = end = len(last)  # bounds of the model's last turn, which may have several items

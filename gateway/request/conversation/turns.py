@@ -24,12 +24,13 @@ from gateway.request.conversation.turn_keys import (
     LAST_TURNS,
     NO_TURN_KEYS,
     TurnKeys,
-    keys_of_question,
     keys_of_turns,
 )
 from gateway.request.fields import TooManyError, Turn, decode_one_text, decode_turns
 
 QUOTE: Final = ord('"')
+INSTRUCTS: Final = ("system", "developer")
+"""Roles of the app's own instructions."""
 _TOOL_RESULT: Final = b'"tool_result"'
 _RESULTS_MAX: Final = 1 << 8
 """Most blocks of one turn that are searched for a tool's result."""
@@ -51,18 +52,16 @@ class Turns:
         questions: the user's own turns up to and with the question; empty if there is none.
         stage: the call's position among the calls that answer the question, from 1.
         begins: True if the question comes last, False if a tool's result does, None if neither does.
-        instruction_bytes: bytes of the system and developer turns.
         keys: correlation keys by which the interaction is recognised.
     """
 
-    __slots__ = ("_answered", "begins", "instruction_bytes", "keys", "questions", "stage")
+    __slots__ = ("_answered", "begins", "keys", "questions", "stage")
 
     def __init__(self, questions: list[bytes], answered: int, shape: Shape, keys: TurnKeys) -> None:
         """Create the facts. `answered`: number of questions that the model has replied to."""
         self.questions = questions
         self.stage = shape.stage()
         self.begins = shape.begins
-        self.instruction_bytes = shape.instruction_bytes
         self.keys = keys
         self._answered = answered
 
@@ -75,12 +74,6 @@ class Turns:
     def has_answers(self) -> bool:
         """Return whether an earlier question has been answered."""
         return self._answered > 0
-
-    @property
-    def is_lone(self) -> bool:
-        """Return whether the conversation is one question, with nothing said before."""
-        keys = self.keys
-        return self.begins is True and not self._answered and not keys.turn and not keys.tool_ids
 
     def named(self, *rest: bytes, last_only: bool = False) -> str:
         """Return a short name of all questions, or with `last_only` of the last one, and of the `rest` that sets it
@@ -110,7 +103,7 @@ class TurnKind(Enum):
 class Shape:
     """The shape of a conversation, updated turn by turn."""
 
-    __slots__ = ("_calls", "_calls_before", "_has_result", "_in_models_turn", "begins", "instruction_bytes")
+    __slots__ = ("_calls", "_calls_before", "_has_result", "_in_models_turn", "begins")
 
     def __init__(self) -> None:
         self._calls = 0
@@ -120,7 +113,6 @@ class Shape:
         self._in_models_turn = False
         self._has_result = False
         """Whether a tool's result has come since the model's last turn."""
-        self.instruction_bytes = 0
 
     def of_user(self, *, is_question: bool) -> TurnKind:
         """Add a turn of the user: a question or a tool's result. Text beside a result, such as reminders and images,
@@ -131,11 +123,10 @@ class Shape:
         self._calls = 0
         return TurnKind.ASKS
 
-    def of_other(self, turn: Turn, content_bytes: int) -> TurnKind:
+    def of_other(self, turn: Turn) -> TurnKind:
         """Add a turn of anyone but the user."""
         role = turn.role
-        if role == "system" or role == "developer":
-            self.instruction_bytes += content_bytes
+        if role in INSTRUCTS:
             return TurnKind.OTHER
         if role == "tool" or role == "function" or (role is None and (turn.type or "").endswith("_output")):
             return self._result()
@@ -157,43 +148,29 @@ class Shape:
         return self._calls if self._in_models_turn else self._calls + 1
 
 
-NO_TURNS: Final = Turns([], 0, Shape(), NO_TURN_KEYS)
-
-
-def _question() -> Shape:
-    """Return the shape of a single question."""
-    shape = Shape()
-    shape.of_user(is_question=True)
-    return shape
-
-
-QUESTION: Final = _question()
-"""The shape of one question with nothing said before."""
-
-
-def read_turns(conversation: Raw) -> Turns:
-    """Return the turns of `messages` or `input` as they stand in the body. A value that is no conversation, or a very
-    long one, has no turns; the engine judges it."""
-    if not conversation:
-        return NO_TURNS
+def decoded_turns(conversation: Raw) -> list[Turn] | None:
+    """Return the turns of `messages` or `input` as they stand in the body. None for any other value, which the engine
+    judges, and for a very long conversation."""
     try:
-        turns = decode_turns(conversation)
-    except TooManyError:
-        return NO_TURNS
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        text = bytes(conversation)
-        return Turns([text], 0, QUESTION, NO_TURN_KEYS) if text[0] == QUOTE else NO_TURNS
-    if 0 < len(turns) <= 2 and (found := _of_question(turns[-1], turns[0])) is not None:
-        return found
+        return decode_turns(conversation) if conversation else None
+    except (TooManyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def read_turns(turns: list[Turn] | None, conversation: Raw) -> Turns:
+    """Return the facts that these turns of a conversation tell. Without turns, the conversation is one text."""
     shape = Shape()
     questions: list[bytes] = []
     answered = 0
+    if turns is None:
+        shape.of_user(is_question=True)
+        return Turns([bytes(conversation)], 0, shape, NO_TURN_KEYS)
     for turn in turns:
         if turn.role == "user":
             content = bytes(turn.content)
             kind = shape.of_user(is_question=not (content.startswith(b"[") and _holds_result(content)))
         else:
-            kind = shape.of_other(turn, len(turn.content))
+            kind = shape.of_other(turn)
         if kind is TurnKind.ASKS:
             questions.append(content)
         elif kind is TurnKind.RESULT:
@@ -201,24 +178,6 @@ def read_turns(conversation: Raw) -> Turns:
         elif kind is TurnKind.MODEL:
             answered = len(questions)
     return Turns(questions, answered, shape, keys_of_turns(turns[:FIRST_TURNS], turns[-LAST_TURNS:]))
-
-
-def _of_question(last: Turn, first: Turn) -> Turns | None:
-    """Return the turns of one text of the user, alone or behind one instruction of the app, as in most requests. Return
-    None for any other conversation."""
-    content = bytes(last.content)
-    if last.role != "user" or not content.startswith(b'"'):
-        return None
-    if first is last:
-        return Turns([content], 0, QUESTION, keys_of_question(content, b""))
-    role = first.role
-    ids = last.tool_call_id or last.call_id or first.tool_call_id or first.call_id
-    if ids or (role != "system" and role != "developer"):
-        return None
-    instructions = bytes(first.content)
-    turns = Turns([content], 0, QUESTION, keys_of_question(content, instructions))
-    turns.instruction_bytes = len(instructions)
-    return turns
 
 
 def _holds_result(content: bytes) -> bool:

@@ -30,6 +30,20 @@ def test_beyond_a_tenth_over_the_cache_the_newest_idle_interaction_waits_like_a_
     assert pool.asks(again) == [again.id]
 
 
+def test_the_newest_is_the_one_that_began_last_whichever_call_ended_last() -> None:
+    pool = Pool()
+    grown = full(pool)
+    for serial, interaction in enumerate(("a1", "a2"), 1):  # a1 began last, after a2
+        one = call("a", interaction, 3000, serial=serial)
+        assert pool.asks(one) == [one.id]
+        pool.answers(one, output=0)
+    pool.answers(grown, output=0)
+    assert pool.asks(call("a", "a0", 5200, serial=2))
+    pool.now += 0.5
+    pool.scraped()
+    assert pool.asks(call("a", "a1", 3000, serial=7)) == []
+
+
 def test_what_was_parked_for_as_long_as_the_cache_takes_to_compute_is_parked_no_more() -> None:
     pool = Pool()
     pool.answers(full(pool), output=0)
