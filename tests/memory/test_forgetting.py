@@ -127,6 +127,6 @@ def test_requests_that_have_left_leave_nothing_in_the_queue() -> None:
                 queue.add(request)
             for request in reversed(crowd[begin : begin + together]):
                 queue.remove(request)
-                assert len(queue._deadlines) <= 2 * len(queue) + 64
+                assert len(queue._deadlines) <= 2 * len(queue.requests) + 64
     assert queue.earliest_deadline_s() == 1.0
     assert queue.expired(1.5) is stays
