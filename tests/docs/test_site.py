@@ -71,6 +71,6 @@ def test_the_drawings_of_policies_are_what_the_code_decides(tmp_path: Path, monk
     monkeypatch.setattr(pictures, "FIGURES", tmp_path)
     pictures.draw()
     drawn = {one.name: one.read_text() for one in tmp_path.iterdir()}
-    assert len(drawn) == 9
+    assert len(drawn) == 8
     for name, text in drawn.items():
         assert text == (ROOT / "docs/figures" / name).read_text(), "run: python -m docs.generate.pictures"

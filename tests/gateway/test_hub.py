@@ -114,7 +114,7 @@ async def test_a_longer_limit_goes_on_from_what_was_used_before(
 ) -> None:
     url = str(tmp_path / "usage.db")
     tally = UsageTotals()
-    tally.requests, tally.input, tally.output = 1, 480, 500
+    tally.requests, tally.input_tokens, tally.output_tokens = 1, 480, 500
     named = [each | {"quota": {"tokens_per_day": 1000}} for each in tenants(spent=1, fresh=1)]
     groups: list[dict[str, Any]] = []
     if is_grouped:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 from weakref import ref
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.oldest_first import Listed, OldestFirst
+
+pytestmark = pytest.mark.interpreted_only  # subclasses of a compiled class are compiled
 
 
 class Number(Listed):
