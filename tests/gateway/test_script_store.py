@@ -15,6 +15,7 @@ from policies.replicas.messages import (
     Opened,
     ReplicaReport,
     ReplicaView,
+    Standing,
 )
 
 EMPTY = ReplicaReport([], [], [], [], [], [], [], 0.0)
@@ -35,6 +36,21 @@ def test_a_counter_that_nobody_changes_is_forgotten_in_time(after_ms: int, total
     exchange(store, 2, EMPTY, START_MS + 1)
     view = exchange(store, 3, EMPTY._replace(charges=[Charge("a", 5.0, 0.0, False)]), START_MS + after_ms)
     assert view.totals == [total]
+
+
+def test_who_waits_at_another_gateway_too_is_lifted_to_nothing() -> None:
+    """Not even to its own counter as of the report there, from which a refund has been taken since."""
+    store = ScriptStore()
+    waiting = [
+        Standing(name, f"{name}\x1f", served, 0.0, 0.0, inside=False) for name, served in (("b", 9.0), ("a", 7.0))
+    ]
+    exchange(store, 1, EMPTY._replace(standings=waiting, charges=[Charge("a", 0.0, 7.0, False)]), START_MS, "other")
+    exchange(store, 1, EMPTY, START_MS)
+    totals = []
+    for number, refund, is_sole in ((2, -4.0, False), (3, 0.0, True)):
+        charge = Charge("a", 7.0, refund, raises=False, is_sole=is_sole)
+        totals += exchange(store, number, EMPTY._replace(charges=[charge]), START_MS + number).totals
+    assert totals == [3.0, 3.0]
 
 
 def counted(store: ScriptStore, number: int, bucket: int, requests: int, now_ms: int = START_MS) -> int:

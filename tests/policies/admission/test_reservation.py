@@ -73,6 +73,14 @@ def test_it_goes_to_another_engine_if_that_has_room_first() -> None:
     assert engine.requests.lease("small").backend == "e0", "nothing is kept any more"
 
 
+def test_nothing_is_kept_where_no_other_engine_could_start_anything() -> None:
+    engine = engine_of("vtc")
+    engine.backend_changed("e1", False, 1.0)
+    assert not engine.arrived(sized("large", "b", 900), 1.0)
+    assert engine.blocked is not None
+    assert engine.room.reserve(engine.blocked) is None
+
+
 @pytest.mark.parametrize("policy", ONE_WINDOW)
 def test_the_engine_that_was_kept_serves_others_once_the_next_one_has_left(policy: str) -> None:
     engine = engine_of(policy)

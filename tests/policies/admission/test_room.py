@@ -16,7 +16,7 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
-from policies.request import Refusal, ServiceTokens
+from policies.request import Refusal, Request, ServiceTokens, of_batch
 from policies.tree.pool_tree import PoolTree
 from policies.tree.preemption import Preemption
 from tests.policies.making import dispatched, make_request
@@ -42,7 +42,8 @@ def test_an_engine_that_runs_nothing_is_tried_whatever_was_learned_of_it(policy:
     assert engine.arrived(make_request("b", id="x", sequences=2), 1.0) == [Dispatch("x", "idle")]
 
 
-def test_nothing_waits_inside_an_engine_while_another_one_has_a_free_slot() -> None:
+@pytest.mark.parametrize("tenant", ["a", "b"], ids=["of a flood", "alone"])
+def test_nothing_waits_inside_an_engine_while_another_one_has_a_free_slot(tenant: str) -> None:
     engine, prefix = engines_of("fairserve", "one", "two", slots=16), (1, 2)
     engine.arrived(make_request("a", prefix=prefix, prompt=1000, id="first"), 0.0)
     engine.progressed("first", 1, 0.0)
@@ -53,7 +54,7 @@ def test_nothing_waits_inside_an_engine_while_another_one_has_a_free_slot() -> N
             engine.progressed(decision.id, 1, 0.0)
     for other in [one.request.id for one in engine.requests.leases.values() if one.backend != cached_at]:
         engine.finished(other, ServiceTokens(10, 1), 0.0)
-    (decision,) = engine.arrived(make_request("a", prefix=prefix, prompt=1000), 0.0)
+    (decision,) = engine.arrived(make_request(tenant, prefix=prefix, prompt=1000), 0.0)
     assert isinstance(decision, Dispatch)
     assert decision.backend != cached_at, "though all of its prompt is cached there"
 
@@ -164,6 +165,43 @@ def test_the_slot_of_a_request_that_is_cancelled_is_used_at_once() -> None:
         engine.arrived(make_request("a"), 0.0)
     (waits,) = engine.requests.waiting.requests
     assert dispatched(engine.cancelled(next(iter(engine.requests.leases)), 1.0)) == [waits]
+
+
+def test_nothing_is_preempted_for_a_request_that_has_room_soon() -> None:
+    room = engines_of("vtc", "one", "two").room
+    blocked = Blocked(make_request("a"), {"one": Obstacle.PREFILL, "two": Obstacle.SLOTS})
+    assert room.preempts_at(blocked) == []
+    blocked.set("one", Obstacle.KV)
+    assert room.preempts_at(blocked) == ["one", "two"]
+
+
+def test_starts_of_a_flood_are_spread_unless_batch_runs_which_fills_the_gaps() -> None:
+    def sized(tenant: str) -> Request:
+        return make_request(tenant, prompt=92, output_max=10, expected=10.0, reserved=10)
+
+    ledger, tree, preemption = BackendLedger("one", CapacitySettings(), max_num_seqs=256), PoolTree(), Preemption()
+    ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
+    for _ in range(28):
+        lease = Lease(sized("a"), "one", 0.0)
+        ledger.add(lease)
+        ledger.started(lease, 0.0)
+    room = PoolRoom({"one": ledger}, WorkingSet(tree), tree, preemption)
+    other, batch = sized("a"), sized(of_batch("b"))
+    for request in (other, batch):
+        tree.arrived(request, 1.0)
+        assert spread_at(room, request) == ["one"]
+    preemption.dispatched(sized(of_batch("b")), "one")
+    assert spread_at(room, other) == []
+    assert spread_at(room, batch) == ["one"]
+
+
+def spread_at(room: PoolRoom, request: Request) -> list[str]:
+    """The engines that have room for this request, and leave it for later."""
+    room.changed()
+    found = room.with_room(request)
+    return (
+        [name for name, why in found.obstacles.items() if why is Obstacle.SPREAD] if isinstance(found, Blocked) else []
+    )
 
 
 def test_an_engine_without_slots_for_many_sequences_may_have_one_for_a_single_one() -> None:

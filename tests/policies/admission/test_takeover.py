@@ -258,6 +258,19 @@ def test_a_lead_is_the_same_service_in_another_group() -> None:
     assert leads(engine) == pytest.approx((before[1], before[1]))
 
 
+def test_all_that_sleep_at_a_node_wake_when_a_reload_removes_it() -> None:
+    terms = tree({"g": ("", {"max_running": 1})}, {name: ("g", {}) for name in "abc"})
+    engine = AdmissionEngine(policy_of("vtc"), tree=terms)
+    engine.add_backend("one", max_num_seqs=1)
+    for name in "aabbcc":
+        engine.arrived(make_request(name), 0.0)
+    backlog = engine.policy.order.backlog
+    assert backlog is not None
+    assert len(backlog.full[" g"]) == 3
+    take_over(engine, setup_with(slots={"one": 1}, tree=tree({}, {})), 0.1)
+    assert backlog.full == {}
+
+
 def test_a_weight_inside_a_group_converts_what_it_changes_of_the_pool_and_no_more() -> None:
     engine = behind_a_light_tenant(groups=True)
     if leads(engine)[0] < 50_000:

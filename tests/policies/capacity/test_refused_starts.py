@@ -84,6 +84,13 @@ def test_a_start_whose_time_in_the_queue_is_over_reads_when_it_is_its_turn() -> 
     assert pool.answers(runs) == []
 
 
+def test_a_start_waits_for_as_many_turns_as_starts_of_its_tenant_stand_before_it() -> None:
+    pool = Pool(limits=QueueLimits(queue_wait_s_max=1000.0, queue_requests_max=100))
+    _, *waiting = overfull(pool)
+    expected = [pool.engine.requests.expected(start, pool.now, comes=False) for start in waiting]
+    assert [one.turns for one in expected] == [1.0, 2.0, 3.0]
+
+
 def test_the_first_in_line_may_always_wait_and_so_may_a_start_with_room_and_a_call_inside() -> None:
     pool = Pool(limits=QueueLimits(queue_wait_s_max=48.0, queue_wait_s_max_inside=48.0, queue_requests_max=100))
     _, *waiting = overfull(pool)

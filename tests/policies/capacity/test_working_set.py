@@ -139,6 +139,17 @@ def test_an_interaction_counts_with_what_calls_of_its_kind_usually_have_until_it
     assert pool.asks(call("a", "next", 500)) == []
 
 
+def test_a_short_call_beside_a_long_one_makes_their_context_no_smaller() -> None:
+    pool = Pool()
+    usual = call("a", "usual", 3000)
+    assert pool.asks(usual) == [usual.id]
+    pool.answers(usual)
+    pool.after(2 * HOLD_S)
+    for one in (call("a", "other", 6000), call("a", "other", 500, serial=1)):
+        assert pool.asks(one) == [one.id]
+    assert pool.set.tokens == 6000
+
+
 def test_a_held_start_that_leaves_holds_nobody_up() -> None:
     pool = Pool()
     full(pool)

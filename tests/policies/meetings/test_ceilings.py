@@ -123,6 +123,26 @@ def test_a_share_of_engines_of_which_one_is_not_known_is_no_share_of_the_others(
     assert sum(ledger.sequences for ledger in world.engine.backends.values()) > 30
 
 
+def test_a_tenant_at_its_ceiling_sleeps_until_it_has_room() -> None:
+    engine = AdmissionEngine(named_policy("vtc"), tree=tree({}, {"a": (ROOT, {"max_running": 1})}))
+    engine.add_backend("e", max_num_seqs=8)
+    runs, waits = make_request("a"), make_request("a")
+    for request in (runs, waits):
+        engine.arrived(request, 0.0)
+    assert not engine.room.may_wake(waits, None)
+    assert engine.finished(runs.id, ServiceTokens(10, 1), 1.0, None) == [Dispatch(waits.id, "e")]
+
+
+def test_a_share_is_of_the_engines_in_service() -> None:
+    engine = AdmissionEngine(named_policy("vtc"), tree=tree({}, {"a": (ROOT, {"max_share": 0.5})}))
+    for name in ("e0", "e1"):
+        engine.add_backend(name, max_num_seqs=8)
+    engine.backend_changed("e1", False, 0.0)
+    for _ in range(8):
+        engine.arrived(make_request("a"), 0.0)
+    assert engine.dispatched == 4
+
+
 def test_a_prompt_larger_than_the_cache_of_one_engine_goes_to_one_that_can_hold_it() -> None:
     world = World("vtc", {"small": (4, 8_000), "large": (16, 24_000)})
     world.closed("a", 60, 900, 200)

@@ -77,10 +77,10 @@ def pop_all(policy: Policy, cluster: Cluster) -> list[str]:
 def test_requests_that_begin_alike_go_to_one_backend_and_others_elsewhere() -> None:
     policy, cluster = named_policy("d2lpm"), Cluster(100, "x", "y")
     wanted = {}
-    for number in range(8):
-        for text in (1, 2):
+    for number in range(4):
+        for text in (1, 1, 2, 2):
             wanted[ask(policy, document(text, 10)).id] = text
-        if number == 3:  # half of them find the first ones still waiting, half find them cached
+        if number == 1:  # half of them find the first ones still waiting, half find them cached
             served = [pop(policy, cluster) for _ in range(8)]
     served += [pop(policy, cluster) for _ in range(8)]
     where: dict[int, set[str]] = {1: set(), 2: set()}
@@ -120,6 +120,19 @@ def test_an_idle_engine_takes_what_waits_for_another() -> None:
     assert deficits["running"] == 2
 
 
+def test_an_idle_engine_takes_the_next_of_the_longest_queue() -> None:
+    policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y", "z")
+    cluster.running.update(x=1, y=1, z=1)
+    for number, name in ((1, "x"), (2, "y")):
+        prefixes_of(policy).insert(document(number, 4), name)
+    _, first_at_y, _ = (ask(policy, document(number, 4)) for number in (1, 2, 2))
+    assert pop_all(policy, cluster) == []
+    cluster.running["z"] = 0
+    selection = pop(policy, cluster)
+    assert isinstance(selection, Selection)
+    assert (selection.request, selection.backend) == (first_at_y, "z")
+
+
 def test_what_waits_for_a_backend_that_fails_is_placed_again() -> None:
     policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y")
     prefixes_of(policy).insert(document(1, 4), "x")
@@ -133,6 +146,18 @@ def test_what_waits_for_a_backend_that_fails_is_placed_again() -> None:
         policy.charge(request, ServiceTokens(request.prompt_tokens, 2, 0), 0.0, final=True)
     assert len(policy) == 0
     assert policy.explain(asked[0].flow, 0.0)["deficit_at_x"] == inf, "what was to go there is given back"
+
+
+def test_what_waits_for_an_engine_that_is_removed_goes_to_another() -> None:
+    policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y")
+    cluster.running.update(x=1, y=1)
+    prefixes_of(policy).insert(document(1, 4), "x")
+    ask(policy, document(1, 4))
+    assert pop_all(policy, cluster) == []
+    policy.forget_engine("x", 0.0)
+    del cluster.running["x"]
+    cluster.running["y"] = 0
+    assert pop_all(policy, cluster) == ["y"]
 
 
 def test_nothing_is_placed_where_nothing_is_in_service() -> None:

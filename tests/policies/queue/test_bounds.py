@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.queue.bounds import BoundedQueue, QueueLimits
+from policies.queue.bounds import PLACES_MAX, BoundedQueue, QueueLimits
 from policies.request import Refusal, Request
 from tests.policies.making import make_request
 
@@ -165,6 +165,13 @@ def test_who_was_refused_finds_room_when_it_comes_back_and_nobody_takes_it() -> 
     assert room.giving_way(early, 10.0) == []
     room.places.expire(14.0)
     assert room.giving_way(make_request("a"), 14.0) == []
+
+
+def test_the_places_that_are_kept_are_bounded() -> None:
+    room = BoundedQueue(LIMITS)
+    for number in range(PLACES_MAX + 1):
+        assert room.comes_back_in(make_request("a", prompt=number), Refusal.QUEUE_FULL, 10.0, 0.0) >= 10.0
+    assert len(room.places.due) == PLACES_MAX
 
 
 @pytest.mark.parametrize("is_read_between", [False, True])

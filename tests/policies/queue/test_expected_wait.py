@@ -200,6 +200,15 @@ def test_nothing_counts_while_nothing_waits() -> None:
     assert waits.of(make_request("b"), place(1), 1001.0, comes=False).wait_s <= 1.0
 
 
+def test_after_one_that_went_at_once_a_turn_begins_with_the_next_wait_at_its_gate() -> None:
+    """Though requests of class batch have waited in the pool all the time."""
+    waits = ExpectedWaits()
+    waits.dispatched(waiter(None, 0.0), place(1), 0.0, 1.0)  # the one that is left is cancelled
+    waits.dispatched(make_request("a"), place(0), 2.0, 500.0)
+    waits.dispatched(waiter(None, 1000.0), place(0), 2.0, 1001.0)
+    assert waits.of(make_request("b"), place(1), 1001.0, comes=False).wait_s <= 1.0
+
+
 def test_no_time_counts_in_which_no_engine_was_in_service() -> None:
     waits = ExpectedWaits()
     waits.resumed(1000.0)

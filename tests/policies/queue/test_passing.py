@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policies.orders.fairserve import FairServe
 from policies.queue.backlog import Backlog
 from policies.queue.counters import Member
-from policies.queue.tenants_and_flows import CALLS_PASSED
+from policies.queue.tenants_and_flows import CALLS_PASSED, TenantMember
 from policies.request import Request, of_batch
 from tests.policies.making import make_request
 
@@ -18,6 +18,12 @@ from tests.policies.making import make_request
 def queued(backlog: Backlog, request: Request, *, is_inside: bool = False) -> Request:
     backlog.push(request, is_inside=is_inside)
     return request
+
+
+def tenant(backlog: Backlog, name: str) -> TenantMember:
+    found = backlog.tenant(name)
+    assert found is not None
+    return found
 
 
 def test_what_passes_a_start_that_is_held_does_not_count() -> None:
@@ -207,6 +213,56 @@ def test_of_what_sleeps_at_a_node_the_line_that_goes_first_wakes_first() -> None
     backlog.wake_at(lambda request: True)
     assert backlog.head() is batch
     assert not backlog.full
+
+
+def test_batch_goes_first_when_more_than_a_usual_request_is_owed_to_it() -> None:
+    backlog, runs = Backlog(flows_max=10), make_request("a")
+    backlog.batch_share, backlog.usual_service = 0.5, 100.0
+    queued(backlog, runs)
+    backlog.take(runs)
+    other, batch = (queued(backlog, make_request(name)) for name in ("a", of_batch("b")))
+    for charged, first in ((200.0, other), (202.0, batch)):
+        backlog.charge(runs, charged)
+        assert backlog.head() is first
+
+
+def test_a_refund_to_batch_makes_no_debt() -> None:
+    backlog, runs = Backlog(flows_max=10), make_request(of_batch("a"))
+    backlog.batch_share, backlog.usual_service = 0.05, 1000.0
+    queued(backlog, runs)
+    backlog.take(runs)
+    backlog.charge(runs, 500.0)
+    for name in (of_batch("a"), "b"):
+        queued(backlog, make_request(name))
+    backlog.charge(runs, 100.0)
+    assert backlog.owed == 0.0
+
+
+def test_who_sleeps_at_a_node_lowers_no_floor_and_wakes_a_usual_request_below_it() -> None:
+    """With all that sleep there, so that none is passed by a newcomer."""
+    backlog = Backlog(flows_max=20)
+    for name, received in (("least", 0.0), ("more", 10.0)):
+        request = queued(backlog, make_request(name))
+        backlog.tenants.charged(tenant(backlog, name), received)
+        backlog.sleep_at(request, "g")
+    queued(backlog, make_request("awake"))
+    backlog.tenants.charged(tenant(backlog, "awake"), 100.0)
+    queued(backlog, make_request("new"))
+    assert tenant(backlog, "new").counter == 100.0
+    backlog.usual = 30.0
+    backlog.wake_at(lambda request: True)
+    assert [tenant(backlog, name).counter for name in ("least", "more")] == [70.0, 80.0]
+
+
+def test_who_has_left_a_node_holds_up_nobody_who_sleeps_there() -> None:
+    backlog = Backlog(flows_max=10)
+    gone, other = (queued(backlog, make_request(name)) for name in "ab")
+    backlog.tenants.charged(tenant(backlog, "b"), 10.0)
+    for request in (gone, other):
+        backlog.sleep_at(request, "g")
+    backlog.take(gone, is_served=False)
+    backlog.wake_at(lambda request: True)
+    assert backlog.head() is other
 
 
 def test_what_was_forgotten_is_free_though_nothing_looks_for_cycles() -> None:

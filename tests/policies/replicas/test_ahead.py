@@ -7,8 +7,9 @@ from __future__ import annotations
 from math import inf
 
 from policies.queue.backlog import Backlog
-from policies.replicas.messages import Standing
-from policies.replicas.shared_counters import SharedCounters
+from policies.replicas.messages import Charge, Standing
+from policies.replicas.shared_counters import OWED, SharedCounters
+from policies.request import of_batch
 from tests.policies.making import make_request
 
 SERVICE = 1000.0
@@ -152,3 +153,40 @@ def test_the_lead_between_flows_of_a_tenant_is_what_two_exchanges_bring_as_well(
     for by, is_ahead in ((0.99 * 2.0 * SERVICE, False), (1.01 * 2.0 * SERVICE, True)):
         there = own._replace(flow="another", flow_served=own.flow_served - by)
         assert gateway.counters.is_ahead(gateway.flow, there, 0.0) is is_ahead
+
+
+def test_what_is_owed_to_batch_is_reported_once_and_is_what_all_gateways_owe() -> None:
+    backlog, running = Backlog(flows_max=10), make_request("a")
+    backlog.batch_share, backlog.usual_service = 0.5, 1000.0
+    counters = SharedCounters(backlog, epoch_s=0.0)
+    for request in (running, make_request("a"), make_request(of_batch("b"))):
+        backlog.push(request)
+    backlog.take(running)
+    backlog.charge(running, 100.0)
+    *charges, owed = counters.report(0.0)[0]
+    assert owed == Charge(OWED, 0.0, 50.0, raises=False)
+    backlog.charge(running, 120.0)
+    totals = [*[one.base + one.service for one in charges], 80.0]
+    counters.receive(totals, None, EXCHANGE_S, is_forgotten=False)
+    assert backlog.owed == 90.0, "80 by the reply, and 10 since the report"
+    assert counters.report(0.0)[0][-1] == Charge(OWED, 80.0, 10.0, raises=False)
+
+
+def test_batch_that_is_owed_goes_before_other_work_unless_batch_elsewhere_has_received_less() -> None:
+    backlog, batch = Backlog(flows_max=10), make_request(of_batch("b"))
+    counters = SharedCounters(backlog, epoch_s=0.0)
+    backlog.push(batch)
+    own = backlog.tenant(of_batch("b"))
+    assert own is not None
+    backlog.batch.charged(own, 5000.0)
+    backlog.owed, backlog.usual_service = 2.0, 1.0
+    for standings, is_ahead in (((), False), ((waits(of_batch("c"), 1000.0),), True)):
+        counters.wait_elsewhere(standings)
+        assert counters.is_ahead(batch.flow, waits("a", 0.0), 0.0) is is_ahead
+
+
+def test_batch_that_waits_elsewhere_goes_after_other_work_unless_it_is_owed() -> None:
+    other, batch = waits("a", 9.0, "flow of a"), waits(of_batch("b"), 1.0, "flow of b")
+    assert other.goes_first(batch)
+    assert not batch.goes_first(other)
+    assert batch._replace(is_owed=True).goes_first(other)

@@ -31,6 +31,13 @@ def test_the_guaranteed_part_of_what_runs_stays() -> None:
     assert [choose(preemption, tokens, share=0.5) for _ in range(3)] == ["y", "x", None]
 
 
+def test_nothing_is_preempted_that_would_waste_more_than_may_be_wasted() -> None:
+    for tokens, chosen in (({"y": 20, "z": 11}, None), ({"y": 20, "z": 10}, "z")):
+        preemption = made(dict.fromkeys("xyz", 0))
+        preemption.ended(make_request(of_batch("a"), id="x"), ServiceTokens(10, 300), is_preempted=True)
+        assert choose(preemption, tokens) == chosen, "20 are left of three times 110"
+
+
 def test_of_those_that_have_received_as_little_the_one_that_was_preempted_less_often() -> None:
     tokens = {"x": 30, "y": 20, "z": 40, "w": 90}
     preemption = made(tokens)
@@ -39,6 +46,14 @@ def test_of_those_that_have_received_as_little_the_one_that_was_preempted_less_o
     preemption.dispatched(again, "e")
     assert preemption.wasted_tokens == 40
     assert choose(preemption, tokens | {"x": 20}) == "y"
+
+
+def test_what_an_engine_has_cached_of_a_preempted_request_was_not_wasted() -> None:
+    preemption, one = Preemption(), make_request(of_batch("a"), streamed=False, reserved=100)
+    for cached, is_preempted in ((None, True), (None, True), (8, False)):
+        preemption.dispatched(one, "e")
+        preemption.ended(one, ServiceTokens(10, 90, cached), is_preempted=is_preempted)
+    assert preemption.wasted_tokens == 2 * 100 - 2 * 8
 
 
 def test_when_all_is_wasted_that_may_be_what_was_preempted_stays_free_until_more_has_been_received() -> None:

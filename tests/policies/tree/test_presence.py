@@ -42,6 +42,12 @@ def test_contexts_take_no_part_of_the_service() -> None:
     assert tree.part(make_request("b")) == pytest.approx(0.4)
 
 
+def test_before_its_first_request_a_tenant_has_the_floor_of_its_group() -> None:
+    tree = PoolTree(GROUPS)
+    tree.arrived(make_request("b"), 1.0)
+    assert tree.share("c", 1.0) == tree.part(make_request("c")) == pytest.approx(0.6)
+
+
 def test_a_new_tenant_has_the_part_of_its_weight() -> None:
     tree = PoolTree()
     tree.arrived(make_request("a"), 1.0)

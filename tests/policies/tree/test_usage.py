@@ -44,6 +44,25 @@ def test_a_tenant_whose_agents_rest_in_their_tools_keeps_its_weight_at_a_reload(
     assert tree.part(other) == 0.2
 
 
+def test_what_runs_is_counted_anew_when_a_reload_groups_its_tenants() -> None:
+    tree, running = PoolTree(), make_request("a", sequences=3)
+    tree.arrived(running, 1.0)
+    tree.run(running, 3, 70)
+    tree.regroup(GROUP, [], [(running, 70)])
+    assert tree.running(" g") == 3
+    tree.run(running, -3, -70)
+    tree.left(running)
+    assert tree.pool.used == [0.0] * 4
+
+
+def test_all_sequences_of_a_request_count_at_a_ceiling() -> None:
+    tree, running = PoolTree(GROUP), make_request("a", sequences=2)
+    tree.arrived(running, 1.0)
+    tree.run(running, 2, 10)
+    assert tree.full_for(make_request("a", sequences=2)) is None
+    assert tree.full_for(make_request("a", sequences=3)) is tree.nodes[" g"], "four may run"
+
+
 @pytest.mark.parametrize("group_first", [True, False], ids=["before those of a tenant", "after those of a tenant"])
 def test_contexts_that_are_reported_of_a_group_leave_its_presence_to_its_tenants(group_first: bool) -> None:
     """Whichever of them come and go first: the group has a part as long as a tenant of it has contexts."""
