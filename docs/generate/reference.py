@@ -332,7 +332,8 @@ def _headers() -> Iterator[str]:
         "These fields do not reach the engine:",
         "",
         ", ".join(code(name) for name in dropped)
-        + ", and all that begin with `proxy-`, `x-fairgate-` or `x-forwarded-`.",
+        + ", and all that begin with `proxy-`, `x-fairgate-` or `x-forwarded-`, or that `connection` names. All others "
+        "pass. No setting changes this.",
         "",
         "These fields of an engine do not reach clients:",
         "",
