@@ -27,7 +27,8 @@ TRUE = 0.75, 1.03
 @pytest.mark.parametrize("table", ONE_FILL)
 def test_an_entry_takes_what_is_stated(table: str) -> None:
     assert ONE_FILL.keys() == TABLES.keys() - {"flows"}
-    measured = entry_bytes(ONE_FILL[table], ENTRIES // TABLES[table].part)
+    # The lesser of two: a thread that another test has left may allocate meanwhile.
+    measured = min(entry_bytes(ONE_FILL[table], ENTRIES // TABLES[table].part) for _ in range(2))
     assert TRUE[0] <= measured / TABLES[table].entry_bytes <= TRUE[1], f"{measured:.0f} bytes"
 
 
