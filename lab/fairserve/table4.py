@@ -128,7 +128,9 @@ NOTES = (
         "second, a quarter of what is asked. Clients give up on a call after 60 s. Means of 6 seeds."
     ),
     "FS (W) counts normal calls; VTC and FairServe as it comes give users equal tokens. Under FS (W+I) more is "
-    "begun than can be finished in time. FairServe as it comes cuts nothing that has begun.",
+    "begun than can be finished in time. No prompt here repeats the beginning of another, so calls that return find "
+    "nothing in the cache, and no start waits for its context: clients who give up cut 9 of the interactions that "
+    "FairServe as it comes has begun.",
 )
 
 FAIRSERVE_TABLE4 = Experiment("fairserve-table4", "FairServe, table 4: three applications that give up", _run)
