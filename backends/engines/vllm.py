@@ -39,7 +39,7 @@ class VllmAdapter(Adapter):
     steps_path = STEPS_PATH
     takes_cache_salt = True
     health_path = "/health"
-    gaps = ("without fairgate's plug-in " + SLOTS_LEARNED,)
+    gaps = ("without fairgate's plug-in it " + SLOTS_LEARNED,)
 
     def gauges(self, page: Mapping[str, list[Sample]]) -> dict[str, Any]:
         found = super().gauges(page)
