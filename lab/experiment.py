@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from lab.plots import Series
+from policies.orders import order
 
 Value = float | str
 """A number, or words where one number does not say it."""
@@ -61,6 +62,12 @@ class FromSourceError(SkippedError):
 
     def __str__(self) -> str:
         return "it extends what is compiled here: run it from source"
+
+
+def require_source() -> None:
+    """Raise FromSourceError if the orders and placements are compiled here, so that no class can extend them."""
+    if not order.__file__.endswith(".py"):
+        raise FromSourceError
 
 
 class MissingTraceError(SkippedError):

@@ -17,7 +17,7 @@ from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile
 from lab.dlpm.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
 from lab.dlpm.programs import BLOCK_TOKENS, Misbehaviour, Programs, judge, long_context_qa, tree_of_thoughts
-from lab.experiment import Experiment, Figure, Findings, FromSourceError, Inputs, Row, holds, shown
+from lab.experiment import Experiment, Figure, Findings, Inputs, Row, holds, require_source, shown
 from lab.lab_driver import simulate
 from lab.plots import Series
 from lab.service import service
@@ -25,7 +25,6 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.orders.cost import LinearCost
-from policies.placements import placement
 from policies.queue.bounds import QueueLimits
 from simulation.run import Record
 from simulation.statistics import jain, percentile
@@ -252,8 +251,7 @@ SCHEDULERS: Mapping[str, Callable[[], Policy]] = {
 
 def workers(inputs: Inputs) -> Findings:
     """Figure 7: D2LPM against three ways to place requests, on 1 to 8 GPUs. Raises FromSourceError."""
-    if not placement.__file__.endswith(".py"):
-        raise FromSourceError  # since two of them are assignments of our own
+    require_source()  # since two of them are assignments of our own
     rows: list[Row] = []
     figures: list[Figure] = []
     for workload, loaded in WORKLOADS.items():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
+from lab.experiment import require_source
 from policies.orders.fcfs import Fcfs
 from policies.orders.vtc import CounterOrder, CounterParams
 from policies.queue.backlog import Backlog
@@ -17,6 +18,11 @@ WINDOW_S = 60.0
 
 class Lcf(CounterOrder):
     """Least Counter First: VTC whose flows bank credit while idle (VTC paper, section 5.1). It has no bound."""
+
+    def __new__(cls, *_args: object, **_options: object) -> Self:
+        """Create an order. Raise FromSourceError where its base class is compiled."""
+        require_source()
+        return super().__new__(cls)
 
     def __init__(self, params: CounterParams | None = None, *, flows_max: int = 10_000) -> None:
         params = params or CounterParams()
@@ -43,6 +49,11 @@ class Rpm(Fcfs):
     The window slides over the admitted requests. Rejected requests do not count, and a request that a backend sent back
     is not counted again.
     """
+
+    def __new__(cls, *_args: object, **_options: object) -> Self:
+        """Create an order. Raise FromSourceError where its base class is compiled."""
+        require_source()
+        return super().__new__(cls)
 
     def __init__(self, requests_per_minute: int) -> None:
         super().__init__()
