@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("Makefile", "pyproject.toml", "hatch_build.py", "requirements.lock", "deploy/requirements.lock")
@@ -82,3 +86,18 @@ def test_run_takes_what_was_compiled_only_while_it_is_current(clone: Path) -> No
     assert f"PYTHONPATH={clone}/build/compiled:{clone}" in would_do(clone, "run")
     (clone / "gateway/exchange.lua").touch()
     assert "build/compiled" not in would_do(clone, "run")
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "deploy/requirements.lock"])
+def test_what_a_locked_package_requires_is_locked_too(lock: str) -> None:
+    """pip refuses a whole file of hashes for one package that is missing from it."""
+    names = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", (ROOT / lock).read_text(), re.MULTILINE)}
+    missing = []
+    for name in sorted(names):
+        try:
+            requirements = [Requirement(text) for text in requires(name) or ()]
+        except PackageNotFoundError:  # of another platform
+            continue
+        needed = [each.name for each in requirements if not each.marker or each.marker.evaluate({"extra": ""})]
+        missing += [f"{name} needs {each}" for each in needed if canonicalize_name(each) not in names]
+    assert missing == []
