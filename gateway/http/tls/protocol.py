@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Iterable
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from backends.tls_contexts import what_failed
 from gateway.http.accounts import Account
@@ -23,6 +23,10 @@ from gateway.http.sockets import peer_of
 
 _RECORD_BYTES: Final = 16384
 """Most bytes of one TLS record, so of one read."""
+_OF_THE_WIRE: Final = (
+    "abort", "get_extra_info", "get_write_buffer_size", "is_closing", "pause_reading", "resume_reading",
+    "set_write_buffer_limits",
+)  # fmt: skip
 
 
 class TlsProtocol(asyncio.Protocol):
@@ -165,13 +169,15 @@ class TlsProtocol(asyncio.Protocol):
 
 
 class TlsTransport(asyncio.Transport):
-    """The encrypting transport of a `Connection`. All but writing is passed to the wire."""
+    """The encrypting transport of a `Connection`. All but writing and closing is done by the wire's own methods."""
 
     def __init__(self, wire: asyncio.Transport, seal: ssl.SSLObject, sealed: ssl.MemoryBIO) -> None:
         super().__init__()
         self._wire = wire
         self._seal = seal
         self._sealed = sealed
+        for name in _OF_THE_WIRE:
+            setattr(self, name, getattr(wire, name))
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         try:
@@ -201,24 +207,3 @@ class TlsTransport(asyncio.Transport):
             pass  # the peer has not ended its side, which is not awaited
         if self._sealed.pending:  # the first call only
             self._wire.write(self._sealed.read())
-
-    def abort(self) -> None:
-        self._wire.abort()
-
-    def is_closing(self) -> bool:
-        return self._wire.is_closing()
-
-    def pause_reading(self) -> None:
-        self._wire.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._wire.resume_reading()
-
-    def get_write_buffer_size(self) -> int:
-        return self._wire.get_write_buffer_size()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._wire.set_write_buffer_limits(high, low)
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._wire.get_extra_info(name, default)
