@@ -269,18 +269,13 @@ class RequestReader:
     def _feed_head(self, head: bytes) -> None:
         """Feed a head to llhttp, without its Upgrade field, at which llhttp would stop. A server may ignore Upgrade
         (RFC 9110, 7.8)."""
-        assert self._parser is not None
         try:
-            self._parser.feed_data(head)
+            self._feed(head)
         except httptools.HttpParserUpgrade:
             self._parser = httptools.HttpRequestParser(self)
             self._headers = []
             self.complete = False
             self._feed(_UPGRADE.sub(b"", head))
-        except httptools.HttpParserInvalidMethodError as error:
-            raise ApiError(Reason.NOT_IMPLEMENTED, "This method is not known here.") from error
-        except httptools.HttpParserError as error:
-            raise _malformed(f"{error}.") from error
 
     @staticmethod
     def _bad_request_line(head: bytes) -> ApiError:
@@ -294,6 +289,8 @@ class RequestReader:
         assert self._parser is not None
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserInvalidMethodError as error:
+            raise ApiError(Reason.NOT_IMPLEMENTED, "This method is not known here.") from error
         except httptools.HttpParserError as error:
             raise _malformed(f"{error}.") from error
 
