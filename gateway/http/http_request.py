@@ -46,13 +46,6 @@ class HttpRequest(RequestRecord):
         self.peer = peer
         self.client = peer
 
-    def header(self, name: bytes) -> bytes | None:
-        """Return the first value of a header field, whose `name` is in lower case."""
-        for header, value in self.headers:
-            if header == name:
-                return value
-        return None
-
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _CR: Final = 0x0D

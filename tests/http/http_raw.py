@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from gateway.http.errors import ApiError
+from gateway.http.headers import header_of
 from gateway.http.http_request import HttpRequest, RequestReader
 from gateway.http.responder import Responder
 from gateway.http.server import HttpServer
@@ -175,7 +176,7 @@ def found(reader: RequestReader, *pieces: bytes) -> list[object]:
 
 def account_of(request: HttpRequest) -> None:
     """A head hook: whoever shows a key is known by it."""
-    request.tenant = (request.header(b"authorization") or b"").decode()
+    request.tenant = header_of(request.headers, b"authorization").decode()
 
 
 def wait(request: HttpRequest, responder: Responder) -> None:
