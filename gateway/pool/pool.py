@@ -30,7 +30,7 @@ from gateway.request.prefix_hashes import prefix_hashes, salt_of
 from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
 from policies.admission.named import named_policy
-from policies.admission.takeover import Weights, remove_backend, reweigh, take_over
+from policies.admission.takeover import remove_backend, take_over
 from policies.capacity.gauges import EngineFacts
 from policies.placements.least_loaded import least_loaded
 from policies.request import Request, payer
@@ -157,10 +157,6 @@ class Pool:
                 self._unwatch(backend)
             self._watch(backend)
 
-    def reweigh(self, weights: Weights) -> None:
-        """Replace the weights of these tenants."""
-        reweigh(self.dispatcher.engine, weights)
-
     def drain(self, backend: Backend, drained: bool) -> None:
         """Drain a backend, or end its drain. Running requests end there; waiting requests go elsewhere."""
         if backend.drained != drained:
@@ -255,10 +251,6 @@ class Pool:
         if any([backend.keeps_tenants_apart for backend in self.backends.values()]):
             seed = f"{salt_of(tenant)} {seed}"
         return prefix_hashes(payload.prompt.head, seed.encode())
-
-    def learn(self, payload: Payload, prompt_tokens: int) -> None:
-        """Learn from an engine's count of a prompt."""
-        self.estimator.learn(payload.prompt, prompt_tokens, is_text=payload.is_text)
 
     def ended(self, record: RequestRecord) -> None:
         record.pool = self.name

@@ -22,7 +22,7 @@ from gateway.storage.store import Deployment
 from gateway.telemetry.background import Background, OperationalError
 from gateway.telemetry.record import RequestRecord
 from policies.admission.engine import AdmissionEngine
-from policies.admission.takeover import Weights
+from policies.admission.takeover import Weights, reweigh
 
 EMBEDDED_MODELS = ("simulated",)
 EMBEDDED_PROFILE = "demo"
@@ -134,7 +134,7 @@ class Pools:
                     pool.watch(self._session)
             else:
                 pool.take_over(one.config, config, shared, one.backends)
-                pool.reweigh(weights)
+                reweigh(pool.dispatcher.engine, weights)
             self.all.append(pool)
         self.addresses.follow(config)
         self.engines.clear()

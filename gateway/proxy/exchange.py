@@ -385,7 +385,7 @@ class Exchange(Relay):
         service = self._believed(usage, counted)
         request, payload = self.request, self.context.payload
         if usage is not None and usage.prompt_tokens:
-            self._pool.learn(payload, usage.prompt_tokens)
+            self._pool.estimator.learn(payload.prompt, usage.prompt_tokens)
         if not awaits_more and (payload.demands_tool or request.claim.extends):
             awaits_more = None  # both end with the reason "stop", whether more follows or not
         if self._pool.claims is not None and not request.claim.explicit:
