@@ -219,7 +219,7 @@ class Connection(asyncio.Protocol):
     def _new_responder(self, request: HttpRequest, *, keep_alive: bool) -> Responder:
         self._state = _ANSWER
         self.deadline = _NEVER
-        responder = Responder(self, self._outlet, request.method, request.version == "1.0", keep_alive)
+        responder = Responder(self, self._outlet, request.method, request.head.version == "1.0", keep_alive)
         responder.more_fields = request.answer_fields
         self._responder = responder
         return responder

@@ -37,10 +37,7 @@ class HttpRequest(RequestRecord):
         """Create a request. An unreadable head leaves most attributes empty."""
         self.head = head
         self.method = head.method
-        self.target = head.target
         self.path = head.path
-        self.query = head.query
-        self.version = head.version
         self.headers = head.headers
         self.client_id = head.client_id
         self.peer = peer

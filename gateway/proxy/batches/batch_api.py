@@ -180,7 +180,7 @@ class BatchApi:
 
 def _asked(context: RequestContext, default: int, most: int) -> tuple[dict[str, str], int]:
     """Return the query's fields and the number of entries that it asks for."""
-    asked = dict(parse_qsl(context.query.decode("latin-1")))
+    asked = dict(parse_qsl(context.head.query.decode("latin-1")))
     for name, value in asked.items():
         if storable(value) != value:
             raise _wrong(f"{name[:100]} holds a character that no id has", name[:100])
