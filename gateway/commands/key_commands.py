@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
 _OPTIONS = {"apps": "--app", "models": "--model"}
-"""Options with another name than their term in /keys."""
+"""Options with another name than their term in the config."""
 _USUAL = {"apps": ["default"], "class": "interactive"}
 Found = TypeVar("Found")
 

@@ -6,7 +6,8 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, KeyTable, TableFull
+from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, KeyTable
+from gateway.storage.store_errors import StoreRefused
 from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
 
@@ -53,7 +54,7 @@ class DatabaseKeys(KeyTable):
                         step.do(_NOTE, (key_hash, noted))
                 [(count,)] = step.ask(_COUNT)
                 if count > KEYS_MAX and any(noted is not None for noted in changes.values()):
-                    raise TableFull(f"it holds {KEYS_MAX} keys already: revoke some that were issued before")
+                    raise StoreRefused(f"it holds {KEYS_MAX} keys already: revoke some that were issued before")
                 step.do(_MARK, (secrets.token_hex(8),))
 
         await self._database.do(written)

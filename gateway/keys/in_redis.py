@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 
-from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, KeyTable, TableFull
+from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, KeyTable
 from gateway.storage.redis.redis_store import RedisStore, Script
+from gateway.storage.store_errors import StoreRefused
 
 TABLE = "fairgate:1:keys"
 CHANGED = "changed"
@@ -45,4 +46,4 @@ class RedisKeys(KeyTable):
         for key_hash, noted in changes.items():
             words += ("forget", key_hash, "") if noted is None else ("note", key_hash, noted)
         if await self._store.run(_SCRIPT, [TABLE], words) == b"full":
-            raise TableFull(f"{TABLE} holds {KEYS_MAX} keys already: revoke some that were issued before")
+            raise StoreRefused(f"{TABLE} holds {KEYS_MAX} keys already: revoke some that were issued before")

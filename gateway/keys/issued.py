@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.config.sections.keys import KeyConfig
 from gateway.keys.identity import Keyring, Principal
-from gateway.storage.store_errors import StoreError, StoreUnavailable
+from gateway.storage.store_errors import StoreUnavailable
 
 logger = logging.getLogger("fairgate")
 
@@ -29,10 +29,6 @@ EXPIRED_S = 30.0
 REVOKED = ""
 """Entry of a revoked key."""
 _HASH = re.compile(rb"sha256:[0-9a-f]{64}")
-
-
-class TableFull(StoreError):
-    """A refusal of the table to hold more keys."""
 
 
 def entry(tenant: str, key: KeyConfig) -> str:
@@ -75,7 +71,7 @@ class KeyTable(ABC):
 
     @abstractmethod
     async def note(self, changes: Mapping[str, str | None]) -> None:
-        """Replace the entries of these keys in one step; None deletes an entry. Raise TableFull."""
+        """Replace entries of keys in one step; None deletes an entry. Raise StoreRefused if the table is full."""
 
 
 class Follower:

@@ -17,7 +17,8 @@ from gateway.http.errors import ApiError
 from gateway.keys.identity import Keyring
 from gateway.keys.in_database import DatabaseKeys
 from gateway.keys.in_redis import CHANGED, TABLE, RedisKeys
-from gateway.keys.issued import REVOKED, Follower, KeyTable, TableFull, entry, read_entry
+from gateway.keys.issued import REVOKED, Follower, KeyTable, entry, read_entry
+from gateway.storage.store_errors import StoreRefused
 from gateway.telemetry.background import Background
 from tests.gateway.live import until
 from tests.kit.keys import database_at, note_key
@@ -68,7 +69,7 @@ async def test_the_table_takes_so_many_keys_and_no_more(table: KeyTable, monkeyp
     for key in "abc":
         await note_key(table, key_of(key), "alice")
     before = await table.change_mark()
-    with pytest.raises(TableFull, match="holds 3 keys already"):
+    with pytest.raises(StoreRefused, match="holds 3 keys already"):
         await note_key(table, key_of("d"), "alice")
     await table.note({hash_key("a"): REVOKED})  # is in it already
     assert await table.change_mark() not in (None, before)
@@ -83,7 +84,7 @@ async def test_entries_change_in_one_step_or_not_at_all(table: KeyTable, monkeyp
     monkeypatch.setattr("gateway.keys.in_database.KEYS_MAX", 2)
     a, b, c = map(hash_key, "abc")
     await table.note({a: "x", b: "y"})
-    with pytest.raises(TableFull):
+    with pytest.raises(StoreRefused):
         await table.note({c: "z", a: "changed"})
     assert [await table.entry(each) for each in (a, b, c)] == [b"x", b"y", None]
     await table.note({c: "z", a: None, b: ""})
