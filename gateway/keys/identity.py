@@ -196,10 +196,6 @@ class Keyring:
         self._verified.clear()
         self.revision += 1
 
-    def named(self) -> list[bytes]:
-        """Return the digests of the keys that the config names, and of minted keys."""
-        return list(self._principals)
-
     def holder(self, tenant: str, key: KeyConfig) -> Principal | None:
         """Return the holder of a key issued to this tenant; None if neither the config nor the key gives its weight."""
         found = self._tenants.get(tenant)

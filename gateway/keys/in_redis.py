@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 
-from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, KeyTable
+from gateway.keys.issued import KEYS_MAX, KeyTable
 from gateway.storage.redis.redis_store import RedisStore, Script
 from gateway.storage.store_errors import StoreRefused
 
@@ -30,14 +30,13 @@ class RedisKeys(KeyTable):
         return found
 
     async def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
-        cursor, read = b"0", 0
-        while read < ENTRIES_READ_MAX:
+        cursor = b"0"
+        while True:
             answer = await self._store.command("HSCAN", TABLE, cursor, "COUNT", SCAN_COUNT)
             cursor, found = self._store.shaped(tuple[bytes, list[bytes]], answer)
-            pairs = [pair for pair in zip(found[::2], found[1::2], strict=False) if pair[0] != CHANGED.encode()]
-            for pair in pairs[: ENTRIES_READ_MAX - read]:
-                yield pair
-            read += len(pairs)
+            for pair in zip(found[::2], found[1::2], strict=False):
+                if pair[0] != CHANGED.encode():
+                    yield pair
             if cursor == b"0":
                 return
 

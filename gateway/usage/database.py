@@ -98,8 +98,6 @@ class Database:
         self._place = place_of(config)
         self._makes = makes
         self._connection: Any = None
-        self.replaced = 0
-        """Number of times that the file was replaced or removed while it was open."""
 
     @contextmanager
     def transaction(self, *, writes: bool = True) -> Iterator[Transaction]:
@@ -138,7 +136,6 @@ class Database:
         """Disconnect if the file was replaced or removed, and return whether it was."""
         if not self._kind.is_another():
             return False
-        self.replaced += 1
         self.close()
         return True
 

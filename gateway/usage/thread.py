@@ -38,11 +38,6 @@ class DatabaseThread:
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
-    @property
-    def replaced(self) -> int:
-        """Number of times that the file was replaced or removed while it was open."""
-        return self._database.replaced
-
     async def do(
         self, work: Callable[Concatenate[Database, Given], Found], *given: Given.args, **named: Given.kwargs
     ) -> Found:

@@ -119,9 +119,7 @@ async def test_a_restored_database_has_the_keys_and_gets_the_usage(
         await written(live)
         assert counted(str(path), "tenant")["alice",][0] == 3, "what came after the copy is in it, and nothing else"
         assert (await live.metrics())["fairgate_usage_requests_dropped_total",] >= 5, "what is lost is counted"
-        if restore not in (overwritten, copied):  # there it is the same file
-            await until(lambda: f"{path} was replaced or removed while it was open" in caplog.text)
-            assert await failures(live, "usage") == 1
+        assert f"is gone from {path}: an older copy took its place" in caplog.text
         await eventually(lambda: _is_well(live))
         with closing(sqlite3.connect(path)) as other:
             assert other.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -142,7 +140,6 @@ async def test_a_database_that_is_removed_is_made_anew_and_keys_can_be_revoked(
         await answers(live, other, 200)
         path.unlink()
         await until(path.exists)
-        await until(lambda: f"{path} was replaced or removed while it was open" in caplog.text)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert (await live.ask(CHAT, chat(), key=key)).status == 200
         await requests_of(live, 4)
@@ -154,7 +151,6 @@ async def test_a_database_that_is_removed_is_made_anew_and_keys_can_be_revoked(
             return any("the table of keys has vanished from the database" in one for one in faults)
 
         await eventually(says_so)
-        assert await failures(live, "usage") == 1
         assert await failures(live, "keys") >= 1
         with pytest.raises(KeyRefused):
             await revoked(live, "nonsense")
@@ -237,7 +233,6 @@ def test_what_is_written_to_a_file_that_is_replaced_meanwhile_is_no_success(tmp_
             moved(copy, path)
         assert _noted(database) == [("1",)]
         _note(database, "3")
-        assert database.replaced == 1
     with closing(database_at(str(path))) as again:
         assert (_noted(again), again.replaced) == ([("3",)], 0)
 
