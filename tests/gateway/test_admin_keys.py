@@ -172,9 +172,12 @@ async def test_the_command_makes_tenants_that_the_file_does_not_have(start: Star
         await until(lambda: b'"completed"' in live.log.read_bytes())
         line = next(line for line in await live.lines(1) if line["outcome"] == "completed")
         assert (line["tenant"], line["weight"], line["app"]) == ("carol", 3.0, "x")
-        listed = (await run("keys", "list", "-c", config))[1]
-        line = f'{hash_key(key)}  database carol apps=x weight=3 label="laptop of Ann" created={MOMENT} class=batch\n'
-        assert re.fullmatch(line, listed)
+        told = json.loads((await run("keys", "list", "-c", config))[1])
+        assert re.fullmatch(MOMENT, told.pop("created"))
+        assert told == {
+            "tenant": "carol", "hash": hash_key(key), "apps": ["x"], "weight": 3.0, "label": "laptop of Ann",
+            "class": "batch", "from": "database", "revoked": False,
+        }  # fmt: skip
         assert (await run("keys", "revoke", "-c", config, given=key.encode() + b"\n"))[1].endswith("revoked\n")
         await answers(live, key, 401)
         code, _, said = await run("keys", "create", "--tenant", "carol", "-c", config)
@@ -260,7 +263,8 @@ async def test_a_key_for_each_of_thirty_tenants_is_made_at_once_and_told_with_it
     assert [each["tenant"] for each in keys] == names
     assert all(hash_key(each["key"]) == each["hash"] for each in keys)
     listed = (await run("keys", "list", "-c", config))[1]
-    assert {line.split()[0] for line in listed.splitlines() if " database " in line} == {each["hash"] for each in keys}
+    known = [json.loads(line) for line in listed.splitlines()]
+    assert {one["hash"] for one in known if one["from"] == "database"} == {each["hash"] for each in keys}
     code, out, said = await run("keys", "create", "-c", config, "--tenant", "team-0", "--tenant", "nobody")
     assert (code, out, "no tenant named 'nobody'" in said) == (2, "", True)
     assert (await run("keys", "list", "-c", config))[1] == listed, "all of them, or none"
