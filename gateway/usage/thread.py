@@ -28,10 +28,10 @@ Given = ParamSpec("Given")
 class DatabaseThread:
     """A runner of database work for the loop. `close` ends it."""
 
-    def __init__(self, config: UsageConfig, *, makes: bool = True) -> None:
-        """Set up the database; the first work starts the thread. `makes`: as for `Database`."""
+    def __init__(self, config: UsageConfig) -> None:
+        """Set up the database; the first work starts the thread."""
         self.place = place_of(config)
-        self._database = Database(config, makes=makes)
+        self._database = Database(config)
         self._waiting: dict[str, deque[tuple[Callable[[Database], Any], Future[Any]]]] = {}
         """Waiting work by owner, in the order of their turns."""
         self._changed = threading.Condition()
