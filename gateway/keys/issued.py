@@ -6,9 +6,8 @@ import asyncio
 import logging
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -52,25 +51,21 @@ def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
     return tenant, KeyConfig.model_validate({**terms, "hash": key_hash.decode()})
 
 
-class KeyTable(ABC):
+class KeyTable(Protocol):
     """A table from the hash of a key to its entry. All methods raise StoreUnavailable."""
 
     place: str
     """Kind of store that has the table: redis or database."""
 
-    @abstractmethod
     async def change_mark(self) -> bytes | None:
         """Return a mark that differs after every change; None if nothing was ever noted."""
 
-    @abstractmethod
     async def entry(self, key_hash: str) -> bytes | None:
         """Return the entry of a key; None if there is none."""
 
-    @abstractmethod
     def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
         """Yield all entries. Changes meanwhile may be missed."""
 
-    @abstractmethod
     async def note(self, changes: Mapping[str, str | None]) -> None:
         """Replace entries of keys in one step; None deletes an entry. Raise StoreRefused if the table is full."""
 

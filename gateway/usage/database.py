@@ -134,10 +134,10 @@ class Database:
 
     def _lose_replaced(self) -> bool:
         """Disconnect if the file was replaced or removed, and return whether it was."""
-        if not self._kind.is_another():
-            return False
-        self.close()
-        return True
+        is_lost = self._connection is not None and self._kind.is_another()
+        if is_lost:
+            self.close()
+        return is_lost
 
     def _prepare(self) -> None:
         with closing(self._connection.cursor()) as cursor:
@@ -198,11 +198,8 @@ class _Sqlite:
         return connection
 
     def is_another(self) -> bool:
-        """Return whether the database of the last connection was replaced or removed. True once for each time."""
-        if self._opened is None or self._opened == self._present():
-            return False
-        self._opened = None
-        return True
+        """Return whether the file of the last connection was replaced or removed."""
+        return self._opened != self._present()
 
     def _present(self) -> tuple[int, int] | None:
         """Return the device and inode of the file at the path; None if there is no file."""
