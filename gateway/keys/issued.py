@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
@@ -24,8 +23,6 @@ table, and every entry is kept in memory. Twice as many, since a scan may show a
 table.
 """
 POLL_S = 0.5
-EXPIRED_S = 30.0
-"""Seconds between two looks for keys that have expired."""
 REVOKED = ""
 """Entry of a revoked key."""
 _HASH = re.compile(rb"sha256:[0-9a-f]{64}")
@@ -82,8 +79,6 @@ class Follower:
         self._known: bytes | None = None
         self._revision = keyring.revision
         self.has_read = False
-        self._looked_s = time.time()
-        """Time until which expired keys have been logged, in seconds since the epoch."""
 
     async def turn(self) -> None:
         table, keyring = self._table, self._keyring
@@ -99,9 +94,6 @@ class Follower:
             # Read again if it changed meanwhile, since the scan may have missed a part of that change.
             self._known = changed if changed == await table.change_mark() else b""
         self.has_read = True
-        if time.time() - self._looked_s >= EXPIRED_S:
-            before_s, self._looked_s = self._looked_s, time.time()
-            keyring.log_expired(before_s, self._looked_s)
         await asyncio.sleep(POLL_S)
 
 

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.model import TenantConfig
 from gateway.config.sections.keys import hash_key, new_key
-from gateway.keys.identity import Keyring
 from gateway.keys.issuance import KeyRefused, make_keys
 from gateway.proxy.exchange import Exchange
 from gateway.storage.store_errors import StoreUnavailable
@@ -295,14 +293,3 @@ async def test_what_becomes_of_keys_is_in_the_log(start: Starter, caplog: pytest
         assert re.fullmatch(rf"key {tail} of bob \(laptop\) has other terms, until 2\d{{3}}-.* UTC", events()[2])
         await revoked(live, hash_key(NAMED))
         await until(lambda: events()[3:] == [f"key {hash_key(NAMED)[-4:]} of alice (old) is revoked"])
-
-
-def test_a_key_that_expires_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
-    keys = [{"hash": hash_key(NAMED), "label": "old", "expires": "2027-01-31T12:00:00Z"}, {"hash": hash_key("other")}]
-    keyring = Keyring([TenantConfig.model_validate({"name": "alice", "keys": keys})], open_access=False)
-    end_s = datetime.fromisoformat("2027-01-31T12:00:00Z").timestamp()
-    with caplog.at_level("INFO", "fairgate"):
-        for since_s in range(-60, 90, 30):
-            keyring.log_expired(end_s + since_s, end_s + since_s + 30)
-    [said] = [record.getMessage() for record in caplog.records]
-    assert said == f"key {hash_key(NAMED)} of alice (old) has expired, until 2027-01-31 12:00:00 UTC"
