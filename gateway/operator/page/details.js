@@ -23,19 +23,17 @@ export function details(known) {
     shown = location.hash;
     if (isNew) {
       place("explained-head").textContent = name;
-      if (kind === "explain") {
-        fill(body, element("p", {}, "Asking the gateway."));
-        answered(() => explained(name, known()), (found) => fill(body, ...found));
-      }
+      if (kind === "explain") answered(name);
     }
     if (of) fill(body, ...of(name, known()));
     if (!dialog.open) dialog.showModal();
   };
-  const answered = async (ask, then) => {
+  const answered = async (id) => {
     const asked = location.hash;
-    const failed = (error) => [element("p", {}, `The gateway did not answer: ${error.message || "the token is missing"}.`)];
-    const found = await ask().catch(failed);
-    if (location.hash === asked) then(found);
+    fill(body, element("p", {}, "Asking the gateway."));
+    const found = await explained(id, known()).catch((error) =>
+      [element("p", {}, `The gateway did not answer: ${error.message || "the token is missing"}.`)]);
+    if (location.hash === asked) fill(body, ...found);
   };
   place("explained-close").addEventListener("click", () => dialog.close());
   dialog.addEventListener("close", () => {
