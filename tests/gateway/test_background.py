@@ -14,7 +14,7 @@ from gateway.config.sections.keys import hash_key
 from tests.certificates import Authority
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
-from tests.kit.keys import OK, TENANTS, TOKEN, admin, answers
+from tests.kit.keys import OK, TENANTS, TOKEN, admin, answers, listed, made, revoked
 from tests.kit.names import Names
 from tests.kit.usage import CHAT, FAILURES
 from tests.redis_server import RedisServer
@@ -57,18 +57,17 @@ async def test_bad_rows_in_the_table_of_keys_are_passed_over(
     path = start.directory / "usage.db"
     fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(path), "admin_token": TOKEN}
     async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
-        before = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json
-        await answers(live, before["key"], 200)
+        before = await made(live)
+        await answers(live, before, 200)
         with sqlite3.connect(path) as other:
             other.execute(f"INSERT INTO fairgate_keys VALUES {', '.join(BAD_ROWS)}")
-        after = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
+        after = await made(live)
         await answers(live, after, 200)
         for key in ("bytes", "no text", "no UTF-8"):
             assert (await live.ask(CHAT, chat(), key=key)).status == 401
-        assert (await admin(live, "DELETE", f"/keys/{before['hash']}")).status == 200
-        await answers(live, before["key"], 401)
-        listed = await admin(live, "GET", "/keys")
-        assert hash_key(after) in {each["hash"] for each in listed.json["keys"]}
+        await revoked(live, hash_key(before))
+        await answers(live, before, 401)
+        assert hash_key(after) in {each["hash"] for each in await listed(live)}
         assert "faults" not in (await admin(live, "GET", "/ready")).json
         assert "8 entries of the table of keys (database) are ignored" in caplog.text, "a row without a hash is none"
 
@@ -87,7 +86,7 @@ async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Start
                     f"INSERT INTO fairgate_usage VALUES ({row}, '', '', '', '', 1, 0, {tokens}, 0, 0, 0, 0, 0)"
                 )
         async with start(upstream.url, **fields, admin_token=TOKEN) as live:
-            key = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
+            key = await made(live)
             await answers(live, key, 200)
             usage = live.gateway.usage
             assert usage is not None

@@ -1,10 +1,9 @@
 // The page: hears the gateway, and shows who waits at the chosen pool, behind whom, and for what.
 
 import { details } from "./details.js";
-import { engines, lanes, overTime, tenants } from "./panels.js";
+import { engines, lanes, tenants } from "./panels.js";
 import { list, story } from "./requests.js";
 import { follow, onToken, showLink } from "./stream.js";
-import { readToday } from "./usage.js";
 import { clock, element, fill, named, place, seconds, sum } from "./words.js";
 
 const REQUESTS_SHOWN = 10;
@@ -18,7 +17,7 @@ let isWhole = false;
 let paused = null;
 let awaySince = null;
 const own = () => said?.pools.find((pool) => pool.pool === chosen);
-const showDetails = details(() => ({ pool: own(), ended: ended(said), countsUsage: said?.counts_usage }));
+const showDetails = details(() => ({ pool: own(), ended: ended(said) }));
 
 function heard(content) {
   if (said && said.id !== content.id) restartedS = content.at_s;
@@ -40,7 +39,6 @@ function show() {
   const pool = own();
   if (!pool) return;
   lanes(pool);
-  overTime(pool.history);
   showTenants();
   engines(pool);
   requests();
@@ -49,12 +47,11 @@ function show() {
   place("window").textContent = `Received, due, waits and refusals are of the last ${seconds(said.window_s)}.`;
   document.body.dataset.shown = "yes";
   showDetails();
-  if (said.counts_usage) readToday().then(showTenants);
 }
 
 function showTenants() {
   const filter = place("tenant-filter").value.trim().toLowerCase();
-  tenants(own(), { filter, isWhole, countsUsage: said.counts_usage, hint: firstRequest });
+  tenants(own(), { filter, isWhole, hint: firstRequest });
 }
 
 // What to do where nothing is to be seen yet.

@@ -4,14 +4,10 @@
 
 import { place } from "./words.js";
 
-const TOKEN = document.documentElement.dataset.token;
+const TOKEN = "fairgate-admin-token";
 const SILENCE_MS = 15000;
 
 export class TokenAsked extends Error {}
-
-export function hasToken() {
-  return sessionStorage.getItem(TOKEN) !== null;
-}
 
 export async function ask(path, signal) {
   const token = sessionStorage.getItem(TOKEN);
@@ -27,7 +23,7 @@ export async function follow(path, everyMs, heard, state) {
     try {
       const answer = await ask(path, AbortSignal.timeout(SILENCE_MS));
       const content = await answer.json();
-      if (!answer.ok) throw new Error(content.error?.message ?? content.error ?? `status ${answer.status}`);
+      if (!answer.ok) throw new Error(content.error ?? `status ${answer.status}`);
       heard(content);
       state("live");
     } catch (error) {
@@ -45,7 +41,7 @@ export function showLink(state, text) {
   const link = place("link");
   if (link.textContent !== text) link.textContent = text;
   if (state === "token" && link.dataset.state !== "token") place("token").focus();
-  if (state === "token") place("token-wrong").hidden = !hasToken();
+  if (state === "token") place("token-wrong").hidden = sessionStorage.getItem(TOKEN) === null;
   link.dataset.state = state;
   document.body.classList.toggle("stale", state === "away");
 }
