@@ -21,7 +21,7 @@ from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
     help="Rows: hour, day, month, group, tenant, key, app, user, model; with commas.",
 )
 @click.option("--user", help="Only this user, by the name that requests give.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as /usage does.")
 def usage(path: Path, since: str, until: str | None, by: str, user: str | None, as_json: bool) -> None:
     """Print requests, tokens and time in the queue, in whole hours.
 

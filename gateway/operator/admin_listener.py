@@ -1,5 +1,5 @@
 """What can an operator ask the gateway? /health, /ready, /metrics, /explain, the views of the current state and the
-page that shows them, all on a listener of their own.
+page that shows them, and usage, all on a listener of their own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gateway.operator.page.files import page
 from gateway.operator.pool_metrics import PoolGauges
 from gateway.operator.snapshots.snapshot import encoded, snapshot_of
 from gateway.operator.snapshots.state_document import state
+from gateway.operator.usage_routes import usage_routes
 from gateway.operator.views import StateView, health, ready
 
 
@@ -96,4 +97,5 @@ def _own(gateway: OperatedGateway) -> list[web.RouteDef]:
         web.get("/metrics", metrics),
         web.get("/explain/{id}", explanation),
         *changing_routes(gateway),
+        *usage_routes(gateway),
     ]

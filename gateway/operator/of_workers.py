@@ -36,7 +36,7 @@ ANSWER_S: Final = 2.5
 worker is not asked again, so a hanging worker delays one caller and not all in turn.
 """
 CHANGE_S: Final = 60.0
-"""Seconds for a change: a reload asks new engines for their state."""
+"""Seconds for a change: a reload asks new engines for their state, and a database may take long."""
 ANSWER_BYTES_MAX: Final = 64 << 20
 
 
@@ -79,12 +79,14 @@ class Workers:
             session = aiohttp.ClientSession("http://worker", connector=aiohttp.UnixConnector(path, limit=0))
             self._sessions.append(await stack.enter_async_context(session))
 
-    async def ask(self, index: int, path: str, *, method: str = "GET", within_s: float = ANSWER_S) -> WorkerAnswer:
+    async def ask(
+        self, index: int, path: str, *, method: str = "GET", content: bytes = b"", within_s: float = ANSWER_S
+    ) -> WorkerAnswer:
         """Return the answer of one worker. `path`: as in a request, with its query."""
         silent, late = WorkerAnswer(f"worker {index}", 0, b""), self._late.get(index)
         if late is not None and not late.done():
             return silent
-        asked = asyncio.ensure_future(self._ask(index, path, method, silent))
+        asked = asyncio.ensure_future(self._ask(index, path, method, content, silent))
         try:
             await asyncio.wait({asked}, timeout=within_s)
         except asyncio.CancelledError:
@@ -95,9 +97,9 @@ class Workers:
         self._late[index] = asked
         return silent
 
-    async def _ask(self, index: int, path: str, method: str, silent: WorkerAnswer) -> WorkerAnswer:
+    async def _ask(self, index: int, path: str, method: str, content: bytes, silent: WorkerAnswer) -> WorkerAnswer:
         try:
-            async with self._sessions[index].request(method, URL(path, encoded=True)) as response:
+            async with self._sessions[index].request(method, URL(path, encoded=True), data=content) as response:
                 found = await response.content.read(ANSWER_BYTES_MAX)
                 while not response.content.at_eof() and len(found) < ANSWER_BYTES_MAX:
                     found += await response.content.read(ANSWER_BYTES_MAX - len(found))
@@ -180,15 +182,23 @@ class _Answers:
             return web.json_response({"error": error}, status=503)
         return _passed(found or answers[0])
 
-    async def reload(self, request: web.Request) -> web.Response:
-        """Reload at the first worker that answers; if it takes over the config, all other workers follow."""
+    async def any_knows(self, request: web.Request) -> web.Response:
+        """Pass on the answer of the first worker that answers: all would give an equal answer."""
+        content = await request.read()
         for index in range(self._workers.config.workers):
-            answer = await self._workers.ask(index, request.raw_path, method="POST", within_s=CHANGE_S)
+            answer = await self._workers.ask(
+                index, request.raw_path, method=request.method, content=content, within_s=CHANGE_S
+            )
             if answer.status:
-                if answer.status == 200:
-                    self._workers.has_reloaded()
                 return _passed(answer)
         return _nobody()
+
+    async def reload(self, request: web.Request) -> web.Response:
+        """Reload at one worker; if it takes over the config, all other workers follow."""
+        answer = await self.any_knows(request)
+        if answer.status == 200:
+            self._workers.has_reloaded()
+        return answer
 
     async def drain(self, request: web.Request) -> web.Response:
         """Drain or resume at all workers, and add up their counts."""
@@ -218,6 +228,7 @@ def workers_app(workers: Workers) -> web.Application:
             web.post("/reload", answers.reload),
             web.post("/drain/{backend:.+}", answers.drain),
             web.post("/resume/{backend:.+}", answers.drain),
+            web.get("/usage", answers.any_knows),
             web.get("/state", StateView(workers).answer),
             *page(),
         ]

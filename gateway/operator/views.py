@@ -65,6 +65,7 @@ class StateView:
             "workers": config.workers,
             "port": snapshot.port,
             "tls": config.tls is not None,
+            "counts_usage": config.usage is not None,
         }
 
         def made() -> tuple[bytes, float]:

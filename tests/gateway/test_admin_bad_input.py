@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -14,17 +16,11 @@ HOSTS = [
     "a:b", "a:99999", "a:-1", "[::1]:x", "[::1", "[gggg]", "[v1.a]", "\u00e9", "\xff", "xn--", "http://[", "a@b", "",
     "a,b",
 ]  # fmt: skip
-TARGETS = [
-    "*",
-    "http://[/state",
-    "http://a:b/state",
-    "//",
-    "/%",
-    "/%00",
-    "/explain/%ff",
-    "/drain/%00",
-    "/state?shared=%ff",
+TIMES = [
+    *("9999-12-31T23:59", "9999-12-31", "0001-01-01", "0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00", "99999d"),
+    *("99999h", "0d", "", "-1", "\0", "2027-W01-1", "1969-12-31T23:59", "2027-01-31T12:00+23:59:59.999999"),
 ]
+TARGETS = ["*", "http://[/usage", "http://a:b/usage", "//", "/%", "/%00", "/explain/%ff", "/drain/%00", "/usage?by=%ff"]
 ORIGINS = ["http://[", "http://[::1", "http://a]b", "null", "", "http://a:b", "\xff"]
 FIELDS = ["Last-Event-ID: x", "Authorization: Bearer \xff", "Accept: \xff", "Range: bytes=9-1", "Forwarded: ["]
 
@@ -37,15 +33,23 @@ async def status(live: Live, line: str, *fields: bytes, body: bytes = b"") -> in
 
 
 @pytest.mark.parametrize("token", [None, TOKEN])
-async def test_no_head_is_a_fault_of_the_gateway(start: Starter, token: str | None) -> None:
+async def test_no_head_is_a_fault_of_the_gateway(start: Starter, tmp_path: Path, token: str | None) -> None:
     asks = [f"Authorization: Bearer {token}".encode()] if token else []
-    async with simulated() as sim, start(sim.url, admin_token=token) as live:
+    async with simulated() as sim, start(sim.url, usage=str(tmp_path / "usage.db"), admin_token=token) as live:
         for host in HOSTS:
-            for path in ("/", "/health", "/state"):
+            for path in ("/", "/health", "/state", "/usage"):
                 got = await status(live, f"GET {path} HTTP/1.1", b"Host: " + host.encode("latin-1"), *asks)
                 assert got in (200, 400, 421), (host, path)
         for name in ("a:b", "\u00e9", "http://["):
             assert await status(live, "GET /state HTTP/1.1", b"Host: " + name.encode("latin-1"), *asks) == 400
+        for time in TIMES:
+            for query in (
+                f"since={quote(time)}",
+                f"until={quote(time)}",
+                f"since={quote(time)}&until={quote(time)}&by=day",
+            ):
+                assert await status(live, f"GET /usage?{query} HTTP/1.1", LOCAL, *asks) in (200, 400), query
+        assert await status(live, "GET /usage?until=9999-12-31T23:59 HTTP/1.1", LOCAL, *asks) == 400
         for target in TARGETS:
             for method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS"):
                 assert await status(live, f"{method} {target} HTTP/1.1", LOCAL, *asks) < 500, (method, target)

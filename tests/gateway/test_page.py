@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gateway.live import WAIT_S, Starter, chat, simulated
+from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated
 from tests.kit.browser import CHROMIUM, expect, window
 from tests.kit.overload import CHAT, full, question, tenants
 from tests.ports import free_port
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)"),
@@ -131,9 +133,11 @@ async def test_pages_share_a_document_that_costs_much_for_longer_and_who_asks_al
         assert await is_shared("/state?shared")
 
 
-async def test_a_click_on_a_name_says_what_is_known_of_it(start: Starter) -> None:
-    async with full(start, EVIL, "idle", time_scale=30.0) as gate, window() as seen:
+async def test_a_click_on_a_name_says_what_is_known_of_it(start: Starter, tmp_path: Path) -> None:
+    usage = str(tmp_path / "usage.db")
+    async with full(start, EVIL, "idle", time_scale=30.0, usage=usage) as gate, window() as seen:
         assert (await gate.ask(EVIL, question())).status == 200
+        await eventually(lambda: usage_of(gate.live))
         await seen.open(gate.live)
         await seen.shows("#tenants-body tr.idle", re.compile(r"idle00idle"))
         await seen.page.locator("#tenants-body").get_by_role("link", name=EVIL).click()
@@ -152,8 +156,17 @@ async def test_a_click_on_a_name_says_what_is_known_of_it(start: Starter) -> Non
         gate.release()
 
 
-async def test_it_goes_on_by_itself_unless_it_is_paused_and_rows_are_filtered(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url, tenants=tenants("one", "two")) as live, window() as seen:
+async def usage_of(live: Live) -> Any:
+    return (await live.get("/usage?by=tenant", admin=True)).json["rows"]
+
+
+async def test_it_goes_on_by_itself_unless_it_is_paused_and_rows_are_filtered(start: Starter, tmp_path: Path) -> None:
+    usage = str(tmp_path / "usage.db")
+    async with (
+        simulated() as sim,
+        start(sim.url, tenants=tenants("one", "two"), usage=usage) as live,
+        window() as seen,
+    ):
         await seen.open(live)
         await seen.shows("#requests-body", "No request has ended")
         first = (await live.ask(CHAT, chat(max_tokens=3), key="one")).headers["x-request-id"]
@@ -169,6 +182,9 @@ async def test_it_goes_on_by_itself_unless_it_is_paused_and_rows_are_filtered(st
         await seen.shows("#requests-body", second)
         await seen.page.get_by_label("Show tenants").fill("nobody")
         await expect(seen.page.locator("#tenants-body tbody tr")).to_have_count(0)
+        await eventually(lambda: usage_of(live))
+        await seen.page.reload()
+        await seen.shows("#tenants-body tbody", re.compile(r"\d+ tokens, 1 request"))
 
 
 async def test_the_token_is_asked_for_and_stays_in_the_tab(start: Starter) -> None:

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from tests.commands import run
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Starter, chat, simulated, until
-from tests.kit.served import config_file
 from tests.kit.usage import CHAT, OK
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -52,9 +50,8 @@ async def test_limits_of_a_model_and_its_price_hold_for_what_names_none(start: S
         assert all(MODEL in row for row in counted)
         assert live.gateway.usage is not None
         await live.gateway.usage.flush()
-    config = config_file(start.directory, upstream.url, tenants=tenants, usage=usage)
-    [row] = json.loads((await run("usage", "-c", config, "--since", "1h", "--by", "model", "--json"))[1])["rows"]
-    assert (row["model"], row["cost"], row["unpriced_tokens"]) == (MODEL, 7.0 * len(UNNAMED), 0)
+        [row] = (await live.get("/usage?since=1h&by=model", admin=True)).json["rows"]
+        assert (row["model"], row["cost"], row["unpriced_tokens"]) == (MODEL, 7.0 * len(UNNAMED), 0)
 
 
 async def test_the_model_is_the_engines_own_and_no_adapter(start: Starter) -> None:

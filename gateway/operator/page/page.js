@@ -4,6 +4,7 @@ import { details } from "./details.js";
 import { engines, lanes, tenants } from "./panels.js";
 import { list, story } from "./requests.js";
 import { follow, onToken, showLink } from "./stream.js";
+import { readToday } from "./usage.js";
 import { clock, element, fill, named, place, seconds, sum } from "./words.js";
 
 const REQUESTS_SHOWN = 10;
@@ -47,11 +48,12 @@ function show() {
   place("window").textContent = `Received, due, waits and refusals are of the last ${seconds(said.window_s)}.`;
   document.body.dataset.shown = "yes";
   showDetails();
+  if (said.counts_usage) readToday().then(showTenants);
 }
 
 function showTenants() {
   const filter = place("tenant-filter").value.trim().toLowerCase();
-  tenants(own(), { filter, isWhole, hint: firstRequest });
+  tenants(own(), { filter, isWhole, countsUsage: said.counts_usage, hint: firstRequest });
 }
 
 // What to do where nothing is to be seen yet.

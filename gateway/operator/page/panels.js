@@ -1,5 +1,6 @@
 // The panels: each takes what was said last of the chosen pool, and puts it in its place.
 
+import { today, used } from "./usage.js";
 import { bar, count, element, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
 
 const COLOURS = 7;
@@ -40,10 +41,10 @@ export function lanes(pool) {
 }
 
 const HEADS = [["tenant"], ["waiting"], ["oldest", "less"], ["waits", "less left"], ["running"], ["received"], ["due"], ["", "wide"],
-  ["weight", "less"], ["wait p95", "less"], ["first token p95", "less"], ["refused", "less"]];
+  ["weight", "less"], ["wait p95", "less"], ["first token p95", "less"], ["refused", "less"], ["used today", "less"]];
 
 // Each tenant once, under its group. hint: what to do where nobody has asked for anything.
-export function tenants(pool, { filter, isWhole, hint }) {
+export function tenants(pool, { filter, isWhole, countsUsage, hint }) {
   const found = pool.tenants.filter((one) => one.tenant.toLowerCase().includes(filter));
   const shown = isWhole ? found : found.slice(0, TENANTS_SHOWN);
   const parts = [...shown, ...pool.groups].flatMap((one) => [one.share_received, one.share_due]);
@@ -63,7 +64,9 @@ export function tenants(pool, { filter, isWhole, hint }) {
     pool.tenants_left_out ? about(`The busiest ${pool.tenants.length} of ${pool.tenants.length + pool.tenants_left_out}.`) : null,
     about("Bar: received part of the pool's service. Mark: the part that was due by weight and groups, and what others leave."),
     ...pool.refusals.map((one) => element("p", { class: "refusal" },
-      `${count(one.requests, "request")} refused (${spaced(one.reason)}): ${one.reason_is}. Most: `, named("tenant", one.most), ".")));
+      `${count(one.requests, "request")} refused (${spaced(one.reason)}): ${one.reason_is}. Most: `, named("tenant", one.most), ".")),
+    today.fault ? about(`Usage cannot be read: ${today.fault}.`) : countsUsage ? null : about(
+      "Usage is not counted. Name a file for it in the configuration: ", element("code", {}, "usage: /var/lib/fairgate/usage.db")));
 }
 
 function shares(one, most) {
@@ -73,6 +76,7 @@ function shares(one, most) {
 function tenantRow(one, depth, most, waits) {
   const isShort = one.queued_requests && one.share_received < SHORT_OF_DUE * one.share_due;
   const mark = element("i", { class: colours.get(one.tenant) ?? "others" });
+  const usedToday = today.of.get(one.tenant);
   return [
     isShort ? "short" : one.is_active ? "" : "idle",
     element("span", { class: `depth${depth}` }, mark, named("tenant", one.tenant)),
@@ -85,6 +89,7 @@ function tenantRow(one, depth, most, waits) {
     seconds(one.wait_p95_s),
     seconds(one.first_token_p95_s),
     String(sum(one.refused_requests)),
+    usedToday ? used(usedToday) : "",
   ];
 }
 
@@ -95,7 +100,7 @@ function groupRow(one, depth, most) {
   const set = terms.filter(([, value]) => value !== null).map(([name, value, say]) => `${name} ${say(value)}`);
   const name = element("span", { class: `depth${depth}` }, element("b", {}, one.group), numbers(` ${set.join(", ") || "group"}`));
   return ["group", name, String(one.queued_requests), "", "", String(one.running_requests), ...shares(one, most),
-    String(one.weight), "", "", ""];
+    String(one.weight), "", "", "", ""];
 }
 
 export function engines(pool) {
