@@ -34,6 +34,7 @@ _PATHS: Final = {
     "stored POST": "/v1/batches/*/cancel",
     "models GET": "/v1/models",
     "me GET": "/fairgate/me",
+    "file GET": "/fairgate/me/page /fairgate/me/page/*",
     "health GET": "/ /health /ping",
 }
 """Paths by treatment and methods. A star stands for one step. HEAD comes with GET."""

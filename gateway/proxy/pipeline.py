@@ -85,6 +85,8 @@ class Pipeline:
         self.draining = False
         self.late: dict[RouteKind, Callable[[RequestContext], None]] = {}
         """Handlers of requests that need time but no engine, by kind."""
+        self.files: Mapping[str, tuple[list[Header], bytes]] = {}
+        """Header fields and content of public files, by path."""
         self.take_over(pools, routes=routes, cors=cors, aliases=aliases, json_bytes_max=json_bytes_max)
 
     def take_over(
@@ -119,6 +121,8 @@ class Pipeline:
                 raise ApiError(Reason.INVALID_REQUEST, f"{request.method} {request.path} takes no body; send none")
             if route.kind is RouteKind.HEALTH:
                 return 200, [JSON, request.id_field()], ABOUT if request.path == "/" else b'{"status":"ok"}'
+            if route.kind is RouteKind.FILE:
+                return self._file(request)
             if route.kind is RouteKind.OPTIONS:
                 allowed = (b"allow", route.methods.encode())
                 return 204, [allowed, request.id_field(), *self._cors.preflight(request, route.methods)], b""
@@ -140,6 +144,12 @@ class Pipeline:
             self.refused(request, error)
             return error.status, [*error.headers(), request.id_field()], error.body(dialect_of(request.path))
         return None
+
+    def _file(self, request: RequestContext) -> tuple[int, list[Header], bytes]:
+        found = self.files.get(request.path)
+        if found is None:
+            raise ApiError(Reason.NOT_FOUND, f"there is no file {request.path[:200]}")
+        return 200, [*found[0], request.id_field()], found[1]
 
     def refused(self, request: HttpRequest, error: ApiError) -> None:
         """Record a request that is refused before `handle`."""

@@ -30,6 +30,8 @@ class RouteKind(Enum):
     BATCHES = auto()
     ME = auto()
     """The standing of the caller's tenant, answered by the gateway."""
+    FILE = auto()
+    """A file of a page, open to anybody."""
     HEALTH = auto()
     """A sign of life, and a hint for clients, answered by the gateway."""
     OPTIONS = auto()
@@ -81,6 +83,7 @@ _ROUTES: Final = {
     "stored": Route(RouteKind.BATCHES),
     "models": Route(RouteKind.MODELS, takes_body=False),
     "me": Route(RouteKind.ME, takes_body=False),
+    "file": Route(RouteKind.FILE, takes_body=False),
     "health": Route(RouteKind.HEALTH, takes_body=False),
 }
 """Routes by treatment: those of the known paths, and `generate`, `compute` and `pass` of configured ones."""

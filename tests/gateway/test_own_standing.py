@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.keys import hash_key
+from gateway.operator.self_service.own_page import PATH
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Answer, Live, Simulated, Starter, chat, simulated, until
+from tests.kit.browser import CHROMIUM, expect, window
 from tests.kit.usage import CHAT, OK, written
 
 GROUPS = [{"name": "research", "guaranteed_share": 0.3, "max_running": 40}, {"name": "nlp", "group": "research"}]
@@ -97,11 +99,18 @@ async def test_a_fault_is_answered_logged_and_leaves_the_place_free(
         ]  # fmt: skip
 
 
-async def test_only_a_key_that_is_known_sees_anything(start: Starter) -> None:
+async def test_only_a_key_that_is_known_sees_anything_but_the_files_of_the_page(start: Starter) -> None:
     async with live_before_engine(start) as (_, live):
         assert [(await live.get("/fairgate/me", key=key)).status for key in ("key-of-nobody", None)] == [401, 401]
-        assert (await live.get("/fairgate/you", key="key-of-alice")).status == 404
-        assert (await live.ask("/fairgate/me", {}, key="key-of-alice")).status == 405
+        for path in (PATH, f"{PATH}/me.js", f"{PATH}/page.css"):
+            got = await live.get(path, key=None)
+            assert got.status == 200
+            assert "script-src 'self'" in got.headers["content-security-policy"]
+            assert b"alice" not in got.body
+        for path in ("/fairgate/you", f"{PATH}/index.html"):
+            assert (await live.get(path, key="key-of-alice")).status == 404
+        for path in ("/fairgate/me", PATH):
+            assert (await live.ask(path, {}, key="key-of-alice")).status == 405
 
 
 async def me(live: Any, key: str) -> Any:
@@ -203,3 +212,31 @@ async def test_who_waits_is_due_its_part_of_what_is_served(start: Starter) -> No
         assert received < due, "it has waited for a third of what mallory received"
         sim.faults.is_still = False
         await asyncio.gather(*asked)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)")
+async def test_the_page_asks_for_a_key_and_shows_what_is_its_own(start: Starter) -> None:
+    async with live_before_engine(start) as (_, live), window(quiet=False) as seen:
+        for key in ("key-of-alice", "key-of-mallory"):
+            assert (await live.ask(CHAT, chat(max_tokens=4), key=key)).status == 200
+        await seen.page.goto(live.url + PATH)
+        await seen.shows("#link", "needs your key")
+        await seen.is_accessible()
+        for key, says in (("a-wrong-key", "This gateway does not accept the key."), ("key-of-alice", "")):
+            await seen.page.locator("#token").fill(key)
+            await seen.page.locator("#token-form button").click()
+            if says:
+                await expect(seen.page.locator("#token-wrong")).to_be_visible()
+        await seen.shows("#link", "live")
+        await seen.shows(
+            "#received-body", "research (weight 1, guaranteed share 30 %, max running 40) › nlp (weight 1) › alice"
+        )
+        await seen.shows("#limits-body", "99 of 100 left")
+        await seen.shows("#now-body", "None of your requests waits; 0 run; a new request starts at once.")
+        await seen.shows("#received-body", "Last 5 min 100 % of what was due")
+        await seen.shows("#requests-body", re.compile(r"1 request, waited \d+ ms on average\. The slowest: .*4 out"))
+        await seen.page.locator("#request-filter").fill("no such minute")
+        await seen.shows("#requests-body", "No minute matches.")
+        assert "mallory" not in await seen.page.content()
+        await seen.is_accessible()
+        assert [fault for fault in seen.faults if "401" not in fault] == []

@@ -44,7 +44,7 @@ def raw(method: str, path: str, body: bytes = BODY, key: str = "known") -> bytes
 
 def test_the_page_of_apis_says_what_the_routes_are() -> None:
     rows = [line.strip("| ").split(" | ") for line in APIS.read_text().splitlines() if "/" in line and line[0] == "|"]
-    here = {RouteKind.MODELS, RouteKind.HEALTH, RouteKind.BATCHES, RouteKind.ME}
+    here = {RouteKind.MODELS, RouteKind.HEALTH, RouteKind.BATCHES, RouteKind.ME, RouteKind.FILE}
     kinds = {"queue": {RouteKind.ADMIT}, "beside": {RouteKind.PASS}, "here": here}
     routes, said = Routes(), set()
     for *_, paths, method, what in rows:

@@ -2,18 +2,18 @@
 
 import { bar, clock, count, element, seconds } from "./words.js";
 
-// of: what stands beside the time, such as whose request it is.
-export function list(shown, of) {
+// of: what stands beside the time, such as whose request it is; told: its story.
+export function list(shown, of, told = story) {
   const longest = Math.max(...shown.map((one) => one.total_s), 0.001);
   return [
     element("p", { class: "key" }, element("span", { class: "waited" }, "waiting"),
       element("span", { class: "prefill" }, "until the first token"), element("span", { class: "decode" }, "answering"),
       `longest: ${seconds(longest)}`),
-    element("ol", { class: "ended" }, ...shown.map((one) => request(one, longest, of(one)))),
+    element("ol", { class: "ended" }, ...shown.map((one) => request(one, longest, of(one), told(one)))),
   ];
 }
 
-function request(one, longest, of) {
+function request(one, longest, of, told) {
   const first = Math.max(one.wait_s, one.first_token_s ?? 0);
   const parts = [[one.wait_s, "waited"], [first - one.wait_s, "prefill"], [one.total_s - first, "decode"]];
   return element("li", {},
@@ -21,7 +21,7 @@ function request(one, longest, of) {
     element("b", {}, ...of),
     element("span", { class: `outcome ${one.state}` }, one.state),
     bar(parts.filter(([s]) => s > 0).map(([s, look]) => [s / longest, look])),
-    element("p", {}, story(one)));
+    element("p", {}, told));
 }
 
 // waited 4.4 s behind 3 requests of batch: 4.3 s for its turn; first token after 4.5 s; 120 tokens in, 64 out; 6.2 s in all

@@ -4,10 +4,14 @@
 
 import { place } from "./words.js";
 
-const TOKEN = "fairgate-admin-token";
+const TOKEN = document.documentElement.dataset.token;
 const SILENCE_MS = 15000;
 
 export class TokenAsked extends Error {}
+
+export function hasToken() {
+  return sessionStorage.getItem(TOKEN) !== null;
+}
 
 export async function ask(path, signal) {
   const token = sessionStorage.getItem(TOKEN);
@@ -23,7 +27,7 @@ export async function follow(path, everyMs, heard, state) {
     try {
       const answer = await ask(path, AbortSignal.timeout(SILENCE_MS));
       const content = await answer.json();
-      if (!answer.ok) throw new Error(content.error ?? `status ${answer.status}`);
+      if (!answer.ok) throw new Error(content.error?.message ?? content.error ?? `status ${answer.status}`);
       heard(content);
       state("live");
     } catch (error) {
@@ -41,7 +45,7 @@ export function showLink(state, text) {
   const link = place("link");
   if (link.textContent !== text) link.textContent = text;
   if (state === "token" && link.dataset.state !== "token") place("token").focus();
-  if (state === "token") place("token-wrong").hidden = sessionStorage.getItem(TOKEN) === null;
+  if (state === "token") place("token-wrong").hidden = !hasToken();
   link.dataset.state = state;
   document.body.classList.toggle("stale", state === "away");
 }

@@ -1,4 +1,4 @@
-"""What does a tenant see of itself? Answers /fairgate/me, for all processes of the gateway together.
+"""What does a tenant see of itself? Answers /fairgate/me and its page, for all processes of the gateway together.
 
 The service that each tenant received and was due is summed up once for all clients that ask.
 """
@@ -13,6 +13,7 @@ from typing import Final
 
 from gateway.operator.of_workers import Workers
 from gateway.operator.operated import OperatedGateway
+from gateway.operator.self_service.own_page import own_page
 from gateway.operator.self_service.own_standing import Data, RecentService, own_standing
 from gateway.operator.snapshots.snapshot import SnapshotSource
 from gateway.operator.snapshots.spans import PoolSample, shares_due, sums
@@ -46,6 +47,7 @@ class SelfService:
         self._summed_s = float("-inf")
         usage = gateway.config.usage
         self._database = DatabaseThread(usage) if usage is not None else None
+        pipeline.files = own_page()
         pipeline.late[RouteKind.ME] = self._late.begin
 
     async def open(self) -> None:
