@@ -10,8 +10,6 @@ from enum import StrEnum
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from policies.oldest_first import Listed
-
 BATCH: Final = " (batch)"
 """Suffix of the tenant node for a tenant's batch work. Names of tenants contain no space."""
 
@@ -90,16 +88,15 @@ Key = tuple[str, str, str | int]
 """App, user, and the claimed id or the last hash of the raw prompt."""
 
 
-class Interaction(Listed):
+class Interaction:
     """An open interaction: its calls so far, its calls under way, and its tokens."""
 
     __slots__ = (
-        "awaited", "began_s", "calls", "contexts", "key", "key_hashes", "look_s", "over", "reported", "seen_s",
+        "awaited", "began_s", "calls", "contexts", "key", "key_hashes", "over", "reported", "seen_s",
         "start_tokens", "tenant", "tokens", "uncut_tokens", "under_way", "unreported",
     )  # fmt: skip
 
     def __init__(self, tenant: str, key: Key, now: float) -> None:
-        self.line = None
         self.tenant = tenant
         self.key = key
         self.calls = 0
@@ -112,8 +109,6 @@ class Interaction(Listed):
         self.over = False
         """The end was seen. The interaction closes or rests when none of its calls is under way."""
         self.began_s = self.seen_s = now
-        self.look_s = 0.0
-        """Time of the next check for idleness; 0.0 if none is planned."""
         self.awaited = False
         """The last answer asked for more, such as a tool's result, so a longer silence is allowed."""
         self.key_hashes: list[int] | None = None
