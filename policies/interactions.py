@@ -216,7 +216,8 @@ class Interactions:
             if found is not None:
                 return found
         if claim.id and not claim.begins:
-            found = self._of_several(self._known_by(flow, claim.id), now)
+            known = self._known_by(flow, claim.id)
+            found = self._of_several(known, now) if known else None
             if found is not None:
                 return found
         keys = claim.keys
@@ -235,8 +236,8 @@ class Interactions:
 
     def _of_several(self, known: Sequence[Interaction], now: float) -> Interaction | None:
         """Return the live interaction that has been silent longest, if possible one without a call under way."""
-        if len(known) == 1:
-            return known[0] if self._is_there(known[0], now) else None
+        if len(known) < 2:
+            return known[0] if known and self._is_there(known[0], now) else None
         there = [one for one in tuple(known) if self._is_there(one, now)]
         return min(there, key=lambda one: (one.under_way > 0, one.seen_s)) if there else None
 
@@ -355,7 +356,7 @@ class Interactions:
         if interaction.under_way or self._open.get(interaction.tenant, {}).get(interaction.key) is not interaction:
             return
         if interaction.key_hashes if interaction.over else interaction.tokens:
-            self.wait(interaction)
+            self._silent(interaction)[interaction] = None
         else:
             self._close(interaction)
 

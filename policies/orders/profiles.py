@@ -75,13 +75,15 @@ class Profiles:
 
     def learn(self, scope: str, app: str, stage: int, worth: float) -> None:
         """Learn the worth of a call that got its complete answer."""
-        populations = ((ANY_APP, WHOLE_SCOPE), (app, ANY_STAGE), (app, min(stage, STAGES_MAX)))
-        of_scope = [used(self._worths, (scope, *each), _Worth, self._populations_max) for each in populations]
-        for own in (self._pool, *of_scope):
+        worths, most = self._worths, self._populations_max
+        whole = used(worths, (scope, ANY_APP, WHOLE_SCOPE), _Worth, most)
+        of_app = used(worths, (scope, app, ANY_STAGE), _Worth, most)
+        of_stage = used(worths, (scope, app, min(stage, STAGES_MAX)), _Worth, most)
+        for own in (self._pool, whole, of_app, of_stage):
             own.learn(worth if own.seen < ENOUGH else min(worth, OUTLIER * own.value + 1.0))
         self._pool.norm = max(1.0, self._pool.value)
-        usual = max(1.0, of_scope[0].value)
-        for own in of_scope:
+        usual = whole.norm = max(1.0, whole.value)
+        for own in (of_app, of_stage):
             own.norm = max(1.0, min(max(own.value, usual / CLAMP), usual * CLAMP))
 
     # --- across restarts ---
