@@ -189,8 +189,7 @@ class Interactions:
 
     def idle_s(self, interaction: Interaction) -> float:
         """Return the longest silence of an interaction in seconds."""
-        idle_s = self.settings.idle_s
-        return idle_s if idle_s is not None else IDLE_S_AWAITED if interaction.awaited else IDLE_S
+        return self.settings.idle_s or (IDLE_S_AWAITED if interaction.awaited else IDLE_S)
 
     # --- which interaction is it? ---
 
@@ -371,10 +370,12 @@ class Interactions:
 
     def _collect(self, now: float) -> None:
         """Check the next few interactions: close the idle ones, and those that have rested for `PACE_S_MAX`."""
-        for silent in (self._resting, self._awaited, self._idle):
+        idle_s = self.settings.idle_s
+        awaited, idle = (self._awaited, idle_s or IDLE_S_AWAITED), (self._idle, idle_s or IDLE_S)
+        for silent, silent_s_max in ((self._resting, PACE_S_MAX), awaited, idle):
             for interaction in [*islice(silent, LOOKED_AT)]:
                 interaction.seen_s = min(interaction.seen_s, now)  # the clock may have been set back
-                if now - interaction.seen_s <= (PACE_S_MAX if interaction.over else self.idle_s(interaction)):
+                if now - interaction.seen_s <= silent_s_max:
                     break
                 self._close(interaction)
 
