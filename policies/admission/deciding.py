@@ -255,12 +255,11 @@ class Deciding:
         """Preempt batch work for the next in order at each queue, and for a sleeping request at each full node."""
         for blocked in (popped, *popped.others):
             decisions += self.requests.preempt(blocked, self.room.preempts_at(blocked), now)
-        for order in self.policy.queues().values():
-            for request, node in order.backlog.asleep_at() if order.backlog is not None else ():
-                if request is not popped.request and self.requests.tree.full_for(request) is not None:
-                    blocked = Blocked.everywhere(request, self.backends, Obstacle.CEILING)
-                    blocked.ceiling = node
-                    decisions += self.requests.preempt(blocked, list(self.backends), now)
+        for request, node, engine in self.policy.asleep_at():
+            if request is not popped.request and self.requests.tree.full_for(request) is not None:
+                blocked = Blocked.everywhere(request, (engine,) if engine else self.backends, Obstacle.CEILING)
+                blocked.ceiling = node
+                decisions += self.requests.preempt(blocked, self.room.preempts_at(blocked), now)
 
     def _withdraw(self, request: Request, now: float) -> None:
         """Remove a request from the queue without service."""
