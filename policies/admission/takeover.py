@@ -175,7 +175,7 @@ def move(source: AdmissionEngine, target: AdmissionEngine, request: Request, mov
     source.requests.handed_over(request, source.catch_up(now))
     moved.progress.norm = 0.0
     now = target.catch_up(now)
-    target.requests.taken_in(moved, now)
+    target.requests.admitted(moved, now)
     target.requests.waits.goes_on(wait, now)
     target.requests.waits_on(moved, now)
 
