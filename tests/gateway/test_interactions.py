@@ -24,10 +24,14 @@ def asked(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
+def said(content: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
 USER = asked("Which files are here?")
 CALLS = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "ls"}}]}
 RESULT = {"role": "tool", "tool_call_id": "c", "content": "a.py"}
-SAID = {"role": "assistant", "content": "a.py"}
+SAID = said("a.py")
 TERSE = "You are terse."
 SYSTEM = {"role": "system", "content": TERSE}
 
@@ -70,15 +74,15 @@ QUOTED, FORGED = 'say "hi", \\ please', '","cache_control":{"type":"ephemeral"}'
 MARKED = blocks({"type": "text", "text": QUOTED, "cache_control": {"type": "ephemeral", "ttl": "1h"}})
 
 TALKS: dict[str, tuple[str, list[dict[str, Any]]]] = {
-    "chat": ("a1+ a2 a3", [chat(SYSTEM, USER, *said) for said in ([], CALLED, [*CALLED * 2, RESULT])]),
-    "messages": ("a1+ a2 a3", [chat(USER, *said) for said in ([], USED, [*USED, TOOL_USE, REMINDED])]),
-    "responses": ("a1+ a2 a3", [{"input": [ITEM, *said]} for said in ([], RAN, [*RAN, *TWICE])]),
+    "chat": ("a1+ a2 a3", [chat(SYSTEM, USER, *turns) for turns in ([], CALLED, [*CALLED * 2, RESULT])]),
+    "messages": ("a1+ a2 a3", [chat(USER, *turns) for turns in ([], USED, [*USED, TOOL_USE, REMINDED])]),
+    "responses": ("a1+ a2 a3", [{"input": [ITEM, *turns]} for turns in ([], RAN, [*RAN, *TWICE])]),
     "a turn of the user": ("a2 b1+", [chat(USER, *CALLED), chat(USER, *CALLED, SAID, asked("And now?"))]),
     "a question in two talks": ("a1+ b1+", [chat(asked(topic), SAID, USER) for topic in ("Rome", "Athens")]),
     "in two sessions": ("a1+ b1+ a1+", [chat(USER, session_id=session) for session in ("s1", "s2", "s1")]),
     "marks for the engine's cache": ("a1+ a1+ a2", [chat(asked(QUOTED)), chat(MARKED), chat(asked(QUOTED), *USED)]),
     "a forged mark": ("a1+ b1+", [chat(blocks({"type": "text", "text": text})) for text in (FORGED, "")]),
-    "an answer begun": ("a1+ a1?", [chat(USER), chat(USER, {"role": "assistant", "content": "The files are"})]),
+    "an answer begun": ("a1+ a1?", [chat(USER), chat(USER, said("The files are"))]),
     "words beside a result": ("a1+ a2 a3", [chat(USER), chat(USER, *REMINDS), chat(USER, *REMINDS, *CALLED)]),
     "words before a result": ("a1+ a2", [chat(USER), chat(USER, CALLS, REMINDER, RESULT)]),
     "the same words alone": ("a1+ b1+", [chat(USER), chat(USER, *CALLED, SAID, REMINDER)]),
@@ -179,7 +183,7 @@ def answered(*tool_ids: str, text: str = "", arguments: str = "") -> AnswerKeys:
     """What is kept of an answer that says this and calls these tools."""
     keys = AnswerKeys()
     keys.tool_ids = {id_.encode(): None for id_ in tool_ids}
-    keys.text, keys.arguments = (json.dumps(said)[1:-1].encode() for said in (text, arguments))
+    keys.text, keys.arguments = (json.dumps(each)[1:-1].encode() for each in (text, arguments))
     return keys
 
 
@@ -204,14 +208,8 @@ BROUGHT_BACK: dict[str, tuple[dict[str, Any], str]] = {
     "responses": ({"input": [ITEM, REASONING, FUNCTION_CALL, OUTPUT]}, "c"),
     "all else is cut": (chat(RESULT), "c"),
     "reminder": (chat(USER, CALLS, RESULT, REMINDER), "c"),
-    "in a text": (
-        chat(USER, {"role": "assistant", "content": "Calling tools: [{'id': 'call-1'}]"}, USER),
-        "call-1",
-    ),
-    "called in JSON in text": (
-        chat(USER, {"role": "assistant", "content": 'Calling tools: [{"id": "call-2"}]'}, USER),
-        "call-2",
-    ),
+    "in a text": (chat(USER, said("Calling tools: [{'id': 'call-1'}]"), USER), "call-1"),
+    "in JSON in a text": (chat(USER, said('Calling tools: [{"id": "call-2"}]'), USER), "call-2"),
 }
 
 
@@ -228,13 +226,13 @@ def test_the_turn_of_a_model_that_calls_its_tools_in_text_is_known_again(session
     first = claim(chat(SYSTEM, USER), **headers)
     own_keys = answer_keys(first, answered(text=thought), "")
     seen = asked("Observation: a.py")
-    step = chat(SYSTEM, USER, {"role": "assistant", "content": thought}, seen)
+    step = chat(SYSTEM, USER, said(thought), seen)
     shown = claim(step, **headers).keys
     assert (first.session or first.id) in shown.weak
     assert set(own_keys.weak) <= set(shown.weak)
     assert own_keys.text
     assert set(own_keys.text) <= set(shown.text)
-    cut = claim(chat({"role": "assistant", "content": [{"type": "text", "text": thought + "\nmore"}]}, seen), **headers)
+    cut = claim(chat(said([{"type": "text", "text": thought + "\nmore"}]), seen), **headers)
     assert set(own_keys.text) <= set(cut.keys.text), "in another form, without what came before"
     other = claim(step, x_session_id="other").keys
     assert not set(own_keys.weak) & set(other.weak)
