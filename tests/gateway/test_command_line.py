@@ -1,4 +1,4 @@
-"""What an operator types: real processes, their ports, signals and exit codes."""
+"""What an operator types: real processes, their addresses, files, signals and exit codes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -106,6 +107,85 @@ async def test_serve_on_a_taken_port_says_which_it_is(
     assert "Traceback" not in said
     assert f"fairgate: {whose} wants {taken}: another process listens there" in said
     assert f"Give another port with {option}, or `{field}` in the file" in said
+
+
+@pytest.mark.parametrize(
+    ("listen", "answering", "silent"),
+    [
+        pytest.param("[::]:{0}", ["127.0.0.1:{0}", "[::1]:{0}"], [], id="all of both families"),
+        pytest.param("[::1]:{0}", ["[::1]:{0}"], ["127.0.0.1:{0}"], id="one family"),
+        pytest.param(
+            ["127.0.0.1:{0}", "127.0.0.2:{1}"], ["127.0.0.1:{0}", "127.0.0.2:{1}"], ["127.0.0.1:{1}"], id="a list"
+        ),
+    ],
+)
+async def test_a_gateway_listens_where_the_config_says(
+    start: Starter, listen: Any, answering: list[str], silent: list[str]
+) -> None:
+    ports = free_port(), free_port()
+    listen = listen.format(*ports) if isinstance(listen, str) else [each.format(*ports) for each in listen]
+    fields = {"listen": listen, "admin": "[::]:0", "admin_token": "a" * 32}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        assert live.gateway.port == ports[0]
+        for address in answering:
+            assert await status_of_one(f"http://{address.format(*ports)}") == 200
+        for address in silent:
+            assert is_refused(f"http://{address.format(*ports)}")
+        for host in ("127.0.0.1", "[::1]"):
+            async with live.http.get(f"http://{host}:{live.gateway.admin_port}/health") as response:
+                assert response.status == 200
+        assert all(line["client"] in ("127.0.0.1", "::1") for line in await live.lines(len(answering)))
+
+
+@pytest.mark.slow
+async def test_workers_listen_at_each_address_too(tmp_path: Path) -> None:
+    port = free_port()
+    async with Upstream(replies(OK)) as upstream:
+        file = config_file(tmp_path, upstream.url, listen=["[::]:0", f"127.0.0.2:{port}"], workers=2)
+        async with running("serve", "-c", file) as command:
+            found = await command.says(r"serving on http://\[::1\]:(\d+) with 2 workers")
+            await command.says(r"(?s)worker \d serves.*worker \d serves")
+            for address in (f"127.0.0.1:{found[1]}", f"[::1]:{found[1]}", f"127.0.0.2:{port}"):
+                assert await status_of_one(f"http://{address}") == 401
+
+
+FILES_MAX = 200
+FEW_FILES = ("sh", "-c", f'ulimit -n {FILES_MAX}; exec "$@"', "sh")
+
+
+async def test_an_address_with_more_connections_than_files_shuts_nobody_out(tmp_path: Path) -> None:
+    workers = 2
+    async with Upstream(Streams()) as upstream:
+        file = config_file(tmp_path, upstream.url, workers=workers)
+        async with running("serve", "-c", file, by=FEW_FILES) as command:
+            port = int((await command.says(r"serving on http://[^:]+:(\d+)"))[1])
+            key = (await command.says(r"alice +(fg-\S+)"))[1]
+            await command.says(r"limits.connections_max is \d+, and the limit of open files \(ulimit -n\) allows 68")
+            taken = [await asyncio.open_connection("127.0.0.1", port) for _ in range(workers * (FILES_MAX + 30))]
+            assert b"too_many_at_once" in await taken[-1][0].read()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+            head = f"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
+            writer.write(head.encode())
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            for _, each in (*taken, (reader, writer)):
+                each.close()
+
+
+PRINTS_SWITCH_INTERVAL = """
+import atexit, runpy, sys
+atexit.register(lambda: print("a thread has its turn for", sys.getswitchinterval(), flush=True))
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+async def test_no_stream_waits_while_a_thread_computes() -> None:
+    options = ("--backend", "sim:demo", "--port", "0", "--admin-port", "0")
+    async with running("serve", *options, by=(sys.executable, "-c", PRINTS_SWITCH_INTERVAL)) as gateway:
+        await gateway.says("serving on")
+        gateway.signal(signal.SIGTERM)
+        found = await gateway.says(r"a thread has its turn for ([\d.]+)")
+        assert float(found[1]) <= 0.0005
 
 
 async def test_options_of_serve_go_before_the_file(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.keys import hash_key, open_name
+from gateway.telemetry.logged import LogExcerpt
 from policies.admission.explanation import SHOWN_S_MIN
 from tests.commands import running
 from tests.gateway.live import MODEL, WAIT_S, Live, Starter, chat, simulated, until
+from tests.kit.access_logs import logged, write
 from tests.kit.overload import CHAT, Full, full, question
 from tests.ports import free_port
 
@@ -237,3 +239,42 @@ async def test_why_requests_of_a_tenant_failed_is_told_with_the_engine(start: St
             said = await explains("--tenant", "light", "--since", "1h", "--log", live.log)
     assert "4 requests of light: 2 failed, 1 completed, 1 refused." in said
     assert "Failed or refused: 2 backend_failed at gpu-1, 1 no_backend at gpu-1." in said
+
+
+def had(tenant: str, dispatched_s: float, ended_s: float, backend: str = "a", **more: object) -> str:
+    """What an engine had from then to then, dispatched as it came."""
+    return logged(
+        tenant=tenant, ts=ended_s, total_ms=1000 * (ended_s - dispatched_s), queue_ms=0, backend=backend, **more
+    )
+
+
+def waited(name: str, since_s: float, until_s: float) -> str:
+    """A request of `slow` that waited from then to then, and took a second at engine a."""
+    queue_ms = 1000 * (until_s - since_s)
+    return logged(
+        request_id=name, tenant="slow", ts=until_s + 1, total_ms=queue_ms + 1000, queue_ms=queue_ms, backend="a",
+        waited_ms={"turn": queue_ms},
+    )  # fmt: skip
+
+
+def test_those_are_ahead_that_the_same_engines_had_meanwhile(tmp_path: Path) -> None:
+    log = write(
+        tmp_path,
+        waited("one", 100, 110),
+        waited("two", 200, 210),
+        *(had("before", 90 + n, 99 + n) for n in range(3)),  # the third ended while `one` waited
+        *(had("batch", 101, 111) for _ in range(4)),
+        had("batch", 205, 206, backend="b"),
+        had("between", 150, 160),
+        had("after", 110.5, 120),
+        had("elsewhere", 101, 111, backend="c", model="another"),
+    )
+    both = LogExcerpt([log], lambda line: line.tenant == "slow")
+    assert both.ahead == {"batch": 5, "before": 1}
+    one = LogExcerpt([log], lambda line: line.request_id == "one", has="one")
+    assert one.ahead == {"batch": 4, "before": 1}
+    assert one.sentence() == (
+        "one of slow was dispatched to a; it waited 10 s behind 4 requests of batch, 1 of before: 10 s for its turn; "
+        "it had its first token after 0.2 s; it completed after 11 s."
+    )
+    assert LogExcerpt([log], lambda line: line.request_id == "two").ahead == {"batch": 1}

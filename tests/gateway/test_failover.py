@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
+from tests.gateway.capture import Peer, Script, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Answer, Live, Simulated, Starter, chat, simulated, until
 from tests.gateway.playbook import ASKED, STREAMED
 from tests.kit.together import together
@@ -92,23 +92,23 @@ async def test_beside_the_queue_each_engine_is_tried_once(start: Starter, path: 
         assert [line["tries"] for line in await live.lines(1)] == [2]
 
 
-async def test_beside_the_queue_what_an_engine_had_is_sent_to_no_other(start: Starter) -> None:
-    async def dies(seen: Seen, peer: Peer) -> None:
-        peer.reset()
-
-    async with Upstream(dies) as one, Upstream(dies) as two, start(one.url, two.url) as live:
-        assert (await live.ask("/tokenize", UNQUEUED["/tokenize"])).status == 502
-        assert len(one.requests) + len(two.requests) == 1
+async def dies(seen: Seen, peer: Peer) -> None:
+    peer.reset()
 
 
-async def test_an_engine_that_is_silent_may_be_at_work_and_is_replaced_by_no_other(start: Starter) -> None:
-    async def silent(seen: Seen, peer: Peer) -> None:
-        await peer.gone()
+async def silent(seen: Seen, peer: Peer) -> None:
+    await peer.gone()
 
+
+@pytest.mark.parametrize(
+    ("path", "script", "status"), [("/tokenize", dies, 502), ("/v1/chat/completions", silent, 504)]
+)
+async def test_what_an_engine_may_be_at_work_on_is_sent_to_no_other(
+    start: Starter, path: str, script: Script, status: int
+) -> None:
     limits = {"upstream_silence_s": 0.1}
-    async with Upstream(silent) as one, Upstream(silent) as two, start(one.url, two.url, limits=limits) as live:
-        got = await live.ask("/v1/chat/completions", chat())
-        assert (got.status, got.error["code"]) == (504, "backend_timeout")
+    async with Upstream(script) as one, Upstream(script) as two, start(one.url, two.url, limits=limits) as live:
+        assert (await live.ask(path, ASKED[path])).status == status
         assert len(one.requests) + len(two.requests) == 1
 
 

@@ -1,4 +1,4 @@
-"""What clients have the gateway hold of bodies and answers has one bound, and the one that has most meets it."""
+"""What clients have the gateway hold, and for how long, is what the config says."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ import asyncio
 from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, chunk, token
 from tests.gateway.live import Starter, chat, until
+from tests.http.http_raw import dripped
 
 CHAT = "/v1/chat/completions"
 BOUNDS = bounds_of(MEMORY_MAX_LEAST, 1)
+
+
+async def test_without_a_head_a_connection_lives_as_long_as_the_config_says(start: Starter, quick_sweep: None) -> None:
+    """`tests/http` has each way to send too slowly."""
+    limits = {"client_head_s": 0.1, "client_idle_s": 1000, "client_body_s": 1000}
+    async with start("sim:demo", limits=limits) as live:
+        assert {name: getattr(live.server.limits, name) for name in limits} == limits
+        assert await dripped(live.gateway.port, b"GET /version HTTP/1.1\r\nHost: x\r\nA: ", b"a") == [408]
 
 
 async def test_a_body_counts_until_its_answer_begins(start: Starter) -> None:
