@@ -186,12 +186,3 @@ async def test_whether_a_limit_means_none_is_for_the_engine_to_say(start: Starte
         assert upstream.requests[0].json["max_tokens"] == limit
         [line] = await live.lines(1)
         assert line["tokens_out"] == 500
-
-
-async def test_a_model_must_be_named_where_there_are_several_pools(start: Starter) -> None:
-    async with Upstream(replies(OK)) as one, Upstream(replies(OK)) as two:
-        pools = [{"name": str(i), "models": [str(i)], "backends": [{"url": up.url}]} for i, up in enumerate((one, two))]
-        async with start(pools=pools) as live:
-            got = await live.ask(CHAT, {"messages": []})
-            assert (got.status, got.error["param"]) == (400, "model")
-            assert live.holds_nothing()

@@ -265,42 +265,26 @@ async def test_sigterm_lets_a_stream_end_and_takes_no_more(tmp_path: Path, worke
         assert len(upstream.requests) == 2
 
 
-async def test_what_connected_before_sigterm_is_still_served(tmp_path: Path) -> None:
-    engine = Streams()
-    async with Upstream(engine) as upstream, serving(tmp_path, upstream.url) as gate:
-        async with gate.ask(stream=True) as response:  # so that the gateway goes on for as long as this takes
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(gate.url.rpartition(":")[2]))
-            gate.command.signal(signal.SIGTERM)
-            await until(lambda: is_refused(gate.url))
-            body = json.dumps(chat()).encode()
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gate.key}\r\n"
-            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-            async with asyncio.timeout(WAIT_S):
-                answer = await reader.read()
-            assert answer.startswith(b"HTTP/1.1 200 OK"), answer
-            assert b"connection: close" in answer
-            engine.go_on.set()
-            assert (await response.read()).endswith(DONE)
-        assert await gate.command.ended() == 0
-        writer.close()
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 
 
-async def test_a_request_of_which_a_part_came_before_sigterm_is_served_whenever_the_rest_comes(
-    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("came_before", [b"", HEAD], ids=["nothing", "a part"])
+async def test_a_request_on_a_connection_from_before_the_end_is_served(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came_before: bytes
 ) -> None:
-    monkeypatch.setattr("gateway.process.gateway.ARRIVAL_S", 0.0)
-    async with Upstream(replies(OK)) as upstream:
-        gateway = Gateway(start.config(upstream.url))
-        await gateway.start()
-        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        body = json.dumps(chat()).encode()
-        writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n".encode())
-        async with aiohttp.ClientSession() as http:
-            connections = Live(gateway, http, tmp_path).server.connections
-        await until(lambda: any(each.has_begun() for each in connections))
-        stopping = asyncio.create_task(gateway.stop(WAIT_S))
-        await until(lambda: is_refused(f"http://127.0.0.1:{gateway.port}"))
-        writer.write(b"\r\n" + body)
+    """A connection that has sent nothing has some time for it; one that has begun, as long as others have."""
+    monkeypatch.setattr("gateway.process.gateway.ARRIVAL_S", 0.0 if came_before else WAIT_S)
+    body = json.dumps(chat()).encode()
+    request = HEAD + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    async with Upstream(replies(OK)) as upstream, aiohttp.ClientSession() as http:
+        live = Live(Gateway(start.config(upstream.url)), http, tmp_path)
+        await live.gateway.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
+        writer.write(came_before)
+        await until(lambda: [each.has_begun() for each in live.server.connections] == [bool(came_before)])
+        stopping = asyncio.create_task(live.gateway.stop(WAIT_S))
+        await until(lambda: is_refused(live.url))
+        writer.write(request.removeprefix(came_before))
         answer = await reader.read()
         writer.close()
         await stopping

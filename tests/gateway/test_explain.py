@@ -19,7 +19,7 @@ from policies.admission.explanation import SHOWN_S_MIN
 from tests.commands import running
 from tests.gateway.live import MODEL, WAIT_S, Live, Starter, chat, simulated, until
 from tests.kit.access_logs import logged, write
-from tests.kit.overload import CHAT, Full, full, question
+from tests.kit.overload import CHAT, full, question
 from tests.ports import free_port
 
 SECRET = "patient 4711 has the flu"
@@ -86,20 +86,6 @@ async def test_what_held_a_request_back_is_in_its_line_in_the_metrics_and_in_its
         assert abs(1000 * seconds - line["waited_ms"]["turn"]) < 0.01
 
 
-async def test_whose_requests_were_ahead_is_named(start: Starter) -> None:
-    async with full(start, "light") as gate:
-        behind = asyncio.ensure_future(gate.ask("light", question("x " * 6000), user="5"))
-        request_id, found = await waits_for_a_cause(gate, "5")
-        assert found["ahead"] == {"holder": 3}
-        assert " behind 3 requests of holder: " in found["waited"]
-        for holder in gate.holders:
-            holder.cancel()
-        assert (await behind).status == 200
-        found = await explained(gate.live, request_id)
-        assert found["state"] == "dispatched"
-        assert 3 <= found["ahead"]["holder"] <= 4, "those that ended since are known, too"
-
-
 async def test_a_request_is_found_by_what_its_client_calls_it(start: Starter) -> None:
     async with full(start) as gate:
         waiting = asyncio.ensure_future(gate.ask("holder", question("a"), user="5", headers={"x_request_id": "ours-1"}))
@@ -140,16 +126,6 @@ async def test_one_that_was_served_is_explained_after_its_end_also_by_the_comman
             assert (refused.status, len(refused.body) < 500) == (404, True), unknown
 
 
-async def waits_for_a_cause(gate: Full, user: str) -> tuple[str, dict[str, Any]]:
-    """The request of this user has waited so long that its wait has a cause: its id, and what `explain` knows."""
-    await until(lambda: gate.live.engine.queued == 2)
-    ids = {each.request.flow.user: each.request.id for each in gate.live.gateway.pools[0].dispatcher.exchanges()}
-    async with asyncio.timeout(WAIT_S):
-        while ": " not in (found := await explained(gate.live, ids[user]))["waited"]:
-            pass
-    return ids[user], found
-
-
 @pytest.fixture
 async def past(start: Starter, tmp_path: Path) -> AsyncIterator[Path]:
     """The file of a gateway that has forgotten what is in its log: half of it is rotated away, and something else
@@ -158,12 +134,21 @@ async def past(start: Starter, tmp_path: Path) -> AsyncIterator[Path]:
         behind = asyncio.ensure_future(
             gate.ask("light", question("x " * 6000), user="5", headers={"x_request_id": "of-the-client"})
         )
-        await waits_for_a_cause(gate, "5")
+        await until(lambda: gate.live.engine.queued == 2)
+        ids = {each.request.flow.user: each.request.id for each in gate.live.gateway.pools[0].dispatcher.exchanges()}
+        async with asyncio.timeout(WAIT_S):
+            while ": " not in (found := await explained(gate.live, ids["5"]))["waited"]:
+                pass  # until its wait has a cause
+        assert found["ahead"] == {"holder": 3}
+        assert " behind 3 requests of holder: " in found["waited"]
         refused = await gate.ask("light", question("again"), user="5")
         assert refused.status == 429
         for holder in gate.holders:
             holder.cancel()
         assert (await behind).status == 200
+        found = await explained(gate.live, ids["5"])
+        assert found["state"] == "dispatched"
+        assert 3 <= found["ahead"]["holder"] <= 4, "those that ended since are known, too"
         await gate.live.lines(6)
         log, config = tmp_path / "requests.log", tmp_path / "past.yaml"
         lines = gate.live.log.read_bytes().splitlines(keepends=True)
