@@ -250,17 +250,6 @@ def test_those_who_want_something_of_the_database_take_turns(tmp_path: Path) -> 
     assert order[:5] == ["many-0", "many-1", "few-0", "many-2", "few-1"]
 
 
-async def test_a_head_request_reads_nothing(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with batching(start) as (_, live, api):
-        file = await api.files.create(file=("f", b"x" * 600_000 + b"\n{}"), purpose="batch")
-        assert (await api.files.content(file.id)).content == b"x" * 600_000 + b"\n{}"
-        for name in ("ahead", "piece"):
-            monkeypatch.setattr(tables, name, None)
-        path, headers = f"{live.url}/v1/files/{file.id}/content", {"authorization": "Bearer k"}
-        async with live.http.head(path, headers=headers) as got:
-            assert (got.status, got.headers["content-length"]) == (200, str(file.bytes))
-
-
 async def test_files_are_forgotten_when_their_client_says(start: Starter, usage_url: str) -> None:
     soon: Any = {"anchor": "created_at", "seconds": 3600}
     async with batching(start, usage=usage_url) as (_, _, api):

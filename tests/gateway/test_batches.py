@@ -168,6 +168,9 @@ async def test_files_and_batches_are_their_tenants_own(start: Starter) -> None:
         found = (file.filename, file.bytes, file.purpose, file.status)
         assert found == ("a b.jsonl", len(content), "batch", "processed")
         assert (await api.files.content(file.id)).content == content
+        url, key = f"{live.url}/v1/files/{file.id}/content", {"authorization": "Bearer k"}
+        async with live.http.head(url, headers=key) as head:
+            assert (head.status, head.headers["content-length"]) == (200, str(file.bytes))
         batch = await made_of(api, file.id)
         with pytest.raises(openai.BadRequestError, match=f"{batch.id} is not over and reads this file"):
             await api.files.delete(file.id)

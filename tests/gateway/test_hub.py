@@ -160,8 +160,10 @@ async def test_an_answer_that_came_while_a_worker_stood_still_is_no_failure() ->
 @pytest.mark.slow
 @pytest.mark.parametrize(("comes", "served"), [(True, 20), (False, 10 + 5)])
 async def test_workers_whose_hub_starts_late_count_a_limit_together_and_by_parts_if_it_never_does(
-    start: Starter, comes: bool, served: int
+    start: Starter, monkeypatch: pytest.MonkeyPatch, comes: bool, served: int
 ) -> None:
+    if not comes:
+        monkeypatch.setattr("gateway.pool.replication.ticker.START_S", 2.0)
     named = [each | {"quota": {"requests_per_day": 20}} for each in tenants(a=1)]
     found = RunDirectory.made(WORKERS)
     server, listener = ExchangeServer(found), unix_listener(found.exchange)

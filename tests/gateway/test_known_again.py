@@ -99,27 +99,3 @@ async def test_with_a_session_header_even_a_lost_history_cuts_nothing(sent: Sess
 def compacted(turns: list[Any], number: int, calls: int) -> list[Any]:
     """From the middle on there is a summary in the place of all that was said before."""
     return turns if number < calls // 2 else [{"role": "user", "content": f"Summary of {number} calls."}]
-
-
-async def test_without_one_a_summary_that_the_model_wrote_is_known_again(sent: Sessions) -> None:
-    def call(text: str | None, *turns: tuple[str, str]) -> Call:
-        reply: Any = {"role": "assistant", "content": text}
-        if text is None:
-            reply["tool_calls"] = [{"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-        choice = {"index": 0, "message": reply, "finish_reason": "stop" if text else "tool_calls"}
-        body = {"messages": [{"role": role, "content": content} for role, content in turns]}
-        return Call("/v1/chat/completions", body, {"id": "x", "choices": [choice]})
-
-    asked = ("user", "Which files are here?")
-    summary = "The user wants to know which files are here.\nOne of them, a.py, was found and not yet read."
-    found = await sent.names(
-        [
-            [
-                call("I look for files.", asked),
-                call(summary, asked, ("assistant", "I look for files."), ("user", "Summarise all of this.")),
-                call("I read a.py.", ("user", f"This talk goes on from another one.\n{summary}\nGo on.")),
-            ],
-            [call("No.", ("user", "Is it raining?"))],
-        ],
-    )
-    assert is_told_apart(found), "\n".join(map(str, found))

@@ -93,23 +93,11 @@ async def test_tenants_are_served_by_weight_also_before_unlike_engines(start: St
             known = {name: slots.known() for name, slots in engines(live).items()}
             assert [known[url.removeprefix("http://")] for url in (small.url, large.url)] == [2, 8]
             one, four = (Flood.at(live, name, 40, output_tokens=50) for name in ("one", "four"))
-            assert await ratio_of(four, one, warm=50, more=2000) == pytest.approx(4.0, rel=0.1)
+            assert await ratio_of(four, one, warm=50, more=800) == pytest.approx(4.0, rel=0.15)
             await asyncio.gather(one.end(), four.end())
             kinds = {key[1:] for key in await live.metrics() if key[0] == "fairgate_backend_info"}
             assert {kind for _, kind, _ in kinds} == {"llama.cpp", "vllm"}
             assert len(kinds) == 3
-
-
-async def test_a_client_that_leaves_frees_its_slot(start: Starter, model: Path) -> None:
-    async with llama(model, 1) as server, start(server.url) as live:
-        body = chat(max_tokens=1500, ignore_eos=True, stream=True)
-        async with live.post(PATH, body) as response:
-            await response.content.readany()
-            [ledger] = live.engine.backends.values()
-            assert ledger.sequences == 1
-        await until(live.holds_nothing)
-        assert (await live.ask(PATH, chat(max_tokens=3))).status == 200
-        assert await gauge(live, server, "requests_processing") == 0
 
 
 async def test_a_crash_under_load_is_visible_and_another_engine_may_take_its_place(start: Starter, model: Path) -> None:
@@ -136,24 +124,24 @@ async def test_a_crash_under_load_is_visible_and_another_engine_may_take_its_pla
 
 
 @pytest.mark.slow
-async def test_three_times_from_nothing_no_request_fails(start: Starter, model: Path) -> None:
+async def test_from_nothing_and_from_nothing_again_no_request_fails(start: Starter, model: Path) -> None:
     port = free_port()
     backends = [{"url": f"http://127.0.0.1:{port}"}]
     pool = {"name": "pool", "models": ["simulated"], "start_s_max": 600, "backends": backends}
     async with start(pools=[pool], tenants=tenants(flood=1, light=1)) as live:
         [ledger] = live.engine.backends.values()
-        for _ in range(3):
+        for _ in range(2):
             asked = [
                 asyncio.ensure_future(live.ask(PATH, chat(max_tokens=2, ignore_eos=True), key=f"key-of-{tenant}"))
-                for tenant in ["flood"] * 270 + ["light"] * 30
+                for tenant in ["flood"] * 120 + ["light"] * 30
             ]
-            await until(lambda: live.engine.queued == 300)
+            await until(lambda: live.engine.queued == 150)
             async with llama(model, port=port) as server:
                 await until(lambda: live.engine.dispatched)
                 assert ledger.slots.known() == SLOTS
                 assert ledger.sequences <= SLOTS + live.gateway.pools[0].config.capacity.waiting_target
-                await asyncio.gather(*asked[270:])
-                assert sum(each.done() for each in asked[:270]) <= 30 * 2, "both tenants are served alike"
+                await asyncio.gather(*asked[120:])
+                assert sum(each.done() for each in asked[:120]) <= 30 * 2, "both tenants are served alike"
                 assert {(await each).status for each in asked} == {200}
                 await server.kill()
                 await until(lambda: not ledger.healthy)
