@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,12 @@ import pytest
 
 from backends.simulated.simulated_server import SimulatedServer
 from gateway.config.contradictions import contradictions
-from gateway.config.load import load_config
 from gateway.config.model import Config
 from tests.certificates import Authority
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Upstream, answer, chunk, replies, token
 from tests.gateway.live import MODEL, SMALL, WAIT_S, Live, Starter, chat, events, until
 from tests.kit.names import Names
+from tests.kit.reloading import reloadable
 from tests.ports import free_port
 
 ONE, TWO, THREE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
@@ -226,36 +224,23 @@ async def test_of_hundreds_of_addresses_some_are_engines(start: Starter, caplog:
         assert sum("upstream_addresses_max (8)" in one.message for one in caplog.records) == 1
 
 
-async def test_one_engine_is_drained_and_a_reload_keeps_it_so(start: Starter, tmp_path: Path) -> None:
-    path = tmp_path / "fairgate.yaml"
+async def test_one_engine_is_drained_and_a_reload_keeps_it_so(tmp_path: Path) -> None:
+    names = Names(ONE, TWO)
     async with engines(ONE, TWO) as (port, _):
-        config: dict[str, Any] = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "access_log": "off"}
-        config |= {"open_access": True, "limits": OFTEN, "pools": pools(port)}
-        path.write_text(json.dumps(config))
-        fields = {name: value for name, value in config.items() if name != "open_access"}
-        names = Names(ONE, TWO)
-        async with start(resolver=names, load=partial(load_config, path), **fields) as live:
-            admin = live.admin_url
-            async with live.http.post(f"{admin}/drain/gpu@{TWO}") as drained:
-                assert (await drained.json())["drained"] is True
-            async with live.http.post(f"{admin}/drain/gpu") as unknown:
-                assert unknown.status == 404
-                assert f"gpu@{ONE}" in await unknown.text()
+        async with reloadable(tmp_path, resolver=names, limits=OFTEN, pools=pools(port)) as gate:
+            live = gate.live
+            assert (await gate.post(f"/drain/gpu@{TWO}")).json["drained"] is True
+            unknown = await gate.post("/drain/gpu")
+            assert (unknown.status, f"gpu@{ONE}" in unknown.body.decode()) == (404, True)
             await names.asked_again()
             kept = live.gateway.pools[0].backends.copy()
-            path.write_text(json.dumps({**config, "policy": "vtc"}))
-            async with live.http.post(f"{admin}/reload") as reloaded:
-                assert (await reloaded.json())["changes"] == ["policy.name: fairserve -> vtc"]
+            assert await gate.changed(policy="vtc") == ["policy.name: fairserve -> vtc"]
             assert live.gateway.pools[0].backends == kept
             assert in_service(live) == [f"gpu@{ONE}"]
             await names.asked_again()
             assert in_service(live) == [f"gpu@{ONE}"]
 
-            path.write_text(
-                json.dumps({**config, "pools": pools(port, each_address=False, url=f"http://{ONE}:{port}")})
-            )
-            async with live.http.post(f"{admin}/reload") as reloaded:
-                assert (await reloaded.json())["outcome"] == "changed"
+            await gate.changed(pools=pools(port, each_address=False, url=f"http://{ONE}:{port}"))
             await until(lambda: list(live.engine.backends) == ["gpu"])
             asked = len(names.asked)
             assert [labels for labels in await live.metrics() if labels[0].startswith("fairgate_name_")] == []

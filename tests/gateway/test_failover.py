@@ -14,7 +14,6 @@ from tests.gateway.capture import Peer, Script, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Answer, Live, Simulated, Starter, chat, simulated, until
 from tests.gateway.playbook import ASKED, STREAMED
 from tests.kit.together import together
-from tests.ports import free_port
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 FIFTY = {"max_tokens": 50, "max_output_tokens": 50, "ignore_eos": True}
@@ -29,14 +28,6 @@ async def two_engines(start: Starter) -> AsyncIterator[tuple[Live, Simulated]]:
         async with start(policy=BY_LOAD, pools=[{"name": "pool", "backends": backends}]) as live:
             yield live, first
             assert live.holds_nothing()
-
-
-async def test_one_of_two_backends_down_at_start(start: Starter) -> None:
-    async with simulated(time_scale=0) as sim, start(f"http://127.0.0.1:{free_port()}", sim.url) as live:
-        got = await asyncio.gather(*(live.ask("/v1/chat/completions", chat(max_tokens=3)) for _ in range(10)))
-        assert [each.status for each in got] == [200] * 10
-        assert {line["tries"] for line in await live.lines(10)} == {1}
-        assert (await live.get("/ready", admin=True)).status == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
