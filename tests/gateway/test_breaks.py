@@ -15,7 +15,7 @@ from gateway.config.sections.keys import hash_key
 from gateway.pool.breaks import BREAKS_MIN, PACE_S, RECENT, TENANTS_MAX, WINDOW_S, Breaks
 from tests.gateway.capture import DONE, Peer, answer, token
 from tests.gateway.live import Live, Starter, chat, until
-from tests.kit.batching import TENANTS, client, is_over, jsonl, line, made
+from tests.kit.batching import TENANTS, client, is_over, jsonl, line
 from tests.kit.moody import Break, Moody, cut
 from tests.kit.together import together
 from tests.waiting import eventually
@@ -261,7 +261,7 @@ async def test_a_line_of_a_batch_is_sent_to_two_engines_at_most_and_stops_none(
         start(*urls(engines), tenants=TENANTS, usage=usage, batches={"running_max": len(lines)}) as live,
         client(live.url) as api,
     ):
-        batch = await made(api, jsonl(*lines))
+        batch = await api.made(jsonl(*lines))
 
         async def is_done() -> bool:
             live.gateway.pools[0].breaks.paced.clear()  # nobody waits for seconds here
