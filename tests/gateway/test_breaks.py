@@ -13,7 +13,7 @@ import pytest
 
 from gateway.config.sections.keys import hash_key
 from gateway.pool.breaks import BREAKS_MIN, PACE_S, RECENT, TENANTS_MAX, WINDOW_S, Breaks
-from tests.gateway.capture import DONE, Peer, answer, token
+from tests.gateway.capture import DONE, Peer, Seen, answer, token
 from tests.gateway.live import Live, Starter, chat, until
 from tests.kit.batching import TENANTS, client, is_over, jsonl, line
 from tests.kit.moody import Break, Moody, cut
@@ -247,6 +247,26 @@ async def test_who_is_slow_takes_no_second_engine_with_its_requests(start: Start
         pool.breaks.paced["bob"] = 0.0  # its next one may go
         got = await live.ask(PATH, chat("break"), key="bob")
         assert (got.status, broken(engines) - before) == (502, 1)
+
+
+async def test_what_passes_through_says_nothing_of_answers_that_break(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 60.0)  # no engine comes back meanwhile
+
+    class Poll(Moody):
+        async def _answer(self, seen: Seen, peer: Peer) -> None:
+            if seen.line.startswith(b"GET"):
+                await peer.send(answer(b"{}"))
+            else:
+                await super()._answer(seen, peer)
+
+    async with Poll(cut) as a, Poll(cut) as b, start(a.url, b.url) as live:
+        codes = []
+        for _ in range(3 * BREAKS_MIN):
+            codes.append(await breaking(live))
+            assert (await live.get("/version", key="bob")).status == 200
+        assert "answers_break" in codes, codes
 
 
 @pytest.mark.slow
