@@ -61,13 +61,8 @@ async def stored(url: str) -> tuple[int, int, int]:
     return await asyncio.to_thread(read)
 
 
-async def all_is_gone(url: str) -> None:
-    """Until it is."""
-
-    async def is_gone() -> bool:
-        return await stored(url) == (0, 0, 0)
-
-    await eventually(is_gone)
+async def is_gone(url: str) -> bool:
+    return await stored(url) == (0, 0, 0)
 
 
 async def test_cancelled_batches_keep_no_more_than_their_tenant_may(start: Starter, usage_url: str) -> None:
@@ -125,7 +120,7 @@ async def test_an_upload_that_is_cut_leaves_nothing(start: Starter, monkeypatch:
         upload.cancel()
         await live.lines(1)
         go_on.set()
-        await all_is_gone(url)
+        await eventually(lambda: is_gone(url))
         assert (await api.files.create(file=("f", b"{}"), purpose="batch")).bytes == 2
 
 
@@ -134,7 +129,7 @@ async def test_a_line_that_is_too_long_is_said_at_its_upload(start: Starter) -> 
     async with batching(start, memory_max=MEMORY_MAX_LEAST) as (_, _, api):
         with pytest.raises(openai.BadRequestError, match=f"line 2 has more than {most} bytes"):
             await api.files.create(file=("f", b"{}\n" + b"x" * (most + 1)), purpose="batch")
-        await all_is_gone(str(start.directory / "u.db"))
+        await eventually(lambda: is_gone(str(start.directory / "u.db")))
 
 
 @pytest.mark.slow
@@ -253,7 +248,7 @@ async def test_files_are_forgotten_when_their_client_says(start: Starter, usage_
         with pytest.raises(openai.NotFoundError):
             await api.files.content(file.id)
     async with batching(start, usage=usage_url):
-        await all_is_gone(usage_url)
+        await eventually(lambda: is_gone(usage_url))
 
 
 async def test_results_are_counted_though_nobody_knew_that_they_were_written(

@@ -104,7 +104,6 @@ async def test_every_table_of_a_running_gateway_has_its_bound(start: Starter) ->
             assert gateway.recent._ends.maxlen == bounds.of("ends")
             assert gateway.shared.claims is not None
             assert gateway.shared.claims._flows_max == bounds.of("texts")
-            assert gateway._server is not None
-            limits = gateway._server.state.limits
+            limits = live.server.limits
             assert (limits.bodies_bytes_max, limits.connections_max) == (bounds.bodies_bytes, bounds.connections)
             assert engine.limits.queue_bytes_max == bounds.queue_bytes

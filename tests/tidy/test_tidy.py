@@ -48,7 +48,7 @@ NO_PUBLIC_WAY = {
     "tests/http/test_answers.py:_pending",
     *(f"tests/simulated/test_engine_model.py:{name}" for name in ("_pool", "_running", "_held", "_blank", "_cached")),
     *(f"tests/gateway/test_held_bytes.py:{name}" for name in ("_blocks_max", "_decided", "_ends", "_flows_max")),
-    *(f"tests/gateway/test_held_bytes.py:{name}" for name in ("_members_max", "_populations", "_server")),
+    *(f"tests/gateway/test_held_bytes.py:{name}" for name in ("_members_max", "_populations")),
     *(f"tests/http/test_limits.py:{name}" for name in ("_transport",)),
     *(f"tests/memory/tables.py:{name}" for name in ("_prefixes", "_users")),
     *(f"tests/memory/test_forgetting.py:{name}" for name in ("_deadlines", "_holders", "_resting")),
