@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,42 @@ import pytest
 
 from gateway.config.sections.keys import hash_key
 from gateway.pool.breaks import BREAKS_MIN, PACE_S, RECENT, TENANTS_MAX, WINDOW_S, Breaks
-from tests.gateway.capture import DONE, Peer, Seen, answer, token
+from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token, usage_event
 from tests.gateway.live import Live, Starter, chat, until
 from tests.kit.batching import TENANTS, client, is_over, jsonl, line
-from tests.kit.moody import Break, Moody, cut
 from tests.kit.together import together
 from tests.waiting import eventually
 
 PATH = "/v1/chat/completions"
+
+
+OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
+STREAM = STREAM_HEAD + chunk(token("a") + token("", "stop") + usage_event(1, 1) + DONE) + STREAM_END
+Break = Callable[[Peer], Awaitable[None]]
+
+
+async def cut(peer: Peer) -> None:
+    await peer.send(STREAM_HEAD + chunk(token("a")))
+    peer.writer.close()
+
+
+class Moody(Upstream):
+    """An engine on which the requests break that say so, or all."""
+
+    def __init__(self, how: Break) -> None:
+        super().__init__(self._answer)
+        self.how = how
+        self.breaks_all = False
+        self.broken: list[str] = []
+        """What was said in the requests that broke."""
+
+    async def _answer(self, seen: Seen, peer: Peer) -> None:
+        said = seen.json["messages"][0]["content"]
+        if self.breaks_all or said.startswith("break"):
+            self.broken.append(said)
+            await self.how(peer)
+        else:
+            await peer.send(STREAM if seen.json.get("stream") else OK)
 
 
 async def closes(peer: Peer) -> None:
