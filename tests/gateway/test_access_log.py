@@ -11,12 +11,11 @@ import pytest
 
 from gateway.config.sections.keys import hash_key
 from gateway.telemetry import log_writer
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import OK, Upstream, replies
 from tests.gateway.live import Starter, chat, raw_exchange, until
 from tests.http.http_raw import status_of
 from tests.kit.pipes import piped
 
-OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
 LOST = ("fairgate_access_log_lines_lost_total",)
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import OK, Upstream, answer, replies
 from tests.gateway.live import MODEL, Answer, Live, Starter, chat, simulated
 
-OK = answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}')
 LONG = "words " * 40_000
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 
@@ -160,7 +159,6 @@ async def test_a_body_that_breaks_off_never_reaches_an_engine(start: Starter) ->
             writer.close()
         assert (await live.ask(CHAT, chat())).status == 200
         assert len(upstream.requests) == 1
-        assert live.holds_nothing()
 
 
 async def test_json_that_is_too_large_is_refused_and_a_reload_says_how_large(start: Starter) -> None:

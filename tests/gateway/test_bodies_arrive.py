@@ -16,12 +16,11 @@ from gateway.request.prefix_hashes import salt_of
 from policies.orders.policy_entries import POLICIES
 from policies.placements.placement_entries import PLACEMENTS
 from tests.direct import DIFFERENT, ROWS, strict
-from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
-from tests.gateway.live import MODEL, Starter, until
+from tests.gateway.capture import OK, Peer, Seen, Upstream, answer, replies
+from tests.gateway.live import MODEL, Starter
 from tests.kit.forms import AUDIO, CHAT, COMPLETIONS, END, FORM, MESSAGES, part
 from tests.kit.together import together
 
-OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
 TENANTS = [{"name": name, "keys": [hash_key(name)]} for name in ("alice", "bob")]
 ENGINES = ["vllm", "openai vllm", "vllm vllm openai"]
 COMBINATIONS = [
@@ -128,7 +127,6 @@ async def test_what_was_sent_arrives(start: Starter, policy: str, placement: str
                     upstream.requests.clear()
                     is_salted = kind == "vllm" and not shared
                     assert seen.body == (salted(arrives, tenant) if is_salted else arrives), (name, kind)
-            await until(live.holds_nothing)
 
 
 @pytest.mark.parametrize("engines", [("vllm", "openai"), ("openai", "vllm")])
@@ -187,7 +185,6 @@ async def test_bodies_get_the_answers_that_they_get_directly(start: Starter) -> 
                 wrong[name] = got
             if name.endswith("large") and len(upstream.requests) != sent:
                 wrong[name] = "an engine was asked"  # which a small one is not
-        assert live.holds_nothing()
     assert not wrong
 
 

@@ -9,14 +9,13 @@ from itertools import product
 import pytest
 
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
-from tests.gateway.live import Starter, chat
+from tests.gateway.live import CHAT, Starter, chat
 from tests.http.http_raw import status_of
 from tests.waiting import until
 
 ENGINES = b"Access-Control-Allow-Origin: *", b"Access-Control-Allow-Credentials: true"  # as vLLM says by default
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}', *ENGINES)
 STREAM = STREAM_HEAD + chunk(token("a") + DONE) + STREAM_END
-PATH = "/v1/chat/completions"
 HERE = "https://chat.example.com"
 ORIGIN = "access-control-allow-origin"
 
@@ -43,10 +42,10 @@ async def test_only_named_origins_may_call(
     async with Upstream(script) as upstream, start(upstream.url, cors_origins=origins, tenants=tenants) as live:
         key = live.gateway.minted_keys[0].key
         for path, body, sent, status in (
-            (PATH, chat(), key, 200),
-            (PATH, chat(stream=True), key, 200),
-            (PATH, b"{", key, 400),
-            (PATH, chat(), None, 401),
+            (CHAT, chat(), key, 200),
+            (CHAT, chat(stream=True), key, 200),
+            (CHAT, b"{", key, 400),
+            (CHAT, chat(), None, 401),
             ("/tokenize", chat(), key, 200),
             ("/nowhere", None, key, 404),
         ):
@@ -60,7 +59,7 @@ async def test_only_named_origins_may_call(
             "access-control-request-method": "POST",
             "access-control-request-headers": "authorization,content-type,x-stainless-os",
         }
-        async with live.http.options(live.url + PATH, headers=headers) as response:
+        async with live.http.options(live.url + CHAT, headers=headers) as response:
             assert response.status == 204
             assert response.headers.get(ORIGIN) == allowed
             names = response.headers.get("access-control-allow-headers")
@@ -99,5 +98,5 @@ async def test_what_a_page_asks_to_send_is_never_repeated_as_it_is(start: Starte
     async with Upstream(replies(OK)) as upstream, start(upstream.url, cors_origins=["*"]) as live:
         for names in ("a b", "a;b", "<script>", "x" * 5000, json.dumps("a")):
             headers = {"origin": HERE, "access-control-request-headers": names}
-            async with live.http.options(live.url + PATH, headers=headers) as response:
+            async with live.http.options(live.url + CHAT, headers=headers) as response:
                 assert "access-control-allow-headers" not in response.headers

@@ -46,4 +46,3 @@ async def test_a_response_whose_engine_wants_it_later_holds_up_nobody(start: Sta
         assert (await live.ask(RESPONSES, ASKED)).status == 200
         assert (len(a.requests), live.engine.queued) == (3, 1), "its engine answers others"
         waits.cancel()
-        await until(live.holds_nothing)
