@@ -33,19 +33,23 @@ async def checked(file: str) -> tuple[int, list[str]]:
 
 
 NO_TOKENIZER = r"pools\[0\].tokenizer: "
-NOT_WRITTEN = r"(access_log|state_file): cannot be written: "
 UNUSABLE: list[tuple[dict[str, Any], str]] = [
     (of_tokenizer("{tmp}/none.json"), NO_TOKENIZER + "there is no file {tmp}/none.json"),
     (of_tokenizer("{tmp}/broken.json"), NO_TOKENIZER + "{tmp}/broken.json is no tokenizer.json that can be loaded: "),
     (of_tokenizer("{tmp}/other.json"), NO_TOKENIZER + "{tmp}/other.json is no tokenizer.json that can be loaded: "),
     (of_tokenizer("tiktoken:o300k_base"), NO_TOKENIZER + "tiktoken has no 'o300k_base'; it has "),
-    ({"access_log": "{tmp}/none/access.log"}, NOT_WRITTEN + ".*there is no directory {tmp}/none"),
-    ({"access_log": "{tmp}"}, NOT_WRITTEN + ".*it is a directory"),
-    ({"access_log": "{tmp}/config.yaml/access.log"}, NOT_WRITTEN + ".*Not a directory"),
-    ({"access_log": "/proc/access.log"}, NOT_WRITTEN + r".*no file can be made in /proc \("),
-    ({"state_file": "/proc/learned/learned.json"}, NOT_WRITTEN + r".*no file can be made in /proc \("),
-    ({"state_file": "{tmp}/config.yaml/learned.json"}, NOT_WRITTEN + ".*Not a directory"),
-    ({"state_file": "{tmp}"}, NOT_WRITTEN + ".*it is a directory"),
+    *(
+        ({field: path}, f"{field}: cannot be written: .*{said}")
+        for field, path, said in (
+            ("access_log", "{tmp}/none/access.log", "there is no directory {tmp}/none"),
+            ("access_log", "{tmp}", "it is a directory"),
+            ("access_log", "{tmp}/config.yaml/access.log", "Not a directory"),
+            ("access_log", "/proc/access.log", r"no file can be made in /proc \("),
+            ("state_file", "/proc/learned/learned.json", r"no file can be made in /proc \("),
+            ("state_file", "{tmp}/config.yaml/learned.json", "Not a directory"),
+            ("state_file", "{tmp}", "it is a directory"),
+        )
+    ),
 ]
 
 
