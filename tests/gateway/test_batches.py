@@ -37,17 +37,9 @@ from tests.kit.usage import counted
 from tests.waiting import eventually
 
 
-async def usage_of(url: str, asked: int) -> dict[tuple[str, ...], tuple[float, ...]]:
-    """By tenant and app, once so many requests are written down."""
-    found: dict[tuple[str, ...], tuple[float, ...]] = {}
-
-    async def is_there() -> bool:
-        found.clear()
-        found.update(await asyncio.to_thread(counted, url, "tenant", "app"))
-        return sum(sums[0] for sums in found.values()) >= asked
-
-    await eventually(is_there)
-    return found
+async def usage_of(url: str) -> dict[tuple[str, ...], tuple[float, ...]]:
+    """By tenant and app, once the gateway has ended."""
+    return await asyncio.to_thread(counted, url, "tenant", "app")
 
 
 async def test_a_batch_is_answered_in_order_and_its_usage_counted(start: Starter, usage_url: str) -> None:
@@ -65,7 +57,7 @@ async def test_a_batch_is_answered_in_order_and_its_usage_counted(start: Starter
             used = [each["response"]["body"]["usage"] for each in results]
         log = await live.lines(100)
         assert {(each["tenant"], each["app"]) for each in log if each["path"] == CHAT} == {("alice", "night")}
-    [sums] = [sums for by, sums in (await usage_of(usage_url, 100)).items() if by == ("alice", "night")]
+    [sums] = [sums for by, sums in (await usage_of(usage_url)).items() if by == ("alice", "night")]
     assert sums[0] == 100
     assert sums[2] == sum(each["prompt_tokens"] for each in used)
     assert sums[4] == sum(each["completion_tokens"] for each in used)
@@ -234,7 +226,7 @@ async def test_a_batch_that_is_cancelled_keeps_what_was_answered(start: Starter)
         ]
         await until(live.holds_nothing)
         assert (await api.batches.cancel(batch.id)).status == "cancelled"
-    assert (await usage_of(str(start.directory / "u.db"), 2))["alice", "chat"][0] == 2
+    assert (await usage_of(str(start.directory / "u.db")))["alice", "chat"][0] == 2
 
 
 async def test_a_batch_expires_after_its_window(start: Starter, usage_url: str) -> None:
@@ -273,7 +265,7 @@ async def test_what_is_refused_comes_again_and_what_engines_fail_on_does_not_for
         assert tries[1] == 2
         log = await live.lines(7)
         assert "refused" in {each["outcome"] for each in log if each["path"] == CHAT}
-    sums = await usage_of(str(start.directory / "u.db"), 4)
+    sums = await usage_of(str(start.directory / "u.db"))
     assert (sums["alice", "chat"][0], sums["alice", "chat"][4]) == (4, 6)
 
 
@@ -350,7 +342,7 @@ async def test_one_gateway_of_several_drives_a_batch(start: Starter, usage_url: 
             assert (done.status, counts(done)) == ("completed", (20, 20, 0))
         assert {one.id async for one in api.batches.list()} == {batch.id for batch in asked}
         assert len(upstream.requests) == 80
-    assert (await usage_of(usage_url, 80))["alice", "chat"][0] == 80
+    assert (await usage_of(usage_url))["alice", "chat"][0] == 80
 
 
 @pytest.mark.slow
@@ -373,5 +365,5 @@ async def test_after_a_kill_a_batch_goes_on_where_it_stopped(tmp_path: Path) -> 
         assert [each["custom_id"] for each in results] == [f"item-{n}" for n in range(lines)]
         after = Counter(number_of(seen) for seen in upstream.requests) - before
         assert sum(after.values()) <= lines - 50, "what had its result is not asked again"
-    sums = (await usage_of(url, lines))["alice", "chat"]
+    sums = (await usage_of(url))["alice", "chat"]
     assert (sums[0], sums[2], sums[4]) == (lines, 7 * lines, 2 * lines)
