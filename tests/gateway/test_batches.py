@@ -204,6 +204,17 @@ async def test_files_and_batches_of_a_tenant_are_bounded_and_listed_by_pages(sta
             await api.made_of(asked.id)
 
 
+async def test_results_that_take_all_the_room_leave_the_rest_unasked(start: Starter) -> None:
+    content = jsonl(*map(line, range(5)))
+    bounds = {"stored_bytes_max": len(content) + 3500, "running_max": 1}
+    async with batching(start, replies(answer(b'{"said":"%s"}' % (b"y" * 1000))), batches=bounds) as (upstream, _, api):
+        done = await api.finished(content)
+        assert (done.status, counts(done), len(upstream.requests)) == ("completed", (5, 2, 3), 3)
+        assert [each["error"]["code"] for each in await api.lines_of(done.error_file_id)] == ["no_room"] * 3
+        kept = [one.bytes async for one in api.files.list()]
+        assert (len(kept), sum(kept) <= bounds["stored_bytes_max"]) == (3, True)
+
+
 async def test_an_answer_that_is_no_utf_8_is_a_line_that_is(start: Starter) -> None:
     async with batching(start, replies(answer(b'{"said":"\xff"}'))) as (_, _, api):
         done = await api.finished(jsonl(line(0)))
