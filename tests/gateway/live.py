@@ -32,6 +32,8 @@ from tests.waiting import WAIT_S, until
 
 MODEL = "simulated"
 CHAT = "/v1/chat/completions"
+LEAK_S = 60.0
+"""What is still held of a request so long after its client has left is lost."""
 
 SMALL = EngineProfile(
     name="small",
@@ -246,7 +248,8 @@ class Starter:
                 yield live
                 await http.close()  # so that whoever still waits has left
                 if config.usage is None:  # else a batch may be amid its lines
-                    await until(live.holds_nothing)
+                    async with asyncio.timeout(LEAK_S):
+                        await until(live.holds_nothing)
             finally:
                 async with asyncio.timeout(WAIT_S):  # a connection that was lost sight of would hold it for ever
                     await gateway.stop(0)
