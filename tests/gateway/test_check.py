@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -21,8 +20,8 @@ from tests.kit.served import config_file
 URL = "http://127.0.0.1:1"
 
 
-def of_tokenizer(tokenizer: str) -> dict[str, Any]:
-    return {"pools": [{"name": "p", "backends": [{"url": URL}], "tokenizer": tokenizer}]}
+def with_tokenizer(directory: Path, tokenizer: str) -> str:
+    return config_file(directory, URL, pools=[{"name": "p", "backends": [{"url": URL}], "tokenizer": tokenizer}])
 
 
 async def checked(file: str) -> tuple[int, list[str]]:
@@ -32,39 +31,27 @@ async def checked(file: str) -> tuple[int, list[str]]:
     return code, [line.removeprefix(file) for line in said.splitlines()]
 
 
-NO_TOKENIZER = r"pools\[0\].tokenizer: "
-UNUSABLE: list[tuple[dict[str, Any], str]] = [
-    (of_tokenizer("{tmp}/none.json"), NO_TOKENIZER + "there is no file {tmp}/none.json"),
-    (of_tokenizer("{tmp}/broken.json"), NO_TOKENIZER + "{tmp}/broken.json is no tokenizer.json that can be loaded: "),
-    (of_tokenizer("{tmp}/other.json"), NO_TOKENIZER + "{tmp}/other.json is no tokenizer.json that can be loaded: "),
-    (of_tokenizer("tiktoken:o300k_base"), NO_TOKENIZER + "tiktoken has no 'o300k_base'; it has "),
-    *(
-        ({field: path}, f"{field}: cannot be written: .*{said}")
-        for field, path, said in (
-            ("access_log", "{tmp}/none/access.log", "there is no directory {tmp}/none"),
-            ("access_log", "{tmp}", "it is a directory"),
-            ("access_log", "{tmp}/config.yaml/access.log", "Not a directory"),
-            ("access_log", "/proc/access.log", r"no file can be made in /proc \("),
-            ("state_file", "/proc/learned/learned.json", r"no file can be made in /proc \("),
-            ("state_file", "{tmp}/config.yaml/learned.json", "Not a directory"),
-            ("state_file", "{tmp}", "it is a directory"),
-        )
-    ),
-]
-
-
-@pytest.mark.parametrize(("fields", "said"), UNUSABLE)
-async def test_what_cannot_be_used_is_said_at_its_place(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(
+    ("tokenizer", "said"),
+    [
+        ("{tmp}/none.json", "there is no file {tmp}/none.json"),
+        ("{tmp}/broken.json", "{tmp}/broken.json is no tokenizer.json that can be loaded: "),
+        ("{tmp}/other.json", "{tmp}/other.json is no tokenizer.json that can be loaded: "),
+        ("tiktoken:o300k_base", "tiktoken has no 'o300k_base'; it has "),
+    ],
+)
+async def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, tokenizer: str, said: str) -> None:
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "other.json").write_text("{}")
-    here = json.loads(json.dumps(fields).replace("{tmp}", str(tmp_path)))
-    code, [line] = await checked(config_file(tmp_path, URL, **here))
+    file = with_tokenizer(tmp_path, tokenizer.format(tmp=tmp_path))
+    code, [line] = await checked(file)
     assert code == 2
-    assert re.match(r":1:\d+: " + said.replace("{tmp}", str(tmp_path)), line)
+    assert re.match(r":1:\d+: pools\[0\].tokenizer: ", line)
+    assert said.format(tmp=tmp_path) in line
 
 
 async def test_a_start_fails_with_the_words_of_the_check(tmp_path: Path) -> None:
-    code, _, said = await run("serve", "-c", config_file(tmp_path, URL, **of_tokenizer("tiktoken:o300k_base")))
+    code, _, said = await run("serve", "-c", with_tokenizer(tmp_path, "tiktoken:o300k_base"))
     assert (code, "tiktoken has no 'o300k_base'; it has " in said, "Traceback" in said) == (2, True, False)
 
 
@@ -77,7 +64,7 @@ async def test_an_encoding_that_is_not_cached_is_not_waited_for(
         silent.setblocking(False)
         monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
-        code, [line] = await checked(config_file(tmp_path, URL, **of_tokenizer("tiktoken:o200k_base")))
+        code, [line] = await checked(with_tokenizer(tmp_path, "tiktoken:o200k_base"))
         assert code == 2
         assert "tiktoken cannot load 'o200k_base': it is not in the cache (TIKTOKEN_CACHE_DIR)" in line
         with pytest.raises(BlockingIOError):
@@ -88,7 +75,26 @@ async def test_a_tokenizer_that_can_be_used(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     file = tmp_path / "tokenizer.json"
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(file))
-    assert await checked(config_file(tmp_path, URL, **of_tokenizer(str(file)))) == (0, [])
+    assert await checked(with_tokenizer(tmp_path, str(file))) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("field", "path", "said"),
+    [
+        ("access_log", "{tmp}/none/access.log", "there is no directory {tmp}/none"),
+        ("access_log", "{tmp}", "it is a directory"),
+        ("access_log", "{tmp}/config.yaml/access.log", "Not a directory"),
+        ("access_log", "/proc/access.log", "no file can be made in /proc ("),
+        ("state_file", "/proc/learned/learned.json", "no file can be made in /proc ("),
+        ("state_file", "{tmp}/config.yaml/learned.json", "Not a directory"),
+        ("state_file", "{tmp}", "it is a directory"),
+    ],
+)
+async def test_a_file_that_cannot_be_written(tmp_path: Path, field: str, path: str, said: str) -> None:
+    code, [line] = await checked(config_file(tmp_path, URL, **{field: path.format(tmp=tmp_path)}))
+    assert code == 2
+    assert re.match(rf":1:\d+: {field}: cannot be written: ", line)
+    assert said.format(tmp=tmp_path) in line
 
 
 async def test_to_check_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -106,8 +112,6 @@ async def test_an_admin_listener_that_is_open_to_others_is_a_warning(tmp_path: P
         code, [line] = await checked(config_file(tmp_path, URL, admin=admin))
         assert code == 0
         assert re.match(r":1:\d+: warning: admin: is open to other machines.*Set admin_token", line)
-    code, lines = await checked(config_file(tmp_path, URL, admin="0.0.0.0:8190", access_log=str(tmp_path)))
-    assert (code, ["warning" in line for line in lines]) == (2, [False, True])
     for admin in ("127.0.0.2:8190", "[::1]:8190", "localhost:0"):
         assert await checked(config_file(tmp_path, URL, admin=admin)) == (0, [])
     assert await checked(config_file(tmp_path, URL, admin="0.0.0.0:8190", admin_token="a" * 32)) == (0, [])
@@ -124,6 +128,12 @@ async def test_a_folder_that_is_made_and_a_key_that_has_expired_are_warnings(tmp
     assert len(lines) == 2
     (tmp_path / "var").mkdir()
     assert len((await checked(file))[1]) == 1
+
+
+async def test_warnings_and_faults_stand_side_by_side(tmp_path: Path) -> None:
+    code, lines = await checked(config_file(tmp_path, URL, admin="0.0.0.0:8190", access_log=str(tmp_path)))
+    assert code == 2
+    assert ["warning" in line for line in lines] == [False, True]
 
 
 # --- a backend behind a path ---

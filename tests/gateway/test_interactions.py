@@ -136,8 +136,8 @@ def test_the_clients_own_word_comes_first() -> None:
     by_body = claim(body)
     assert by_body.explicit
     assert by_body.id not in (by_header.id, "in-body")
-    ended = claim(chat(USER, *CALLED), x_fairgate_end="1")
-    assert ended == replace(claim(chat(USER, *CALLED)), ends=True)
+    ended = claim(chat(USER, CALLS, RESULT), x_fairgate_end="1")
+    assert ended == replace(claim(chat(USER, CALLS, RESULT)), ends=True)
 
 
 @pytest.mark.parametrize(

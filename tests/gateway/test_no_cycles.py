@@ -16,7 +16,7 @@ from gateway.proxy.exchange import Exchange
 from gateway.proxy.request_context import RequestContext
 from tests.gateway.capture import Peer, Seen, Upstream, replies
 from tests.gateway.live import Live, Starter, chat, until
-from tests.kit.batching import CHAT, OK, TENANTS, client, counts, jsonl, line
+from tests.kit.batching import CHAT, OK, TENANTS, client, counts, is_over, jsonl, line, made, when
 from tests.waiting import eventually
 
 OF_A_REQUEST = (StoredRequest, RequestContext, Exchange)
@@ -89,6 +89,6 @@ async def test_of_a_line_of_a_batch_nothing_stays(start: Starter, tmp_path: Path
         start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db")) as live,
         client(live.url) as api,
     ):
-        done = await api.over((await api.made(jsonl(*map(line, range(ASKED))))).id)
+        done = await when(api, (await made(api, jsonl(*map(line, range(ASKED))))).id, is_over)
         assert counts(done) == (ASKED, ASKED, 0)
         await eventually(is_little)

@@ -10,7 +10,7 @@ import pytest
 from gateway.storage.store_errors import StoreUnavailable
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Starter, chat, until
-from tests.kit.batching import OK, TENANTS, client, counts, jsonl, line
+from tests.kit.batching import OK, TENANTS, client, counts, is_over, jsonl, line, made, when
 from tests.kit.keys import TOKEN, admin, answers
 from tests.kit.usage import CHAT, counted, database_at, written
 from tests.postgres_server import PostgresServer, pooled
@@ -26,7 +26,7 @@ async def test_usage_keys_and_batches_of_two_gateways_behind_a_pooler(start: Sta
                 for _ in range(50):
                     assert (await live.ask(CHAT, chat())).status == 200
             async with client(one.url) as api:
-                done = await api.over((await api.made(jsonl(*map(line, range(20))))).id)
+                done = await when(api, (await made(api, jsonl(*map(line, range(20))))).id, is_over)
                 assert (done.status, counts(done)) == ("completed", (20, 20, 0))
             for live in (one, two):
                 await written(live)
