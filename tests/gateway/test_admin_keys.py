@@ -108,7 +108,6 @@ async def test_what_waits_by_a_key_that_is_taken_back_is_refused(start: Starter,
             assert (await runs).status == 200, "what an engine has is answered"
             assert (await stays).status == (401 if left == [TENANTS[1]] else 200)
             assert len(upstream.requests) == (1 if left == [TENANTS[1]] else 2)
-            await until(live.holds_nothing)
 
 
 @pytest.mark.parametrize("preempted", [False, True])
@@ -137,7 +136,6 @@ async def test_what_returns_to_the_queue_after_its_key_was_revoked_is_refused(st
         assert len(upstream.requests) == 1
         [line] = await live.lines(1)
         assert (line["outcome"], line["reason"]) == ("refused", "invalid_api_key")
-        await until(live.holds_nothing)
 
 
 async def test_a_body_that_comes_after_its_key_was_revoked_goes_nowhere(start: Starter) -> None:
@@ -274,12 +272,8 @@ async def test_what_becomes_of_keys_is_in_the_log(start: Starter, caplog: pytest
     caplog.set_level("INFO", "fairgate")
 
     def events() -> list[str]:
-        found = [record.getMessage() for record in caplog.records]
-        return [
-            re.sub(r"sha256:[0-9a-f]{60}", "", text)
-            for text in found
-            if text.startswith("key sha256:") and "first" not in text
-        ]
+        said = [re.sub(r"sha256:[0-9a-f]{60}", "", record.getMessage()) for record in caplog.records]
+        return [text for text in said if text.startswith("key ") and "first" not in text]
 
     tenants = [TENANTS[0] | {"keys": [{"hash": hash_key(NAMED), "label": "old"}]}, TENANTS[1]]
     async with issuing(start, tenants=tenants) as (_, live):

@@ -1,8 +1,9 @@
-"""Whatever a task beside the requests reads, it says so and goes on."""
+"""A fault of the gateway, or in what it reads beside the requests: it is said, and all else goes on."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.keys import hash_key
+from policies.request import Request
 from tests.certificates import Authority
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
@@ -166,3 +168,31 @@ def _not_foreseen(*_: Any, **__: Any) -> Any:
 
 def _is_at_fault(live: Live, kind: str) -> bool:
     return any(one.startswith(kind) and one.endswith(SURPRISE) for one in live.gateway.faults())
+
+
+@pytest.mark.interpreted_only("breaks methods of compiled classes")
+@pytest.mark.parametrize("broken", ["admitted", "dispatched", "finished"])
+async def test_a_decision_that_fails_concerns_its_own_request_only(
+    start: Starter, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        requests, once = live.engine.requests, [True]
+        whole = getattr(requests, broken)
+
+        def fails(request: Request, *args: object) -> object:
+            found = whole(request, *args)
+            if once and once.pop():
+                raise ZeroDivisionError("a fault")
+            return found
+
+        monkeypatch.setattr(requests, broken, fails)
+        with caplog.at_level(logging.ERROR, "fairgate"):
+            first = await live.ask(CHAT, chat(max_tokens=5))
+            others = await asyncio.gather(*[live.ask(CHAT, chat(max_tokens=5)) for _ in range(20)])
+        assert (first.status, first.status != 200 and first.error["code"]) in ((500, "internal_error"), (200, False))
+        assert (first.status == 200) is (broken == "finished"), "its client has the whole answer"
+        assert [one.status for one in others] == [200] * 20
+        await until(lambda: not live.engine.dispatched)
+        assert "an admission decision failed" in caplog.text
+        assert (await live.metrics())["fairgate_faults_total", "pool"] == 1
+        assert live.engine.queued == 0
