@@ -22,7 +22,7 @@ from gateway.storage.store import Deployment
 from gateway.telemetry.background import Background, OperationalError
 from gateway.telemetry.record import RequestRecord
 from policies.admission.engine import AdmissionEngine
-from policies.admission.takeover import Weights, reweigh
+from policies.admission.takeover import Weights
 
 EMBEDDED_MODELS = ("simulated",)
 EMBEDDED_PROFILE = "demo"
