@@ -1,6 +1,7 @@
 """Typed errors between the gateway and a backend.
 
-`before_first_byte` says whether the request may go to another backend: no byte of an answer arrived.
+`before_first_byte` tells whether no byte of an answer had arrived. Only then may the request go to another backend, but
+not after `ReadTimedOut`.
 """
 
 from __future__ import annotations

@@ -173,12 +173,12 @@ class Interactions:
                 self._by_key.add_all(interaction, answer_keys.strong, answer_keys.weak, answer_keys.text)
             else:
                 self._add_keys(interaction, answer_keys)
-        self._left(interaction, service, now)
+        self._end_call(interaction, service, now)
 
     def broke_off(self, request: Request, service: ServiceTokens, now: float) -> None:
         """Record a call that ended while it waited or before its answer was complete."""
         if request.progress.interaction is not None:
-            self._left(request.progress.interaction, service, now)
+            self._end_call(request.progress.interaction, service, now)
 
     def cut(self, request: Request) -> None:
         """Count the tokens of a rejected call's interaction as wasted. Tokens are counted once."""
@@ -344,7 +344,9 @@ class Interactions:
             own[key] = interaction
             interaction.reported = None  # other gateways do not know the new name
 
-    def _left(self, interaction: Interaction, service: ServiceTokens, now: float) -> None:
+    def _end_call(self, interaction: Interaction, service: ServiceTokens, now: float) -> None:
+        """Count the end of a call. Without another call under way, let the interaction wait for its next call, or close
+        an interaction without tokens, or a finished one without keys."""
         tokens = service.prompt + service.output
         interaction.tokens += tokens
         interaction.uncut_tokens += tokens

@@ -402,6 +402,6 @@ class Pressure(NamedTuple):
 
 
 WAIT_S_MAX: Final = 3600.0
-"""Upper bound of expected waits, and of each Retry-After of a pool."""
+"""Upper bound of expected waits, and of a pool's Retry-After before `gateway.proxy.refusals` adds up to a tenth."""
 CALM: Final = Pressure(False, "")
 """No overload. Also recorded with decisions that do not depend on overload."""

@@ -51,7 +51,8 @@ class _Engine:
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredRequest:
-    """A request at an engine: its duration, its steps, and the average load beside and including it."""
+    """A request at an engine: its duration, its steps, the mean load with the request included, and the tokens that the
+    engine prefilled meanwhile."""
 
     took_s: float
     steps: int

@@ -54,11 +54,11 @@ def verdict(results: Sequence[ReplayResult]) -> str:
     sentence += f"{_refusals(before)}, {there} {_wait(after)}{_refusals(after)}. "
     if gainer and payer:
         before, after = pairs[payer]
-        return f"{sentence}`{short(payer)}` pays most: {_part(before)} {_both(before, after)}."
+        return f"{sentence}`{short(payer)}` pays most: {_part(before)} {_waits_of_both(before, after)}."
     most, most_after = next(iter(pairs.values()))
     sentence += "Nobody pays" if gainer else "Nobody gains"
     if most.name != before.name:
-        sentence += f": of `{short(most.name)}`, who asked for most, {_part(most)} {_both(most, most_after)}"
+        sentence += f": of `{short(most.name)}`, who asked for most, {_part(most)} {_waits_of_both(most, most_after)}"
     return sentence + "."
 
 
@@ -115,7 +115,8 @@ def _change(one: TenantResult, other: TenantResult) -> float:
     return log(max(SHORTEST_S, _waited_s(one)) / max(SHORTEST_S, _waited_s(other))) + REFUSED_WEIGHT * served
 
 
-def _both(one: TenantResult, other: TenantResult) -> str:
+def _waits_of_both(one: TenantResult, other: TenantResult) -> str:
+    """Return the words for a tenant's waits and refusals in two runs."""
     return f"{_wait(one)}{_refusals(one)} and {_wait(other)}{_refusals(other)}"
 
 

@@ -23,7 +23,7 @@ _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r(?!\Z)){2}")
 _BEGINS: Final = re.compile(rb"(?:\xef\xbb\xbf)?[\r\n]*(?:data|event|id|retry)?:")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _TEXT: Final = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":"([^"\\\n]*)"')
-# As numbers: `in` first takes what it looks for to be one, and an exception for each chunk is dear.
+# Numbers, because `in` first tries its operand as a number: for bytes that raises an exception in each chunk.
 _QUOTE: Final = ord('"')
 _LF: Final = ord("\n")
 _CR: Final = ord("\r")
@@ -103,7 +103,7 @@ class StreamMeter:
         self._dialect = dialect
         self._is_openai = dialect is Dialect.OPENAI
         self._is_foreign: bool | None = None
-        """Return whether all events have an unknown format; None before the first event."""
+        """True if all events so far have an unknown format; None before the first event."""
         self._own_error = own_error
         self._instead = b""
         """Replacement for the event that was left out."""

@@ -168,9 +168,9 @@ class UpstreamPool:
 
     def _tick(self) -> None:
         """Close connections idle for too long; fail those silent for too long."""
-        for connection in [each for each in self._idle if each.age() >= self._idle_ticks_max]:
+        for connection in [each for each in self._idle if each.tick() >= self._idle_ticks_max]:
             connection.abort()
-        for connection in [each for each in self._busy if each.age() >= self._silent_ticks_max]:
+        for connection in [each for each in self._busy if each.tick() >= self._silent_ticks_max]:
             why = f"sent nothing for {self._silence_s:g} s"
             connection.fail(ReadTimedOut(self.name, why, before_first_byte=not connection.has_answered))
         self._timer = None
@@ -227,9 +227,8 @@ class _Connection(asyncio.Protocol):
     def is_usable(self) -> bool:
         return not self._transport.is_closing()
 
-    def age(self) -> int:
-        """Return the ticks of the shared timer since the last byte, and count this tick. A paused connection is not
-        silent."""
+    def tick(self) -> int:
+        """Count a tick of the shared timer, and return the ticks since the last byte; 0 while reading is paused."""
         self._ticks = 0 if self._is_paused else self._ticks + 1
         return self._ticks
 

@@ -25,7 +25,7 @@ _FILTERED: Final = "/metrics/?" + "&".join(f"name[]={name.replace('vllm_', 'vllm
 
 
 class VllmAdapter(Adapter):
-    """The adapter for vLLM."""
+    """The adapter for vLLM: its gauges of queue and KV cache, and the answers by which it refuses a request."""
 
     name = "vllm"
     title = "vLLM"

@@ -218,6 +218,8 @@ def _messages_prompt(body: dict[str, Any]) -> list[bytes]:
 
 
 class ResponsesAnswer(SimulatedAnswer):
+    """An answer to /v1/responses. The events of its stream are numbered."""
+
     endpoint = Endpoint("/v1/responses", _responses_prompt, ("max_output_tokens",))
     id_prefix = "resp_"
 
@@ -299,6 +301,8 @@ class ResponsesAnswer(SimulatedAnswer):
 
 
 class MessagesAnswer(SimulatedAnswer):
+    """An answer to /v1/messages, the API of Anthropic."""
+
     endpoint = Endpoint("/v1/messages", _messages_prompt, ("max_tokens",))
     id_prefix = "chatcmpl-"
 

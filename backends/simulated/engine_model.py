@@ -107,7 +107,7 @@ class EngineRequest:
 
 
 class EngineGauges(NamedTuple):
-    """Gauges of `/metrics` at the end of a step. Counters are totals since the start, lengths are in tokens."""
+    """Gauges of `/metrics`, read when a step ends: requests, blocks, and totals since the engine's start."""
 
     running: int = 0
     waiting: int = 0
@@ -137,7 +137,7 @@ class Step:
 
 
 class _Sequence:
-    """A request inside the engine. All counts are in tokens, except `blocks`."""
+    """A request inside the engine. Lengths are in tokens; `blocks` and `named` count blocks."""
 
     __slots__ = (
         "blocks", "cached", "computed", "emitted", "hashes", "id", "joined", "keys", "named", "one_token",

@@ -15,7 +15,7 @@ class UnknownProfileError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
-    """Limits and step costs of one engine, named as vLLM's flags.
+    """Limits of one engine, named as vLLM's settings, and the costs of its steps in seconds.
 
     One of the `num_gpu_blocks` is never used (vLLM's null block). The rest must fit a request of `max_model_len`, and a
     step must hold a token of each sequence, or the engine could stall for ever.

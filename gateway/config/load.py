@@ -167,7 +167,7 @@ class _Loader(yaml.BaseLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self.nodes += 1
         if self.nodes > NODES_MAX:
-            raise _TooManyError
+            raise _TooManyNodesError
         node = super().compose_node(parent, index)
         if node is not None and not isinstance(node.start_mark, tuple):  # the node behind an alias is marked already
             node.start_mark = (node.start_mark.line + 1, node.start_mark.column + 1)
@@ -175,7 +175,7 @@ class _Loader(yaml.BaseLoader):
         return node
 
 
-class _TooManyError(Exception):
+class _TooManyNodesError(Exception):
     """The text has more than NODES_MAX nodes."""
 
 
@@ -203,7 +203,7 @@ class _Source:
         try:
             # A stream is parsed in pieces, which gives other threads their turns.
             root = yaml.compose(io.StringIO(text), Loader=_Loader)
-        except _TooManyError:
+        except _TooManyNodesError:
             raise self._refused(f"holds more than {NODES_MAX} values") from None
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark

@@ -51,7 +51,7 @@ Address = Annotated[str, AfterValidator(checked_address)]
 
 @settings_from(CapacitySettings)
 class CapacityConfig(Section):
-    """Capacity of a pool's engines."""
+    """How full a pool's engines are kept, and how often their metrics are read."""
 
     scrape_interval_s: float = Field(default=0.1, ge=0.01, le=60)
     """Interval of reads of an engine's metrics."""

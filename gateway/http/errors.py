@@ -93,7 +93,7 @@ def dialect_of(path: str) -> Dialect:
 
 
 def expected_wait_headers(wait_s: float) -> list[Header]:
-    """Return the header fields with an expected wait and the interval in which the true wait lies."""
+    """Return the header fields with an expected wait or the time until a retry, and with half to twice that time."""
     interval = b"%.3f-%.3f" % interval_s(wait_s)
     return [(b"x-fairgate-expected-wait-s", b"%.3f" % wait_s), (b"x-fairgate-expected-wait-range-s", interval)]
 
@@ -103,7 +103,7 @@ class ApiError(Exception):
 
     Args:
         retry_after_s: sent as `retry-after` (whole seconds, rounded up, at least 1) and `retry-after-ms`, and as the
-            expected wait and its range.
+            expected wait and its interval.
         should_retry: overrides the client library's own rule for the status; None leaves the rule alone.
         fields: further header fields of the answer.
     """

@@ -1,4 +1,4 @@
-"""The way of an answer to its client, in synchronous calls without a task or a coroutine."""
+"""The writer of an answer to its client: synchronous calls, without a task or a coroutine."""
 
 from __future__ import annotations
 

@@ -103,7 +103,8 @@ class Tokens(Protocol):
     def principal(
         self, token: bytes, tenants: Mapping[str, TenantConfig], is_in_groups: Callable[[str, Container[str]], bool]
     ) -> Principal:
-        """Return the principal that a token names. Raise ApiError.
+        """Return the principal that a token names. Raise ApiError if the token is invalid, has expired, or names no
+        tenant, or while the keys of its issuer are not read yet.
 
         `is_in_groups`: returns whether a tenant is in one of these groups.
         """

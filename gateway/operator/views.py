@@ -38,7 +38,8 @@ def ready(why_not: Sequence[str], state: str | None, faults: Sequence[str]) -> w
 
 
 class StateView:
-    """The document of /state: made anew for each request, or with `?shared`, as pages ask, once for all of them."""
+    """The handler of /state, which makes a new document for each request. Requests with `?shared`, as pages send them,
+    share one document for `SHARED_S` to `SHARED_S_MAX` seconds."""
 
     def __init__(self, source: SnapshotSource) -> None:
         self._source = source

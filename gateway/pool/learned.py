@@ -133,7 +133,7 @@ BYTES_MAX = 16 * 1024 * 1024
 
 
 class LearnedSync:
-    """A synchroniser of one engine with the store, one `turn` after another."""
+    """A synchroniser of one engine with the store, one `sync_once` after another."""
 
     def __init__(self, store: Store, pool: str, engine: AdmissionEngine) -> None:
         self._store = store
@@ -141,7 +141,8 @@ class LearnedSync:
         self._engine = engine
         self._written = b""
 
-    async def turn(self) -> None:
+    async def sync_once(self) -> None:
+        """Adopt the learned state in the store, write this engine's, and wait for `INTERVAL_S`."""
         try:
             await self._adopt()
             await self._write()

@@ -12,7 +12,7 @@ from gateway.config.section import filled
 from gateway.config.sections.limits import ModelQuotasConfig, QuotaConfig
 from gateway.request.interaction_claim import ClaimReader
 from gateway.usage.calendar import calendar_of
-from policies.admission.deciding import Remembered
+from policies.admission.deciding import HistoryLimits
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings
@@ -150,7 +150,7 @@ def engine_settings(gateway: Config, pool: PoolConfig, shared: Shared) -> dict[s
         "interactions": shared.interactions,
         "quotas": shared.quotas,
         "tree": shared.tree,
-        "remembered": Remembered(*[gateway.bounds.of(table) for table in ("decisions", "lengths")]),
+        "remembered": HistoryLimits(*[gateway.bounds.of(table) for table in ("decisions", "lengths")]),
     }
 
 

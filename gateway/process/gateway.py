@@ -37,7 +37,7 @@ from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools, deployments_of
 from gateway.pool.shared import Shared
 from gateway.process.listener_limits import server_limits
-from gateway.process.reloading import Reloading
+from gateway.process.reloading import Reloader
 from gateway.process.sharing import replicate, store_of
 from gateway.proxy.batches.batch_lane import BatchLane
 from gateway.proxy.exchange import Exchange
@@ -128,7 +128,7 @@ class Gateway:
         self._admin: web.AppRunner | None = None
         self._is_stopping = False
         self._closing_logs = Background()
-        self.reloading = Reloading(self, load)
+        self.reloading = Reloader(self, load)
 
     @property
     def pools(self) -> list[Pool]:
@@ -384,13 +384,13 @@ class Gateway:
     # --- the end ---
 
     async def stop(self, drain_s: float) -> None:
-        """Stop accepting requests, wait up to `drain_s` for those under way, abort the rest, and close."""
+        """Take no new connections, serve requests on open ones for up to `drain_s`, abort the rest, and close."""
         if self._pipeline is not None and self._server is not None:
             await self._drain(self._pipeline, self._server, drain_s)
         await self._close()
 
     async def _drain(self, pipeline: Pipeline, server: HttpServer, limit_s: float) -> None:
-        """Stop accepting requests, wait for those under way, and abort those that take too long."""
+        """Take no new connections, serve requests on open ones for up to `limit_s`, and abort the rest."""
         self._is_stopping = True
         server.stop_accepting()
         await asyncio.sleep(0)  # a connection accepted in this turn of the loop is known to the server in the next

@@ -1,7 +1,7 @@
 """The hub: a process beside the workers of one gateway, with their sync rounds and the admin listener.
 
 The hub starts before the workers and ends after them. If the hub dies, workers go on as replicas do without their
-Redis, each with its last share, until the hub is back.
+Redis, each with the average of its recent grants, until the hub is back.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class Reloadable(GatewayProcess, Protocol):
     async def take_over(self, config: Config) -> None: ...
 
 
-class Reloading:
-    """The current file of one gateway's config, and the result of the last reload."""
+class Reloader:
+    """The reloader of one gateway's config, which exports the result of the last reload as metrics."""
 
     def __init__(self, gateway: Reloadable, load: Callable[[], Config] | None) -> None:
         """Create for a gateway; `load` reads the file anew or raises ConfigError, and is None without a file."""

@@ -64,7 +64,7 @@ def replicate(
     for each in exchanges:
         background.repeat(each.turn, "exchange", each.about)
     for pool in pools:
-        background.repeat(LearnedSync(store, pool.name, pool.dispatcher.engine).turn, "lessons", pool.name)
+        background.repeat(LearnedSync(store, pool.name, pool.dispatcher.engine).sync_once, "lessons", pool.name)
         if pool.dispatcher.engine.policy.reads_prefixes:
             broadcast = PrefixBroadcast(store, pool.name, pool.dispatcher)
             background.repeat(broadcast.report, "news sent", pool.name)

@@ -191,7 +191,7 @@ def _supervised(
             ending = True
             for worker in workers:
                 for listener in worker.listeners:
-                    listener.close()  # the last copy; connections are refused from here, where they would wait in vain
+                    listener.close()  # an open copy would take connections that no worker accepts any more
             _signal(workers, signal.SIGTERM)
             kill_s = time.monotonic() + config.drain_s + KILL_AFTER_S
 

@@ -7,12 +7,13 @@ An `Exchange` is written in callbacks, since it runs for every token. It ends ex
     failed      the engine failed, broke off, fell silent, or sent no end mark; the client sees an error, no [DONE]
     refused     admission rejected the request, with a time to retry, or the engine found the request faulty
 
-Until part of an answer has gone to the client (`RequestContext.relays`), a request may return to the head of its flow.
-It is charged nothing if the engine refused it (503, 429, a 200 with an error inside, an empty abort while it drains),
-was not reached or went away. A preempted request keeps its charge until it starts again; then the new run's charge
-replaces it, and nobody pays for the waste. A request that an engine received completely before it went away may be the
-cause. So it is retried at most once, on another engine (or by the fallback pool), within the retry budget, and not for
-a tenant whose answers break anyhow.
+A request that its engine refused (503, 429, a 200 with an error inside, an empty abort while it drains), or that was
+preempted, may return to the head of its flow until part of an answer has gone to the client (`RequestContext.relays`).
+A request whose engine was not reached or went away may return only if no byte of an answer had come. A returned request
+is charged nothing. But a preempted request keeps its charge until it starts again; then the new run's charge replaces
+it, and nobody pays for the waste. A request that an engine received completely before it went away may be the cause. So
+it is retried at most once, on another engine (or by the fallback pool), within the retry budget, and not for a tenant
+whose answers break anyhow.
 """
 
 from __future__ import annotations
@@ -275,7 +276,7 @@ class Exchange(Relay):
         self._answer_bytes += len(data)
         if self._finder is not None:
             self._finder.feed(data)
-            self._ending.come(data)
+            self._ending.feed(data)
             self.context.responder.write(self._shown(data))
             return
         self._held.append(data)
@@ -298,7 +299,7 @@ class Exchange(Relay):
             self._finder = usage_finder()
             self._finder.feed(held)
             self._ending = Ending(self._headers)
-            self._ending.come(held)
+            self._ending.feed(held)
             self.context.begin_answer(self._status, self._headers, self._shown(held))
 
     def _shown(self, data: bytes) -> bytes:

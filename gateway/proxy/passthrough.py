@@ -67,7 +67,7 @@ class PassThrough(Relay):
                 self.cancel()
                 self.fail_with_error(b"")
             return
-        self._ending.come(data)
+        self._ending.feed(data)
         responder = self.context.responder
         if responder.started:
             responder.write(data)

@@ -4,7 +4,8 @@
     sent -> held                     the answer waits until it is complete and can be judged
     sent, held -> streamed           an event stream, counted event by event
     sent, held -> relayed            in pieces as they come, such as an answer too long to hold
-    sent, held, streamed -> waiting  back for another attempt, as long as the client has seen nothing
+    sent, held, streamed -> waiting  refused or preempted, as long as the client has seen nothing
+    sent -> waiting                  the engine was not reached, or went away before a byte of an answer
     any -> ended                     once
 
 Each event is a table: the state before it gives the next one. A state that the table lacks is a fault of the gateway,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Phase(IntEnum):
-    """The states of a request and its answer. A number has a hash in C, a name has not."""
+    """The states of a request and its answer, as integers: those have a hash in C, names of an `Enum` have not."""
 
     WAITING = 0
     SENT = 1
@@ -58,7 +59,7 @@ class Ending:
         self._is_json = is_json(content_type(headers))
         self._first = self._last = b""
 
-    def come(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Add the next bytes."""
         if self._is_json and not data.isspace():
             self._first = self._first or data.lstrip()[:1]

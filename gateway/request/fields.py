@@ -24,7 +24,7 @@ FLAGS: Final = {
 """Spellings of a flag, in lower case."""
 
 
-class TooManyError(Exception):
+class TooManyItemsError(Exception):
     """A body has more members, or a conversation more turns, than are decoded."""
 
 
@@ -36,7 +36,7 @@ class _Decoded:
     def count(self) -> None:
         self.left -= 1
         if self.left < 0:
-            raise TooManyError
+            raise TooManyItemsError
 
 
 _decoded: Final = _Decoded()
@@ -171,7 +171,7 @@ _members: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(
 
 
 def decode_turns(conversation: Raw) -> list[Turn]:
-    """Decode a conversation. Raise `TooManyError` beyond `TURNS_MAX`."""
+    """Decode a conversation. Raise `TooManyItemsError` beyond `TURNS_MAX`."""
     # Each turn has a brace. Counting turns takes two calls for each.
     if len(conversation) <= TURNS_MAX or bytes(conversation).count(b"{") <= TURNS_MAX:
         return _turns(conversation)
@@ -180,6 +180,6 @@ def decode_turns(conversation: Raw) -> list[Turn]:
 
 
 def decode_members(body: bytes) -> dict[str, Raw]:
-    """Decode an object into its members. Raise `TooManyError` beyond `MEMBERS_MAX`."""
+    """Decode an object into its members. Raise `TooManyItemsError` beyond `MEMBERS_MAX`."""
     _decoded.left = MEMBERS_MAX
     return _members(body)

@@ -93,7 +93,7 @@ class _Distribution:
 
 
 class Metrics:
-    """Counters that each ended request adds to, and their metrics."""
+    """Prometheus counters and histograms of ended requests."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()

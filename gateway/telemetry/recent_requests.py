@@ -66,8 +66,8 @@ class RecentRequests:
         """
         return self.latest(self.count - known if known <= self.count else self.count)[::-1]
 
-    def take(self, ends: Iterable[End]) -> None:
-        """Add ends of other processes, the latest last."""
+    def add_reported(self, ends: Iterable[End]) -> None:
+        """Add the ends that other processes report, the latest last."""
         for end in ends:
             self._add(end)
 

@@ -13,7 +13,7 @@ from math import ceil
 from typing import Final
 
 from gateway.telemetry.record import Outcome, RequestRecord
-from policies.limits.quotas import Used
+from policies.limits.quotas import UsageBucket
 from policies.request import ServiceTokens
 
 HOUR_S: Final = 3600
@@ -102,12 +102,12 @@ class UsageCounts:
             if request is not None:
                 totals.wasted_tokens += request.progress.wasted_tokens
 
-    def used(self) -> Iterator[Used]:
+    def used(self) -> Iterator[UsageBucket]:
         """Yield each sum as it will be stored."""
         for (hour, tenant, _, _, model, _), totals in self._sums.items():
             service = ServiceTokens(totals.input_tokens, totals.output_tokens, totals.cached_tokens)
             requests = totals.requests - totals.refused
-            yield Used((hour + 1) * HOUR_S, tenant, model, requests, service, totals.engine_ms)
+            yield UsageBucket((hour + 1) * HOUR_S, tenant, model, requests, service, totals.engine_ms)
 
     def take(self) -> Sums:
         """Return the sums since the last call, and start anew."""

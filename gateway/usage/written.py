@@ -15,7 +15,7 @@ from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import HOUR_S, OTHER_USERS, OTHERS, Sums, UsageTotals
 from gateway.usage.database import Database, Transaction
 from gateway.usage.thread import DatabaseThread
-from policies.limits.quotas import Quotas, Used
+from policies.limits.quotas import Quotas, UsageBucket
 from policies.request import ServiceTokens
 
 DAY_S: Final = 86_400
@@ -91,24 +91,26 @@ def forget(database: Database, now_s: int, keep_days: int) -> None:
         step.do("DELETE FROM fairgate_writers WHERE written_s < %s", (now_s - WRITERS_KEPT_S,))
 
 
-def used_between(database: Database, since_s: int, until_s: int, part_s: int) -> list[Used]:
-    """Return the usage of each tenant and model in each part of this time."""
+def used_between(database: Database, since_s: int, until_s: int, part_s: int) -> list[UsageBucket]:
+    """Return the usage of each tenant and model between two times, in buckets of `part_s` seconds."""
     with database.transaction(writes=False) as step:
         found = step.ask(_USED.format(part_s=part_s), (since_s, until_s))
     return [
-        Used(part + part_s, tenant, model, int(requests), ServiceTokens(int(prompt), int(output), int(cached)), int(ms))
+        UsageBucket(
+            part + part_s, tenant, model, int(requests), ServiceTokens(int(prompt), int(output), int(cached)), int(ms)
+        )
         for part, tenant, model, requests, prompt, cached, output, ms in found
         if isinstance(tenant, str) and isinstance(model, str) and isfinite(requests + prompt + cached + output + ms)
     ]
 
 
-async def used_before(database: DatabaseThread, quotas: Quotas | None, now_s: float) -> list[Used]:
+async def used_before(database: DatabaseThread, quotas: Quotas | None, now_s: float) -> list[UsageBucket]:
     """Return the usage within the longest limit's window: by hours in its first day and in the last two days, by days
     between. Each day is a statement of its own, since a month may take longer than a statement should.
     """
     today = int(now_s // DAY_S)
     first = today if quotas is None else int(quotas.longest.window.since_s(now_s) // DAY_S)
-    found = list[Used]()
+    found = list[UsageBucket]()
     for day in range(first, today + 1):
         part_s = HOUR_S if day in (first, today - 1, today) else DAY_S
         found += await database.do(used_between, day * DAY_S, (day + 1) * DAY_S, part_s)

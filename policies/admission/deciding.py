@@ -36,15 +36,15 @@ WAITED: Final = frozenset({Refusal.QUEUE_FULL, Refusal.QUEUE_TIMEOUT, Refusal.WA
 """Reasons of rejections that a ceiling of the tree may have caused."""
 
 
-class Remembered(NamedTuple):
-    """Bounds of the memory of past requests."""
+class HistoryLimits(NamedTuple):
+    """Bounds of the history that a pool keeps: past decisions, and apps with learned lengths of answers."""
 
     decisions_max: int = RECENT_MAX
     lengths_max: int = APPS_MAX
     """Apps whose answer lengths are remembered."""
 
 
-REMEMBERED: Final = Remembered()
+REMEMBERED: Final = HistoryLimits()
 
 
 class Deciding:
@@ -61,7 +61,7 @@ class Deciding:
         interactions: Interactions | None = None,
         quotas: Quotas | None = None,
         tree: Tree | None = None,
-        remembered: Remembered = REMEMBERED,
+        remembered: HistoryLimits = REMEMBERED,
     ):
         self.policy = policy
         self.limits = limits or QueueLimits()

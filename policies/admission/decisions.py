@@ -62,7 +62,7 @@ class Preempt(NamedTuple):
 Decision = Dispatch | Reject | Preempt
 
 
-class Decided(NamedTuple):
+class DecisionRecord(NamedTuple):
     """A decision with the facts behind it."""
 
     id: str
@@ -96,8 +96,8 @@ class Decided(NamedTuple):
 class Recent:
     """The latest decisions, the newest one last.
 
-    Each decision is kept as a plain tuple of the fields of `Decided`, without the request. That saves memory and, above
-    all, work of the garbage collector, which scans all objects that live for a while.
+    Each decision is kept as a plain tuple of the fields of `DecisionRecord`, without the request. Tuples save memory
+    and, above all, work of the garbage collector, which scans all objects that live for a while.
     """
 
     def __init__(self, most: int) -> None:
@@ -113,11 +113,11 @@ class Recent:
         about = progress.wait, progress.stage, progress.inside, progress.placed, progress.cached_tokens
         self._decided.append((request.id, request.client_id, *request.flow, now, *about, backend, rejected, pressure))
 
-    def last(self, request_id: str) -> Decided | None:
+    def last(self, request_id: str) -> DecisionRecord | None:
         """Return the latest decision on this request, if it is remembered."""
         for noted in reversed(self._decided):
             if noted[0] == request_id:
-                return Decided(*noted)
+                return DecisionRecord(*noted)
         return None
 
     def of_client(self, client_id: str) -> list[str]:

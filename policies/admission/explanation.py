@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from policies.admission.decisions import Decided, Reject
+from policies.admission.decisions import DecisionRecord, Reject
 from policies.admission.waits import seconds_of
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, State, Wait
@@ -33,7 +33,7 @@ class Explanation:
     flow: Flow
     stage: int
     inside: bool
-    last: Decided | None
+    last: DecisionRecord | None
     blocked: Blocked | None
     reason: str
     waited_s: Mapping[str, float]
@@ -107,7 +107,7 @@ OF_REFUSAL: Final = {
 def explain(
     request_id: str,
     request: Request | None,
-    last: Decided | None,
+    last: DecisionRecord | None,
     *,
     blocked: Blocked | None,
     ceiling: str,
@@ -166,7 +166,7 @@ def sentence(request_id: str, tenant: str, *parts: str) -> str:
     return f"{request_id}{whose} {verb} {'; it '.join(part for part in parts if part)}."
 
 
-def _reason(decided: Decided) -> str:
+def _reason(decided: DecisionRecord) -> str:
     decision = decided.decision
     if not isinstance(decision, Reject):
         return dispatched_in_words(decision.backend, decided.placed, at_once=decided.wait is None)

@@ -52,7 +52,7 @@ class Policy:
         return None
 
     def asleep_at(self) -> Iterator[tuple[Request, str, str]]:
-        """Iterate over the sleeping interactive requests at full nodes (`Backlog.asleep_at`), with node and queue."""
+        """Iterate over the full nodes of each queue: the next request there (`Backlog.asleep_at`), node and queue."""
         for name, order in self.queues().items():
             for request, node in order.backlog.asleep_at() if order.backlog is not None else ():
                 yield request, node, name
@@ -199,7 +199,7 @@ class AssignedPolicy(Policy):
     def pop(self, now: float, engines: Engines) -> Selection | Blocked | None:
         running = engines.loads()
         if not running:
-            return self._none_in_service()
+            return self._first_as_blocked()
         if running.keys() != self._orders.keys():
             self._follow(running, now)
         if self._arrived:
@@ -265,7 +265,8 @@ class AssignedPolicy(Policy):
     def __len__(self) -> int:
         return len(self._arrived) + len(self._queued)
 
-    def _none_in_service(self) -> Blocked | None:
+    def _first_as_blocked(self) -> Blocked | None:
+        """Return the first waiting request as blocked while no engine is in service; None if none waits."""
         for request, _ in (*self._arrived.values(), *self._queued.values()):
             return Blocked(request, {})
         return None

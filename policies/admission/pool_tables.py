@@ -68,7 +68,7 @@ class PoolTables:
         if (refused := self.policy.order.refusal(request, now, pressure)) is not None:
             return refused
         backlog = self.policy.order_of(request).backlog
-        if backlog is None or not backlog.starts or not backlog.has_starts(request.flow.tenant):
+        if backlog is None or not backlog.starts or not backlog.has_sleeping_starts(request.flow.tenant):
             return None  # the first start of a tenant may always wait
         most_s = self.waiting.limits.wait_s(request)
         if request.progress.inside or most_s == request.wait_s_max or not self.gate_of(request).gate.starts_of:
@@ -112,7 +112,7 @@ class PoolTables:
             return False
         tenant, wait = request.flow.tenant, request.progress.wait
         has_waited = wait is not None and wait.expected is not None and wait.expected.gate.starts_of == tenant
-        return has_waited or backlog.has_starts(tenant)
+        return has_waited or backlog.has_sleeping_starts(tenant)
 
     def numbers(self, request: Request | None, now: float) -> dict[str, float]:
         """Return the numbers that decide about a waiting request, beside those of the order.

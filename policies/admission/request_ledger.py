@@ -27,7 +27,7 @@ NO_SERVICE: Final = ServiceTokens(0, 0)
 
 
 class RequestLedger(PoolTables):
-    """The events of one pool's requests, each of which changes all tables."""
+    """The requests of one pool: a method per event changes a request's state and every table that knows the request."""
 
     def follow_start(self, now: float, *, is_served: bool) -> None:
         """Begin a cold start if requests wait and no engine is in service. End the cold start once an engine is."""
@@ -237,9 +237,10 @@ class RequestLedger(PoolTables):
             self.backends[lease.backend].prefill_pace.made_tokens += output_tokens
 
     def charge_progress(self, now: float, room: PoolRoom) -> None:
-        """Charge the streamed tokens, and update the ledgers of engines with events.
+        """Charge the tokens streamed since the last call, and update the ledgers of engines that are touched or due.
 
-        Tell the room at which engines answers must have started by now, or hold more than before.
+        Batch requests that are not streamed are charged for the time that has passed. The room hears of engines where
+        the prefill of an answer must have ended by now, or where an answer holds more tokens than before.
         """
         self.charged_s = now
         streaming, self._streaming = self._streaming, []

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from policies.admission.deciding import REMEMBERED, Remembered
+from policies.admission.deciding import REMEMBERED, HistoryLimits
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.admission.policy import Policy
@@ -54,7 +54,7 @@ class Setup:
     interactions: Interactions | None = None
     quotas: Quotas | None = None
     tree: Tree | None = None
-    remembered: Remembered = REMEMBERED
+    remembered: HistoryLimits = REMEMBERED
 
 
 def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Decision]:

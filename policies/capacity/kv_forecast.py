@@ -133,7 +133,8 @@ class Growing:
 
 
 class _Cell:
-    """Sums over requests with about one place: an end, a start, a due step, or a stretch ahead."""
+    """Sums over requests with nearly equal places. A place is the step of an end, of a start or of the next noting, or
+    the width of the stretch ahead."""
 
     __slots__ = ("count", "h0", "h1", "h2", "place", "requests", "v0", "v1", "v2")
 
@@ -149,8 +150,8 @@ class _Cell:
         return self.place / self.count
 
 
-class _Cells:
-    """Sums over forecast requests, grouped in cells of nearly equal steps and sorted by step."""
+class _CellTable:
+    """The cells of requests with one kind of place (`_Cell`), in the order of the places."""
 
     __slots__ = ("_by_key", "_keys", "cells")
 
@@ -196,15 +197,15 @@ class KvForecast:
     def __init__(self) -> None:
         self.clock = 0.0
         """Steps of the engine, set by the caller before each question. No noted request may be due by then."""
-        self._steps = _Cells()
+        self._steps = _CellTable()
         """First and last possible ends of requests that are not open: the change there of the tokens held and of
         their variance, as polynomials in the step."""
-        self._open = _Cells()
+        self._open = _CellTable()
         """Open requests, by the stretch ahead of them: base, sequences; base squared, base * sequences, sequences
         squared."""
-        self._due = _Cells()
+        self._due = _CellTable()
         """Requests by the step at which they must be noted anew."""
-        self._starts = _Cells()
+        self._starts = _CellTable()
         """Work of the requests by the step of their dispatch, as a polynomial in the step."""
         self._count = 0
         self._h0 = self._h1 = 0.0
@@ -255,16 +256,17 @@ class KvForecast:
         one.due = clock + until
         one.due_key = _key(one.due, until, FINE) if until < inf else NEVER
         self._count += 1
-        self._sum(one, 1.0)
+        self._add_to_sums(one, 1.0)
 
     def remove(self, one: Growing) -> None:
         """Forget a request as it was noted."""
         self._count -= 1
-        self._sum(one, -1.0)
+        self._add_to_sums(one, -1.0)
         if not self._count:
             self._h0 = self._h1 = self._w0 = self._w1 = self._w2 = self._l0 = self._l1 = 0.0
 
-    def _sum(self, one: Growing, sign: float) -> None:
+    def _add_to_sums(self, one: Growing, sign: float) -> None:
+        """Add a request to all sums, or subtract it (`sign` -1)."""
         self._full_at = self._lead_clock = -1.0
         base, n, width = one.base, one.sequences, one.spread
         at_start, whole = one.at_start, one.whole

@@ -39,7 +39,7 @@ class Obstacle(StrEnum):
     RETURNED = "returned"
     """The request came back after its dispatch: preempted, refused or undelivered. Not an engine's obstacle."""
 
-    __hash__ = str.__hash__  # an enumeration's own is no machine code, and takes ten times as long
+    __hash__ = str.__hash__  # `Enum.__hash__` is not in C, and takes ten times as long
 
 
 ASLEEP: Final = (Obstacle.CEILING, Obstacle.WORKING_SET, Obstacle.PREFILL_PART)

@@ -62,9 +62,10 @@ forecast varies about a full cache."""
 
 
 class Context:
-    """The share of the KV cache of one interaction, or of one request outside interactions.
+    """The KV tokens with which one interaction, or one request outside interactions, counts in the working set.
 
-    An idle context outlives many interactions, so it keeps none: an interaction knows its contexts.
+    An interaction refers to its contexts. A context does not refer back, because an idle context may outlive the
+    interaction.
     """
 
     __slots__ = (

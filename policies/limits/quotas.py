@@ -91,7 +91,7 @@ Counted = tuple[tuple[str, ...], tuple[int, int, int]]
 """The members for which a request counts, and its bucket in each of `WINDOWS`."""
 
 
-class Used(NamedTuple):
+class UsageBucket(NamedTuple):
     """A tenant's recorded use of a model in an hour or a day."""
 
     until_s: float
@@ -305,7 +305,7 @@ class Quotas:
             for rule in self.rules(member)
         }
 
-    def of_past(self, used: Iterable[Used]) -> Iterator[tuple[int, str, int, Measures]]:
+    def of_past(self, used: Iterable[UsageBucket]) -> Iterator[tuple[int, str, int, Measures]]:
         """Yield window, member, bucket and amounts of earlier use, as if all was used at the end of its hour or day."""
         for until_s, tenant, model, requests, service, engine_ms in used:
             amounts = engine_ms, requests, service.prompt + service.output, self.price(model).of(service)
@@ -315,7 +315,7 @@ class Quotas:
                     for member in self.members(tenant, self.names(tenant, "", model)):
                         yield window, member, bucket, amounts
 
-    def go_on(self, used: Iterable[Used], now: float) -> None:
+    def go_on(self, used: Iterable[UsageBucket], now: float) -> None:
         """Continue the counts of a day and a month from the recorded use of gateways that have ended."""
         self.at(now)
         for window, member, bucket, amounts in self.of_past(used):

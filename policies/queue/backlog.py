@@ -156,7 +156,7 @@ class Backlog:
                 tenant.going_first += flow.wake(start)
                 self._woke(flow)
 
-    def has_starts(self, tenant: str) -> bool:
+    def has_sleeping_starts(self, tenant: str) -> bool:
         """Return whether starts of this tenant sleep."""
         return bool(self.starts) and self._by_tenant.get(tenant) in self.starts
 
@@ -178,9 +178,9 @@ class Backlog:
         return own.line.is_within(own, min(least, own.line.least_counter_elsewhere()))
 
     def sleep_at(self, request: Request, node: str) -> None:
-        """Let the tenant of this request sleep under the name of a full node until `wake_at` finds room.
+        """Let the request's tenant sleep until `wake_at` finds room.
 
-        `node`: "" if its part of the prefill is used up. Then the tenant still bounds the floor.
+        `node`: the full node; "" if the tenant's prefill part is used up. Then the tenant still bounds the floor.
         """
         tenant = self._by_flow[request.flow].tenant
         key = tenant.full = node or tenant

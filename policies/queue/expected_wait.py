@@ -109,7 +109,7 @@ class GateState(NamedTuple):
         if backlog is None:
             return self.queued == 0
         if gate.starts_of:
-            return not backlog.has_starts(gate.starts_of)
+            return not backlog.has_sleeping_starts(gate.starts_of)
         own = backlog.tenant(tenant)
         if gate.node:
             return gate.node not in backlog.full and (own is None or own.queued == 0)

@@ -37,7 +37,8 @@ class _Granted:
         """Fraction of a sequence that the last allowance did not use."""
         self.granted_s = float("-inf")
 
-    def note(self, grant: Grant, now: float) -> None:
+    def learn(self, grant: Grant, now: float) -> None:
+        """Add a grant to the average, with more weight the more time has passed since the last grant."""
         weight = min(1.0, max(0.0, (now - self.granted_s) / GRANT_MEMORY_S))
         self.usual_sequences += weight * (grant.sequences - self.usual_sequences)
         self.usual_tokens += weight * (grant.kv_tokens - self.usual_tokens)
@@ -80,7 +81,7 @@ class GrantedEngines:
                 continue  # removed meanwhile
             ledger.allowance = grant
             ledger.allowed_until_s = now + TRUST_S
-            granted.note(grant, now)
+            granted.learn(grant, now)
 
     def cut_off(self, replicas: int) -> None:
         """Go on with the average of the recent grants, as the other gateways do, while no reply comes from the store.

@@ -204,7 +204,8 @@ class ReplicaView(NamedTuple):
 
 
 class PrefixReport(NamedTuple):
-    """A gateway's report to all others of the prompts that it sent since its last report (`replicas.prefixes`)."""
+    """A gateway's report to all others: the prompts that it sent since its last report, and what it charged for them
+    (`replicas.prefixes`)."""
 
     version: int
     replica: str

@@ -212,7 +212,7 @@ class PoolTree:
         return {leaf: int(tokens) for leaf, node in self._leaves() if (tokens := node.here(_contexts_of(leaf)))}
 
     def report(self, rows_max: int) -> list[NodeUsage]:
-        """Return the rows for other gateways: usage, and presence.
+        """Return the rows for other gateways: usage, presence, and weights other than 1.
 
         The `rows_max` tenants with most usage of a resource have rows of their own; the usage of the others is added to
         their groups. At most `rows_max` tenant nodes are reported as present.
@@ -334,7 +334,7 @@ class PoolTree:
         return [node for node in self.nodes.values() if node.is_tenant]
 
     def _leaves(self) -> list[tuple[str, Node]]:
-        """Return the tenant nodes, two for each tenant."""
+        """Return the names of the two leaves of each tenant, interactive and batch, each with the tenant's node."""
         return [(leaf, node) for node in self._tenants() for leaf in (node.name, f"{node.name}{BATCH}")]
 
     def _group(self, name: str) -> Node:

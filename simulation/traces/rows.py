@@ -40,7 +40,7 @@ class EngineStay(NamedTuple):
 
 
 class TracedRequest(NamedTuple):
-    """A request of a trace."""
+    """A request read from a trace: arrival, lengths, flow and, if recorded, its stay at an engine."""
 
     time_s: float
     """Arrival by the trace's clock."""

@@ -325,7 +325,7 @@ def read_learned(data: bytes) -> None:
 
 async def _adopt(data: bytes) -> None:
     gateway = Gateway()
-    await _runs(LearnedSync(store(data), "p", gateway.engine).turn)
+    await _runs(LearnedSync(store(data), "p", gateway.engine).sync_once)
     gateway.serve("first")
     msgspec.json.encode(snapshot(gateway.engine))
 

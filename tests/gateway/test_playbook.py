@@ -104,7 +104,7 @@ async def test_what_is_whole_or_no_json_passes(start: Starter, limits: dict[str,
 def test_space_behind_an_answer_is_no_part_of_it() -> None:
     ending = Ending([(b"content-type", b"application/json")])
     for data, is_missing in ((b" \n", False), (b" {", True), (b'"a":1', True), (b"} ", False), (b"\r\n", False)):
-        ending.come(data)
+        ending.feed(data)
         assert ending.is_missing is is_missing
 
 

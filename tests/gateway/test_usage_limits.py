@@ -24,7 +24,7 @@ from gateway.usage.thread import DatabaseThread
 from gateway.usage.usage_report import UsageQuery, read
 from gateway.usage.written import Batch, add, used_before
 from policies.admission.decisions import Reject
-from policies.limits.quotas import DAY_S, Quota, Quotas, Used
+from policies.limits.quotas import DAY_S, Quota, Quotas, UsageBucket
 from policies.request import Limit, Refusal, ServiceTokens
 from tests.commands import run
 from tests.gateway.capture import Peer, Seen, Upstream, replies
@@ -148,7 +148,7 @@ def test_a_day_goes_on_from_what_is_left_of_the_one_before() -> None:
     quotas = Quotas(Quota(tokens_per_day=1000))
     quotas.day.epoch_s = 13 * 3600  # at 0
     hours = {-13: 1000, -12: 400, -1: 200, 0: 100, 1: 50}  # since midnight
-    used = [Used(hour * 3600 + 3600, "t", "", 1, ServiceTokens(tokens, 0), 0) for hour, tokens in hours.items()]
+    used = [UsageBucket(hour * 3600 + 3600, "t", "", 1, ServiceTokens(tokens, 0), 0) for hour, tokens in hours.items()]
     quotas.go_on(used, 0.0)
     assert quotas.standing("t", 0.0)[0].remaining == 1000 - 750
     assert quotas.standing("t", 11.5 * 3600)[0].remaining == 1000 - 150

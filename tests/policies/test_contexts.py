@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from policies.admission.deciding import Remembered
+from policies.admission.deciding import HistoryLimits
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
@@ -89,7 +89,7 @@ def test_an_app_whose_calls_come_too_late_holds_nothing() -> None:
 def test_an_idle_context_keeps_no_interaction_and_takes_little() -> None:
     """Single questions leave the table of interactions, which is bounded, long before their contexts are forgotten."""
     table = Interactions(InteractionSettings(open_max=10))
-    engine = AdmissionEngine(named_policy("fairserve"), interactions=table, remembered=Remembered(10, 10))
+    engine = AdmissionEngine(named_policy("fairserve"), interactions=table, remembered=HistoryLimits(10, 10))
     engine.add_backend("one", max_num_seqs=64)
     engine.backend_changed("one", Gauges(0.0, running=0, waiting=0, kv_capacity_tokens=K, kv_usage=0.1), 0.0)
 

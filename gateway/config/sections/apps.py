@@ -31,7 +31,8 @@ class InteractionsConfig(InteractionRules):
     """The common rules, and the caps beyond which an interaction loses its immunity."""
 
 
-def _one_or_each(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
+    """Return a number as a tuple of one, and a list as a tuple. Leave any other value to the check of its type."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
@@ -40,7 +41,7 @@ def _one_or_each(value: Any) -> Any:
 Service = Annotated[float, Field(gt=0, le=1e12)]
 PerStage = Annotated[
     tuple[Service, ...],
-    BeforeValidator(_one_or_each, json_schema_input_type=Service | tuple[Service, ...]),
+    BeforeValidator(_as_tuple, json_schema_input_type=Service | tuple[Service, ...]),
     AfterValidator(not_empty),
 ]
 

@@ -11,7 +11,7 @@ from gateway.config.sections.limits import ModelQuotasConfig
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 
 _USUAL: Final = frozenset({"name", "weight", "keys", "quota", "users"})
-"""Fields of a tenant that needs no node of its own in the tree."""
+"""Fields that may be set on a tenant whose node in the tree has the defaults."""
 DEPTH_MAX: Final = 8
 """Most levels of groups, the tenant included."""
 

@@ -254,7 +254,7 @@ class SnapshotMerger:
         for name, _, latest, count in answers:
             self.known[name] = count
             ends += latest
-        self.recent.take(sorted(ends, key=lambda end: end.ended_s))
+        self.recent.add_reported(sorted(ends, key=lambda end: end.ended_s))
         whole = together([(name, found) for name, found, _, _ in answers])
         whole.not_ready += [f"{name}: {NO_ANSWER}" for name in silent]
         return whole

@@ -72,7 +72,7 @@ class UsualService:
 
 
 class TenantSums:
-    """Sums of one tenant within one span."""
+    """Service, waits and outcomes of one tenant within one span, and its requests in queue and at engines now."""
 
     def __init__(self, weight: float) -> None:
         self.weight = weight

@@ -82,7 +82,7 @@ class Exchanges:
 
     @property
     def is_alone(self) -> bool:
-        """Return whether the gateway is partitioned, so that it uses its last share."""
+        """Return whether the gateway goes on alone, with the average of its recent grants, since no reply has come."""
         return self._schedule.is_alone
 
     def look(self) -> None:

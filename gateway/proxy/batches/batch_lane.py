@@ -27,10 +27,10 @@ from gateway.proxy.batches.batch_objects import (
     Result,
     answered,
     files_of,
-    json_of,
     not_asked,
     read_caller,
     read_line,
+    strip_line,
 )
 from gateway.proxy.batches.stored_request import BytesRoom, StoredRequest
 from gateway.proxy.pipeline import Pipeline
@@ -210,7 +210,7 @@ class BatchDriver:
             size = min(size, lane.line_bytes_max)  # a line stored under a larger memory_max would wait forever
             await lane.lines.take(self._tenant, size)
             self._lines_bytes += size
-            page = [row for row in await self._do(tables.lines, file, after, last, less) if json_of(row[1])]
+            page = [row for row in await self._do(tables.lines, file, after, last, less) if strip_line(row[1])]
             self._done_with(size - sum([len(text) for _, text in page]))
             yield page
 

@@ -172,13 +172,13 @@ _read_line = msgspec.json.Decoder(StoredLine).decode
 _read_checked = msgspec.json.Decoder(_CheckedLine).decode
 
 
-def json_of(text: bytes) -> bytes:
-    """Return the JSON of a line, empty if the line is blank."""
+def strip_line(text: bytes) -> bytes:
+    """Return a line without byte order mark and surrounding white space; empty if the line is blank."""
     return text.removeprefix(BYTE_ORDER_MARK).strip()
 
 
 def read_line(text: bytes) -> StoredLine:
-    return _read_line(json_of(text))
+    return _read_line(strip_line(text))
 
 
 class Checks:
@@ -198,7 +198,7 @@ class Checks:
 
     def take(self, rows: Iterable[tuple[int, bytes]]) -> None:
         for n, text in rows:
-            found = json_of(text)
+            found = strip_line(text)
             if not found:
                 continue
             self.total += 1

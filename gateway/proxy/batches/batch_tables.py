@@ -222,8 +222,8 @@ def driven(database: Database, batch: str) -> tuple[dict[str, Any], str]:
 def write(
     database: Database, of: DrivenBatch, now_s: int, results: Sequence[Result], counts: UsageCounts, bytes_max: int
 ) -> list[Result]:
-    """Write the results of lines, and their usage, once. Return the results that are stored, now or by an earlier try:
-    after a fault the same results are written again."""
+    """Store results of lines and their usage, each line once. Return the results that are stored, by this call or by
+    an earlier one: after a fault the caller writes the results again. Only the batch's owner adds new results."""
     output, errors = files_of(of.batch)
     grown = "UPDATE fairgate_files SET bytes = bytes + %s WHERE id = %s"
     with database.transaction() as step:

@@ -48,8 +48,10 @@ class BytesRoom:
 
 
 class StoredRequest(asyncio.Transport):
-    """A request and its answer, with memory in place of a connection. The answer takes room as it comes, and is aborted
-    if it finds none. `hold(0)` returns the room."""
+    """A line of a stored file as a request, whose answer is collected in memory instead of written to a connection.
+
+    The answer takes room as its bytes come, and is aborted if there is no room. `hold(0)` returns the room.
+    """
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class StoredRequest(asyncio.Transport):
         self._held = size
 
     def close(self) -> None:
-        """Return the room, and drop references back to this object: the garbage collector rarely visits old cycles."""
+        """Return the room, and drop references back to this object; the garbage collector rarely visits old cycles."""
         self.hold(0)
         del self.context, self._responder, self._outlet
 

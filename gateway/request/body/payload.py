@@ -27,7 +27,7 @@ from gateway.request.fields import (
     Fields,
     Flag,
     StreamOptions,
-    TooManyError,
+    TooManyItemsError,
     decode_fields,
     decode_members,
     decode_number,
@@ -237,7 +237,7 @@ def _members(body: bytes) -> dict[str, Raw]:
         return decode_members(body)
     except UnicodeDecodeError as error:  # in the name of a field that is not read
         raise _not_json(error) from None
-    except TooManyError:
+    except TooManyItemsError:
         message = f"an object of the request has more than {MEMBERS_MAX} fields"
         raise ApiError(Reason.INVALID_REQUEST, message) from None
 

@@ -26,7 +26,7 @@ from gateway.request.conversation.turn_keys import (
     TurnKeys,
     keys_of_turns,
 )
-from gateway.request.fields import TooManyError, Turn, decode_one_text, decode_turns
+from gateway.request.fields import TooManyItemsError, Turn, decode_one_text, decode_turns
 
 QUOTE: Final = ord('"')
 INSTRUCTS: Final = ("system", "developer")
@@ -46,7 +46,7 @@ _MARKS_MAX: Final = 64
 
 
 class Turns:
-    """The facts that the shape of a conversation tells of its interaction.
+    """The facts that the turns of a conversation tell of its interaction.
 
     Attributes:
         questions: the user's own turns up to and with the question; empty if there is none.
@@ -58,10 +58,10 @@ class Turns:
 
     __slots__ = ("answered", "begins", "keys", "questions", "stage")
 
-    def __init__(self, questions: list[bytes], answered: int, shape: Shape, keys: TurnKeys) -> None:
+    def __init__(self, questions: list[bytes], answered: int, counter: StageCounter, keys: TurnKeys) -> None:
         self.questions = questions
-        self.stage = shape.stage()
-        self.begins = shape.begins
+        self.stage = counter.stage()
+        self.begins = counter.begins
         self.keys = keys
         self.answered = answered
 
@@ -90,8 +90,8 @@ class TurnKind(Enum):
     OTHER = 4
 
 
-class Shape:
-    """The shape of a conversation, updated turn by turn."""
+class StageCounter:
+    """A counter of the calls since the last question of a conversation, fed turn by turn."""
 
     __slots__ = ("_calls", "_calls_before", "_has_result", "_in_models_turn", "begins")
 
@@ -143,31 +143,31 @@ def decoded_turns(conversation: Raw) -> list[Turn] | None:
     judges, and for a very long conversation."""
     try:
         return decode_turns(conversation) if conversation else None
-    except (TooManyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (TooManyItemsError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
 def read_turns(turns: list[Turn] | None, conversation: Raw) -> Turns:
     """Return the facts that these turns of a conversation tell. Without turns, the conversation is one text."""
-    shape = Shape()
+    counter = StageCounter()
     questions: list[bytes] = []
     answered = 0
     if turns is None:
-        shape.of_user(is_question=True)
-        return Turns([bytes(conversation)], 0, shape, NO_TURN_KEYS)
+        counter.of_user(is_question=True)
+        return Turns([bytes(conversation)], 0, counter, NO_TURN_KEYS)
     for turn in turns:
         if turn.role == "user":
             content = bytes(turn.content)
-            kind = shape.of_user(is_question=not (content.startswith(b"[") and _holds_result(content)))
+            kind = counter.of_user(is_question=not (content.startswith(b"[") and _holds_result(content)))
         else:
-            kind = shape.of_other(turn)
+            kind = counter.of_other(turn)
         if kind is TurnKind.ASKS:
             questions.append(content)
         elif kind is TurnKind.RESULT:
             del questions[answered:]
         elif kind is TurnKind.MODEL:
             answered = len(questions)
-    return Turns(questions, answered, shape, keys_of_turns(turns[:FIRST_TURNS], turns[-LAST_TURNS:]))
+    return Turns(questions, answered, counter, keys_of_turns(turns[:FIRST_TURNS], turns[-LAST_TURNS:]))
 
 
 def _holds_result(content: bytes) -> bool:

@@ -199,7 +199,7 @@ class RedisConnection:
             self._again_s = asyncio.get_running_loop().time() + self._pause_s
             if self._connection is not None:
                 await self._connection.disconnect(nowait=True)
-            self._go_to((self._at + 1) % len(self._nodes))
+            self._use_node((self._at + 1) % len(self._nodes))
             raise failure from error
 
     async def _answer(self, words: Sequence[Argument]) -> Any:
@@ -240,9 +240,10 @@ class RedisConnection:
         node = (moved.host or self._nodes[self._at][0], int(moved.port))
         if node not in self._nodes:
             self._nodes = [self._configured_node, *self._nodes[1:][-NODES_MAX:], node]
-        self._go_to(self._nodes.index(node))
+        self._use_node(self._nodes.index(node))
 
-    def _go_to(self, at: int) -> None:
+    def _use_node(self, at: int) -> None:
+        """Use the server at this place of `_nodes` from the next command on."""
         if at != self._at:
             self._at, self._connection = at, None
 

@@ -150,6 +150,7 @@ class RedisStore:
         return reply
 
     async def leave(self, about: str) -> None:
+        """Delete this replica's report about a pool, so that its grants are free at once."""
         await self.command("HDEL", pool_key(about, "replicas"), self.replica)
 
     async def learned_state(self, pool: str) -> bytes | None:

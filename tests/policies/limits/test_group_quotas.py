@@ -7,7 +7,7 @@ import random
 import pytest
 
 from policies.admission.engine import AdmissionEngine
-from policies.limits.quotas import DAY_S, MONTH_S, Quota, Quotas, Used
+from policies.limits.quotas import DAY_S, MONTH_S, Quota, Quotas, UsageBucket
 from policies.replicas.tallies import SharedQuotas
 from policies.request import Request, ServiceTokens, of_batch
 from tests.kit.reference_store import ReferenceStore
@@ -132,7 +132,8 @@ def test_the_sum_of_the_tenants_goes_on_for_their_group() -> None:
     used = [(30.6, 1000, 10**6), (29.9, 3, 300), (2, 3, 300), (0, 2, 200)]
     for tenant in ("t0", "t1", "t2", "other"):
         found = [
-            Used(at - ago * DAY_S, tenant, "", requests, ServiceTokens(tokens, 0), 0) for ago, requests, tokens in used
+            UsageBucket(at - ago * DAY_S, tenant, "", requests, ServiceTokens(tokens, 0), 0)
+            for ago, requests, tokens in used
         ]
         quotas.go_on(found, 0.0)
     left = {limit.name: limit.remaining for limit in quotas.standing("t1", 0.0)}
@@ -210,7 +211,7 @@ def test_a_key_and_a_model_have_limits_of_their_own() -> None:
     assert left == {
         "requests": 0, "requests (key)": 0, "requests (model large)": 0, "requests (group team, model large)": 0,
     }  # fmt: skip
-    quotas.go_on([Used(0.0, "a", "large", 1, ServiceTokens(0, 0), 0)], 0.0)
+    quotas.go_on([UsageBucket(0.0, "a", "large", 1, ServiceTokens(0, 0), 0)], 0.0)
     assert quotas.day.sums("a large")[1] == 2 + 1
     assert quotas.day.sums(" team large")[1] == 3 + 1
 
