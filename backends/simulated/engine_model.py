@@ -107,7 +107,7 @@ class EngineRequest:
 
 
 class EngineGauges(NamedTuple):
-    """Gauges of `/metrics`, read when a step ends: requests, blocks, and totals since the engine's start."""
+    """Gauges of `/metrics` as the last step left them: requests, blocks, and totals since the engine's start."""
 
     running: int = 0
     waiting: int = 0
@@ -137,7 +137,7 @@ class Step:
 
 
 class _Sequence:
-    """A request inside the engine. Lengths are in tokens; `blocks` and `named` count blocks."""
+    """A request inside the engine. Lengths are in tokens; `blocks` and `named` are numbers of blocks."""
 
     __slots__ = (
         "blocks", "cached", "computed", "emitted", "hashes", "id", "joined", "keys", "named", "one_token",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Phase(IntEnum):
-    """The states of a request and its answer, as integers: those have a hash in C, names of an `Enum` have not."""
+    """The states of a request and its answer. Integers are hashed in C, members of a plain `Enum` are not."""
 
     WAITING = 0
     SENT = 1

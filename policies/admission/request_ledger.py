@@ -1,4 +1,4 @@
-"""The record of one pool's requests, and the only place where their state changes.
+"""The record of one pool's requests, and the only place where events change their state.
 
 Each event is a method, which changes the state (`admission.lifecycle`) and updates every table that knows the request:
 

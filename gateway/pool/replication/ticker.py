@@ -82,7 +82,7 @@ class Exchanges:
 
     @property
     def is_alone(self) -> bool:
-        """Return whether the gateway goes on alone, with the average of its recent grants, since no reply has come."""
+        """Return whether the gateway goes on alone, with the average of its recent grants and its part of limits."""
         return self._schedule.is_alone
 
     def look(self) -> None:
