@@ -17,8 +17,11 @@ from policies.replicas.messages import (
     ReplicaView,
     Standing,
 )
+from policies.replicas.schedule import ALONE_S, WAITS_S
 
 EMPTY = ReplicaReport([], [], [], [], [], [], [], 0.0)
+
+
 START_MS = 1_000_000
 COUNTERS_MS = 900_000
 SWEEP_MS = 60_000
@@ -27,6 +30,19 @@ SWEEP_MS = 60_000
 def exchange(store: ScriptStore, number: int, report: ReplicaReport, now_ms: int, me: str = "me") -> ReplicaView:
     content = store.exchange(me, number, msgspec.msgpack.encode(report), now_ms)
     return msgspec.msgpack.decode(content, type=ReplicaView)
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "replicas", "waiting"),
+    [(1000 * WAITS_S, 2, 1), (1000 * WAITS_S + 1, 2, 0), (3000 * ALONE_S, 2, 0), (3000 * ALONE_S + 1, 1, 0)],
+)
+def test_a_gateway_waits_and_is_present_for_as_long_as_policies_have_it(
+    after_ms: float, replicas: int, waiting: int
+) -> None:
+    store, waits = ScriptStore(), Standing("a", "a\x1f", 1.0, 1.0, 0.0, inside=False)
+    exchange(store, 1, EMPTY._replace(standings=[waits]), START_MS, "other")
+    view = exchange(store, 1, EMPTY, START_MS + round(after_ms))
+    assert (view.replicas, len(view.standings)) == (replicas, waiting)
 
 
 @pytest.mark.parametrize(("after_ms", "total"), [(COUNTERS_MS - 1, 7.0), (COUNTERS_MS, 5.0)])

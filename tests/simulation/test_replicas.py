@@ -1,4 +1,4 @@
-"""Several gateways give the shares that one gives: production engines and the twin of their store, in virtual time."""
+"""Several gateways give the shares that one gives: production engines and their store's script, in virtual time."""
 
 from __future__ import annotations
 
@@ -13,19 +13,14 @@ from lab.service import service
 from lab.several_gateways import Stall
 from policies.replicas.messages import ReplicaReport, ReplicaView
 from simulation.run import LOST, Arrival, Record, SimulationResult
-from tests.redis_server import redis_client
 from tests.simulation.replicas import (
-    LIGHT_DRAINS_LAST,
     MEMBER_S,
     RAMP_S,
     SLOTS,
     WEIGHTS,
-    BothStore,
     Floods,
-    Rounds,
     TwinStore,
     off,
-    play,
     random_of,
     refused,
     run,
@@ -70,12 +65,12 @@ def test_many_engines_are_kept_busy_however_many_requests_begin_between_two_exch
     assert off(two, RAMP_S, BUSY_S) <= 0.05
 
 
-BUSY_S = RAMP_S + 3.0
+BUSY_S, ENGINES = RAMP_S + 2.0, 24
 
 
 def flooded(of: int, where: Callable[..., int], store: TwinStore | None) -> SimulationResult:
     """Before many engines."""
-    return run(Floods(BUSY_S, where, clients=24 * SLOTS), of, store, engines=24)[0]
+    return run(Floods(BUSY_S, where, clients=ENGINES * SLOTS), of, store, engines=ENGINES)[0]
 
 
 @cache
@@ -174,14 +169,3 @@ def test_a_gateway_that_stood_still_spends_nothing_that_is_no_longer_its_own() -
     # As after a death, the other one has dispatched more than there are slots; who goes on adds nothing to that.
     assert found.waiting_max <= waiting_bound(2) + SLOTS // 4
     assert off(found, goes_on_s, until_s) <= 0.05
-
-
-async def test_the_twin_answers_as_the_script_does() -> None:
-    async with redis_client() as redis:
-        store = BothStore(redis, lost=0.02)
-        play(Rounds(2, 1.0, LIGHT_DRAINS_LAST, length_s=6.0), 2, store, "fairserve")
-        store.flush()
-        until_s = 10.0
-        floods = Floods(until_s, lambda tenant, now, rng: rng.randrange(2) if now < 4.0 else 2)
-        run(floods, 3, store, policy="vtc", stalls=[Stall(1, 5.0)])
-        assert store.compared > 500
