@@ -245,19 +245,17 @@ async def test_what_cannot_be_written_at_the_end_is_said(
     assert "the usage of 3 requests was not written" in caplog.text
 
 
-async def test_a_file_that_is_no_database_is_not_touched(start: Starter) -> None:
+async def test_a_file_that_is_no_database_or_of_another_version_is_not_touched(start: Starter) -> None:
     path, content = start.directory / "usage.db", b"no database, but a text that is longer than its head" * 20
     path.write_bytes(content)
-    with pytest.raises(StoreRefused, match="is not a database; move it away"):
-        async with start("http://127.0.0.1:1", tenants=TENANTS, usage=str(path)):
-            pass
-    assert path.read_bytes() == content
-
-
-async def test_tables_of_another_version_are_not_touched(start: Starter) -> None:
-    url = str(start.directory / "usage.db")
-    with closing(database_at(url)) as database, database.transaction() as step:
+    older = start.directory / "older.db"
+    with closing(database_at(str(older))) as database, database.transaction() as step:
         step.do("UPDATE fairgate_notes SET value = '1' WHERE name = 'layout'")
-    with pytest.raises(StoreRefused, match="tables of layout 1, and this version writes layout 2"):
-        async with start("http://127.0.0.1:1", tenants=TENANTS, usage=url):
-            pass
+    for file, why in (
+        (path, "is not a database; move it away"),
+        (older, "tables of layout 1, and this version writes layout 2"),
+    ):
+        with pytest.raises(StoreRefused, match=why):
+            async with start("http://127.0.0.1:1", tenants=TENANTS, usage=str(file)):
+                pass
+    assert path.read_bytes() == content
