@@ -109,19 +109,15 @@ async def test_an_interrupted_answer_is_charged_by_the_estimate(start: Starter) 
         assert len(prefixes) >= known, "it says nothing of what the engine has cached"
 
 
-def test_a_block_s_hash_stands_for_all_before_it() -> None:
+def test_a_block_s_hash_stands_for_all_before_it_and_blocks_of_long_prompts_are_coarser() -> None:
     prompt = bytes(range(256)) * 40
     whole = prefix_hashes(prompt, b"m")
-    assert len(whole) == len(prompt) // BLOCK_BYTES
-    assert len(set(whole)) == len(whole)
+    assert len(whole) == len(set(whole)) == len(prompt) // BLOCK_BYTES
     assert prefix_hashes(prompt + b"more", b"m")[: len(whole)] == whole
     assert not set(prefix_hashes(prompt, b"n")) & set(whole)
     assert not set(prefix_hashes(b"x" + prompt[1:], b"m")) & set(whole)
     assert prefix_hashes(b"short", b"m") != prefix_hashes(b"shorter", b"m")
     assert prefix_hashes(b"", b"m") == ()
-
-
-def test_long_prompts_have_coarser_blocks_that_shorter_ones_contain() -> None:
     prompt = b"".join(b"%07d " % number for number in range(50_000))
     longest = prefix_hashes(prompt[: BLOCK_BYTES * BLOCKS_MAX], b"m")
     longer = prefix_hashes(prompt, b"m")
