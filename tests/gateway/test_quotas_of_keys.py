@@ -51,8 +51,8 @@ async def until_left(live: Live, key: str, expected: dict[str, int]) -> None:
     assert await left(live, key) == expected
 
 
-async def test_an_issued_key_is_held_to_its_quota_and_so_is_what_takes_its_place(start: Starter) -> None:
-    async with issuing(start) as (_, live):
+async def test_a_key_is_held_to_its_quota_and_so_is_what_takes_its_place(start: Starter) -> None:
+    async with issuing(start, tenants=TENANTS) as (_, live):
         key, free = await made(live, quota=QUOTA), await made(live)
         at_model = f"requests_per_month (key, model {MODEL})"
         await until_left(live, key, {"requests_per_day (key)": 4, at_model: 3})
@@ -72,10 +72,7 @@ async def test_an_issued_key_is_held_to_its_quota_and_so_is_what_takes_its_place
         await admin(live, "DELETE", f"/keys/{hash_key(newest)}")
         await answers(live, newest, 401)
 
-
-async def test_a_key_of_the_config_is_rotated_with_its_quota(start: Starter) -> None:
-    async with issuing(start, tenants=TENANTS) as (_, live):
-        assert await refusal(live, "named") == ""
+        assert await refusal(live, "named") == "", "one of the config"
         new = await rotated(live, "named")
         await until_left(live, new, {"requests_per_day (key)": 1})
         assert await refusal(live, new) == ""

@@ -31,35 +31,33 @@ def nobody() -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("models", [[], [MODEL]], ids=["learned", "configured"])
-async def test_all_down_at_start(start: Starter, models: list[str]) -> None:
+async def test_what_is_down_at_the_start_or_goes_down_is_noticed_without_a_request(
+    start: Starter, models: list[str]
+) -> None:
     port = free_port()
     pools = [{"name": "p", "models": models, "backends": [{"url": f"http://127.0.0.1:{port}", "name": "gpu-1"}]}]
     async with start(pools=pools) as live:
-        ready = await live.get("/ready", admin=True)
-        assert (ready.status, ready.json["ready"]) == (503, False)
-        [why] = ready.json["why_not"]
-        assert "gpu-1" in why
-        assert "probe" in why
-        assert (await live.get("/health", admin=True)).status == 200
-        for path in (CHAT, "/tokenize"):
-            got = await live.ask(path, chat())
-            assert (got.status, got.error["code"]) == (503, "no_backend")
-            assert int(got.headers["retry-after"]) >= 1
-        assert live.holds_nothing()
+
+        async def is_refused() -> None:
+            ready = await live.get("/ready", admin=True)
+            assert (ready.status, ready.json["ready"]) == (503, False)
+            [why] = ready.json["why_not"]
+            assert "gpu-1" in why
+            assert "probe" in why
+            assert (await live.get("/health", admin=True)).status == 200
+            for path in (CHAT, "/tokenize"):
+                got = await live.ask(path, chat())
+                assert (got.status, got.error["code"]) == (503, "no_backend")
+                assert int(got.headers["retry-after"]) >= 1
+            assert live.holds_nothing()
+
+        await is_refused()
         async with simulated(port=port):
             await until(lambda: not live.gateway.not_ready())
             assert (await live.get("/ready", admin=True)).json == {"ready": True, "why_not": []}
             assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
-
-
-async def test_a_backend_that_goes_down_is_noticed_without_a_request(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url) as live:
-        assert not live.gateway.not_ready()
-        await sim.server.stop()
         await until(live.gateway.not_ready)
-        got = await live.ask(CHAT, chat())
-        assert (got.status, got.error["code"]) == (503, "no_backend")
-        assert "retry-after" in got.headers
+        await is_refused()
 
 
 @asynccontextmanager

@@ -206,7 +206,9 @@ async def test_after_comments_it_goes_on_or_the_error_is_an_event(start: Starter
         assert line.items() >= logged.items()
 
 
-async def test_a_client_that_leaves_after_comments_leaves_nothing_behind(start: Starter) -> None:
+async def test_a_client_that_leaves_after_comments_leaves_nothing_and_a_gateway_that_stops_says_so(
+    start: Starter,
+) -> None:
     async with queued(start) as live:
         async with live.post("/v1/chat/completions", chat(stream=True)) as response:
             await comments(response, 2)
@@ -215,10 +217,6 @@ async def test_a_client_that_leaves_after_comments_leaves_nothing_behind(start: 
         [line] = await live.lines(1)
         assert (line["outcome"], line["reason"]) == ("abandoned", "client_disconnected")
         assert live.engine.queued == 0
-
-
-async def test_a_gateway_that_stops_says_so_in_the_stream(start: Starter) -> None:
-    async with queued(start) as live:
         async with live.post("/v1/chat/completions", chat(stream=True)) as response:
             await comments(response, 1)
             for exchange in live.gateway.pools[0].dispatcher.exchanges():

