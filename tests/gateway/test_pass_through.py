@@ -117,11 +117,14 @@ async def test_nothing_is_added_to_a_stream_of_a_body_that_is_not_known(start: S
     routes = [{"path": each, "treatment": treatment} for each, treatment in opened.items()]
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":3}}\n\n'
     script = replies(STREAM_HEAD + chunk(TOKENS[1] + usage + DONE) + STREAM_END)
+    body = {"model": MODEL, "stream": True, "input": "x", "padding": "x" * size}
     async with Upstream(script) as upstream, start(upstream.url, routes=routes) as live:
-        raw = json.dumps({"model": MODEL, "stream": True, "input": "x", "padding": "x" * size}).encode()
-        got = await live.ask(path, raw)
-        assert upstream.requests[0].unsalted == raw
-        assert got.body == TOKENS[1] + usage + DONE, "what nobody has asked for is not left out"
+        for left_out in ("", "model") if path == "/api/chat" else ("",):
+            raw = json.dumps({name: value for name, value in body.items() if name != left_out}).encode()
+            got = await live.ask(path, raw)
+            assert upstream.requests[-1].unsalted == raw
+            assert got.body == TOKENS[1] + usage + DONE, "what nobody has asked for is not left out"
+        assert {line["model"] for line in await live.lines(len(upstream.requests))} == {MODEL}
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/r1/cancel"])
