@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 import time
 from contextlib import closing
 from datetime import UTC, datetime
@@ -29,8 +28,8 @@ from policies.request import Limit, Refusal, ServiceTokens
 from tests.commands import run
 from tests.gateway.capture import Peer, Seen, Upstream, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, until
-from tests.kit.served import config_file, served
-from tests.kit.usage import CHAT, OK, TENANTS, counted, database_at, requests_in, written
+from tests.kit.served import config_file
+from tests.kit.usage import CHAT, OK, TENANTS, database_at, written
 from tests.postgres_server import PostgresServer
 
 
@@ -54,33 +53,6 @@ async def test_a_limit_of_a_day_goes_on_after_a_restart(start: Starter, usage_ur
             assert (await live.ask(CHAT, chat(), key="b")).status == 200
         async with start(upstream.url, **{**fields, "usage": str(start.directory / "other.db")}) as live:
             assert (await live.ask(CHAT, chat())).status == 200
-
-
-async def test_a_month_of_a_group_goes_on_over_kills_but_for_what_was_not_written(tmp_path: Path) -> None:
-    url, asked_max = str(tmp_path / "usage.db"), 100
-    groups = [{"name": "all"}, {"name": "team", "group": "all", "quota": {"tokens_per_month": 9 * asked_max}}]
-    tenants = [{**each, "group": "team"} for each in TENANTS]
-    served_requests = lost = 0
-    refused = ""
-    async with Upstream(replies(OK)) as upstream:
-        config = config_file(tmp_path, upstream.url, tenants=tenants, usage=url, groups=groups)
-        for life in range(3):
-            async with served(config) as gate:
-                most = served_requests + 30 if life < 2 else 10 * asked_max
-                while served_requests < most and not refused:
-                    async with gate.ask("kb"[served_requests % 2]) as response:
-                        if response.status == 429:
-                            refused = (await response.json())["error"]["message"]
-                        else:
-                            served_requests += 1
-                    if served_requests == 30 * life + 20:  # the rest of this life is most likely lost
-                        await until(lambda: requests_in(url) >= 30 * life + 20 - lost)  # noqa: B023
-                await gate.ends(signal.SIGKILL)
-                if life < 2:
-                    lost = served_requests - sum(sums[0] - sums[1] for sums in counted(url).values())
-    assert refused.startswith("group team is at its limit of 900 tokens in 30 days; come back in ")
-    assert asked_max - 1 <= served_requests <= asked_max + lost
-    assert lost <= 20, "the rest was written"
 
 
 async def takes_over(gateway: Gateway, quota: dict[str, int]) -> Quotas:
@@ -297,29 +269,24 @@ async def test_keys_and_models_have_limits_beside_those_of_their_tenant(start: S
             assert await asks(live, "free") == at_limit, "a model's goes on after a restart"
 
 
-async def test_what_is_common_limits_models_of_tenants_that_have_nothing_of_their_own(
-    start: Starter, usage_url: str
-) -> None:
+async def test_what_is_common_limits_models_of_tenants_that_have_nothing_of_their_own(start: Starter) -> None:
     quota = {"requests_per_day": 9, "per_model": {MODEL: {"requests_per_day": 2}, "other": {"requests_per_day": 1}}}
     tenants = [*TENANTS, {"name": "carol", "keys": [hash_key("c")], "quota": {"requests_per_day": 3}}]
-    fields: dict[str, Any] = {"tenants": tenants, "quota": quota, "usage": usage_url}
 
-    async def statuses(live: Live, key: str, asked: int) -> list[int]:
-        return [(await live.ask(CHAT, chat(), key=key)).status for _ in range(asked)]
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=tenants, quota=quota) as live:
 
-    async with Upstream(replies(OK)) as upstream:
-        async with start(upstream.url, **fields) as live:
-            assert await statuses(live, "k", 3) == [200, 200, 429]
-            assert await statuses(live, "b", 1) == [200], "each tenant has it for itself"
-            assert await statuses(live, "c", 4) == [200, 200, 200, 429]
-            found = (await live.get("/fairgate/me", key="b")).json["limits"]
-            assert {limit["name"]: limit["remaining"] for limit in found} == {
-                "requests_per_day": 8, f"requests_per_day (model {MODEL})": 1,
-            }  # fmt: skip
-        async with start(upstream.url, **fields) as live:
-            got = await live.ask(CHAT, chat())
-            assert got.error["message"].startswith(f"model {MODEL} is at its limit of 2 requests a day")
-            assert await statuses(live, "b", 2) == [200, 429]
+        async def statuses(key: str, asked: int) -> list[int]:
+            return [(await live.ask(CHAT, chat(), key=key)).status for _ in range(asked)]
+
+        assert await statuses("k", 2) == [200, 200]
+        got = await live.ask(CHAT, chat())
+        assert got.error["message"].startswith(f"model {MODEL} is at its limit of 2 requests a day")
+        assert await statuses("b", 1) == [200], "each tenant has it for itself"
+        assert await statuses("c", 4) == [200, 200, 200, 429]
+        found = (await live.get("/fairgate/me", key="b")).json["limits"]
+        assert {limit["name"]: limit["remaining"] for limit in found} == {
+            "requests_per_day": 8, f"requests_per_day (model {MODEL})": 1,
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize(
