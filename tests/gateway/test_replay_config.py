@@ -20,14 +20,16 @@ pools:
     backends: [{url: "http://10.0.0.1:8000"}]
 tenants: [{name: heavy}, {name: light, weight: 4}]
 """
+ENTRY: dict[str, Any] = {
+    "app": "default", "interaction": "", "tokens_cached": 0, "total_ms": 0, "tokens_out_max": 500,
+}  # fmt: skip
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     """One tenant asks for far more than an engine has within a second, the other now and then."""
-    shared = {"app": "default", "interaction": "", "tokens_cached": 0, "total_ms": 0, "tokens_out_max": 500}
-    lines = [logged(ts=1000 + n / 100, tenant="heavy", tokens_in=300, tokens_out=100, **shared) for n in range(100)]
-    lines += [logged(ts=1000 + n / 10, tenant="light", tokens_in=60, tokens_out=20, **shared) for n in range(20)]
+    lines = [logged(ts=1000 + n / 100, tenant="heavy", tokens_in=300, tokens_out=100, **ENTRY) for n in range(100)]
+    lines += [logged(ts=1000 + n / 10, tenant="light", tokens_in=60, tokens_out=20, **ENTRY) for n in range(20)]
     return write(tmp_path, *lines)
 
 
@@ -64,16 +66,18 @@ def test_the_policy_weights_and_number_of_engines_are_those_of_the_file(log: Pat
     assert list(runs(replay(log, two, "--policy", "rr")[1])) == [("rr", 2)]
 
 
+def test_settings_of_the_policy_and_of_the_engine_are_those_of_the_file(log: Path) -> None:
+    turns = BASE.replace("{name: vtc}", "{name: rr, quantum: 1.0e+9}")
+    in_long, in_short = (runs(replay(log, text, "--policy", "rr")[1])["rr", 1] for text in (turns, BASE))
+    assert tenants(in_long)["light"]["ttft_s"]["p95"] > tenants(in_short)["light"]["ttft_s"]["p95"]
+    few = BASE.replace('8000"}', '8000", max_num_seqs: 2}')
+    usual, few_at_once = (runs(replay(log, config)[1])["vtc", 1] for config in (BASE, few))
+    assert few_at_once["tokens_per_s"] < usual["tokens_per_s"] / 2
+
+
 def test_weights_decide_between_two_that_both_wait(tmp_path: Path) -> None:
-    shared = {
-        "app": "default",
-        "interaction": "",
-        "tokens_cached": 0,
-        "total_ms": 0,
-        "tokens_in": 300,
-        "tokens_out": 100,
-    }
-    log = write(tmp_path, *(logged(ts=1000 + n / 100, tenant="ab"[n % 2], **shared) for n in range(200)))
+    entry = ENTRY | {"tokens_in": 300, "tokens_out": 100}
+    log = write(tmp_path, *(logged(ts=1000 + n / 100, tenant="ab"[n % 2], **entry) for n in range(200)))
     config = BASE.replace("heavy}, {name: light, weight: 4", "a}, {name: b, weight: %s")
     seen = (tenants(runs(replay(log, config % weight)[1])["vtc", 1]) for weight in (1, 4))
     p50 = [{name: each["ttft_s"]["p50"] for name, each in one.items()} for one in seen]
@@ -92,12 +96,6 @@ def test_limits_of_the_file_refuse_as_the_gateway_does(log: Path) -> None:
     assert re.search(r"^vtc +\w+ +70$", output, re.MULTILINE)
 
 
-def test_settings_of_the_policy_are_those_of_the_file(log: Path) -> None:
-    turns = BASE.replace("{name: vtc}", "{name: rr, quantum: 1.0e+9}")
-    in_long, in_short = (runs(replay(log, text, "--policy", "rr")[1])["rr", 1] for text in (turns, BASE))
-    assert tenants(in_long)["light"]["ttft_s"]["p95"] > tenants(in_short)["light"]["ttft_s"]["p95"]
-
-
 def test_what_another_engine_would_bring(log: Path) -> None:
     output, numbers = replay(log, BASE, "--backends", "2", "--policy", "vtc")
     assert list(runs(numbers)) == [("vtc", 1), ("vtc", 2)]
@@ -105,12 +103,6 @@ def test_what_another_engine_would_bring(log: Path) -> None:
     assert two < one / 1.5
     assert output.startswith("`heavy` gains most: with 1 engine under `vtc`, one request in twenty waited ")
     assert list(runs(replay(log, BASE, "--backends", "2,4")[1])) == [("fcfs", 2), ("vtc", 2), ("fcfs", 4), ("vtc", 4)]
-
-
-def test_an_engine_runs_as_many_requests_at_once_as_the_file_says(log: Path) -> None:
-    few = BASE.replace('8000"}', '8000", max_num_seqs: 2}')
-    usual, few_at_once = (runs(replay(log, config)[1])["vtc", 1] for config in (BASE, few))
-    assert few_at_once["tokens_per_s"] < usual["tokens_per_s"] / 2
 
 
 def test_tenants_that_the_file_does_not_know_are_named(log: Path) -> None:

@@ -97,20 +97,16 @@ async def test_an_old_key_ends_after_its_grace_or_when_it_would_have(
         assert old.expires_s == ends
 
 
-def test_a_grace_is_a_number_and_a_unit() -> None:
+async def test_a_grace_is_a_number_and_a_unit_and_what_makes_no_sense_is_answered(start: Starter) -> None:
     assert [seconds_of(text) for text in ("0s", "30m", "24h", "7d")] == [0, 1800, 86_400, 604_800]
     for text in ("", "1", "h", "-1h", "1.5h", "999999d"):
         with pytest.raises(KeyRefused, match="is no time to go on"):
             seconds_of(text)
-
-
-async def test_bad_rotations_are_answered(start: Starter) -> None:
+    bodies: list[tuple[Any, str]] = [
+        ({"grace": 3}, "is no time"), ({"tenant": "x"}, "none of: grace, expires"), ({"expires": 3}, "expires: "),
+        ([], "send JSON"),
+    ]  # fmt: skip
     async with issuing(start) as (_, live):
-        for body, said in (
-            ({"grace": 3}, "is no time"),
-            ({"tenant": "x"}, "none of: grace, expires"),
-            ({"expires": 3}, "expires: "),
-            ([], "send JSON"),
-        ):
+        for body, said in bodies:
             got = await admin(live, "POST", f"/keys/{hash_key(NAMED)}/rotate", body)
             assert (got.status, said in got.json["error"]) == (400, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from tests.gateway.live import WAIT_S, Starter, simulated, until
 from tests.kit.pairs import pair
 from tests.kit.turns import ask, cached_in_turns, index_of, text
 from tests.redis_server import RedisServer
+from tests.waiting import eventually
 
 CHANNEL = pool_key("pool", "news:0")
 
@@ -64,12 +66,13 @@ async def test_without_redis_each_goes_on_and_they_hear_each_other_again(start: 
         assert len(index_of(second)) == heard
         assert await redis.start()
         await listening(redis, 2)
-        # What is said while it is not known yet that Redis is back is lost.
-        async with asyncio.timeout(WAIT_S):
-            number = 2
-            while len(index_of(second)) == heard:
-                await ask(first, text(number, 100))
-                number += 1
+        numbers = itertools.count(2)
+
+        async def is_heard() -> bool:  # what is said while it is not known yet that Redis is back is lost
+            await ask(first, text(next(numbers), 100))
+            return len(index_of(second)) > heard
+
+        await eventually(is_heard)
 
 
 async def test_without_rights_to_the_channel_the_rest_is_shared(

@@ -33,11 +33,15 @@ def backends(live: Live, limit_s: float = LIMIT_S) -> list[Backend]:
 
 
 @pytest.mark.parametrize(("stream", "steps"), [(False, True), (True, False)], ids=["steps", "stream"])
-async def test_it_is_out_of_service_until_it_goes_on(start: Starter, stream: bool, steps: bool) -> None:
-    async with simulated() as sim:
-        pools = [{"name": "pool", "backends": [{"url": sim.url, "steps": steps}]}]
+async def test_it_is_out_of_service_until_it_goes_on_and_others_take_what_comes(
+    start: Starter, stream: bool, steps: bool
+) -> None:
+    async with simulated() as sim, simulated() as well:
+        pools = [{"name": "pool", "backends": [{"url": each.url, "steps": steps} for each in (sim, well)]}]
         async with start(pools=pools) as live:
-            [backend] = backends(live)
+            [pool] = live.gateway.pools
+            backend, other = backends(live)
+            pool.drain(other, True)
             asked = asyncio.create_task(live.ask(CHAT, {**long_chat(), "stream": stream, "max_tokens": 500}))
             await until(lambda: sim.server.gauges.running)
             sim.faults.is_still = True
@@ -48,24 +52,20 @@ async def test_it_is_out_of_service_until_it_goes_on(start: Starter, stream: boo
             got = await live.ask(CHAT, chat())
             assert (got.status, got.error["code"]) == (503, "no_backend")
             assert len(live.engine.backends[backend.name].leases) == 1, "what it has is its own"
+            pool.drain(other, False)
+            answers = await asyncio.gather(*(live.ask(CHAT, chat(str(n), max_tokens=3)) for n in range(5)))
+            assert [each.status for each in answers] == [200] * 5
             sim.faults.is_still = False
             await until(lambda: backend.in_service)
             assert (await asked).status == 200
-            assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
-
-
-async def test_others_take_what_comes(start: Starter) -> None:
-    async with simulated() as still, simulated() as well, start(still.url, well.url) as live:
-        backends(live)
-        asked = asyncio.create_task(live.ask(CHAT, long_chat()))
-        await until(lambda: still.server.gauges.running or well.server.gauges.running)
-        (still if still.server.gauges.running else well).faults.is_still = True
-        await until(lambda: sum(each.in_service for each in live.gateway.pools[0].backends.values()) == 1)
-        got = await asyncio.gather(*(live.ask(CHAT, chat(str(n), max_tokens=3)) for n in range(5)))
-        assert [each.status for each in got] == [200] * 5
-        asked.cancel()
-        # It may have recovered by what it has no more: nobody finds out who does not try.
-        await until(lambda: all(each.in_service for each in live.gateway.pools[0].backends.values()))
+            asked = asyncio.create_task(live.ask(CHAT, long_chat()))
+            await until(lambda: sim.server.gauges.running or well.server.gauges.running)
+            still = sim if sim.server.gauges.running else well
+            still.faults.is_still = True
+            await until(lambda: backend.in_service + other.in_service == 1)
+            asked.cancel()
+            # It may have recovered by what it has no more: nobody finds out who does not try.
+            await until(lambda: backend.in_service and other.in_service)
 
 
 async def test_what_the_engine_defers_keeps_nothing_back(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from gateway.keys.identity import Keyring
 from tests.commands import run
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Live, Starter, chat, until
+from tests.kit.pairs import pair
 from tests.kit.served import config_file
 from tests.kit.usage import CHAT, OK
-from tests.redis_server import RedisServer
 
 USERS: list[dict[str, Any]] = [
     {"name": "eve@x.org", "blocked": True},
@@ -53,12 +53,7 @@ async def test_users_are_blocked_and_limited_by_name_each_alike_or_not_at_all(st
 
 
 async def test_two_gateways_count_a_user_together(start: Starter) -> None:
-    async with (
-        RedisServer() as redis,
-        Upstream(replies(OK)) as upstream,
-        start(upstream.url, tenants=TENANTS, state=redis.url) as one,
-        start(upstream.url, tenants=TENANTS, state=redis.url) as two,
-    ):
+    async with pair(start, tenants=TENANTS) as (_, _, one, two):
         served = [await codes(live, "ann", 1) for _ in range(3) for live in (one, two)]
         assert served.count([""]) == 2
         assert await codes(two, "tom", 2) == ["", "429 rate_limited"]
