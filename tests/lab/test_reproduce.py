@@ -160,20 +160,14 @@ def test_an_unknown_experiment_lists_those_there_are() -> None:
     assert all(name in result.output for name in ("metrics FILE.csv", *EXPERIMENTS))
 
 
-def test_a_missing_trace_is_said_and_the_rest_runs(tmp_path: Path) -> None:
-    result = command("rpm", "fig9", "--traces", str(tmp_path), "--processes", "1")
-    assert result.exit_code == 2
-    assert "rpm: skipped" in result.output
-    assert "vtc_arena27_10min.csv.gz is not there" in result.output
-    assert "fig9: VTC, figure 9" in result.output
-
-
-def test_all_that_was_skipped_is_said_by_several_processes(tmp_path: Path) -> None:
-    result = command("rpm", "table2", "--traces", str(tmp_path), "--processes", "2")
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_each_experiment_without_its_trace_is_said_and_the_rest_runs(tmp_path: Path, processes: str) -> None:
+    result = command("rpm", "fig9", "table2", "--traces", str(tmp_path), "--processes", processes)
     assert result.exit_code == 2
     said = f"{tmp_path / 'vtc_arena27_10min.csv.gz'} is not there: name the directory of the traces with --traces\n"
     assert f"rpm: skipped: {said}" in result.output
     assert f"table2: skipped: {said}" in result.output
+    assert "fig9: VTC, figure 9" in result.output
 
 
 # --- measures of recorded runs ---
@@ -227,25 +221,19 @@ def test_bad_tables_are_refused_with_their_place(tmp_path: Path, lines: list[str
     assert place in result.output
 
 
-def test_a_truncated_gzip_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "runs.csv.gz"
-    path.write_bytes(gzip.compress(("\n".join([HEADER, *[GOOD] * 5000])).encode())[:-40])
-    result = command("metrics", str(path))
-    assert result.exit_code == 2
-    assert "cut off" in result.output
-
-
-def test_faulty_metadata_is_refused(tmp_path: Path) -> None:
-    path = recorded(tmp_path, GOOD)
-    (tmp_path / "runs.meta.json").write_text('[{"run": 1, "total_time_s": 0}]')
-    result = command("metrics", str(path))
-    assert result.exit_code == 2
-    assert "runs.meta.json" in result.output
-
-
 @pytest.mark.parametrize("args", [("metrics",), ("metrics", "a.csv", "b.csv"), ("metrics", "/does/not/exist.csv")])
 def test_metrics_wants_one_file_that_is_there(args: tuple[str, ...]) -> None:
     assert command(*args).exit_code == 2
+
+
+def test_metrics_wants_a_whole_file_and_metadata_that_can_be(tmp_path: Path) -> None:
+    cut = tmp_path / "runs.csv.gz"
+    cut.write_bytes(gzip.compress(("\n".join([HEADER, *[GOOD] * 5000])).encode())[:-40])
+    whole = recorded(tmp_path, GOOD)
+    (tmp_path / "runs.meta.json").write_text('[{"run": 1, "total_time_s": 0}]')
+    for path, said in ((cut, "cut off"), (whole, "runs.meta.json")):
+        result = command("metrics", str(path))
+        assert (result.exit_code, said in result.output) == (2, True)
 
 
 # --- the gateway ---

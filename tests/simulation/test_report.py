@@ -6,13 +6,12 @@ import gzip
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from backends.simulated.engine_profiles import profile
 from gateway.commands.main import main
@@ -22,16 +21,16 @@ from simulation.replay import Percentiles, ReplayResult, TenantResult, replay_un
 from simulation.report import ReplayReport, as_json, as_text
 from simulation.traces.reader import Trace
 from simulation.verdict import verdict
+from tests.commands import FAIRGATE
 from tests.kit.access_logs import write
 from tests.simulation.example_log import EXAMPLE
 from tests.waiting import WAIT_S
 
-FAIRGATE = str(Path(sys.executable).with_name("fairgate"))
 OPTIONS = ("--limit", "215", "--policy", "fcfs,vtc")
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([FAIRGATE, "replay", *map(str, arguments)], capture_output=True, text=True, timeout=WAIT_S)
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, arguments)])
 
 
 @pytest.fixture(scope="module")
@@ -45,26 +44,31 @@ def replayed() -> ReplayReport:
 
 def test_an_access_log_goes_in_as_it_is_and_tables_and_json_come_out(tmp_path: Path, replayed: ReplayReport) -> None:
     done = run(EXAMPLE, *OPTIONS, "--json", tmp_path / "numbers.json")
-    assert (done.returncode, done.stderr) == (0, ""), "no progress bar where nobody looks"
+    assert (done.exit_code, done.stderr) == (0, ""), "no progress bar where nobody looks"
     assert done.stdout == as_text(replayed)
     assert (tmp_path / "numbers.json").read_text() == as_json(replayed)
+    text = gzip.decompress(EXAMPLE.read_bytes())
+    piped = subprocess.run([FAIRGATE, "replay", "-", *OPTIONS], input=text, capture_output=True, timeout=WAIT_S)
+    assert (piped.returncode, piped.stderr) == (0, b"")
+    assert piped.stdout.decode() == done.stdout.replace("access.log.gz", "stdin")
 
 
 def test_the_picture_has_a_panel_for_each_policy_and_a_line_for_each_tenant(tmp_path: Path) -> None:
     done = run(EXAMPLE, *OPTIONS, "--picture", tmp_path / "replay.svg")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.exit_code, done.stderr) == (0, "")
     drawn = (tmp_path / "replay.svg").read_text()
     for name in ("fcfs", "vtc", "agents", "batch", "people", "Gap between tenants"):
         assert f"<!-- {name} -->" in drawn
     done = run(EXAMPLE, "--limit", "9", "--policy", "fcfs", "--picture", tmp_path / "replay.doc")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "replay.doc cannot be written" in done.stderr
 
 
-def test_the_tables_have_what_was_seen(replayed: ReplayReport) -> None:
+def test_the_tables_have_what_was_seen_below_what_came_of_it(replayed: ReplayReport) -> None:
     text = as_text(replayed)
-    assert (
-        "access.log.gz: 215 requests of 3 tenants in 20.6 s (fairgate format), before 1 simulated engine like " in text
+    assert text.startswith(
+        f"{verdict(replayed.results)}\n\n"
+        "access.log.gz: 215 requests of 3 tenants in 20.6 s (fairgate format), before 1 simulated engine like "
     )
     for each in replayed.results:
         assert each.ttft_s is not None
@@ -74,6 +78,7 @@ def test_the_tables_have_what_was_seen(replayed: ReplayReport) -> None:
 
 def test_json_has_every_number(replayed: ReplayReport) -> None:
     document = json.loads(as_json(replayed))
+    assert document["verdict"]["text"] == verdict(replayed.results)
     assert document["engines"] == {"backends": [1], "profile": "h100-llama3.1-8b"}
     assert document["trace"]["requests"] == 215
     assert [each["policy"] for each in document["policies"]] == ["fcfs", "vtc"]
@@ -81,12 +86,6 @@ def test_json_has_every_number(replayed: ReplayReport) -> None:
         assert found["ttft_s"] == {name: getattr(results.ttft_s, name) for name in ("p50", "p95", "p99")}
         assert {each["name"] for each in found["tenants"]} == set(found["service"]) == {"batch", "people", "agents"}
         assert [tuple(point) for point in found["gap"]] == list(results.gap)
-
-
-def test_what_came_of_it_stands_on_top(replayed: ReplayReport) -> None:
-    sentence = verdict(replayed.results)
-    assert as_text(replayed).startswith(f"{sentence}\n\naccess.log.gz: ")
-    assert json.loads(as_json(replayed))["verdict"]["text"] == sentence
 
 
 def test_who_gains_most_is_in_the_table_among_many_tenants(tmp_path: Path) -> None:
@@ -180,21 +179,14 @@ def test_a_request_without_any_token_has_no_percentiles() -> None:
     ],
 )
 def test_bad_input_is_named_and_ends_with_2(arguments: tuple[str | Path, ...], message: str) -> None:
-    done = CliRunner().invoke(main, ["replay", *map(str, arguments)])
+    done = run(*arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in " ".join(done.stderr.split())
 
 
-def test_a_pipe_is_read_like_a_file(replayed: ReplayReport) -> None:
-    text = gzip.decompress(EXAMPLE.read_bytes())
-    done = subprocess.run([FAIRGATE, "replay", "-", *OPTIONS], input=text, capture_output=True, timeout=WAIT_S)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.decode() == as_text(replayed).replace("access.log.gz", "stdin")
-
-
-def test_the_documentation_shows_what_the_commands_print() -> None:
+def test_the_documentation_shows_what_the_command_prints() -> None:
     page = (EXAMPLE.parents[1] / "replay.md").read_text()
-    shown = re.findall(r"```sh\nfairgate replay (docs/examples/[^\n]*)\n```\n\n```\n(.*?)```\n", page, re.DOTALL)
-    assert len(shown) == 1
-    for arguments, output in shown:
-        assert run(*arguments.split()).stdout == output, "run: python -m docs.generate.replayed"
+    [(arguments, output)] = re.findall(
+        r"```sh\nfairgate replay (docs/examples/[^\n]*)\n```\n\n```\n(.*?)```\n", page, re.DOTALL
+    )
+    assert run(*arguments.split()).stdout == output, "run: python -m docs.generate.replayed"
