@@ -1,4 +1,4 @@
-"""`fairgate replay` as an operator types it: tables, JSON, clear words for faults."""
+"""`fairgate replay` as an operator types it: the sentence on top, tables, JSON, clear words for faults."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from backends.simulated.engine_profiles import profile
 from gateway.commands.main import main
 from lab import public_traces
 from simulation.measured import measured
-from simulation.replay import Percentiles, ReplayResult, TenantResult, replay_under
+from simulation.replay import OTHERS, Percentiles, ReplayResult, TenantResult, replay_under
 from simulation.report import ReplayReport, as_json, as_text
 from simulation.traces.reader import Trace
-from simulation.verdict import verdict
+from simulation.verdict import compared, named, verdict
 from tests.commands import FAIRGATE
 from tests.kit.access_logs import write
 from tests.simulation.example_log import EXAMPLE
@@ -190,3 +190,87 @@ def test_the_documentation_shows_what_the_command_prints() -> None:
         r"```sh\nfairgate replay (docs/examples/[^\n]*)\n```\n\n```\n(.*?)```\n", page, re.DOTALL
     )
     assert run(*arguments.split()).stdout == output, "run: python -m docs.generate.replayed"
+
+
+# --- the sentence on top says what the numbers say, and of those whom it concerns ---
+
+
+def of_tenant(name: str, p95_s: float | None, *, requests: int = 100, completed: int | None = None) -> TenantResult:
+    ttft_s = None if p95_s is None else Percentiles(p95_s / 2, p95_s, p95_s)
+    return TenantResult(name, 1.0, requests, requests if completed is None else completed, 1.0, ttft_s)
+
+
+def seen_of(policy: str, *tenants: TenantResult, backends: int = 1) -> ReplayResult:
+    return ReplayResult(policy, backends, 1, 1, {}, None, 1.0, 1.0, None, 0.0, 0, 0, 1.0, tenants, {}, [])
+
+
+def test_it_names_who_gains_most_and_who_asked_for_most() -> None:
+    unfair = seen_of("fcfs", of_tenant("heavy", 14.0), of_tenant("light", 12.0), of_tenant("lighter", 11.0))
+    fair = seen_of("fairserve", of_tenant("heavy", 14.5), of_tenant("light", 0.3), of_tenant("lighter", 3.0))
+    assert verdict([unfair, seen_of("vtc"), fair]) == (
+        "`light` gains most: under `fcfs`, one request in twenty waited 12.0 s or longer for its first token, under "
+        "`fairserve` 0.300 s. Nobody pays: of `heavy`, who asked for most, one request in twenty 14.0 s and 14.5 s."
+    )
+    assert named([unfair, fair]) == ("light", "")
+
+
+def test_it_names_who_pays() -> None:
+    unfair = seen_of("fcfs", of_tenant("heavy", 14.0), of_tenant("light", 12.0), of_tenant("flood", 2.0))
+    fair = seen_of("vtc", of_tenant("heavy", 15.0), of_tenant("light", 0.3), of_tenant("flood", 9.0))
+    assert verdict([unfair, fair]).endswith("`flood` pays most: one request in twenty 2.00 s and 9.00 s.")
+    assert (named([unfair, fair]), named([fair, unfair])) == (("light", "flood"), ("flood", "light"))
+    worse = seen_of("vtc", of_tenant("heavy", 14.0), of_tenant("light", 12.0), of_tenant("flood", 3.0))
+    assert verdict([unfair, worse]) == (
+        "`flood` pays most: under `fcfs`, one request in twenty waited 2.00 s or longer for its first token, under "
+        "`vtc` 3.00 s. Nobody gains: of `heavy`, who asked for most, one request in twenty 14.0 s and 14.0 s."
+    )
+
+
+def test_refusals_are_no_short_waits() -> None:
+    one = seen_of("fcfs", of_tenant("heavy", 9.0), of_tenant("light", 5.0))
+    other = seen_of("vtc", of_tenant("heavy", 0.5, completed=10), of_tenant("light", 2.0))
+    assert "`heavy` pays most: one request in twenty 9.00 s and 0.500 s (90 of 100 refused)." in verdict([one, other])
+    never = seen_of("vtc", of_tenant("heavy", None, completed=0), of_tenant("light", 5.0))
+    assert "under `vtc` for ever (100 of 100 refused)" in verdict([one, never])
+    assert "waited for ever for its first token (100 of 100 refused), under `fcfs` 9.00 s." in verdict([never, one])
+    same = seen_of("vtc", of_tenant("heavy", 9.0, completed=90), of_tenant("light", 5.0))
+    assert "9.00 s (10 of 100 refused)" in verdict([one, same])
+
+
+def test_waits_that_are_alike_are_said_to_be() -> None:
+    one, other = (
+        seen_of(policy, of_tenant("a", 0.05), of_tenant("b", wait_s))
+        for policy, wait_s in (("fcfs", 0.14), ("vtc", 0.1))
+    )
+    assert verdict([one, other]) == (
+        "Under `fcfs`, everybody waited about as long as under `vtc`: `b` waited longest for its first tokens, one "
+        "request in twenty 0.140 s or more."
+    )
+    assert verdict([one]) == (
+        "Under `fcfs`, `b` waited longest for its first tokens, one request in twenty 0.140 s or more."
+    )
+
+
+def test_tenants_of_few_requests_are_named_by_their_median_and_sums_of_many_are_not() -> None:
+    heavy, others = of_tenant("heavy", 9.0), of_tenant(OTHERS, 99.0)
+    for name, requests, shown, waited in (
+        ("rare", 3, "rare", "one request in two waited 4.50 s or longer for its first token, under `vtc` 0.100 s."),
+        ("rare", 1, "rare", "its one request waited 4.50 s for its first token, under `vtc` 0.100 s."),
+        ("n" * 900, 3, "n" * 31 + "…", "one request in two waited 4.50 s or longer"),
+    ):
+        before = seen_of("fcfs", heavy, of_tenant(name, 9.0, requests=requests), of_tenant("light", 2.0), others)
+        after = seen_of(
+            "vtc", heavy, of_tenant(name, 0.2, requests=requests), of_tenant("light", 1.0), of_tenant(OTHERS, 1.0)
+        )
+        assert verdict([before, after]).startswith(f"`{shown}` gains most: under `fcfs`, {waited}")
+
+
+def test_engines_are_compared_under_the_last_policy() -> None:
+    runs = [seen_of(policy, of_tenant("a", 8.0 / engines / (1 + (policy == "vtc"))), backends=engines)
+            for engines in (2, 3, 4) for policy in ("fcfs", "vtc")]  # fmt: skip
+    one, other = compared(runs)
+    assert (one.policy, one.backends, other.policy, other.backends) == ("vtc", 2, "vtc", 4)
+    assert verdict(runs) == (
+        "`a` gains most: with 2 engines under `vtc`, one request in twenty waited 2.00 s or longer for its first "
+        "token, with 4 engines 1.00 s. Nobody pays."
+    )
