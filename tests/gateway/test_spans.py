@@ -1,8 +1,9 @@
-"""Sums of a span of time, and what waited over time: made afterwards from what is remembered, and nothing is lost."""
+"""What is made afterwards from requests that are remembered: sums of a span, what waited, a tenant's minutes."""
 
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from gateway.operator.snapshots.spans import (
     waiting_over_time,
 )
 from gateway.telemetry.ends import End
+from gateway.telemetry.recent_requests import MINUTE_S, RecentRequests
 from policies.queue.bounds import Waiting
 from tests.kit.tracing import end
 
@@ -127,3 +129,48 @@ def test_a_time_that_is_none_does_no_harm(wrong: float) -> None:
         wait=Waiting(4, 1.0, wrong),
     )
     assert all(0 <= count <= 1 for counts in over_time(one).values() for count in counts)
+
+
+# --- minutes of a tenant ---
+
+
+BEGINS_S = MINUTE_S - (time.time() - time.monotonic()) % MINUTE_S
+"""When a minute begins, on the monotonic clock."""
+
+
+def of_minute(number: int, tenant: str, queue_s: float, **fields: object) -> End:
+    """An end of this minute."""
+    dispatched_s = BEGINS_S + MINUTE_S * number + 30.0
+    return end(tenant, dispatched_s=dispatched_s, ended_s=dispatched_s + 1, service=1.0, queue_s=queue_s, **fields)
+
+
+def test_a_minute_has_its_requests_and_the_slowest_of_them() -> None:
+    recent = RecentRequests(40)
+    refused = {"outcome": "refused", "reason": "queue_full"}
+    recent.take(
+        [
+            of_minute(1, "t", 2.0),
+            of_minute(1, "t", 5.0),
+            of_minute(1, "other", 9.0),
+            of_minute(1, "t", 0.5, **refused),
+            of_minute(2, "t", 1.0),
+        ]
+    )
+    first, second = recent.minutes_of("t")
+    assert (first.at_s % MINUTE_S, second.at_s - first.at_s) == (0.0, MINUTE_S)
+    assert (first.requests, first.queue_s, first.slowest.queue_s) == (3, 7.5, 5.0)
+    assert (first.not_served, first.reason) == (1, "queue_full")
+    assert (second.requests, second.not_served, second.reason) == (1, 0, "")
+    assert [one.requests for one in recent.minutes_of("t")] == [3, 1], "asking counts nothing again"
+
+
+def test_a_flood_does_not_make_a_tenant_forget_and_all_is_bounded() -> None:
+    recent = RecentRequests(40)
+    recent.take([of_minute(1, "quiet", 4.0)])
+    recent.take([of_minute(1, "flood", 1.0) for _ in range(1000)])
+    assert "quiet" not in {one.tenant for one in recent.latest(1000)}
+    assert [one.requests for one in recent.minutes_of("quiet")] == [1]
+    assert [one.requests for one in recent.minutes_of("flood")] == [1000]
+    recent.take([of_minute(n, "flood", 1.0) for n in range(2, 100)])
+    assert recent.minutes_of("quiet") == []
+    assert len(recent.minutes_of("flood")) == 20
