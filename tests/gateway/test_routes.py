@@ -113,7 +113,7 @@ async def test_what_manages_an_engine_never_passes_however_it_is_written(start: 
             encoded = "".join(f"%{byte:02x}" if byte != 0x2F else "/" for byte in path.encode())
             ways = [path, path.upper(), encoded, *(way.replace("{}", path) for way in DISGUISES)]
             for way in ways:
-                for method in ("POST", "GET", "PUT", "DELETE"):
+                for method in ("POST", "GET"):
                     got = await raw_exchange(live.gateway.port, raw(method, way, BODY if method != "GET" else b""))
                     assert status_of(got) in (400, 404, 405), (method, way, got)
         assert upstream.requests == []
