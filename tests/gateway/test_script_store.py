@@ -25,6 +25,7 @@ from policies.replicas.messages import (
 )
 from policies.replicas.schedule import ALONE_S, WAITS_S
 from policies.request import of_batch
+from policies.tree.node import SEQUENCES, NodeUsage
 
 EMPTY = ReplicaReport([], [], [], [], [], [], [], 0.0)
 
@@ -68,6 +69,7 @@ def test_who_goes_first_is_who_does_by_policies() -> None:
 FIRST, LATER = Standing("a", "a\x1f", 1.0, 0.0, 0.0, False), Standing("b", "b\x1f", 2.0, 0.0, 0.0, False)
 RUNS = Holding("e", 2, 20, 15, 10, 100)
 """Two of ten sequences, and 20 of 100 tokens of KV."""
+FEW = Holding("e", 0, 0, 0, 4, 200, 1, 1, 10)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,8 @@ RUNS = Holding("e", 2, 20, 15, 10, 100)
                      (0, 0, 2, 15, 2), id="what goes first keeps what it needs"),
         pytest.param((LATER, RUNS._replace(waiting=9, next_sequences=1, next_kv_tokens=10)), (FIRST, WANTS), 0,
                      (1, 10, 2, 15, 2), id="what goes later keeps nothing"),
+        pytest.param((FIRST, FEW._replace(sequences=2, kv_tokens=20, waiting=9)), (LATER, FEW), 0, (0, 10, 2, 0, 2),
+                     id="what finds no slot keeps no KV"),
         pytest.param((None, RUNS._replace(sequences_max=14, kv_tokens_max=140)), (None, RUNS), 0, (4, 40, 2, 15, 2),
                      id="the larger engine that one of them has seen"),
         pytest.param((None, RUNS), (None, RUNS), 301, (3, 30, 0, 0, 1), id="who is silent keeps its grant alone"),
@@ -137,6 +141,33 @@ def test_a_counter_is_raised_to_what_a_gateway_says_that_raises_it_or_comes_anew
     ):  # fmt: skip
         totals += exchange(store, number, EMPTY._replace(charges=[one]), START_MS, me).totals
     assert totals == [4.0, 5.0, 5.0, 8.0, 10.0]
+
+
+@pytest.mark.parametrize("order", [("waits", "charges"), ("charges", "waits")])
+def test_what_waits_is_told_as_of_now_and_what_runs_in_sum(order: tuple[str, str]) -> None:
+    store, waiting = ScriptStore(), Standing("b", "b\x1f", 5.0, 5.0, 1.0, False)
+    charges = {"waits": (0.0, 0.0), "charges": (4.0, 3.0)}
+    for runs, me in enumerate(order, 1):
+        report = EMPTY._replace(
+            charges=[Charge(name, 5.0, more, False) for name, more in zip(("b", "b\x1f"), charges[me], strict=True)],
+            usage=[NodeUsage("b", SEQUENCES, runs)],
+        )
+        if me == "waits":
+            report = report._replace(standings=[waiting], holdings=[WANTS])
+        exchange(store, 1, report, START_MS, me)
+    view = exchange(store, 1, EMPTY, START_MS + 100)
+    assert view.next_elsewhere == Standing("b", "b\x1f", 9.0, 8.0, 1.1, False)
+    assert view.usage == [NodeUsage("b", SEQUENCES, 3)]
+
+
+def test_a_gateway_that_the_store_has_forgotten_hears_so_and_its_counts_are_raised_to_what_it_knows() -> None:
+    store = ScriptStore()
+    sums = []
+    for me, number, base in (("me", 1, 0), ("me", 2, 9), ("you", 1, 5), ("they", 7, 0)):
+        tally = CountDelta("minute:a", 7, 10, (1, 0, 0, 0), (base, 0, 0, 0), 7)
+        view = exchange(store, number, EMPTY._replace(tallies=[tally]), START_MS, me)
+        sums.append((view.counted[0][-1][0], view.is_forgotten))
+    assert sums == [(1, False), (2, False), (6, False), (7, True)]
 
 
 @pytest.mark.parametrize(
