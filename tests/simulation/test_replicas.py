@@ -73,7 +73,7 @@ def test_many_engines_are_kept_busy_however_many_requests_begin_between_two_exch
     assert off(two, RAMP_S, BUSY_S) <= 0.05
 
 
-BUSY_S, ENGINES = RAMP_S + 2.0, 24
+BUSY_S, ENGINES = RAMP_S + 3.0, 24
 
 
 def flooded(of: int, where: Callable[..., int], store: TwinStore | None) -> SimulationResult:
