@@ -109,7 +109,7 @@ class Floods:
 
 
 def run(
-    floods: Floods,
+    floods: Floods | Rounds,
     gateways: int,
     store: TwinStore | None,
     *,
@@ -205,21 +205,6 @@ class Rounds:
     def arrival(self, name: str, now: float) -> Arrival:
         prompt, output = self.rng.randint(80, 160), self.rng.randint(20, 60)
         return Arrival(f"{name}-{next(self.serial)}", self.flows[name], now, prompt, output, 200, self.weights[name])
-
-
-def play(
-    rounds: Rounds, gateways: int, store: TwinStore | None, policy: str, stalls: Sequence[Stall] = ()
-) -> SimulationResult:
-    engines = [make_engine(policy) for _ in range(gateways)]
-    return simulate_together(
-        rounds.first(),
-        engines=engines,
-        backends={BACKEND: EngineModel(ENGINE)},
-        next_arrival=rounds.next,
-        arrives_at=rounds.at if gateways > 1 else lambda arrival, now: 0,
-        store=store,
-        stalls=stalls,
-    )
 
 
 LIGHT_DRAINS_LAST = {"heavy": 40, "light": 40}

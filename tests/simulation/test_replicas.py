@@ -35,7 +35,6 @@ from tests.simulation.replicas import (
     TwinStore,
     make_engine,
     off,
-    play,
     random_of,
     refused,
     run,
@@ -217,7 +216,7 @@ HEAVY_DRAINS_LAST = {"heavy": 200, "light": 24}
 )
 def test_every_round_is_served_by_weight_whoever_was_idle(policy: str, clients: dict[str, int], pause_s: float) -> None:
     rounds = Rounds(3, pause_s, clients, length_s=20.0)
-    found = play(rounds, 2, TwinStore(), policy)
+    found = run(rounds, 2, TwinStore(), policy=policy)[0]
     assert refused(found) == set()
     assert len(rounds.begins_s) == 3
     assert ratios(found, rounds) == pytest.approx([4.0] * len(rounds.begins_s), rel=0.05)
@@ -232,7 +231,7 @@ def test_every_round_is_equal_between_the_flows_of_a_tenant() -> None:
         weights={"one": 1.0, "other": 1.0},
         home={"one": 0, "other": 1},
     )
-    found = play(rounds, 2, TwinStore(), "vtc")
+    found = run(rounds, 2, TwinStore(), policy="vtc")[0]
     assert ratios(found, rounds) == pytest.approx([1.0] * 3, rel=0.05)
 
 
@@ -249,7 +248,7 @@ def test_rounds_after_the_store_has_lost_all() -> None:
             return super().exchange(gateway, number, told, now)
 
     store = Flushed()
-    found = play(rounds, 2, store, "vtc")
+    found = run(rounds, 2, store, policy="vtc")[0]
     assert store.is_flushed
     assert ratios(found, rounds) == pytest.approx([4.0] * len(rounds.begins_s), rel=0.05)
 
