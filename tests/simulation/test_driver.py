@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
@@ -28,9 +28,8 @@ from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow, Request, ServiceTokens
 from simulation.driver import TIMER_RESOLUTION_S, read_gauges
-from simulation.run import Arrival, Record, SimulationResult
+from simulation.run import Arrival, EngineEvent, Record, SimulationResult
 from simulation.statistics import jain, percentile
-from tests.simulation.decided_again import replay
 
 NETWORK_S = 0.001
 SCRAPE_S = 0.1
@@ -200,6 +199,15 @@ def simulated(policy: str) -> tuple[SimulationResult, AdmissionEngine]:
         timer_s_max=TIMER_S_MAX, refuses=lambda name, gauges, now: name == "two" and gauges.running >= 6,
     )  # fmt: skip
     return found, engine
+
+
+def replay(events: Iterable[EngineEvent], engine: AdmissionEngine) -> list[tuple[float, Decision]]:
+    """Return what another engine decides on the events of a run, each decision with its time."""
+    decisions: list[tuple[float, Decision]] = []
+    for now, method, args in events:
+        words = [arg.request() if isinstance(arg, Arrival) else arg for arg in args]
+        decisions += [(now, decision) for decision in getattr(engine, method)(*words[:2], now, *words[2:])]
+    return decisions
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
