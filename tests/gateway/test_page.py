@@ -180,9 +180,7 @@ async def test_it_goes_on_by_itself_unless_it_is_paused_and_rows_are_filtered(st
         await seen.shows("#tenants-body tbody", re.compile(r"\d+ tokens, 1 request"))
 
 
-async def test_the_token_is_asked_for_and_stays_in_the_tab_and_no_other_page_can_use_what_is_served(
-    start: Starter,
-) -> None:
+async def test_the_token_stays_in_the_tab_and_no_other_page_can_use_what_is_served(start: Starter) -> None:
     async with simulated() as sim, start(sim.url, admin_token=TOKEN) as live, window(quiet=False) as seen:
         await seen.open(live)
         await seen.page.get_by_role("textbox", name="Token").fill("wrong")

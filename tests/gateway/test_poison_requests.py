@@ -156,9 +156,7 @@ async def with_fallback(start: Starter, **of_second: Any) -> AsyncIterator[tuple
             await until(live.holds_nothing)
 
 
-async def test_the_fallback_answers_what_the_only_engine_died_with_within_the_budget_of_its_pool(
-    start: Starter,
-) -> None:
+async def test_the_fallback_answers_what_the_only_engine_died_with_within_its_budget(start: Starter) -> None:
     async with with_fallback(start, fallback=MODEL) as (live, frail, small):
         for stream in (False, True):
             assert (await live.ask("/v1/chat/completions", chat(POISON, stream=stream))).status == 200

@@ -133,9 +133,7 @@ async def test_tenants_and_keys_come_and_go(tmp_path: Path) -> None:
         assert is_whole(await running), "what was admitted is served"
 
 
-async def test_the_admin_token_is_another_one_at_once_and_a_page_of_another_origin_changes_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_the_admin_token_changes_at_once_and_a_page_of_another_origin_changes_nothing(tmp_path: Path) -> None:
     async with simulated() as engine, reloadable(tmp_path, engine, admin_token="first-token") as gate:
         assert (await gate.reload(admin_token="other-token")).status == 401
         first, other = ({"authorization": f"Bearer {word}-token"} for word in ("first", "other"))
@@ -166,9 +164,7 @@ async def test_the_listener_shows_another_certificate(tmp_path: Path) -> None:
 # --- where it goes ---
 
 
-async def test_a_backend_that_is_added_is_used_at_once_and_one_that_is_removed_ends_what_it_runs(
-    tmp_path: Path,
-) -> None:
+async def test_a_backend_that_is_added_is_used_and_one_that_is_removed_ends_what_it_runs(tmp_path: Path) -> None:
     async with simulated() as one, simulated() as two, reloadable(tmp_path, one) as gate:
         gateway = gate.live.gateway
         asked = await gate.streams(24)

@@ -190,9 +190,7 @@ async def test_after_comments_it_goes_on_or_the_error_is_an_event(start: Starter
         assert line.items() >= logged.items()
 
 
-async def test_a_client_that_leaves_after_comments_leaves_nothing_and_a_gateway_that_stops_says_so(
-    start: Starter,
-) -> None:
+async def test_who_leaves_after_comments_leaves_nothing_and_a_gateway_that_stops_says_so(start: Starter) -> None:
     async with queued(start) as live:
         async with live.post("/v1/chat/completions", chat(stream=True)) as response:
             await comments(response, 2)

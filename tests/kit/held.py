@@ -20,7 +20,7 @@ CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"
 
 
 class Held:
-    """An engine that answers nothing until it may, then each with the next of its answers, and the rest with the last."""
+    """An engine that answers nothing until it may, and then each with the next of its answers; the last stays."""
 
     def __init__(self, *answers: bytes) -> None:
         self.may = asyncio.Event()

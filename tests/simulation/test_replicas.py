@@ -94,9 +94,7 @@ def rate_of_one() -> float:
 
 
 @pytest.mark.parametrize("policy", ["fairserve", "vtc", "fcfs"])
-def test_a_gateway_that_comes_when_others_fill_the_engines_serves_those_of_its_clients_that_came_first(
-    policy: str,
-) -> None:
+def test_a_gateway_that_comes_to_full_engines_serves_those_of_its_clients_that_came_first(policy: str) -> None:
     """All tenants are at both, so the counters are as high there: what is owed to whom cannot tell who has no place."""
     begins_s, until_s = 5.0, 25.0
 
