@@ -25,12 +25,12 @@ from gateway.pool.retries import RetryBudget
 from gateway.pool.shared import Shared, admission_engine, policy_terms, setup_of
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
-from gateway.request.estimate import TokenEstimator, exact_counter
+from gateway.request.estimate import TokenEstimator
 from gateway.request.prefix_hashes import prefix_hashes, salt_of
 from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
 from policies.admission.named import named_policy
-from policies.admission.takeover import Weights, remove_backend, reweigh, take_over
+from policies.admission.takeover import remove_backend, take_over
 from policies.capacity.gauges import EngineFacts
 from policies.placements.least_loaded import least_loaded
 from policies.request import Request, payer
@@ -41,12 +41,6 @@ AGAIN_S_UNKNOWN = 5.0
 """Retry time where only an operator knows when an engine takes requests again."""
 RETIRE_LOOK_S = 0.1
 """Interval of the checks whether a leaving backend has ended its requests."""
-
-
-def estimator_of(config: PoolConfig) -> TokenEstimator:
-    """Return the token estimator. Raise ValueError for a tokenizer that cannot be loaded."""
-    counter = exact_counter(config.tokenizer) if config.tokenizer else None
-    return TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
 
 
 def _batch_apps(config: Config) -> frozenset[str]:
@@ -64,11 +58,9 @@ class Pool:
         backends: Mapping[Backend, BackendConfig],
         shared: Shared,
         settled: Callable[[RequestRecord, str], None],
-        estimator: TokenEstimator | None = None,
         background: Background | None = None,
     ):
-        """Create a pool. Raise ValueError for an unusable tokenizer, unless an `estimator` is given. `background`
-        collects the faults of its tasks."""
+        """Create a pool. `background` collects the faults of its tasks."""
         self.name = config.name
         self.backends: dict[str, Backend] = {}
         """Backends by name, including those that leave and still have running requests."""
@@ -76,7 +68,7 @@ class Pool:
         """Return the pool that serves requests while no backend here can, or None."""
         self.on_gone: Callable[[Backend], None] = lambda backend: None
         """Called with a backend that has left the config and ended its last request."""
-        self.estimator = estimator or estimator_of(config)
+        self.estimator = TokenEstimator(config.bytes_per_token)
         self.retries = RetryBudget()
         self.breaks = Breaks()
         self.answers_bytes = 0
@@ -128,13 +120,13 @@ class Pool:
         gateway: Config,
         shared: Shared,
         backends: Mapping[Backend, BackendConfig],
-        estimator: TokenEstimator | None,
     ) -> None:
         """Go on under another configuration. `backends` are the kept and new ones in order; a new one has never left
-        this pool. All others end their requests. `estimator`: None keeps the present one."""
+        this pool. All others end their requests."""
         engine, before = self.dispatcher.engine, self.backends.copy()
         is_scraped_otherwise = self.config.capacity.scrape_interval_s != config.capacity.scrape_interval_s
-        self.estimator = estimator or self.estimator
+        if config.bytes_per_token != self.config.bytes_per_token:
+            self.estimator = TokenEstimator(config.bytes_per_token)
         self.batch_apps = _batch_apps(gateway)
         for backend in backends:
             known = before.get(backend.name)
@@ -164,10 +156,6 @@ class Pool:
             if is_scraped_otherwise:
                 self._unwatch(backend)
             self._watch(backend)
-
-    def reweigh(self, weights: Weights) -> None:
-        """Replace the weights of these tenants."""
-        reweigh(self.dispatcher.engine, weights)
 
     def drain(self, backend: Backend, drained: bool) -> None:
         """Drain a backend, or end its drain. Running requests end there; waiting requests go elsewhere."""
@@ -263,10 +251,6 @@ class Pool:
         if any([backend.keeps_tenants_apart for backend in self.backends.values()]):
             seed = f"{salt_of(tenant)} {seed}"
         return prefix_hashes(payload.prompt.head, seed.encode())
-
-    def learn(self, payload: Payload, prompt_tokens: int) -> None:
-        """Learn from an engine's count of a prompt."""
-        self.estimator.learn(payload.prompt, prompt_tokens, is_text=payload.is_text)
 
     def ended(self, record: RequestRecord) -> None:
         record.pool = self.name

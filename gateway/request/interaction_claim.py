@@ -208,11 +208,11 @@ def claim_of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
         strong += known
     else:
         weak += known
-    if turns.has_answers and not known and begins:
+    if turns.answered and not known and begins:
         weak.append(turns.named_before(b"asked", b""))
     if keys.turn:
         weak.append(named(name.encode(), b"turn", keys.turn))
-    is_new = not keys.turn and not turns.has_answers
+    is_new = not keys.turn and not turns.answered
     lines = [hash((name, line)) for line in keys.lines]
     if is_new:
         lines = [each for line in lines for each in (line, line ^ _TASK)]
@@ -225,9 +225,9 @@ def claim_of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
 
 def _named(turns: Turns, session: bytes, previous: bytes, strong: list[str]) -> str:
     """Return the name that the conversation's interaction has if it is new."""
-    if turns.asks and previous:
+    if turns.questions and previous:
         return turns.named(b"after", previous, last_only=True)
-    if turns.asks:
+    if turns.questions:
         # A session may lose its first turns. Without a session, all questions so far tell conversations apart.
         return turns.named(b"asked", session, last_only=bool(session))
     if previous:
