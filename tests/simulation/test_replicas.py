@@ -63,7 +63,7 @@ def test_shares_are_those_of_one_gateway_wherever_traffic_comes(
     gateways: int, where: Callable[..., int], policy: str, kept: float, one_gateway: float
 ) -> None:
     """`kept`: throughput, of that of one gateway."""
-    until_s = 20.0
+    until_s = 14.0
     store = TwinStore()
     found, _ = run(Floods(RAMP_S + until_s, where), gateways, store, policy=policy)
     assert refused(found) == set()
