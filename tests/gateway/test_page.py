@@ -21,22 +21,6 @@ TOKEN = "an-operator's-token"
 EVIL = "<script>document.title='owned'</script>"
 
 
-async def test_where_nothing_is_to_be_seen_it_says_what_to_do(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url) as live, window() as seen:
-        await seen.open(live)
-        await seen.shows("#link", "live")
-        await seen.shows("#limit-sentence", "Nothing limits the pool: no request waits or runs.")
-        await seen.shows("#lanes-body", "Who waitsnobody: each request starts on arrival")
-        await seen.shows("#tenants-body", f"curl http://127.0.0.1:{live.gateway.port}/v1/chat/completions")
-        await seen.shows("#tenants-body", '"model":"simulated"')
-        await seen.shows("#requests-body", "No request has ended")
-        await seen.shows("#engines-body", re.compile(r"0 of \d+ slots"))
-        await seen.is_accessible()
-        assert await seen.page.evaluate(
-            "performance.getEntriesByType('resource').every(e => e.name.startsWith(origin))"
-        )
-
-
 async def test_a_flood_is_seen_and_each_request_explained(start: Starter) -> None:
     async with full(start, EVIL, "unlucky", time_scale=30.0) as gate, window() as seen:
         assert (await gate.ask(EVIL, question())).status == 200
@@ -153,7 +137,9 @@ async def usage_of(live: Live) -> Any:
     return (await live.get("/usage?by=tenant", admin=True)).json["rows"]
 
 
-async def test_it_goes_on_by_itself_unless_it_is_paused_and_rows_are_filtered(start: Starter, tmp_path: Path) -> None:
+async def test_it_says_what_to_do_goes_on_by_itself_unless_it_is_paused_and_filters_rows(
+    start: Starter, tmp_path: Path
+) -> None:
     usage = str(tmp_path / "usage.db")
     async with (
         simulated() as sim,
@@ -161,7 +147,17 @@ async def test_it_goes_on_by_itself_unless_it_is_paused_and_rows_are_filtered(st
         window() as seen,
     ):
         await seen.open(live)
+        await seen.shows("#link", "live")
+        await seen.shows("#limit-sentence", "Nothing limits the pool: no request waits or runs.")
+        await seen.shows("#lanes-body", "Who waitsnobody: each request starts on arrival")
+        await seen.shows("#tenants-body", f"curl http://127.0.0.1:{live.gateway.port}/v1/chat/completions")
+        await seen.shows("#tenants-body", '"model":"simulated"')
         await seen.shows("#requests-body", "No request has ended")
+        await seen.shows("#engines-body", re.compile(r"0 of \d+ slots"))
+        await seen.is_accessible()
+        assert await seen.page.evaluate(
+            "performance.getEntriesByType('resource').every(e => e.name.startsWith(origin))"
+        )
         first = (await live.ask(CHAT, chat(max_tokens=3), key="one")).headers["x-request-id"]
         await seen.shows("#requests-body", first)
         await seen.page.get_by_role("button", name="Pause").click()

@@ -234,9 +234,9 @@ def test_groups_have_what_is_inside_them_and_months_are_those_of_the_calendar(fi
 
 def test_a_month_ends_with_its_last_hour(tmp_path: Path) -> None:
     begin = int(datetime(2027, 1, 1, tzinfo=UTC).timestamp()) // 3600
-    sums = {(begin + hour, "a", "", "", "", ""): UsageTotals(requests=1) for hour in (0, 743, 744)}
+    sums = {(begin + hour, "a", "", "", "", ""): UsageTotals(requests=1) for hour in (0, 743, 744, 745, 746)}
     with closing(database_at(str(tmp_path / "usage.db"))) as database:
         add(database, Batch("w", 1, sums), 0)
     assert rows(str(tmp_path / "usage.db"), "2027-01-01", "month", until="2027-03-01") == [
-        ("2027-01", 2, 0), ("2027-02", 1, 0),
+        ("2027-01", 2, 0), ("2027-02", 3, 0),
     ]  # fmt: skip
