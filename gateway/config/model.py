@@ -22,6 +22,7 @@ from gateway.config.checks import (
     checked_address,
     checked_addresses,
     checked_api_key,
+    checked_tokenizer,
     checked_zone,
     is_loopback,
     not_empty,
@@ -74,6 +75,8 @@ class PoolConfig(Section):
     refused at once."""
     bytes_per_token: float | None = Field(default=None, gt=0, le=64)
     """Initial prompt bytes per token; the true ratio is learned from usage reports."""
+    tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
+    """Exact prompt counts by a tokenizer.json, or tiktoken:ENCODING. Default: the learned ratio."""
     isolate_caches: Isolation = "where_possible"
     """Separate tenants in prefix caches by a cache_salt, so that times to first tokens tell nobody what others have
     asked. where_possible: engines that ignore salts serve, with shared caches; require: such engines get no requests;
@@ -115,7 +118,7 @@ class Config(Section):
     routes: tuple[RouteConfig, ...] = Field(default=(), strict=False)
     """Paths for clients beyond the known inference routes."""
     admin: Address = ADMIN
-    """host:port for /health, /ready, /metrics, /explain, /state, /config, /usage and /keys. Not for clients."""
+    """host:port for /health, /ready, /metrics, /explain, /state and /usage. Not for clients."""
     admin_token: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
     """Bearer token for `admin`, except for /health and /ready; ${NAME}: from the environment. Default: none, for
     loopback only."""

@@ -22,15 +22,15 @@ from gateway.pool.backend import PROBE_INTERVAL_S, Backend
 from gateway.pool.breaks import Breaks
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.retries import RetryBudget
-from gateway.pool.shared import Shared, admission_engine, policy_terms, setup_of
+from gateway.pool.shared import Shared, admission_engine, engine_settings, policy_terms
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
-from gateway.request.estimate import TokenEstimator
+from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.prefix_hashes import prefix_hashes, salt_of
 from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
 from policies.admission.named import named_policy
-from policies.admission.takeover import remove_backend, take_over
+from policies.admission.takeover import Setup, Weights, remove_backend, take_over
 from policies.capacity.gauges import EngineFacts
 from policies.placements.least_loaded import least_loaded
 from policies.request import Request, payer
@@ -41,6 +41,12 @@ AGAIN_S_UNKNOWN = 5.0
 """Retry time where only an operator knows when an engine takes requests again."""
 RETIRE_LOOK_S = 0.1
 """Interval of the checks whether a leaving backend has ended its requests."""
+
+
+def estimator_of(config: PoolConfig) -> TokenEstimator:
+    """Return the token estimator. Raise ValueError for a tokenizer that cannot be loaded."""
+    counter = exact_counter(config.tokenizer) if config.tokenizer else None
+    return TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
 
 
 def _batch_apps(config: Config) -> frozenset[str]:
@@ -58,9 +64,11 @@ class Pool:
         backends: Mapping[Backend, BackendConfig],
         shared: Shared,
         settled: Callable[[RequestRecord, str], None],
+        estimator: TokenEstimator | None = None,
         background: Background | None = None,
     ):
-        """Create a pool. `background` collects the faults of its tasks."""
+        """Create a pool. Raise ValueError for an unusable tokenizer, unless an `estimator` is given. `background`
+        collects the faults of its tasks."""
         self.name = config.name
         self.backends: dict[str, Backend] = {}
         """Backends by name, including those that leave and still have running requests."""
@@ -68,7 +76,7 @@ class Pool:
         """Return the pool that serves requests while no backend here can, or None."""
         self.on_gone: Callable[[Backend], None] = lambda backend: None
         """Called with a backend that has left the config and ended its last request."""
-        self.estimator = TokenEstimator(config.bytes_per_token)
+        self.estimator = estimator or estimator_of(config)
         self.retries = RetryBudget()
         self.breaks = Breaks()
         self.answers_bytes = 0
@@ -120,13 +128,17 @@ class Pool:
         gateway: Config,
         shared: Shared,
         backends: Mapping[Backend, BackendConfig],
+        estimator: TokenEstimator | None,
+        weights: Weights | None,
     ) -> None:
-        """Go on under another configuration. `backends` are the kept and new ones in order; a new one has never left
-        this pool. All others end their requests."""
+        """Go on under another configuration, with changed `weights` of tenants.
+
+        `backends` are the kept and new ones in order; a new one has never left this pool. All others end their
+        requests. `estimator`: None keeps the present one.
+        """
         engine, before = self.dispatcher.engine, self.backends.copy()
         is_scraped_otherwise = self.config.capacity.scrape_interval_s != config.capacity.scrape_interval_s
-        if config.bytes_per_token != self.config.bytes_per_token:
-            self.estimator = TokenEstimator(config.bytes_per_token)
+        self.estimator = estimator or self.estimator
         self.batch_apps = _batch_apps(gateway)
         for backend in backends:
             known = before.get(backend.name)
@@ -150,7 +162,8 @@ class Pool:
         policy = None if terms == self._terms else named_policy(**terms, prefixes=engine.policy.prefixes)
         self._terms = terms
         slots = {backend.name: each.max_num_seqs for backend, each in backends.items()}
-        setup = setup_of(gateway, config, slots, shared, policy)
+        settings = engine_settings(gateway, config, shared)
+        setup = Setup(policy=policy, weights=weights, slots=slots, **settings)
         self.dispatcher.carry_out(take_over(engine, setup, self.dispatcher.clock()))
         for backend in backends:
             if is_scraped_otherwise:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,62 @@ from tests.kit.served import config_file
 URL = "http://127.0.0.1:1"
 
 
+def with_tokenizer(directory: Path, tokenizer: str) -> str:
+    return config_file(directory, URL, pools=[{"name": "p", "backends": [{"url": URL}], "tokenizer": tokenizer}])
+
+
 async def checked(file: str) -> tuple[int, list[str]]:
     """The exit code, and what is said of the file, without its name."""
     code, out, said = await run("check", file)
     assert ("ok: " in out) == (code == 0)
     return code, [line.removeprefix(file) for line in said.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "said"),
+    [
+        ("{tmp}/none.json", "there is no file {tmp}/none.json"),
+        ("{tmp}/broken.json", "{tmp}/broken.json is no tokenizer.json that can be loaded: "),
+        ("{tmp}/other.json", "{tmp}/other.json is no tokenizer.json that can be loaded: "),
+        ("tiktoken:o300k_base", "tiktoken has no 'o300k_base'; it has "),
+    ],
+)
+async def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, tokenizer: str, said: str) -> None:
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "other.json").write_text("{}")
+    file = with_tokenizer(tmp_path, tokenizer.format(tmp=tmp_path))
+    code, [line] = await checked(file)
+    assert code == 2
+    assert re.match(r":1:\d+: pools\[0\].tokenizer: ", line)
+    assert said.format(tmp=tmp_path) in line
+
+
+async def test_a_start_fails_with_the_words_of_the_check(tmp_path: Path) -> None:
+    code, _, said = await run("serve", "-c", with_tokenizer(tmp_path, "tiktoken:o300k_base"))
+    assert (code, "tiktoken has no 'o300k_base'; it has " in said, "Traceback" in said) == (2, True, False)
+
+
+async def test_an_encoding_that_is_not_cached_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as silent:  # a network that swallows whatever it is asked
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        silent.setblocking(False)
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
+        code, [line] = await checked(with_tokenizer(tmp_path, "tiktoken:o200k_base"))
+        assert code == 2
+        assert "tiktoken cannot load 'o200k_base': it is not in the cache (TIKTOKEN_CACHE_DIR)" in line
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
+async def test_a_tokenizer_that_can_be_used(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    file = tmp_path / "tokenizer.json"
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(file))
+    assert await checked(with_tokenizer(tmp_path, str(file))) == (0, [])
 
 
 @pytest.mark.parametrize(

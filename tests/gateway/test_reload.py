@@ -80,6 +80,7 @@ async def test_a_file_that_is_wrong_changes_nothing_and_says_so(tmp_path: Path) 
             ({"policy": "vtx"}, "did you mean 'vtc'?"),
             ({"tenants": []}, "nobody could call"),
             ({"policy": "vtc", "drain_s": -1}, "greater than or equal to 0"),
+            ({"policy": "vtc", "pools": [{**gate.fields["pools"][0], "tokenizer": "/no/such.json"}]}, "/no/such.json"),
             ({"policy": "vtc", "access_log": "/no/such/directory/log"}, "access_log"),
             (
                 {"policy": "vtc", "listen": "127.0.0.1:1", "state_file": str(tmp_path / "learned")},

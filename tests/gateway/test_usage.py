@@ -28,9 +28,9 @@ from gateway.usage.written import Batch, add, forget
 from policies.request import Flow, Request, ServiceTokens
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until
+from tests.kit import keys
 from tests.kit.batching import client, counts, is_over, jsonl, made, when
 from tests.kit.batching import line as asked_line
-from tests.kit.keys import TOKEN, admin, answers
 from tests.kit.served import config_file, served
 from tests.kit.usage import CHAT, OK, TENANTS, counted, database_at, requests_in, written
 from tests.postgres_server import PostgresServer, pooled
@@ -316,11 +316,11 @@ def test_names_of_an_hour_are_bounded() -> None:
 
 async def test_usage_keys_and_batches_of_two_gateways_behind_a_pooler(start: Starter) -> None:
     async with PostgresServer() as server, pooled(server) as url, Upstream(replies(OK)) as upstream:
-        fields: dict[str, Any] = {"tenants": TENANTS, "usage": url, "admin_token": TOKEN}
+        fields: dict[str, Any] = {"tenants": TENANTS, "usage": url}
         async with start(upstream.url, **fields) as one, start(upstream.url, **fields) as two:
-            key = (await admin(one, "POST", "/keys", {"tenant": "bob"})).json["key"]
+            key = await keys.made(one)
             for live in (one, two):
-                await answers(live, key, 200)
+                await keys.answers(live, key, 200)
                 for _ in range(50):
                     assert (await live.ask(CHAT, chat())).status == 200
             async with client(one.url) as api:

@@ -280,10 +280,10 @@ def test_when_gateways_exchange() -> None:
 def test_grants_are_averaged_over_five_seconds_and_trusted_for_two() -> None:
     ledger = BackendLedger("b", CapacitySettings(), max_num_seqs=64)
     grants = GrantedEngines({"b": ledger})
-    grants.receive([Grant(40, 1000)], 2, 0.0)
-    grants.receive([Grant(20, 1000)], 2, 2.5)
+    grants.receive([Grant(40, 1000)], 0.0)
+    grants.receive([Grant(20, 1000)], 2.5)
     assert ledger.allowed_until_s == 4.5
-    grants.cut_off()
+    grants.cut_off(2)
     assert ledger.allowed_until_s == inf
     assert ledger.allowance is not None
     assert ledger.allowance.sequences == 30

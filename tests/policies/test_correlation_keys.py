@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import count
-from typing import Literal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,13 +24,13 @@ def call(claim: Claim, user: str = "") -> Request:
 
 
 def question(name: str | None = None, **fields: object) -> Claim:
-    return replace(Claim(name or f"q{next(_serial)}", 1, begins=True), **fields)  # type: ignore[arg-type]
+    return Claim(name or f"q{next(_serial)}", 1, begins=True)._replace(**fields)  # type: ignore[arg-type]
 
 
 def shown(**keys: object) -> Claim:
     """The claim of a call whose question nobody has heard of."""
     claim = question(keys=CorrelationKeys(**keys))  # type: ignore[arg-type]
-    return replace(claim, begins=not claim.keys.strong)
+    return claim._replace(begins=not claim.keys.strong)
 
 
 def serve(
@@ -151,7 +149,7 @@ def test_what_a_client_ended_is_not_gone_on_with() -> None:
 # --- how long it may be silent, and how soon it goes on ---
 
 
-def goes_on(after_s: float, *, awaits_more: bool | None, idle_s: float | Literal["auto"] = "auto") -> bool:
+def goes_on(after_s: float, *, awaits_more: bool | None, idle_s: float | None = None) -> bool:
     """Is an interaction gone on with that was silent for so long?"""
     table = Interactions(InteractionSettings(idle_s=idle_s))
     serve(table, question("q"), awaits_more=awaits_more, answer_keys=CorrelationKeys(("id",)))
