@@ -61,7 +61,7 @@ class AppPaces:
         return PACE_S_MAX if reply_s.value <= AGENTS_REPLY_S else PACE_S_PEOPLE
 
     def replied(self, tenant: str, app: str, pause_s: float) -> None:
-        """Learn from a reply of a person or an agent that came `pause_s` seconds after the last answer of an interaction."""
+        """Learn from a reply of a person or an agent, `pause_s` seconds after an interaction's last answer."""
         used(self._apps, (tenant, app), Median, self.apps_max).learn(pause_s)
 
     # --- snapshots ---

@@ -56,7 +56,7 @@ OF_OBSTACLE: Final = {
     Obstacle.CEILING: "its tenant or group has as much running as it may",
     Obstacle.WORKING_SET: "interactions under way fill the KV cache, and it would begin another one",
     Obstacle.PREFILL_PART: "its tenant has begun more prefill than its part, and answers of other tenants run",
-    Obstacle.TURN: "a request at another gateway has received less and goes first, or the room is kept for interactive work",
+    Obstacle.TURN: "a request of another gateway goes first, or the room is kept for interactive work",
     Obstacle.ASKED: "other gateways are asked about a limit that all of them count, or about its interaction",
     Obstacle.RETURNED: "an engine had it, and gave it back until later, or was not reached",
 }
