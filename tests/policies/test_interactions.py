@@ -197,7 +197,7 @@ def test_a_median_follows_and_no_single_value_moves_it_far() -> None:
 @pytest.mark.parametrize("wrong", [{"idle_s": 0}, {"calls_max": -1}, {"tokens_max": 0}, {"open_max": 0}])
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        InteractionSettings(**wrong)  # type: ignore[arg-type]
+        InteractionSettings(**wrong)
 
 
 # --- what was wasted ---

@@ -69,7 +69,6 @@ def engine_with_ledger() -> AdmissionEngine:
 def known_to(requests: RequestLedger, request: Request) -> set[str]:
     """The tables that know this request, the only one that there is."""
     interaction, quotas, pool = request.progress.interaction, requests.quotas, requests.tree.pool
-    assert quotas is not None
     counts = {
         "queue": len(requests.waiting.requests),
         "limits": quotas.under_way.get("a", 0),
@@ -88,7 +87,6 @@ def known_to(requests: RequestLedger, request: Request) -> set[str]:
 def test_each_state_is_known_to_its_books_and_the_end_to_none(way: Way) -> None:
     engine = engine_with_ledger()
     requests, quotas = engine.requests, engine.quotas
-    assert quotas is not None
     request = make_request("a", id="x", claim=Claim("i"))
     for event, after in way:
         if event is lifecycle.DISPATCHED:

@@ -32,7 +32,7 @@ class Pool:
 
     def __init__(self, *, slots: int | None = 64, kv: bool = True, limits: QueueLimits | None = None, **params: object):
         self.engine = AdmissionEngine(
-            named_policy("fairserve", throttle=STARTS), limits=limits, **params  # type: ignore[arg-type]
+            named_policy("fairserve", throttle=STARTS), limits=limits, **params
         )  # fmt: skip
         self.engine.add_backend("one", max_num_seqs=slots)
         self.kv = kv
@@ -137,7 +137,6 @@ def test_starts_beyond_a_limit_are_refused_only_while_the_kv_cache_is_overloaded
     refused = pool.ask("a")
     assert isinstance(refused, Reject)
     assert refused.reason is Refusal.OVER_USER_LIMIT
-    assert refused.limit is not None
     assert refused.limit.name == "user_starts"
     assert 1.0 <= refused.retry_after_s <= 65.0
     assert pool.ask("b") is None, "who is under the limits is queued"
@@ -154,7 +153,6 @@ def test_starts_beyond_a_limit_are_refused_only_while_the_kv_cache_is_overloaded
 def test_full_slots_are_no_overload_while_the_kv_cache_has_room() -> None:
     pool = Pool(slots=4)
     pool.fill("a")
-    assert pool.engine.blocked is not None
     assert pool.engine.blocked.nearest() == "slots"
     assert all(pool.ask("a") is None for _ in range(20))
 
@@ -238,7 +236,6 @@ def test_a_refusal_is_explained_with_the_numbers_it_rests_on() -> None:
     pool.fill("a")
     assert isinstance(pool.ask("a", id="refused"), Reject)
     why = pool.engine.explain("refused", pool.now)
-    assert why is not None
     assert (why.state, why.pressure.overloaded, why.stage, why.inside) == ("rejected", True, 1, False)
     assert "beyond a limit (user_starts 3, 0 left)" in why.reason
     assert why.limits[0].name == "user_starts"
@@ -251,8 +248,6 @@ def test_a_wait_is_explained_with_its_place_and_what_it_waits_for() -> None:
     pool.fill("a")
     assert pool.ask("b", id="waits") is None
     why = pool.engine.explain("waits", pool.now)
-    assert why is not None
-    assert why.blocked is not None
     assert (why.state, why.blocked.nearest(), why.last) == ("queued", "kv", None)
     assert why.reason == "queued: the KV cache has no room for the next request in order"
     assert why.numbers["place_in_tenant"] == 1
@@ -264,7 +259,6 @@ def test_a_dispatch_is_explained_and_what_is_unknown_is_not() -> None:
     pool = Pool()
     assert isinstance(pool.ask("a", id="went"), Dispatch)
     why = pool.engine.explain("went", pool.now)
-    assert why is not None
     assert (why.state, why.reason) == ("dispatched", "dispatched to one at once: no other engine had room")
     assert pool.engine.explain("nobody", pool.now) is None
 

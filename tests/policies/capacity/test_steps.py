@@ -28,7 +28,7 @@ STEP = replace(
 
 
 def at(gauges: Gauges, now: float, **changed: object) -> Gauges:
-    return replace(gauges, taken_s=now, **changed)  # type: ignore[arg-type]
+    return replace(gauges, taken_s=now, **changed)
 
 
 def admitted(ledger: BackendLedger, now: float, *, prompt: int = 100) -> int:

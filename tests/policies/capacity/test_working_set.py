@@ -25,8 +25,6 @@ def test_a_start_waits_while_what_is_under_way_fills_the_cache_and_calls_inside_
     first = full(pool)
     assert pool.asks(call("a", "a3", 3000)) == []
     explained = pool.engine.explain("a3.0", pool.now)
-    assert explained is not None
-    assert explained.blocked is not None
     assert set(explained.blocked.obstacles.values()) == {Obstacle.WORKING_SET}
     assert "fill the KV cache" in explained.reason
     assert pool.answers(first, output=0) == [], "the context of an interaction in a tool is still held"
@@ -158,7 +156,6 @@ def test_a_held_start_that_leaves_holds_nobody_up() -> None:
     assert pool.asks(small) == ["small.0"], "it has room, and the other one sleeps by itself"
     assert not pool.engine.cancelled("a3.0", pool.now)
     backlog = pool.engine.policy.order.backlog
-    assert backlog is not None
     assert backlog.starts == {}
 
 
@@ -169,7 +166,6 @@ def test_who_was_held_goes_first_and_was_not_raised() -> None:
     for tenant in ("a", "b"):
         assert pool.asks(call(tenant, f"{tenant}9", 6000)) == []
     backlog = pool.engine.policy.order.backlog
-    assert backlog is not None
     before = {name: member.counter for name in ("a", "b") if (member := backlog.tenant(name)) is not None}
     assert before["a"] > before["b"]
     started: list[str] = []

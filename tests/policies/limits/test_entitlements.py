@@ -70,7 +70,7 @@ def test_work_that_can_wait_is_divided_by_the_same_groups_and_leaves_others_what
 )
 def test_terms_that_contradict_each_other(field: str, settings: dict[str, float]) -> None:
     with pytest.raises(Contradiction) as refused:
-        GroupSettings(**settings)  # type: ignore[arg-type]
+        GroupSettings(**settings)
     assert refused.value.field == field
 
 
@@ -169,7 +169,6 @@ def test_no_more_runs_than_max_running_allows_and_others_go_on(policy: str) -> N
 def test_what_is_at_its_ceiling_says_so() -> None:
     world = World("vtc", tree=tree({}, {"a": (ROOT, {"max_running": 1})}))
     sends(world, "a", 2)
-    assert world.engine.blocked is not None
     assert world.engine.blocked.nearest() is Obstacle.CEILING
     assert ceiling(world) == "tenant a has 1 of 1 sequences running (max_running)"
     world.run(0.3)

@@ -203,9 +203,7 @@ def test_a_start_beyond_its_limit_is_refused_under_overload_and_says_until_when(
     one = throttle(Ceilings(starts=3))
     assert [start(one, 0.0) for _ in range(3)] == [None, None, None]
     refused = start(one, 0.0)
-    assert refused is not None
     assert refused.reason is Refusal.OVER_USER_LIMIT
-    assert refused.limit is not None
     assert (refused.limit.name, refused.limit.limit, refused.limit.remaining) == ("user_starts", 3, 0)
     assert refused.retry_after_s == refused.limit.reset_s
     assert start(one, refused.limit.reset_s + 1e-6) is None
@@ -239,7 +237,6 @@ def test_tokens_count_with_what_was_answered(level: str, name: str, reason: Refu
     assert start(one, 0.0, request=request) is None
     one.settle(request, ServiceTokens(10, 985), 1.0)
     refused = start(one, 1.0, request=make_request("a", prompt=10))
-    assert refused is not None
     assert (refused.reason, limit_of(refused)) == (reason, name)
 
 

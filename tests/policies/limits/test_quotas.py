@@ -141,7 +141,6 @@ def test_seconds_at_engines_count_for_each_answer_of_a_request_when_it_ends() ->
     quotas.admitted(second, 4.0)
     quotas.ended(second, ServiceTokens(0, 0), 14.0, ran_s=4.0)
     refused = quotas.refusal(make_request("t"), 14.0)
-    assert refused is not None
     assert limit_of(refused) == "engine_seconds"
     assert quotas.refusal(make_request("other"), 14.0) is None
     assert quotas.refusal(make_request("t"), 15.0 + refused.retry_after_s) is None

@@ -130,18 +130,17 @@ def arm(world: World, bad: dict[str, Request]) -> None:
     arrived = world.engine.arrived
 
     def first(request: Request, now: float) -> Sequence[Decision]:
-        world.engine.arrived = arrived  # type: ignore[method-assign]
+        world.engine.arrived = arrived
         bad["request"] = request
         return arrived(request, now)
 
-    world.engine.arrived = first  # type: ignore[method-assign]
+    world.engine.arrived = first
 
 
 def books(engine: AdmissionEngine) -> dict[str, object]:
     """What the tables say that is there."""
     requests = engine.requests
     backlog = engine.policy.order.backlog
-    assert backlog is not None
     return {
         "queued": backlog.queued,
         "waiting": len(requests.waiting.requests),
@@ -174,7 +173,7 @@ def test_without_anybody_who_hears_of_it_a_fault_is_raised_and_the_pool_goes_on(
     def fault(request: Request, now: float) -> None:
         raise ZeroDivisionError("a fault")
 
-    engine.requests.admitted = fault  # type: ignore[method-assign]
+    engine.requests.admitted = fault
     request = Request("bad", Flow("a"), 1.0, 10, 10, 0.0)
     with pytest.raises(ZeroDivisionError):
         engine.arrived(request, 0.0)

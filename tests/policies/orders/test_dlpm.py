@@ -14,19 +14,12 @@ from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.order import Selection
 from policies.placements.placement import EngineLoad
-from policies.placements.prefix_index import PrefixIndex
 from policies.request import Request, ServiceTokens
 from tests.policies.caching import BLOCK, document
 from tests.policies.making import Engines, Room, lines_counted, make_request
 from tests.policies.orders.claims import pop
 
 _serial = count()
-
-
-def prefixes_of(policy: Policy) -> PrefixIndex:
-    """What the engines are taken to have cached."""
-    assert policy.prefixes is not None
-    return policy.prefixes
 
 
 def ask(policy: Policy, tenant: str, text: tuple[int, ...], *, user: str = "", prompt: int | None = None) -> Request:
@@ -57,7 +50,7 @@ def test_the_longest_cached_prefix_goes_first_then_who_came_first() -> None:
 def test_the_longest_match_is_that_of_most_tokens() -> None:
     policy = named_policy("dlpm")
     for text in (1, 2):
-        prefixes_of(policy).insert(document(text, 6 - 2 * (text == 1)), "b")
+        policy.prefixes.insert(document(text, 6 - 2 * (text == 1)), "b")
     dense, sparse = document(1, 4), document(2, 6)
     fewer = ask(policy, "a", sparse, prompt=70)
     more = ask(policy, "b", dense, prompt=500)
@@ -86,10 +79,10 @@ def test_a_burst_about_several_documents_is_served_document_by_document() -> Non
 
 def test_a_match_that_was_evicted_since_counts_no_more() -> None:
     policy = named_policy("dlpm")
-    prefixes_of(policy).insert(document(1, 30), "b")
-    prefixes_of(policy).insert(document(2, 10), "b")
+    policy.prefixes.insert(document(1, 30), "b")
+    policy.prefixes.insert(document(2, 10), "b")
     gone, here = ask(policy, "a", document(1, 30)), ask(policy, "b", document(2, 10))
-    prefixes_of(policy).forget(document(1, 30), "b", 0)
+    policy.prefixes.forget(document(1, 30), "b", 0)
     assert [pop(policy), pop(policy)] == [here, gone]
 
 
@@ -98,7 +91,7 @@ def test_what_comes_back_goes_first_in_its_flow_however_well_others_match() -> N
     returned = ask(policy, "a", document(1, 3))
     assert pop(policy) is returned
     finish(policy, returned, 0)
-    prefixes_of(policy).insert(document(2, 30), "b")
+    policy.prefixes.insert(document(2, 30), "b")
     matched = ask(policy, "a", document(2, 30))
     policy.push(returned, 0.0, front=True)
     assert [pop(policy), pop(policy)] == [returned, matched]
@@ -106,7 +99,7 @@ def test_what_comes_back_goes_first_in_its_flow_however_well_others_match() -> N
 
 def test_a_quantum_is_the_most_that_a_match_can_gain() -> None:
     policy = named_policy("dlpm", quantum=100.0)
-    prefixes_of(policy).insert(document(1, 20), "b")
+    policy.prefixes.insert(document(1, 20), "b")
     for _ in range(50):
         ask(policy, "hot", document(1, 20))
         ask(policy, "cold", ())
@@ -141,7 +134,6 @@ def test_one_that_does_not_fit_is_overtaken_but_not_for_ever() -> None:
     while isinstance(selection := policy.pop(0.0, Small(50)), Selection):
         policy.charge(selection.request, ServiceTokens(BLOCK, 0), 0.0, final=False)
         overtaking.append(selection.request.flow.tenant)
-    assert selection is not None
     assert selection.request is large
     # What is left of this round and the next one: 20 requests of 10 tokens each.
     assert [overtaking.count(tenant) for tenant in ("small", "other")] == [20, 20]
@@ -150,7 +142,7 @@ def test_one_that_does_not_fit_is_overtaken_but_not_for_ever() -> None:
 
 def test_of_several_backends_the_one_that_has_it_is_taken_if_it_has_room() -> None:
     policy = named_policy("dlpm")
-    prefixes_of(policy).insert(document(1, 100), "busy")
+    policy.prefixes.insert(document(1, 100), "busy")
     for full, expected in (([], "busy"), (["busy"], "idle")):
         ask(policy, "a", document(1, 100))
         selection = policy.pop(0.0, Engines({"busy": 1, "idle": 0}, full=full))
@@ -174,14 +166,14 @@ def test_the_estimate_is_charged_at_dispatch_and_the_truth_at_the_end(
     known: int, at_dispatch: float, service: ServiceTokens, charged: float
 ) -> None:
     policy = named_policy("dlpm")
-    prefixes_of(policy).insert(document(1, known), "b")
+    policy.prefixes.insert(document(1, known), "b")
     request = ask(policy, "a", document(1, 9))
     pop(policy)
     assert request.progress.charged == at_dispatch
     policy.charge(request, service, 0.0, final=True)
     assert request.progress.charged == charged
     believed = 9 if service.prompt else known
-    assert prefixes_of(policy).depth(document(1, 9), "b") == believed, "a refused dispatch leaves no belief behind"
+    assert policy.prefixes.depth(document(1, 9), "b") == believed, "a refused dispatch leaves no belief behind"
 
 
 # --- cost ---
@@ -209,11 +201,10 @@ def test_nothing_is_kept_of_requests_that_have_gone() -> None:
             policy.remove(one, 0.0)
             assert pop(policy) is other
             finish(policy, other, 0)
-            prefixes_of(policy).forget(other.prefix, "b", 0)
+            policy.prefixes.forget(other.prefix, "b", 0)
         backlog = policy.order.backlog
-        assert backlog is not None
         assert backlog.remembered() <= 10
-        assert len(prefixes_of(policy)) == 0
+        assert len(policy.prefixes) == 0
         return len(pickle.dumps(policy))
 
     assert kept(200) < kept(10) + 100, "a request takes far more"

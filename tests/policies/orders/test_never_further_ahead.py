@@ -31,12 +31,9 @@ class Ahead(Trace):
         order = request.progress.order
         assert isinstance(order, CounterOrder)
         backlog = order.backlog
-        assert backlog is not None
         own, slack = backlog.flow(request.flow), backlog.quantum + 1e-6
-        assert own is not None
         for other in self.queued:
             theirs = backlog.flow(other.flow)
-            assert theirs is not None
             assert own.tenant.counter <= theirs.tenant.counter + backlog.tenants.window + slack
             if own.tenant is theirs.tenant:
                 assert own.counter <= theirs.counter + own.tenant.flows.window + slack

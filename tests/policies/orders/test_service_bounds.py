@@ -83,7 +83,6 @@ class Trace:
         at_dispatch = self.cost(ServiceTokens(prompt, 0))
         streamed = self.slots * (self.cost(ServiceTokens(prompt, output)) - at_dispatch)
         claimed = CLAIMS[name].bound
-        assert claimed is not None
         return claimed(at_dispatch, streamed, least_weight)
 
 
@@ -264,7 +263,6 @@ class ForgetsDebt(Vtc):
     """Whoever has nothing waiting starts again from the floor."""
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        assert self.backlog is not None
         tenant = self.backlog.tenant(request.flow.tenant)
         if tenant is not None and not tenant.queued:
             tenant.counter = 0.0
@@ -306,9 +304,7 @@ class NewestFirst(Vtc):
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         super().push(request, now, front=front)
-        assert self.backlog is not None
         flow = self.backlog.flow(request.flow)
-        assert flow is not None
         flow.counter = -float(flow.tenant.queued)
 
 

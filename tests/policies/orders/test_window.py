@@ -24,7 +24,6 @@ def ask(policy: Policy, tenant: str, prefix: tuple[int, ...] = (), *, user: str 
 
 
 def cached(policy: Policy, prefix: tuple[int, ...]) -> None:
-    assert policy.prefixes is not None
     policy.prefixes.insert(prefix, "b")
 
 

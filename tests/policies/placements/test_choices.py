@@ -78,7 +78,6 @@ def test_new_prompts_go_where_their_adapter_runs_within_the_bound() -> None:
 
 def test_one_that_goes_before_the_next_in_order_is_named_as_such() -> None:
     policy = named_policy("vtc")
-    assert policy.prefixes is not None
     policy.prefixes.insert(PROMPT, "x")
     first = make_request("a", prompt=8000, prefix=tuple(range(11, 19)))
     cached = make_request("b", prompt=8000, prefix=PROMPT)

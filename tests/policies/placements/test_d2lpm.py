@@ -16,7 +16,6 @@ from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.order import Selection
 from policies.placements.deficits import ByDeficits, DeficitParams
 from policies.placements.placement import EngineLoad
-from policies.placements.prefix_index import PrefixIndex
 from policies.request import Flow, Placed, Request, ServiceTokens
 from tests.policies.caching import BLOCK, CachingServers, Questions, document
 from tests.policies.making import Load, make_request
@@ -44,12 +43,6 @@ class Cluster:
 
 
 _serial = count()
-
-
-def prefixes_of(policy: Policy) -> PrefixIndex:
-    """What the engines are taken to have cached."""
-    assert policy.prefixes is not None
-    return policy.prefixes
 
 
 def ask(policy: Policy, text: tuple[int, ...], *, tenant: str = "a", weight: float = 1.0) -> Request:
@@ -103,7 +96,7 @@ def test_a_quantum_limits_how_long_a_tenant_sticks_to_one_backend(
     backend_quantum: float, backends_used: set[str]
 ) -> None:
     policy, cluster = named_policy("d2lpm", backend_quantum=backend_quantum), Cluster(100, "x", "y")
-    prefixes_of(policy).insert(document(1, 4), "x")
+    policy.prefixes.insert(document(1, 4), "x")
     for _ in range(20):
         ask(policy, document(1, 4))
     assert set(pop_all(policy, cluster)) == backends_used
@@ -111,7 +104,7 @@ def test_a_quantum_limits_how_long_a_tenant_sticks_to_one_backend(
 
 def test_an_idle_engine_takes_what_waits_for_another() -> None:
     policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y")
-    prefixes_of(policy).insert(document(1, 4), "x")
+    policy.prefixes.insert(document(1, 4), "x")
     asked = [ask(policy, document(1, 4)) for _ in range(3)]
     assert pop_all(policy, cluster) == ["x", "y"]
     assert [request.progress.placed for request in asked] == [Placed.ASSIGNED, Placed.TAKEN, None]
@@ -124,7 +117,7 @@ def test_an_idle_engine_takes_the_next_of_the_longest_queue() -> None:
     policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y", "z")
     cluster.running.update(x=1, y=1, z=1)
     for number, name in ((1, "x"), (2, "y")):
-        prefixes_of(policy).insert(document(number, 4), name)
+        policy.prefixes.insert(document(number, 4), name)
     _, first_at_y, _ = (ask(policy, document(number, 4)) for number in (1, 2, 2))
     assert pop_all(policy, cluster) == []
     cluster.running["z"] = 0
@@ -135,7 +128,7 @@ def test_an_idle_engine_takes_the_next_of_the_longest_queue() -> None:
 
 def test_what_waits_for_a_backend_that_fails_is_placed_again() -> None:
     policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y")
-    prefixes_of(policy).insert(document(1, 4), "x")
+    policy.prefixes.insert(document(1, 4), "x")
     asked = [ask(policy, document(1, 4)) for _ in range(4)]
     cluster.running.update(x=1, y=1)
     assert pop_all(policy, cluster) == []
@@ -151,7 +144,7 @@ def test_what_waits_for_a_backend_that_fails_is_placed_again() -> None:
 def test_what_waits_for_an_engine_that_is_removed_goes_to_another() -> None:
     policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y")
     cluster.running.update(x=1, y=1)
-    prefixes_of(policy).insert(document(1, 4), "x")
+    policy.prefixes.insert(document(1, 4), "x")
     ask(policy, document(1, 4))
     assert pop_all(policy, cluster) == []
     policy.forget_engine("x", 0.0)

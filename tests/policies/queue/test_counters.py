@@ -102,7 +102,6 @@ def test_what_waits_stays_within_the_window_and_one_charge(trace: list[tuple[tup
         lined.change("prefer", name, int(preferred))
         if charge:
             least = lined.line.least()
-            assert least is not None
             lined.line.left(least, is_served=True)
             lined.line.charged(least, float(charge))
             lined.line.ended(least)
@@ -174,7 +173,6 @@ def test_preferred_newcomers_lower_the_floor_neither_here_nor_at_other_gateways(
             lined.change("queued", name, 0)
             lined.change("prefer", name, 1)
             least = lined.line.least()
-            assert least is not None
             other.line.wait_elsewhere(lined.line.rank(least), is_preferred=True)
     assert here.line.floor() == there.line.floor() == 0.0
 

@@ -284,7 +284,6 @@ def test_turns_of_tenants_with_long_answers_take_longer() -> None:
         for tenant in ("short", "long", "long"):
             told_s(engine, tenant)
         backlog = engine.policy.order.backlog
-        assert backlog is not None
         members = [member for name in ("running", "short", "long") if (member := backlog.tenant(name)) is not None]
         for member in members:
             member.answer_s = 1.0
@@ -314,7 +313,6 @@ def test_a_tenant_that_asks_now_and_then_goes_first_as_often_as_it_asks() -> Non
 def test_who_has_no_answers_yet_is_taken_for_a_tenant_and_not_for_the_one_with_most_answers() -> None:
     engine = full()
     backlog, waits = engine.policy.order.backlog, engine.requests.expected_waits
-    assert backlog is not None
     requests = {tenant: make_request(tenant) for tenant in ("often", "seldom")}
     for request in requests.values():
         engine.arrived(request, 1.0)

@@ -51,7 +51,6 @@ class Gateway:
         """The least that waits elsewhere, of tenants and of the flows of the tenant."""
         self.counters.wait_elsewhere(standings)
         tenant = self.backlog.tenant("tenant")
-        assert tenant is not None
         return self.backlog.tenants.least_elsewhere, tenant.flows.least_elsewhere
 
 
@@ -177,7 +176,6 @@ def test_batch_that_is_owed_goes_before_other_work_unless_batch_elsewhere_has_re
     counters = SharedCounters(backlog, epoch_s=0.0)
     backlog.push(batch)
     own = backlog.tenant(of_batch("b"))
-    assert own is not None
     backlog.batch.charged(own, 5000.0)
     backlog.owed, backlog.usual_service = 2.0, 1.0
     for standings, is_ahead in (((), False), ((waits(of_batch("c"), 1000.0),), True)):
