@@ -8,8 +8,10 @@ from typing import Any
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
+from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Request, ServiceTokens
+from policies.tree.pool_tree import PoolTree
 from tests.policies.making import dispatched, make_request
 
 K = 10_000
@@ -43,6 +45,14 @@ def teach(engine: AdmissionEngine, tenants: Sequence[str] = "abc") -> None:
                 kind.return_rate.learn(1.0)
 
 
+def working_set(tree: PoolTree, batch_share: float = 0.0) -> WorkingSet:
+    """The working set of `K` tokens of a pool without engines."""
+    found = WorkingSet(tree)
+    found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
+    found.batch_share = batch_share
+    return found
+
+
 class Pool:
     """An engine of `K` tokens of KV with slots for everything, of which the rate of prefill is known."""
 
@@ -71,12 +81,10 @@ class Pool:
             started += dispatched(self.engine.progressed(id, 1, self.now))
         return started
 
-    def answers_alone(self, prompt: int) -> None:
-        """A call of an interaction that ends with it."""
-        one = call("a", f"alone-{self.now}", prompt, ends=True)
-        self.now += 1.0
-        assert self.asks(one) == [one.id]
-        assert self.answers(one) == []
+    def serves(self, request: Request, *, output: int = 10) -> list[str]:
+        """A call that starts at once, and its answer."""
+        assert self.asks(request) == [request.id]
+        return self.answers(request, output=output)
 
     def after(self, seconds: float) -> list[str]:
         self.now += seconds
@@ -88,9 +96,7 @@ def full(pool: Pool, *, tenant: str = "a") -> Request:
     first one is under way.
     """
     for number in (0, 2, 1):
-        one = call(tenant, f"{tenant}{number}", 3000)
-        assert pool.asks(one) == [one.id]
-        pool.answers(one, output=0)
+        pool.serves(call(tenant, f"{tenant}{number}", 3000), output=0)
         pool.now += 0.001
     under_way = call(tenant, f"{tenant}0", 3000, serial=1)
     assert pool.asks(under_way) == [under_way.id]

@@ -241,8 +241,9 @@ class World:
         for pool in self.pools:
             for now in (self.now, self.now + later_s):
                 pool.pressure(now)
-                for id in [*self.waiting, *self.running, "nobody"]:
+                for id in [*self.waiting, *self.running]:
                     pool.explain(id, now)
+                assert pool.explain("nobody", now) is None
                 for request in pool.requests.waiting.requests.values():
                     if request.progress.state is State.QUEUED:
                         pool.requests.expected(request, now, comes=False)

@@ -6,18 +6,16 @@ from math import inf, sqrt
 
 import pytest
 
-from policies.admission.decisions import Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
-from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Refusal, ServiceTokens, of_batch
 from policies.tree.node import CONTEXTS, NodeUsage
 from policies.tree.pool_tree import PoolTree
-from tests.policies.agents import HOLD_S, K, Pool, call, full
-from tests.policies.making import dispatched, make_request
+from tests.policies.agents import HOLD_S, K, Pool, call, full, working_set
+from tests.policies.making import dispatched, make_request, rejected
 
 
 def test_a_start_waits_while_what_is_under_way_fills_the_cache_and_calls_inside_pass_it() -> None:
@@ -112,9 +110,7 @@ def test_a_start_is_expected_to_take_what_calls_usually_have_that_follow_starts_
 ) -> None:
     pool = Pool()
     for number in range(50):
-        long = call("a", "a0", 6000 if number else 1500, serial=number)
-        assert pool.asks(long) == [long.id]
-        pool.answers(long)
+        pool.serves(call("a", "a0", 6000 if number else 1500, serial=number))
     pool.after(2 * HOLD_S)
     one = call("a", "a1", prompt)
     assert pool.asks(one) == [one.id]
@@ -125,23 +121,17 @@ def test_an_interaction_counts_with_what_calls_of_its_kind_usually_have_until_it
     """Or its first calls would leave room for others that it needs itself."""
     pool = Pool()
     for serial in range(60):
-        one = call("a", "old", 6000 if serial else 500, serial=serial)
-        assert pool.asks(one) == [one.id]
-        pool.answers(one)
+        pool.serves(call("a", "old", 6000 if serial else 500, serial=serial))
     pool.now += 3 * HOLD_S
     for serial, prompt in enumerate((500, 2000, 7000)):
-        one = call("a", "young", prompt, serial=serial)
-        assert pool.asks(one) == [one.id]
-        pool.answers(one, output=0)
+        pool.serves(call("a", "young", prompt, serial=serial), output=0)
         assert pool.set.tokens == pytest.approx(max(prompt, 6000), rel=0.07)
     assert pool.asks(call("a", "next", 500)) == []
 
 
 def test_a_short_call_beside_a_long_one_makes_their_context_no_smaller() -> None:
     pool = Pool()
-    usual = call("a", "usual", 3000)
-    assert pool.asks(usual) == [usual.id]
-    pool.answers(usual)
+    pool.serves(call("a", "usual", 3000))
     pool.after(2 * HOLD_S)
     for one in (call("a", "other", 6000), call("a", "other", 500, serial=1)):
         assert pool.asks(one) == [one.id]
@@ -155,8 +145,7 @@ def test_a_held_start_that_leaves_holds_nobody_up() -> None:
     small = make_request("a", id="small.0", user="other", prompt=500)
     assert pool.asks(small) == ["small.0"], "it has room, and the other one sleeps by itself"
     assert not pool.engine.cancelled("a3.0", pool.now)
-    backlog = pool.engine.policy.order.backlog
-    assert backlog.starts == {}
+    assert pool.engine.policy.order.backlog.starts == {}
 
 
 def test_who_was_held_goes_first_and_was_not_raised() -> None:
@@ -166,16 +155,10 @@ def test_who_was_held_goes_first_and_was_not_raised() -> None:
     for tenant in ("a", "b"):
         assert pool.asks(call(tenant, f"{tenant}9", 6000)) == []
     backlog = pool.engine.policy.order.backlog
-    before = {name: member.counter for name in ("a", "b") if (member := backlog.tenant(name)) is not None}
-    assert before["a"] > before["b"]
-    started: list[str] = []
-    for one in calls:
-        started += pool.answers(one)
-    assert started == []
-    started = pool.after(HOLD_S)
-    assert started[0] == "b9.0", "it has received less"
-    after = {name: member.lifted for name in ("a", "b") if (member := backlog.tenant(name)) is not None}
-    assert after == {"a": 0.0, "b": 0.0}
+    assert backlog.tenant("a").counter > backlog.tenant("b").counter
+    assert [pool.answers(one) for one in calls] == [[], []]
+    assert pool.after(HOLD_S)[0] == "b9.0", "it has received less"
+    assert backlog.tenant("a").lifted == backlog.tenant("b").lifted == 0.0
 
 
 def test_a_start_that_would_wait_too_long_is_told_at_once_for_how_long() -> None:
@@ -189,14 +172,12 @@ def test_a_start_that_would_wait_too_long_is_told_at_once_for_how_long() -> None
         pool.now += 10.0
         pool.answers(call("a", f"s{number}", 9000))
         assert pool.after(HOLD_S) == [f"s{number + 1}.0"]
-    late = call("a", "late", 9000)
-    (refused,) = pool.engine.arrived(late, pool.now)
-    assert isinstance(refused, Reject)
+    (refused,) = pool.engine.arrived(call("a", "late", 9000), pool.now)
     assert refused.reason is Refusal.WORKING_SET
     assert refused.retry_after_s == pytest.approx((5 + sqrt(5)) * 11.0, rel=0.01), (
         "four wait before it, and turns took 5 and three times 15 seconds; one more was expected to take 5"
     )
-    assert not any(isinstance(one, Reject) for one in pool.engine.arrived(call("b", "b0", 100), pool.now))
+    assert not rejected(pool.engine.arrived(call("b", "b0", 100), pool.now))
 
 
 def test_a_rate_is_of_prompts_that_found_the_engine_free_and_of_which_the_cache_is_known() -> None:
@@ -214,8 +195,7 @@ def test_a_rate_is_of_prompts_that_found_the_engine_free_and_of_which_the_cache_
 
 def test_weights_are_parts_of_the_cache() -> None:
     tree = PoolTree()
-    found = WorkingSet(tree)
-    found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
+    found = working_set(tree)
     heavy, light = make_request("a", weight=4.0, prompt=9000), make_request("b", prompt=1000)
     found.kinds.of(heavy).return_rate.learn(1.0)
     for request in (heavy, light):
@@ -289,8 +269,7 @@ def test_only_the_part_of_batch_counts_for_others_and_all_of_it_for_batch(
     interactive: int, batch: int, others: float, own: float
 ) -> None:
     tree = PoolTree()
-    found = WorkingSet(tree)
-    found.capacity_tokens, found.batch_share = K, 0.05
+    found = working_set(tree, batch_share=0.05)
     for tenant, weight in (("a", 1.0), ("d", 99.0)):
         tree.arrived(make_request(tenant), weight)
     tree.hold("a", interactive)

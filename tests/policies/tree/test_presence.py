@@ -20,9 +20,7 @@ GROUPS = Tree(
 def test_a_tenant_whose_agents_rest_in_their_tools_keeps_its_part_of_the_cache() -> None:
     pool = Pool()
     for name, tokens in (("a", 3000), ("a", 2000), ("b", 4000)):
-        one = call(name, f"{name}{tokens}", tokens)
-        assert pool.asks(one) == [one.id]
-        pool.answers(one, output=0)
+        pool.serves(call(name, f"{name}{tokens}", tokens), output=0)
     next_of_a = call("a", "next", 2000, arrived_s=pool.now)
     assert pool.asks(next_of_a) == [], "the half of `b` is not for `a`, though `b` has no request"
     assert pool.engine.requests.tree.part(next_of_a) == 0.5
