@@ -31,30 +31,18 @@ class Claim:
 
 IN_TOKENS = {"gamma": 2.0, "weights": {"": 1.0}}
 """Makes the flows of a tenant comparable by the same service as tenants; what calls are worth has tests of its own."""
+PER_ROUND = lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10)  # noqa: E731
+"""Of policies with rounds, or a window, of ten tokens."""
+PLAIN = lambda prompt, output, weight: 2 * (prompt + output) / weight  # noqa: E731
+WINDOW = {"window_tokens": 10.0, "window_calls": 10.0}
 CLAIMS = {
     "fcfs": Claim(bound=None),
-    "rr": Claim(bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10), params={"quantum": 10.0}),
-    "dlpm": Claim(
-        bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),
-        params={"quantum": 10.0},
-        costs=("linear",),
-    ),
-    "d2lpm": Claim(
-        bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),
-        params={"quantum": 10.0, "backend_quantum": 10.0},
-        costs=("linear",),
-    ),
-    "vtc": Claim(bound=lambda prompt, output, weight: 2 * (prompt + output) / weight),
-    "wsc": Claim(
-        bound=lambda prompt, output, weight: 2 * (prompt + output) / weight,
-        params=IN_TOKENS,
-        costs=("linear",),
-    ),
-    "fairserve": Claim(
-        bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),
-        params={**IN_TOKENS, "window_tokens": 10.0, "window_calls": 10.0},
-        costs=("linear",),
-    ),
+    "rr": Claim(PER_ROUND, {"quantum": 10.0}),
+    "dlpm": Claim(PER_ROUND, {"quantum": 10.0}, costs=("linear",)),
+    "d2lpm": Claim(PER_ROUND, {"quantum": 10.0, "backend_quantum": 10.0}, costs=("linear",)),
+    "vtc": Claim(PLAIN),
+    "wsc": Claim(PLAIN, IN_TOKENS, costs=("linear",)),
+    "fairserve": Claim(PER_ROUND, IN_TOKENS | WINDOW, costs=("linear",)),
 }
 every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 fair_policy = pytest.mark.parametrize("name", sorted(name for name, claim in CLAIMS.items() if claim.bound))

@@ -287,17 +287,3 @@ def test_p8_work_grows_with_the_logarithm_of_the_flows(name: str, shape: str) ->
     many_lines, many_comparisons = work(name, SHAPES[shape](512), 512)
     assert many_lines <= 2.5 * few_lines, "16 times the flows are 1.8 times the logarithm"
     assert many_comparisons <= 2.5 * few_comparisons + 8
-
-
-@every_policy
-def test_p8_a_charge_costs_the_same_however_many_flows_wait(name: str) -> None:
-    def lines_per_charge(flows: int) -> int:
-        policy = make(name)
-        for tenant, user in SHAPES["many tenants"](flows):
-            policy.push(make_request(tenant, user=user), 0.0)
-        request = pop(policy)
-        with lines_counted() as lines:
-            policy.charge(request, ServiceTokens(10, 5), 0.0, final=False)
-        return lines[0]
-
-    assert lines_per_charge(2000) == lines_per_charge(20)

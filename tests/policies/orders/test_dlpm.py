@@ -16,7 +16,7 @@ from policies.orders.order import Selection
 from policies.placements.placement import EngineLoad
 from policies.request import Request, ServiceTokens
 from tests.policies.caching import BLOCK, document
-from tests.policies.making import Engines, Room, lines_counted, make_request
+from tests.policies.making import Room, lines_counted, make_request
 from tests.policies.orders.claims import pop
 
 _serial = count()
@@ -138,16 +138,6 @@ def test_one_that_does_not_fit_is_overtaken_but_not_for_ever() -> None:
     # What is left of this round and the next one: 20 requests of 10 tokens each.
     assert [overtaking.count(tenant) for tenant in ("small", "other")] == [20, 20]
     assert pop(policy) is large
-
-
-def test_of_several_backends_the_one_that_has_it_is_taken_if_it_has_room() -> None:
-    policy = named_policy("dlpm")
-    policy.prefixes.insert(document(1, 100), "busy")
-    for full, expected in (([], "busy"), (["busy"], "idle")):
-        ask(policy, "a", document(1, 100))
-        selection = policy.pop(0.0, Engines({"busy": 1, "idle": 0}, full=full))
-        assert isinstance(selection, Selection)
-        assert selection.backend == expected
 
 
 # --- charges ---
