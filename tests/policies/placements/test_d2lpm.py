@@ -17,7 +17,7 @@ from policies.orders.order import Selection
 from policies.placements.deficits import ByDeficits, DeficitParams
 from policies.placements.placement import EngineLoad
 from policies.request import Flow, Placed, Request, ServiceTokens
-from tests.policies.caching import BLOCK, CachingServers, Questions, document
+from tests.policies.caching import BLOCK, KEEPS_ALL, CachingServers, Questions, document
 from tests.policies.making import Load, make_request
 
 
@@ -179,7 +179,6 @@ def test_deficits_are_trued_up_and_given_back() -> None:
 # --- the bound ---
 
 QUANTUM = 100.0
-KEEPS_ALL = 1_000_000
 questions = st.builds(
     Questions,
     weights=st.fixed_dictionaries({tenant: st.sampled_from([0.5, 1.0, 3.0]) for tenant in "abc"}),
