@@ -14,7 +14,6 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.pace import Pace, UsualLoad
 from policies.capacity.slots import Slots
-from policies.limits.throttle import Ceilings, Throttle, ThrottleSettings
 from policies.orders.dlpm import DlpmParams
 from policies.orders.profiles import Profiles
 from policies.orders.vtc import VtcParams
@@ -25,7 +24,6 @@ from policies.placements.siblings import Siblings
 from policies.queue.backlog import Backlog
 from policies.replicas.grants import GrantedEngines
 from policies.replicas.schedule import Schedule
-from policies.request import Pressure, Refusal
 from tests.policies.making import Load, make_request
 
 PROMPT = tuple(range(1, 101))
@@ -237,13 +235,6 @@ def test_where_the_next_request_does_not_fit_two_each_of_four_tenants_are_tried(
 
 
 # --- limits ---
-
-
-def test_a_user_beyond_a_limit_is_told_when_the_limit_has_room() -> None:
-    throttle = Throttle(ThrottleSettings(window_s=3600.0, user=Ceilings(starts=1)))
-    throttle.count(make_request(), 1.0)
-    refused = throttle.refusal(make_request(), 2.0, Pressure(True, ""))
-    assert (refused.reason, refused.retry_after_s) == (Refusal.OVER_USER_LIMIT, 3600.0 * 13 / 12 - 2.0)
 
 
 # --- several gateways ---

@@ -55,7 +55,7 @@ LATER = InteractionSettings(idle_s=10.0)
             )
             for flow in ({"tenant": "b"}, {"app": "x"}, {"user": "u"})
         ],
-        pytest.param(LATER, [(SAME, now) for now in (0.0, 10.0, 20.1)], {}, [1, 2, 1], [0, 1, 0], 1, id="until silence"),
+        pytest.param(LATER, [(SAME, now) for now in (0.0, 10.0, 20.1)], {}, [1, 2, 1], [0, 1, 0], 1, id="silence"),
         pytest.param(
             None, [(claim, 0.0) for claim in PROMPTS], {}, [1, 2, 3, 1], [0, 1, 1, 0], 2,
             id="a prompt goes on with the one that it extends, if that is an end",

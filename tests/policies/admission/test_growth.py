@@ -50,7 +50,6 @@ class FullPool:
 
     def note(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
-            assert isinstance(decision, Dispatch)
             self.at[decision.backend].append(decision.id)
             self.starting.append(decision.id)
 

@@ -210,6 +210,7 @@ def test_all_that_sleep_at_a_node_wake_when_a_reload_removes_it() -> None:
     assert len(backlog.full[" g"]) == 3
     take_over(engine, setup_with(slots={"one": 1}, tree=tree({}, {})), 0.1)
     assert backlog.full == {}
+    assert engine.requests.tree.share("a", 1.0) == pytest.approx(1 / 3), "those that wait are present in the new tree"
 
 
 def test_a_request_of_a_key_with_a_weight_of_its_own_keeps_it() -> None:

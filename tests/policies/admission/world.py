@@ -386,7 +386,6 @@ class World:
             pool.room.changed()
             decisions = pool.woke(self.now)
             for decision in decisions:
-                assert isinstance(decision, Dispatch)
                 slots = pool.backends[decision.backend].slots.known()
                 running = pool.backends[decision.backend].sequences
                 assert slots is None or running > slots, "a request waited for a slot that was free"

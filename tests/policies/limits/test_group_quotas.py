@@ -24,24 +24,6 @@ def grouped(quota: Quota, tenants: int = 100, own: Quota | None = None) -> Quota
     return Quotas(own or Quota(), {RESEARCH: quota}, dict.fromkeys(names, (RESEARCH,)))
 
 
-def served(quotas: Quotas, tenants: int, *, seconds: int = 120) -> int:
-    """Tokens that these tenants get, each asking every second for as much as the group may have."""
-    tokens = 0
-    for now in range(seconds):
-        for number in range(tenants):
-            request = make_request(f"t{number}", prompt=100)
-            if quotas.refusal(request, now) is None:
-                quotas.admitted(request, now)
-                quotas.ended(request, ServiceTokens(100, 0), now + 0.5)
-                tokens += 100
-    return tokens
-
-
-def test_a_hundred_tenants_of_a_group_get_what_one_would() -> None:
-    quota = Quota(tokens_per_day=BUDGET)
-    assert served(grouped(quota), 1) == served(grouped(quota), 100) == BUDGET
-
-
 def test_the_limit_that_holds_is_named_with_its_group() -> None:
     quotas = grouped(Quota(tokens_per_minute=100, concurrent=1), own=Quota(tokens_per_day=10**6))
     request = make_request("t1", prompt=100)

@@ -111,28 +111,23 @@ def test_an_earlier_bucket_takes_what_is_given_back_and_what_others_say() -> Non
     assert counts.sums("a")[1] == 2 + 3 + 24
 
 
-@pytest.mark.parametrize("jump_s", [-1e6, -61.0, 1e9])
-def test_a_clock_that_jumps_begins_anew(jump_s: float) -> None:
+@pytest.mark.parametrize(("jump_s", "kept"), [(-1e6, 0), (-61.0, 0), (1e9, 0), (-2.0, 100)])
+def test_a_clock_that_jumps_begins_anew_and_one_set_back_a_little_frees_nobody(jump_s: float, kept: int) -> None:
     counts = counting()
     add(counts, "a", 100, 1e7)
     counts.at(1e7 + jump_s)
-    assert counts.sums("a", 1e7 + jump_s)[1] == 0
+    assert counts.sums("a", 1e7 + jump_s)[1] == kept
     counts.add("a", (0, 1, 0, 0))
-    assert counts.sums("a", 1e7 + jump_s)[1] == 1
-
-
-def test_a_clock_that_is_set_back_a_little_frees_nobody() -> None:
-    counts = counting()
-    add(counts, "a", 100, 1e7)
-    add(counts, "a", 1, 1e7 - 2.0)
-    assert counts.sums("a", 1e7 - 2.0)[1] == 101
+    assert counts.sums("a", 1e7 + jump_s)[1] == kept + 1
 
 
 def test_members_are_bounded_and_the_silent_ones_forgotten() -> None:
     counts = counting(100)
-    for number in range(10_000):
+    add(counts, "busy", 50, 0.0)
+    for number in range(1000):
         add(counts, number, 1, 0.0)
         assert len(counts) <= 100
+    assert counts.sums("busy", 0.0)[1] == 50, "members that are invented free a busy one of nothing"
     add(counts, "steady", 1, 50.0)
     add(counts, "steady", 1, 100.0)
     assert len(counts) <= 101
@@ -140,14 +135,6 @@ def test_members_are_bounded_and_the_silent_ones_forgotten() -> None:
     assert len(counts) == 1
     counts.at(300.0)
     assert len(counts) == 0
-
-
-def test_members_that_are_invented_free_a_busy_one_of_nothing() -> None:
-    counts = counting(100)
-    add(counts, "busy", 50, 0.0)
-    for number in range(1000):
-        add(counts, number, 1, 0.0)
-    assert counts.sums("busy", 0.0)[1] == 50
 
 
 # --- settings ---
@@ -172,10 +159,6 @@ def test_limits_that_make_no_sense_are_refused(wrong: Callable[[], object], said
         wrong()
 
 
-def test_a_user_may_use_two_apps() -> None:
-    assert not ThrottleSettings(user=TEN, app=Ceilings(starts=5)).is_off
-
-
 # --- the throttle ---
 
 
@@ -184,12 +167,7 @@ def throttle(user: Ceilings = NO_LIMITS, app_user: Ceilings = NO_LIMITS, app: Ce
 
 
 def start(
-    one: Throttle,
-    now: float,
-    pressure: Pressure = OVERLOADED,
-    *,
-    inside: bool = False,
-    request: Request | None = None,
+    one: Throttle, now: float, pressure: Pressure = OVERLOADED, *, inside: bool = False, request: Request | None = None
 ) -> Refused | None:
     request = request or make_request("a")
     request.progress.inside = inside
@@ -203,8 +181,7 @@ def test_a_start_beyond_its_limit_is_refused_under_overload_and_says_until_when(
     one = throttle(Ceilings(starts=3))
     assert [start(one, 0.0) for _ in range(3)] == [None, None, None]
     refused = start(one, 0.0)
-    assert refused.reason is Refusal.OVER_USER_LIMIT
-    assert (refused.limit.name, refused.limit.limit, refused.limit.remaining) == ("user_starts", 3, 0)
+    assert (refused.reason, *refused.limit[:3]) == (Refusal.OVER_USER_LIMIT, "user_starts", 3, 0)
     assert refused.retry_after_s == refused.limit.reset_s
     assert start(one, refused.limit.reset_s + 1e-6) is None
 
@@ -258,11 +235,6 @@ def test_naming_a_new_user_for_each_request_leaves_none_of_them_a_part() -> None
 
 
 # --- classic limits ---
-
-
-def test_without_quotas_there_is_nothing_to_say() -> None:
-    assert Quotas().is_off
-    assert Quotas().standing("a", 0.0) == []
 
 
 def test_a_call_inside_is_no_start_and_what_a_request_did_not_take_stays_counted() -> None:

@@ -94,33 +94,6 @@ def test_each_bucket_counts_what_was_taken_in_it_and_no_minute_has_more_than_its
         assert sum([tokens for of, then, tokens in taken if of == tenant and end_s - MINUTE_S < then <= end_s]) <= limit
 
 
-@pytest.mark.parametrize(("window_s", "quota"), [(MINUTE_S, "tokens_per_minute"), (DAY_S, "tokens_per_day")])
-@pytest.mark.parametrize("way", ["ended", "withdrawn"])
-def test_what_ends_unserved_in_a_later_period_gives_that_one_nothing(window_s: float, quota: str, way: str) -> None:
-    quotas = Quotas(Quota(**{quota: 1000}))
-    requests = [make_request(prompt=100) for _ in range(10)]
-    now = 10 * window_s - 0.5
-    for request in requests:
-        assert quotas.refusal(request, now) is None
-        quotas.admitted(request, now)
-    now += 1.0
-    assert quotas.refusal(make_request(prompt=100), now) is not None
-    for request in requests:
-        if way == "ended":
-            quotas.ended(request, ServiceTokens(0, 0), now)
-        else:
-            quotas.withdrawn(request, now)
-    served = 0
-    for number in range(1000):
-        request = make_request(prompt=10)
-        then = now + number * (window_s - 2.0) / 1000
-        if quotas.refusal(request, then) is None:
-            quotas.admitted(request, then)
-            quotas.ended(request, ServiceTokens(10, 0), then)
-            served += 10
-    assert served == 1000, "what was not taken in the period before is free, and no more"
-
-
 def test_what_a_request_takes_beyond_its_estimate_counts_when_it_ends() -> None:
     quotas = Quotas(Quota(tokens_per_minute=100))
     request = make_request(prompt=10)

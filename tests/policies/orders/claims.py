@@ -55,7 +55,6 @@ def make(name: str, **params: Any) -> Policy:
 def pop(policy: Policy, room: Room | None = None) -> Request:
     """The next request, dispatched and charged as the engine does it."""
     selection = policy.pop(0.0, room or Room())
-    assert isinstance(selection, Selection)
     policy.charge(selection.request, ServiceTokens(selection.request.prompt_tokens, 0), 0.0, final=False)
     return selection.request
 
@@ -107,7 +106,6 @@ class Trace:
 
     def pop(self) -> None:
         selection = self.policy.pop(0.0, Room())
-        assert isinstance(selection, Selection)
         request = selection.request
         self.queued.remove(request)
         self.log.append(request.id)

@@ -29,7 +29,6 @@ class Ahead(Trace):
 
     def chosen(self, request: Request) -> None:
         order = request.progress.order
-        assert isinstance(order, CounterOrder)
         backlog = order.backlog
         own, slack = backlog.flow(request.flow), backlog.quantum + 1e-6
         for other in self.queued:

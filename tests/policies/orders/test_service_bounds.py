@@ -203,7 +203,6 @@ class Server:
     def dispatches(self) -> None:
         while len(self.running) < self.trace.slots and len(self.policy):
             selection = self.policy.pop(0.0, Room())
-            assert isinstance(selection, Selection)
             request = selection.request
             self.tenants[request.flow.tenant].queued -= 1
             self.flows[request.flow].queued -= 1

@@ -70,7 +70,6 @@ def test_they_expire_when_nobody_answers() -> None:
     wakeup_s = gateway.engine.next_wakeup()
     assert wakeup_s == 2.0
     (rejected,) = gateway.engine.woke(wakeup_s)
-    assert isinstance(rejected, Reject)
     assert (rejected.id, rejected.reason) == ("x", Refusal.QUEUE_TIMEOUT)
     assert gateway.engine.queued == 0
     assert gateway.exchange(3.0) == [], "it is asked for no more"
@@ -118,7 +117,6 @@ def test_a_queued_one_gives_way_to_who_has_less_also_while_it_is_undecided() -> 
         gateway.ask(make_request("a", id=f"a{number}"), 0.0)
     assert gateway.engine.queued == 10
     (rejected,) = gateway.ask(make_request("b", id="b0"), 0.1)
-    assert isinstance(rejected, Reject)
     assert (rejected.id, rejected.reason) == ("a9", Refusal.QUEUE_FULL)
     assert gateway.engine.queued == 10
 
@@ -151,7 +149,6 @@ def test_the_time_until_the_answer_is_part_of_how_long_they_may_wait() -> None:
     assert gateway.exchange(1.5) == []
     assert gateway.engine.next_wakeup() == 2.0
     (rejected,) = gateway.engine.woke(2.0)
-    assert isinstance(rejected, Reject)
     assert rejected.reason is Refusal.NO_BACKEND
 
 
