@@ -393,6 +393,7 @@ class Gateway:
         """Stop accepting requests, wait for those under way, and abort those that take too long."""
         self._is_stopping = True
         server.stop_accepting()
+        await asyncio.sleep(0)  # a connection accepted in this turn of the loop is known to the server in the next
         server.close_idle()
         if self._lane is not None:
             await self._lane.stop()

@@ -39,7 +39,6 @@ POLICIES: Mapping[str, Callable[[], AdmissionEngine]] = {
         ends_calls, "fairserve", wait_s_max=TIMEOUT_S, across_tenants=True, window_calls=UNBOUNDED, working_set=False
     ),
     "FairServe": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S),
-    "FairServe, no working set": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S, working_set=False),
 }
 """FS (W+I) as printed: a call inside an interaction goes first, however much others are owed."""
 
@@ -76,12 +75,15 @@ def _run(inputs: Inputs) -> Findings:
 def rows(studies: Mapping[str, Sequence[Study]]) -> list[Row]:
     """Means over the seeds of what each policy served of each application, and of what it wasted."""
     wasted = {name: mean(one.wasted_tokens() for one in of) for name, of in studies.items()}
+    cut = {name: sum(one.cut() for one in of) for name, of in studies.items()}
     light = {name: mean(one.app(12)[1] for one in of) for name, of in studies.items()}
     required = [
-        holds("wasted tokens, FairServe / VTC", 461 / 3224, wasted["FairServe"] / wasted["VTC"], "<= 0.143",
-              wasted["FairServe"] <= 461 / 3224 * wasted["VTC"]),
-        holds("wasted tokens, FairServe / FS (W)", "", wasted["FairServe"] / wasted["FS (W)"], "< 1",
-              wasted["FairServe"] < wasted["FS (W)"]),
+        holds("wasted tokens, FS (W+I) / VTC", 461 / 3224, wasted["FS (W+I)"] / wasted["VTC"], "<= 0.143",
+              wasted["FS (W+I)"] <= 461 / 3224 * wasted["VTC"]),
+        holds("wasted tokens, FS (W+I) / FS (W)", "", wasted["FS (W+I)"] / wasted["FS (W)"], "< 1",
+              wasted["FS (W+I)"] < wasted["FS (W)"]),
+        holds("interactions cut, FairServe as it comes / VTC", "", cut["FairServe"] / cut["VTC"], "< 1",
+              cut["FairServe"] < cut["VTC"]),
         holds("prompt tokens/s of application 12, VTC / RPM(10)", 24, light["VTC"] / light["RPM(10)"], "> 1",
               light["VTC"] > light["RPM(10)"]),
     ]  # fmt: skip
@@ -127,10 +129,11 @@ NOTES = (
         "within 900 s. Assumed are the interactions (2 to 10 calls) and the engine: about 1,200 prompt tokens a "
         "second, a quarter of what is asked. Clients give up on a call after 60 s. Means of 6 seeds."
     ),
-    "FS (W) counts normal calls; VTC and FairServe as it comes give users equal tokens. Under FS (W+I) more is "
-    "begun than can be finished in time. No prompt here repeats the beginning of another, so calls that return find "
-    "nothing in the cache, and no start waits for its context: clients who give up cut 9 of the interactions that "
-    "FairServe as it comes has begun.",
+    "FS (W) counts normal calls; VTC and FairServe as it comes give users equal tokens. FS (W+I) is the paper's "
+    "FairServe: a call inside an interaction goes first, however much others are owed. FairServe as it comes "
+    "bounds what such a call may pass, so some calls inside wait for a minute here. Few are cut, but the few are "
+    "long: it wastes as many tokens as VTC. The gateway lets a call inside wait for ten minutes "
+    "(`queue_wait_s_max_inside`), not for one.",
 )
 
 FAIRSERVE_TABLE4 = Experiment("fairserve-table4", "FairServe, table 4: three applications that give up", _run)
