@@ -75,14 +75,6 @@ def test_a_request_that_reaches_no_backend_is_tried_a_bounded_number_of_times() 
     assert (engine.queued, engine.dispatched) == (0, 0)
 
 
-def test_requests_refused_in_one_incident_count_as_one_refusal() -> None:
-    engine = engine_of(slots=32, limits=QueueLimits())
-    ids = [dispatched(engine.arrived(make_request("a"), 0.0))[0] for _ in range(16)]
-    for request_id in ids:
-        engine.failed(request_id, Failure.REFUSED, 0.01)
-    assert engine.next_wakeup() < 0.5, "sixteen that were sent together say no more than one does"
-
-
 def test_an_arrival_takes_the_room_that_time_has_made() -> None:
     """An answer that is not streamed has started, by its pace; nobody else will say so."""
     engine = engine_of(slots=8)

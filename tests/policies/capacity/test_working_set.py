@@ -12,7 +12,6 @@ from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Refusal, ServiceTokens, of_batch
-from policies.tree.node import CONTEXTS, NodeUsage
 from policies.tree.pool_tree import PoolTree
 from tests.policies.agents import HOLD_S, K, Pool, call, full, working_set
 from tests.policies.making import dispatched, make_request, rejected
@@ -117,18 +116,6 @@ def test_a_start_is_expected_to_take_what_calls_usually_have_that_follow_starts_
     assert pool.set.tokens == pytest.approx(expected, rel=0.05), "one of fifty contexts was not asked for again"
 
 
-def test_an_interaction_counts_with_what_calls_of_its_kind_usually_have_until_it_has_more() -> None:
-    """Or its first calls would leave room for others that it needs itself."""
-    pool = Pool()
-    for serial in range(60):
-        pool.serves(call("a", "old", 6000 if serial else 500, serial=serial))
-    pool.now += 3 * HOLD_S
-    for serial, prompt in enumerate((500, 2000, 7000)):
-        pool.serves(call("a", "young", prompt, serial=serial), output=0)
-        assert pool.set.tokens == pytest.approx(max(prompt, 6000), rel=0.07)
-    assert pool.asks(call("a", "next", 500)) == []
-
-
 def test_a_short_call_beside_a_long_one_makes_their_context_no_smaller() -> None:
     pool = Pool()
     pool.serves(call("a", "usual", 3000))
@@ -146,19 +133,6 @@ def test_a_held_start_that_leaves_holds_nobody_up() -> None:
     assert pool.asks(small) == ["small.0"], "it has room, and the other one sleeps by itself"
     assert not pool.engine.cancelled("a3.0", pool.now)
     assert pool.engine.policy.order.backlog.starts == {}
-
-
-def test_who_was_held_goes_first_and_was_not_raised() -> None:
-    pool = Pool()
-    calls = [full(pool), call("b", "b0", 900, ends=True)]
-    assert pool.asks(calls[-1])
-    for tenant in ("a", "b"):
-        assert pool.asks(call(tenant, f"{tenant}9", 6000)) == []
-    backlog = pool.engine.policy.order.backlog
-    assert backlog.tenant("a").counter > backlog.tenant("b").counter
-    assert [pool.answers(one) for one in calls] == [[], []]
-    assert pool.after(HOLD_S)[0] == "b9.0", "it has received less"
-    assert backlog.tenant("a").lifted == backlog.tenant("b").lifted == 0.0
 
 
 def test_a_start_that_would_wait_too_long_is_told_at_once_for_how_long() -> None:
@@ -221,35 +195,6 @@ def test_an_engine_that_was_never_busy_counts_as_fast_as_the_others_and_one_with
     pool.scraped()
     assert pool.set.capacity_tokens == 3 * K
     assert pool.set.hold_s == pytest.approx(HOLD_S)
-
-
-def test_gateways_that_do_not_hear_of_each_other_have_an_equal_part_of_the_cache() -> None:
-    pool = Pool()
-    for sharers in (4, 1):
-        pool.engine.requests.tree.set_elsewhere((), sharers)
-        pool.now += 1.0
-        pool.scraped()
-        assert pool.set.capacity_tokens == K // sharers
-        assert pool.set.hold_s == pytest.approx(HOLD_S), "to compute all of it takes as long"
-
-
-def counts_elsewhere(pool: Pool, **tokens: int) -> None:
-    pool.engine.requests.tree.set_elsewhere([NodeUsage(tenant, CONTEXTS, held) for tenant, held in tokens.items()])
-
-
-def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:
-    pool = Pool()
-    counts_elsewhere(pool, a=3000, b=5000)
-    assert pool.set.tokens_in_all == 8000
-    assert pool.set.tenants() == {}, "not here"
-    assert pool.asks(call("a", "a1", 2000)) == ["a1.0"]
-    assert pool.asks(call("a", "a2", 2000)) == []
-    counts_elsewhere(pool, a=1000, b=8000)
-    assert pool.after(0.1) == ["a2.0"], "the half of `a`"
-    pool.engine.progressed("a2.0", 1, pool.now)
-    assert pool.asks(call("a", "a3", 3000)) == []
-    counts_elsewhere(pool)
-    assert pool.after(0.1) == ["a3.0"]
 
 
 def test_an_interaction_whose_first_call_received_nothing_counts_no_more() -> None:
