@@ -23,7 +23,6 @@ from policies.placements.prefix_index import PrefixIndex
 from policies.placements.siblings import Siblings
 from policies.queue.backlog import Backlog
 from policies.replicas.grants import GrantedEngines
-from policies.replicas.schedule import Schedule
 from tests.policies.making import Load, make_request
 
 PROMPT = tuple(range(1, 101))
@@ -238,32 +237,6 @@ def test_where_the_next_request_does_not_fit_two_each_of_four_tenants_are_tried(
 
 
 # --- several gateways ---
-
-
-class Quiet:
-    """A gateway that has something to tell, or nothing."""
-
-    def __init__(self, *, is_busy: bool, is_urgent: bool = False) -> None:
-        self.is_busy = lambda: is_busy
-        self.is_urgent = lambda: is_urgent
-        self.receive = lambda heard, asked_s, now: ()
-        self.report = lambda now: None
-        self.cut_off = lambda now: ("alone",)
-
-
-@pytest.mark.interpreted_only("a gateway that tells nothing")
-def test_when_gateways_exchange() -> None:
-    for quiet, due_s in (
-        (Quiet(is_busy=True), 0.025), (Quiet(is_busy=False), 0.1), (Quiet(is_busy=False, is_urgent=True), 0.005),
-    ):  # fmt: skip
-        schedule = Schedule(quiet)
-        schedule.ask(0.0)
-        schedule.answered(None, 0.0)
-        assert schedule.due_s() == pytest.approx(due_s)
-    schedule.ask(1.0)
-    assert schedule.lost(0.99) == ()
-    assert len(schedule.lost(1.01)) == 1
-    assert schedule.due_s() == pytest.approx(1.11)
 
 
 def test_grants_are_averaged_over_five_seconds_and_trusted_for_two() -> None:

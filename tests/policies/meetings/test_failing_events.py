@@ -17,10 +17,9 @@ from tests.policies.meetings.world import World, tree
 
 @pytest.mark.parametrize("policy", ["vtc", "fairserve", "rr", "dlpm", "d2lpm"])
 def test_a_tenant_without_a_floor_is_served_beside_floors_of_all_of_the_pool(policy: str) -> None:
-    world = World(
-        policy, {"e": (2, 60_000)}, tree=tree({}, dict.fromkeys(("t0", "t1"), (ROOT, {"guaranteed_share": 0.5})))
-    )
-    for owner in ("t0", "t1"):
+    owners = dict.fromkeys(("t0", "t1"), (ROOT, {"guaranteed_share": 0.5}))
+    world = World(policy, {"e": (2, 60_000)}, tree=tree({}, owners))
+    for owner in owners:
         world.closed(owner, 4, 300, 20)
     for _ in range(10):
         world.send("other", 300, 20, 1.0)
