@@ -167,6 +167,20 @@ class Engines(Room):
         return dict(self.running)
 
 
+class SilentGateways:
+    """Other gateways that must be asked about the requests of a tenant, or of all (""), and do not answer."""
+
+    def __init__(self, tenant: str = "") -> None:
+        self.tenant = tenant
+
+    def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
+        return self.tenant in ("", request.flow.tenant)
+
+    def ask(self, engine: object, request: Request) -> None: ...
+
+    def let_go(self, request: Request) -> None: ...
+
+
 def dispatched(decisions: Sequence[Decision]) -> list[str]:
     """The requests that these decisions send to a backend."""
     return [decision.id for decision in decisions if isinstance(decision, Dispatch)]

@@ -16,7 +16,7 @@ from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.policy_entries import POLICIES
 from policies.request import Refusal, Refused, Request, ServiceTokens, State
 from tests.policies.admission.world import World
-from tests.policies.making import make_request, policy_with
+from tests.policies.making import SilentGateways, make_request, policy_with
 
 
 class Watched(World):
@@ -108,21 +108,10 @@ def test_a_wait_is_told_in_one_sentence() -> None:
     assert found.reason == "dispatched to one at once: no other engine had room"
 
 
-class Others:
-    """Other gateways, who must be asked about everything."""
-
-    def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
-        return True
-
-    def ask(self, engine: object, request: Request) -> None: ...
-
-    def let_go(self, request: Request) -> None: ...
-
-
 @pytest.mark.parametrize("refused", [None, Refused(Refusal.RATE_LIMITED, 1.0)])
 def test_the_answer_of_other_gateways_is_waited_for(refused: Refused | None) -> None:
     engine = full()
-    engine.elsewhere = Others()
+    engine.elsewhere = SilentGateways()
     request = make_request("a", id="x", arrived_s=1.0)
     assert not engine.arrived(request, 1.0)
     assert request.progress.state is State.UNDECIDED

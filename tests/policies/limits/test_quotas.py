@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,8 +13,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.limits.quotas import DAY_S, MINUTE_S, Quota, Quotas
 from policies.limits.sliding_counts import PARTS
 from policies.request import Request, ServiceTokens
-from tests.kit.reference_store import ReferenceStore
-from tests.policies.limits.sharing import CountingGateway, limit_of
+from tests.policies.limits.sharing import limit_of
 from tests.policies.making import make_request, named_policy
 
 STEPS = st.sampled_from([0.0, 0.5, 7.0, 31.0, 59.0, 60.0, 119.0, 0.4 * DAY_S, DAY_S, 2.5 * DAY_S])
@@ -131,23 +129,3 @@ def test_of_a_request_that_came_back_the_engine_that_served_it_counts() -> None:
     engine.arrived(make_request("t", id="1"), 60.0)
     engine.cancelled("1", 70.0, ServiceTokens(10, 1))
     assert [limit.remaining for limit in quotas.standing("t", 70.0)] == [83]
-
-
-def test_replicas_count_seconds_at_engines_together() -> None:
-    store = ReferenceStore()
-    gateways = [CountingGateway(name, store, Quotas(Quota(engine_seconds_per_month=1000))) for name in ("one", "two")]
-    ran_s, now = 0.0, 0.0
-    for number in range(1, 300):
-        now += 60.0
-        for gateway in gateways:
-            request = make_request("t")
-            asked = not gateway.shared.is_sure(request, now)
-            is_admitted = gateway.quotas.refusal(request, now) is None
-            if is_admitted:
-                gateway.quotas.admitted(request, now)
-            gateway.tells(now)
-            if is_admitted:
-                ran_s += 7.0
-                gateway.quotas.ended(request, ServiceTokens(10, 0), now, ran_s=7.0)
-            assert number < 4 or not asked or ran_s > 800, "far from the limit nobody asks"
-    assert 1000 <= ran_s <= 1000 + 3 * 7, "what ran, or was not reported yet, when it was used up"

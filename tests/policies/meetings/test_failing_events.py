@@ -12,6 +12,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.limits.quotas import Quota, Quotas
 from policies.request import Flow, Refusal, Request
 from policies.tree.terms import ROOT
+from tests.policies.making import SilentGateways
 from tests.policies.meetings.world import World, tree
 
 
@@ -28,20 +29,9 @@ def test_a_tenant_without_a_floor_is_served_beside_floors_of_all_of_the_pool(pol
     assert world.part("t0") == pytest.approx(0.5, abs=0.02)
 
 
-class Others:
-    """Other gateways that do not answer."""
-
-    def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
-        return request.flow.tenant == "new"
-
-    def ask(self, engine: Any, request: Request) -> None: ...
-
-    def let_go(self, request: Request) -> None: ...
-
-
 def test_a_request_without_an_answer_of_other_gateways_expires_while_the_set_is_full() -> None:
     world = World("fairserve", {"e": (4, 100_000)}, prefill_per_s=5000.0)
-    world.engine.elsewhere = Others()
+    world.engine.elsewhere = SilentGateways("new")
     world.agents("a", 11, context=9_000, calls=100, pause_s=1.0, output=400)
     world.send("new", 40_000, 10, 20.0, wait_s_max=10.0)
     world.run(40)

@@ -7,10 +7,23 @@ import pytest
 from policies.tree.terms import ROOT
 from tests.policies.meetings.world import World, quantile, tree
 
+KEPT = (ROOT, {"guaranteed_share": 0.75, "lending_limit": 0.0})
 
-@pytest.mark.parametrize(("slots", "terms"), [(4, {}), (16, {"max_running": 4}), (16, {"max_share": 0.25})], ids=str)
-def test_a_ceiling_full_of_its_own_batch_lets_other_work_go(slots: int, terms: dict[str, float]) -> None:
-    world = World("fairserve", {"e": (slots, 120_000)}, tree=tree({}, {"a": (ROOT, terms)}))
+
+@pytest.mark.parametrize(
+    ("slots", "terms"),
+    [
+        (4, {"a": (ROOT, {})}),
+        (16, {"a": (ROOT, {"max_running": 4})}),
+        (16, {"a": (ROOT, {"max_share": 0.25})}),
+        (16, {"a": (ROOT, {}), "keeps": KEPT}),
+    ],
+    ids=["the pool", "max_running", "max_share", "what others do not lend"],
+)
+def test_a_ceiling_full_of_its_own_batch_lets_other_work_go(
+    slots: int, terms: dict[str, tuple[str, dict[str, float]]]
+) -> None:
+    world = World("fairserve", {"e": (slots, 120_000)}, tree=tree({}, terms))
     for _ in range(60):
         world.send("a", 300, 3000, 0.5, batch=True)
     for visit in range(40):
@@ -44,17 +57,6 @@ def test_a_ceiling_full_of_batch_lets_other_work_go_beside_a_flood_of_others() -
     world.send("a", 100, 20, 5.0)
     world.run(20)
     assert max(world.waits("a")) < 3.0, "its turn comes, and the flood has no request that can wait"
-
-
-def test_what_is_kept_for_others_full_of_batch_lets_other_work_go() -> None:
-    terms = {"k": (ROOT, {"guaranteed_share": 0.5, "lending_limit": 0.0}), "b": (ROOT, {})}
-    world = World("fairserve", tree=tree({}, terms))
-    for _ in range(30):
-        world.send("b", 300, 3000, 0.5, batch=True)
-    for visit in range(3):
-        world.send("b", 100, 20, 2.0 + 5 * visit)
-    world.run(30)
-    assert max(world.waits("b")) < 0.1
 
 
 @pytest.mark.parametrize("placement", ["least_loaded", "deficits"])

@@ -159,16 +159,6 @@ def test_an_engine_more_or_less_moves_only_its_own_prompts() -> None:
     assert all(60 < count < 140 for count in Counter(before.values()).values())
 
 
-def test_new_prompts_that_begin_alike_by_design_do_not_pile_up() -> None:
-    """Rendezvous by the first block would send all to one engine; load has the last word."""
-    where = by_prefix()
-    running = Counter(dict.fromkeys(THREE, 0))
-    for n in range(90):
-        name = where.choose(question((1, n, n)), [Load(each, running[each]) for each in THREE])[0]
-        running[name] += 1
-    assert max(running.values()) <= 1.3 * 30
-
-
 def test_an_engine_of_another_size_is_filled_by_its_size() -> None:
     where = by_prefix()
     running = Counter({"large": 0, "small": 0})

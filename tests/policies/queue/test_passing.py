@@ -251,23 +251,6 @@ def test_who_has_left_a_node_holds_up_nobody_who_sleeps_there() -> None:
     assert backlog.head() is other
 
 
-def test_what_was_forgotten_is_free_though_nothing_looks_for_cycles() -> None:
-    gc.collect()
-    gc.disable()
-    backlog = Backlog(flows_max=10)
-    for number in range(100):
-        backlog.take(queued(backlog, make_request(f"t{number}", user=f"u{number}")), is_served=False)
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        gc.collect()
-        left = [found for found in gc.garbage if isinstance(found, Member)]
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-    assert left == []
-
-
 def test_a_tenant_of_which_only_sleeping_starts_are_left_holds_up_nobody() -> None:
     backlog, start, other = Backlog(flows_max=100), make_request("a"), make_request("a")
     first, last = make_request("b"), make_request("b")
