@@ -35,15 +35,6 @@ def add(counts: SlidingCounts, member: object, requests: int, now: float) -> Non
     counts.add(member, (0, requests, 0, 0))
 
 
-def test_a_count_goes_with_its_bucket() -> None:
-    counts = counting()
-    add(counts, "a", 10, 30.5)
-    add(counts, "a", 2, 90.9)
-    assert counts.sums("a", 90.9)[1] == 12, "a part of its bucket is within the window"
-    assert counts.sums("a", 91.0)[1] == 2
-    assert counts.sums("a", 300.0) == (0, 0, 0, 0)
-
-
 @settings(max_examples=300)
 @given(
     events=st.lists(
