@@ -12,7 +12,7 @@ from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Request, ServiceTokens
 from policies.tree.pool_tree import PoolTree
-from tests.policies.making import dispatched, make_request
+from tests.policies.making import dispatched, make_request, pool_of
 
 K = 10_000
 HOLD_S = 5.0
@@ -57,8 +57,7 @@ class Pool:
     """An engine of `K` tokens of KV with slots for everything, of which the rate of prefill is known."""
 
     def __init__(self, *, policy: str = "fairserve", limits: QueueLimits | None = None, **settings: Any) -> None:
-        self.engine = AdmissionEngine(named_policy(policy, **settings), limits=limits)
-        self.engine.add_backend("one", max_num_seqs=64)
+        self.engine = pool_of("one", policy=named_policy(policy, **settings), slots=64, limits=limits)
         self.set = self.engine.working_set
         self.now = 0.0
         teach(self.engine)

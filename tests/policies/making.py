@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from policies.admission.decisions import Decision, Dispatch, Reject
+from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -83,6 +84,16 @@ def policy_with(name: str, *, flows_max: int = 100_000, prefixes: PrefixIndex | 
     known = {field.name for struct in structs for field in fields(struct)}
     settings = {one: value for one, value in settings.items() if one in known}
     return named_policy(name, flows_max=flows_max, prefixes=prefixes, **settings)
+
+
+def pool_of(
+    *engines: str, policy: str | Policy = "vtc", slots: int | None = 2, healthy: bool = True, **parts: Any
+) -> AdmissionEngine:
+    """A pool before these engines, each with as many slots. `parts`: of the admission engine, such as its limits."""
+    pool = AdmissionEngine(named_policy(policy) if isinstance(policy, str) else policy, **parts)
+    for name in engines:
+        pool.add_backend(name, max_num_seqs=slots, healthy=healthy)
+    return pool
 
 
 class Load:

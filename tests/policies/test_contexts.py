@@ -9,15 +9,13 @@ from collections.abc import Iterable
 import pytest
 
 from policies.admission.deciding import Remembered
-from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.capacity.output_lengths import APPS_MAX
 from policies.contexts import SHARE_MAX, SHARE_MIN, KeptShare, Kind
 from policies.interactions import Interactions, InteractionSettings
 from policies.request import NO_CLAIM, Claim, CorrelationKeys, Interaction, Request, ServiceTokens
 from tests.policies.agents import HOLD_S, K, Pool, call
-from tests.policies.making import dispatched, make_request
+from tests.policies.making import dispatched, make_request, pool_of
 
 IDLE_BYTES = 300
 """What a context takes, with its numbers and what the tables of the last requests grow by: 261."""
@@ -89,8 +87,7 @@ def test_an_app_whose_calls_come_too_late_holds_nothing() -> None:
 def test_an_idle_context_keeps_no_interaction_and_takes_little() -> None:
     """Single questions leave the table of interactions, which is bounded, long before their contexts are forgotten."""
     table = Interactions(InteractionSettings(open_max=10))
-    engine = AdmissionEngine(named_policy("fairserve"), interactions=table, remembered=Remembered(10, 10))
-    engine.add_backend("one", max_num_seqs=64)
+    engine = pool_of("one", policy="fairserve", slots=64, interactions=table, remembered=Remembered(10, 10))
     engine.backend_changed("one", Gauges(0.0, running=0, waiting=0, kv_capacity_tokens=K, kv_usage=0.1), 0.0)
 
     def ask(serial: int) -> None:

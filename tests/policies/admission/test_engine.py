@@ -8,17 +8,9 @@ import pytest
 
 from policies.admission.decisions import Failure
 from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
-from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, Request, ServiceTokens
-from tests.policies.making import LIMITS, dispatched, make_request, rejected
-
-
-def engine_of(policy: str = "vtc", *, slots: int | None = 2, limits: QueueLimits = LIMITS) -> AdmissionEngine:
-    engine = AdmissionEngine(named_policy(policy), limits=limits)
-    engine.add_backend("one", max_num_seqs=slots)
-    return engine
+from tests.policies.making import LIMITS, dispatched, make_request, pool_of, rejected
 
 
 def fill(engine: AdmissionEngine, tenant: str = "a", now: float = 0.0) -> list[str]:
@@ -30,7 +22,7 @@ def fill(engine: AdmissionEngine, tenant: str = "a", now: float = 0.0) -> list[s
 
 
 def test_nothing_waits_longer_because_a_clock_was_set_back() -> None:
-    engine = engine_of()
+    engine = pool_of("one", limits=LIMITS)
     fill(engine, now=100.0)
     engine.woke(0.0)
     assert engine.next_wakeup() == 2.0
@@ -40,7 +32,7 @@ def test_nothing_waits_longer_because_a_clock_was_set_back() -> None:
 @pytest.mark.parametrize("policy", ["vtc", "fairserve"])
 def test_of_what_ended_only_the_decision_is_kept(policy: str) -> None:
     """Whatever is kept for a while is looked through by Python's garbage collector, during which nothing is served."""
-    engine = engine_of(policy)
+    engine = pool_of("one", policy=policy, limits=LIMITS)
     ids = [f"request-{number}" for number in range(50)]
     for now, id in enumerate(ids):
         assert dispatched(engine.arrived(make_request("a", id=id), now)) == [id]
@@ -51,7 +43,7 @@ def test_of_what_ended_only_the_decision_is_kept(policy: str) -> None:
 
 
 def test_a_refused_request_goes_back_to_the_head_unbilled_and_the_backend_is_left_alone() -> None:
-    engine = engine_of()
+    engine = pool_of("one", limits=LIMITS)
     ids = fill(engine)
     request = engine.requests.leases[ids[-1]].request
     assert engine.failed(request.id, Failure.REFUSED, 1.0) == []
@@ -65,7 +57,7 @@ def test_a_refused_request_goes_back_to_the_head_unbilled_and_the_backend_is_lef
 
 
 def test_a_request_that_reaches_no_backend_is_tried_a_bounded_number_of_times() -> None:
-    engine = engine_of()
+    engine = pool_of("one", limits=LIMITS)
     engine.arrived(make_request("a", id="x"), 0.0)
     now, attempts = 0.0, 1
     while not (found := rejected(engine.failed("x", Failure.UNREACHED, now))):
@@ -77,7 +69,7 @@ def test_a_request_that_reaches_no_backend_is_tried_a_bounded_number_of_times() 
 
 def test_an_arrival_takes_the_room_that_time_has_made() -> None:
     """An answer that is not streamed has started, by its pace; nobody else will say so."""
-    engine = engine_of(slots=8)
+    engine = pool_of("one", slots=8, limits=LIMITS)
     engine.backend_changed("one", Gauges(0.0, running=0, waiting=0), 0.0)
     engine.arrived(make_request("a", prompt=2000, streamed=False), 0.0)
     assert engine.arrived(make_request("a", id="waits", prompt=2000), 0.0) == []
@@ -91,7 +83,7 @@ def test_an_arrival_takes_the_room_that_time_has_made() -> None:
 
 
 def test_the_first_to_give_way_is_not_the_one_that_a_backend_returned() -> None:
-    engine = engine_of(slots=8)
+    engine = pool_of("one", slots=8, limits=LIMITS)
     engine.arrived(make_request("a", id="returned", prompt=100), 0.0)
     for number in range(LIMITS.queue_requests_max - 1):
         engine.arrived(make_request("a", id=f"later{number}", prompt=5000), 0.0)
@@ -102,7 +94,7 @@ def test_the_first_to_give_way_is_not_the_one_that_a_backend_returned() -> None:
 
 
 def test_what_was_learned_while_a_request_waited_counts_when_it_is_dispatched() -> None:
-    engine = engine_of(slots=1)
+    engine = pool_of("one", slots=1, limits=LIMITS)
     for number in range(8):
         engine.arrived(make_request("a", id=f"short-{number}"), 0.0)
         engine.finished(f"short-{number}", ServiceTokens(10, 5), 0.0)

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from policies.admission.decisions import Decision, Dispatch
+from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges

@@ -17,7 +17,7 @@ from policies.limits.quotas import Quota, Quotas
 from policies.orders.order import Selection
 from policies.request import Claim, Refusal, Request, ServiceTokens, State
 from policies.tree.node import SEQUENCES
-from tests.policies.making import make_request, policy_with
+from tests.policies.making import make_request, policy_with, pool_of
 
 SERVICE = ServiceTokens(12, 7)
 
@@ -61,9 +61,7 @@ def ways(state: State, way: Way = ()) -> list[Way]:
 
 
 def engine_with_ledger() -> AdmissionEngine:
-    engine = AdmissionEngine(policy_with("fairserve"), quotas=Quotas(Quota(requests_per_minute=50, concurrent=5)))
-    engine.add_backend("one", max_num_seqs=2)
-    return engine
+    return pool_of("one", policy=policy_with("fairserve"), quotas=Quotas(Quota(requests_per_minute=50, concurrent=5)))
 
 
 def known_to(requests: RequestLedger, request: Request) -> set[str]:

@@ -15,7 +15,7 @@ from policies.limits.quotas import Quota, Quotas
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Request, ServiceTokens, State
-from tests.policies.making import make_request, policy_with
+from tests.policies.making import make_request, policy_with, pool_of
 
 ONE_AT_A_TIME = CapacitySettings(waiting_target=0)
 LIMITS = QueueLimits(queue_requests_max=100, queue_wait_s_max=20.0, queue_wait_s_max_inside=40.0)
@@ -109,8 +109,9 @@ def test_all_of_its_wait_is_kept_with_its_reasons() -> None:
 
 
 def test_it_has_a_place_only_where_nobody_gives_way() -> None:
-    engine = AdmissionEngine(policy_with("fairserve"), limits=QueueLimits(queue_requests_max=1), capacity=ONE_AT_A_TIME)
-    engine.add_backend("t", max_num_seqs=1)
+    engine = pool_of(
+        "t", policy=policy_with("fairserve"), slots=1, limits=QueueLimits(queue_requests_max=1), capacity=ONE_AT_A_TIME
+    )
     engine.arrived(make_request("x", id="runs"), 0.0)
     assert has_place(engine, make_request("a"))
     engine.arrived(make_request("b", id="waits"), 0.0)

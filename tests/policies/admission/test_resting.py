@@ -17,17 +17,14 @@ from policies.capacity.overload import OverloadSettings
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, ServiceTokens, State
-from tests.policies.making import dispatched, make_request, rejected
+from tests.policies.making import dispatched, make_request, pool_of, rejected
 
 LIMITS = QueueLimits(queue_wait_s_max=60.0, queue_wait_s_max_inside=60.0)
 POLICIES = ("fairserve", "vtc", "fcfs", "d2lpm")
 
 
 def engine_of(policy: str, *engines: str, slots: int = 8, **settings: Any) -> AdmissionEngine:
-    engine = AdmissionEngine(named_policy(policy, **settings), limits=LIMITS)
-    for name in engines:
-        engine.add_backend(name, max_num_seqs=slots)
-    return engine
+    return pool_of(*engines, policy=named_policy(policy, **settings), slots=slots, limits=LIMITS)
 
 
 def asks(engine: AdmissionEngine, id: str, now: float, tenant: str = "a") -> list[str]:

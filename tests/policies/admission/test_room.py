@@ -9,7 +9,6 @@ import pytest
 
 from policies.admission.decisions import Failure, Reject
 from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.admission.room import PoolRoom
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.ledger import BackendLedger
@@ -20,19 +19,12 @@ from policies.request import Refusal, Request, ServiceTokens, of_batch
 from policies.tree.pool_tree import PoolTree
 from policies.tree.preemption import Preemption
 from tests.policies.ledgers import start
-from tests.policies.making import dispatched, make_request
-
-
-def engines_of(policy: str, *names: str, slots: int = 4) -> AdmissionEngine:
-    engine = AdmissionEngine(named_policy(policy))
-    for name in names:
-        engine.add_backend(name, max_num_seqs=slots)
-    return engine
+from tests.policies.making import dispatched, make_request, pool_of
 
 
 @pytest.mark.parametrize("tenant", ["a", "b"], ids=["of a flood", "alone"])
 def test_nothing_waits_inside_an_engine_while_another_one_has_a_free_slot(tenant: str) -> None:
-    engine, prefix = engines_of("fairserve", "one", "two", slots=16), (1, 2)
+    engine, prefix = pool_of("one", "two", policy="fairserve", slots=16), (1, 2)
     engine.arrived(make_request("a", prefix=prefix, prompt=1000, id="first"), 0.0)
     engine.progressed("first", 1, 0.0)
     cached_at = engine.requests.leases["first"].backend
@@ -126,7 +118,7 @@ def test_a_full_engine_is_not_asked_for_each_request_though_some_may_wait_inside
 
 
 def test_nothing_is_preempted_for_a_request_that_has_room_soon() -> None:
-    room = engines_of("vtc", "one", "two").room
+    room = pool_of("one", "two").room
     blocked = Blocked(make_request("a"), {"one": Obstacle.PREFILL, "two": Obstacle.SLOTS})
     assert room.preempts_at(blocked) == []
     blocked.set("one", Obstacle.KV)
@@ -164,8 +156,7 @@ PATIENT = QueueLimits(queue_wait_s_max=1000.0)
 
 
 def test_the_next_of_a_light_tenant_waits_inside_the_engine_and_has_the_first_slot_that_is_free() -> None:
-    engine = AdmissionEngine(named_policy("vtc"), limits=PATIENT)
-    engine.add_backend("one", max_num_seqs=2)
+    engine = pool_of("one", limits=PATIENT)
     for number in range(12):
         engine.arrived(make_request("flood", id=f"flood-{number}"), 0.0)
     assert engine.dispatched == 2, "no flood waits inside the engine"
@@ -176,8 +167,7 @@ def test_the_next_of_a_light_tenant_waits_inside_the_engine_and_has_the_first_sl
 
 def refusing(*ids: str, slots: int | None = 8, streamed: bool = True) -> AdmissionEngine:
     """An engine on which one request runs, and that was sent these, in this order."""
-    engine = AdmissionEngine(named_policy("fcfs"), limits=PATIENT)
-    engine.add_backend("one", max_num_seqs=slots)
+    engine = pool_of("one", policy="fcfs", slots=slots, limits=PATIENT)
     for id in ("runs", *ids):
         assert dispatched(engine.arrived(make_request("a", id=id, streamed=streamed), 0.0)) == [id]
     return engine

@@ -21,7 +21,7 @@ from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, ServiceTokens
 from tests.policies.admission.world import MANY, SETTINGS, World
-from tests.policies.making import make_request, policy_with, rejected
+from tests.policies.making import make_request, policy_with, pool_of, rejected
 from tests.policies.meetings.world import tree
 
 NAMES = sorted(POLICIES)
@@ -38,10 +38,7 @@ def setup_with(policy: Policy | None = None, **fields: Any) -> Setup:
 
 
 def engine_with(name: str = "vtc", **settings: Any) -> AdmissionEngine:
-    engine = AdmissionEngine(policy_with(name, **SMALL | settings))
-    for backend in ("one", "two"):
-        engine.add_backend(backend, max_num_seqs=2)
-    return engine
+    return pool_of("one", "two", policy=policy_with(name, **SMALL | settings))
 
 
 def of_world(world: World, policy: Policy) -> Setup:
@@ -124,8 +121,7 @@ def served(engine: AdmissionEngine, now: float, requests: int) -> Counter[str]:
 
 @pytest.mark.parametrize("name", ["vtc", "fairserve", "wsc", "rr", "dlpm"])
 def test_a_new_weight_holds_for_what_waits(name: str) -> None:
-    engine = AdmissionEngine(policy_with(name, **SMALL))
-    engine.add_backend("one", max_num_seqs=1)
+    engine = pool_of("one", policy=policy_with(name, **SMALL), slots=1)
     for n in range(400):
         engine.arrived(make_request("ab"[n % 2], prompt=10), 0.0)
     before = served(engine, 1.0, 80)
@@ -161,8 +157,7 @@ def leads(engine: AdmissionEngine) -> tuple[float, float]:
 def behind_a_light_tenant(*, groups: bool = False) -> AdmissionEngine:
     """b waits, and a, of weight 0.01, was given one request of 1,000 tokens just before."""
     terms = tree({"g": ("", {"weight": 0.01})}, {"a": ("g", {})}) if groups else None
-    engine = AdmissionEngine(policy_with("vtc"), tree=terms)
-    engine.add_backend("one", max_num_seqs=1)
+    engine = pool_of("one", policy=policy_with("vtc"), slots=1, tree=terms)
     engine.arrived(make_request("b", prompt=10), 0.0)
     for now in (0.1, 0.3):
         for tenant in "ab":
@@ -202,8 +197,7 @@ def test_a_weight_inside_a_group_converts_what_it_changes_of_the_pool_and_no_mor
 
 def test_all_that_sleep_at_a_node_wake_when_a_reload_removes_it() -> None:
     terms = tree({"g": ("", {"max_running": 1})}, {name: ("g", {}) for name in "abc"})
-    engine = AdmissionEngine(policy_with("vtc"), tree=terms)
-    engine.add_backend("one", max_num_seqs=1)
+    engine = pool_of("one", policy=policy_with("vtc"), slots=1, tree=terms)
     for name in "aabbcc":
         engine.arrived(make_request(name), 0.0)
     backlog = engine.policy.order.backlog

@@ -16,7 +16,7 @@ from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.policy_entries import POLICIES
 from policies.request import Refusal, Refused, Request, ServiceTokens, State
 from tests.policies.admission.world import World
-from tests.policies.making import SilentGateways, make_request, policy_with
+from tests.policies.making import SilentGateways, make_request, policy_with, pool_of
 
 
 class Watched(World):
@@ -63,10 +63,7 @@ def test_each_moment_of_a_wait_counts_once_for_the_obstacle_of_that_moment(polic
 
 def idle(*backends: str, policy: str = "fcfs") -> AdmissionEngine:
     """Engines with one slot each, and nothing beyond."""
-    engine = AdmissionEngine(policy_with(policy), capacity=CapacitySettings(waiting_target=0))
-    for name in backends:
-        engine.add_backend(name, max_num_seqs=1)
-    return engine
+    return pool_of(*backends, policy=policy_with(policy), slots=1, capacity=CapacitySettings(waiting_target=0))
 
 
 def full() -> AdmissionEngine:

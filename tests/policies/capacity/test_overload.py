@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from policies.admission.decisions import Decision, Dispatch, Reject
-from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.takeover import adopt, read, snapshot
 from policies.capacity.gauges import CapacitySettings, Gauges
@@ -20,7 +19,7 @@ from policies.interactions import Interactions, InteractionSettings
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Refusal, ServiceTokens
-from tests.policies.making import make_request, rejected
+from tests.policies.making import make_request, pool_of, rejected
 
 CAPACITY_TOKENS = 1000
 SOME = ServiceTokens(90, 10)
@@ -31,8 +30,9 @@ class Pool:
     """One engine with one backend of 1,000 KV tokens, scraped as often as its gauges are believed."""
 
     def __init__(self, *, slots: int | None = 64, kv: bool = True, limits: QueueLimits | None = None, **params: Any):
-        self.engine = AdmissionEngine(named_policy("fairserve", throttle=STARTS), limits=limits, **params)
-        self.engine.add_backend("one", max_num_seqs=slots)
+        self.engine = pool_of(
+            "one", policy=named_policy("fairserve", throttle=STARTS), slots=slots, limits=limits, **params
+        )
         self.kv = kv
         self.now = 0.0
         self.scrape(0.0)

@@ -6,15 +6,13 @@ from math import inf, sqrt
 
 import pytest
 
-from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Refusal, ServiceTokens, of_batch
 from policies.tree.pool_tree import PoolTree
 from tests.policies.agents import HOLD_S, K, Pool, call, full, working_set
-from tests.policies.making import dispatched, make_request, rejected
+from tests.policies.making import dispatched, make_request, pool_of, rejected
 
 
 def test_a_start_waits_while_what_is_under_way_fills_the_cache_and_calls_inside_pass_it() -> None:
@@ -89,8 +87,7 @@ def test_orders_that_let_nothing_pass_hold_nothing(policy: str) -> None:
 
 
 def test_nothing_waits_before_the_cache_is_known_and_without_a_rate_a_context_is_held_ten_seconds() -> None:
-    engine = AdmissionEngine(named_policy("fairserve"))
-    engine.add_backend("one", max_num_seqs=64)
+    engine = pool_of("one", policy="fairserve", slots=64)
     engine.backend_changed("one", Gauges(0.0, running=0, waiting=0), 0.0)
     assert engine.working_set.hold_s == 0.0
     engine.working_set.kinds.of(call("a", "a0", 3000)).return_rate.learn(1.0)

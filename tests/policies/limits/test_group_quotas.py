@@ -6,13 +6,12 @@ import random
 
 import pytest
 
-from policies.admission.engine import AdmissionEngine
 from policies.limits.quotas import DAY_S, MONTH_S, Quota, Quotas, Used
 from policies.replicas.tallies import SharedQuotas
 from policies.request import Request, ServiceTokens, of_batch
 from tests.kit.reference_store import ReferenceStore
 from tests.policies.limits.sharing import CountingGateway, limit_of
-from tests.policies.making import make_request, named_policy
+from tests.policies.making import make_request, pool_of
 
 RESEARCH = " research"
 BUDGET = 10_000
@@ -56,8 +55,7 @@ def test_every_group_around_a_tenant_counts() -> None:
 def test_borrowing_and_aborting_gains_nothing(quota: str) -> None:
     """Requests that are cancelled after their dispatch have taken their prompt, and what they made so far."""
     quotas = grouped(Quota(**{quota: BUDGET}))
-    engine = AdmissionEngine(named_policy("vtc"), quotas=quotas)
-    engine.add_backend("b", max_num_seqs=16)
+    engine = pool_of("b", slots=16, quotas=quotas)
     taken = 0
     for number in range(1000):
         now = number * 0.01

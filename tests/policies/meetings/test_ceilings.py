@@ -12,7 +12,7 @@ from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.request import Claim, ServiceTokens, of_batch
 from policies.tree.terms import ROOT, Tree
-from tests.policies.making import make_request
+from tests.policies.making import make_request, pool_of
 from tests.policies.meetings.world import World, quantile, tree
 
 TOGETHER = {"a": ("g", {}), "b": ("g", {})}
@@ -124,8 +124,7 @@ def test_a_share_of_engines_of_which_one_is_not_known_is_no_share_of_the_others(
 
 
 def test_a_tenant_at_its_ceiling_sleeps_until_it_has_room() -> None:
-    engine = AdmissionEngine(named_policy("vtc"), tree=tree({}, {"a": (ROOT, {"max_running": 1})}))
-    engine.add_backend("e", max_num_seqs=8)
+    engine = pool_of("e", slots=8, tree=tree({}, {"a": (ROOT, {"max_running": 1})}))
     runs, waits = make_request("a"), make_request("a")
     for request in (runs, waits):
         engine.arrived(request, 0.0)
@@ -134,9 +133,7 @@ def test_a_tenant_at_its_ceiling_sleeps_until_it_has_room() -> None:
 
 
 def test_a_share_is_of_the_engines_in_service() -> None:
-    engine = AdmissionEngine(named_policy("vtc"), tree=tree({}, {"a": (ROOT, {"max_share": 0.5})}))
-    for name in ("e0", "e1"):
-        engine.add_backend(name, max_num_seqs=8)
+    engine = pool_of("e0", "e1", slots=8, tree=tree({}, {"a": (ROOT, {"max_share": 0.5})}))
     engine.backend_changed("e1", False, 0.0)
     for _ in range(8):
         engine.arrived(make_request("a"), 0.0)
@@ -164,8 +161,7 @@ def test_batch_beside_a_flood_has_its_part_in_time() -> None:
 
 @pytest.mark.parametrize("policy", ["dlpm", "d2lpm"])
 def test_the_request_that_goes_next_by_its_prefix_is_the_one_that_wakes_its_tenant(policy: str) -> None:
-    engine = AdmissionEngine(named_policy(policy), tree=tree({}, {"a": (ROOT, {"max_running": 2})}))
-    engine.add_backend("e", max_num_seqs=8)
+    engine = pool_of("e", policy=policy, slots=8, tree=tree({}, {"a": (ROOT, {"max_running": 2})}))
     document = tuple(range(1, 9))
     first, second = make_request("a", prefix=document, prompt=128), make_request("a")
     older = make_request("a", sequences=2)

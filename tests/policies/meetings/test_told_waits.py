@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from policies.admission.decisions import Failure
-from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from policies.request import WAIT_S_MAX
 from policies.tree.terms import ROOT
-from tests.policies.making import make_request, told_wait
+from tests.policies.making import make_request, pool_of, told_wait
 from tests.policies.meetings.world import World, part_right, told_and_true, tree
 
 
@@ -56,8 +54,7 @@ def test_the_other_users_of_a_tenant_go_before() -> None:
 
 
 def test_no_time_to_come_back_is_beyond_an_hour_whatever_an_engine_says() -> None:
-    engine = AdmissionEngine(named_policy("vtc"), limits=QueueLimits(attempts_max=1))
-    engine.add_backend("e", max_num_seqs=1)
+    engine = pool_of("e", slots=1, limits=QueueLimits(attempts_max=1))
     engine.arrived(request := make_request("a"), 0.0)
     rejected = engine.failed(request.id, Failure.REFUSED, 1.0, again_s=1e6)[0]
     assert rejected.retry_after_s == WAIT_S_MAX == 3600.0

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import strategies as st
 
 from policies.admission.policy import Policy
-from policies.orders.order import Selection
 from policies.orders.policy_entries import POLICIES
 from policies.request import Request, ServiceTokens
 from tests.policies.making import Room, make_request, policy_with

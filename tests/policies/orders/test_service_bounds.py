@@ -17,7 +17,6 @@ import pytest
 from lab.vtc.unfair_orders import Lcf
 from policies.admission.policy import Policy
 from policies.orders.cost import Cost, LinearCost, ProfiledCost
-from policies.orders.order import Selection
 from policies.orders.vtc import CounterParams
 from policies.request import Flow, Request, ServiceTokens
 from tests.policies.making import Room, make_request
@@ -252,7 +251,10 @@ def test_p9_the_bound_holds_on_a_thousand_random_traces(name: str, seeds: range)
 NO_WINDOW = {"window_tokens": 1e9, "window_calls": 1e9}
 BREAKERS: dict[str, tuple[str, Callable[[Trace], Policy]]] = {
     "arrival order": ("vtc", lambda trace: make("fcfs")),
-    "no lift": ("vtc", lambda trace: Policy(Lcf(CounterParams(cost=trace.service, predict_output=trace.predict_output)))),
+    "no lift": (
+        "vtc",
+        lambda trace: Policy(Lcf(CounterParams(cost=trace.service, predict_output=trace.predict_output))),
+    ),
     "no window": ("fairserve", lambda trace: make("fairserve", **NO_WINDOW)),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
 from math import inf
 
 import pytest
@@ -15,8 +14,8 @@ from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked
 from policies.orders.order import Selection
 from policies.placements.deficits import ByDeficits, DeficitParams
-from policies.request import Flow, Placed, Request, ServiceTokens
-from tests.policies.caching import BLOCK, CachingServers, Questions, document
+from policies.request import Flow, Placed, ServiceTokens
+from tests.policies.caching import CachingServers, Questions, ask, document
 from tests.policies.making import Engines, make_request
 
 
@@ -30,16 +29,6 @@ class Cluster(Engines):
     @property
     def full(self) -> list[str]:
         return [name for name, running in self.running.items() if running >= self.slots]
-
-
-_serial = count()
-
-
-def ask(policy: Policy, text: tuple[int, ...], *, tenant: str = "a", weight: float = 1.0) -> Request:
-    prefix = (*text, hash(("question", next(_serial))))
-    request = make_request(tenant, weight=weight, prefix=prefix, prompt=BLOCK * len(prefix))
-    policy.push(request, 0.0)
-    return request
 
 
 def pop(policy: Policy, cluster: Cluster) -> Selection | Blocked | None:

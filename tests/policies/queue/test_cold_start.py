@@ -7,13 +7,12 @@ import json
 import pytest
 
 from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.admission.takeover import adopt, read, snapshot, stranded
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.queue.cold_start import ColdStartEstimator
 from policies.request import Flow, Refusal, Request, ServiceTokens
-from tests.policies.making import dispatched, make_request, rejected, told_wait
+from tests.policies.making import dispatched, make_request, pool_of, rejected, told_wait
 from tests.policies.meetings.world import World, part_right, told_and_true
 
 LIMITS = QueueLimits(queue_wait_s_max=120.0, queue_wait_s_max_inside=120.0)
@@ -23,8 +22,7 @@ SLOTS = 6
 
 def engine_of(policy: str = "fairserve", s_max: float = START_S_MAX) -> AdmissionEngine:
     """A pool whose only engine has not started."""
-    engine = AdmissionEngine(named_policy(policy), limits=LIMITS)
-    engine.add_backend("one", max_num_seqs=SLOTS, healthy=False)
+    engine = pool_of("one", policy=policy, slots=SLOTS, healthy=False, limits=LIMITS)
     engine.requests.cold_start.s_max = s_max
     return engine
 

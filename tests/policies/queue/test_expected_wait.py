@@ -9,13 +9,12 @@ import pytest
 from bench.expected_waits import run
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.queue.expected_wait import GATES_MAX, PASSED, Expected, ExpectedWaits, Gate, GateState
 from policies.request import WAIT_S_MAX, Refusal, Request, ServiceTokens, Wait, of_batch
-from tests.policies.making import make_request, policy_with, told_wait
+from tests.policies.making import make_request, policy_with, pool_of, told_wait
 
 PATIENT = QueueLimits(queue_wait_s_max=1e6)
 
@@ -23,8 +22,9 @@ PATIENT = QueueLimits(queue_wait_s_max=1e6)
 def full(policy: str = "vtc", limits: QueueLimits = PATIENT) -> AdmissionEngine:
     """One whose slots are taken by a tenant that is not asked about, and that waits with one more."""
     nothing_inside = CapacitySettings(waiting_target=0)
-    engine = AdmissionEngine(policy_with(policy, requests_per_minute=1000), limits=limits, capacity=nothing_inside)
-    engine.add_backend("one", max_num_seqs=2)
+    engine = pool_of(
+        "one", policy=policy_with(policy, requests_per_minute=1000), limits=limits, capacity=nothing_inside
+    )
     while not engine.queued:
         engine.arrived(make_request("running"), 0.0)
     return engine
@@ -81,8 +81,7 @@ def test_a_thousand_tenants_are_looked_at_by_a_sample() -> None:
 
 
 def test_who_starts_at_once_is_told_nothing_and_nothing_is_learned_of_it() -> None:
-    engine = AdmissionEngine(named_policy("vtc"), limits=PATIENT)
-    engine.add_backend("one", max_num_seqs=2)
+    engine = pool_of("one", limits=PATIENT)
     request = make_request("a")
     engine.arrived(request, 0.0)
     assert request.progress.wait is None
@@ -301,8 +300,7 @@ def test_who_has_no_answers_yet_is_taken_for_a_tenant_and_not_for_the_one_with_m
 
 def test_the_quick_turns_that_fill_an_idle_engine_are_not_taken_for_its_pace() -> None:
     """32 slots that are filled within a second, and answers of 8 seconds: a turn takes a quarter of a second."""
-    engine = AdmissionEngine(named_policy("vtc"), limits=PATIENT)
-    engine.add_backend("one", max_num_seqs=32)
+    engine = pool_of("one", slots=32, limits=PATIENT)
     waits, request, place = engine.requests.expected_waits, make_request("a"), None
     while not engine.queued:
         engine.arrived(request := make_request("a"), 0.0)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.orders.fairserve import FairServe
 from policies.queue.backlog import Backlog
-from policies.queue.counters import Member
 from policies.queue.tenants_and_flows import CALLS_PASSED
 from policies.request import Request, of_batch
 from tests.policies.making import make_request

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
@@ -13,7 +11,7 @@ from policies.capacity.obstacle import Obstacle
 from policies.replicas.grants import GrantedEngines
 from policies.replicas.messages import ReplicaView, Standing
 from policies.replicas.pool_replica import PoolReplica
-from tests.policies.making import make_request
+from tests.policies.making import make_request, pool_of
 
 
 def engine(kv_tokens: int | None) -> BackendLedger:
@@ -63,8 +61,7 @@ def test_a_fraction_of_a_sequence_is_used_at_a_later_time() -> None:
 
 
 def test_a_request_that_waited_elsewhere_long_ago_delays_none() -> None:
-    pool = AdmissionEngine(named_policy("fcfs"))
-    pool.add_backend("e", max_num_seqs=8)
+    pool = pool_of("e", policy="fcfs", slots=8)
     replica, request = PoolReplica(pool), make_request()
     replica.report(0.0)
     earlier = Standing("", "", 0.0, 0.0, 10.0, inside=False)

@@ -12,7 +12,7 @@ from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.tenant_replica import TenantReplica
 from policies.request import Refusal, Request, ServiceTokens, State
 from tests.kit.reference_store import ReferenceStore
-from tests.policies.making import make_request
+from tests.policies.making import make_request, pool_of
 
 LIMITS = QueueLimits(queue_requests_max=10, queue_bytes_max=1000, queue_wait_s_max=2.0)
 
@@ -124,8 +124,7 @@ def test_a_queued_one_gives_way_to_who_has_less_also_while_it_is_undecided() -> 
 def test_explain_says_that_another_gateway_has_the_turn() -> None:
     store, engines, reasons = ReferenceStore(), {}, set()
     for name in ("one", "other"):
-        engine = AdmissionEngine(named_policy("vtc"))
-        engine.add_backend("b", max_num_seqs=2)
+        engine = pool_of("b")
         engines[name] = engine, PoolReplica(engine)
         for number in range(30):
             engine.arrived(make_request(name, id=f"{name}{number}", prompt=1000), 0.0)
