@@ -11,7 +11,7 @@ from policies.admission.decisions import Reject
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, Request
 from tests.policies.agents import HOLD_S, Pool, call, full
-from tests.policies.making import make_request
+from tests.policies.making import make_request, rejected
 
 TURN_S = (0.98 * 10.0 + 10.0 + HOLD_S) / (0.98 + 2)
 """Two turns of ten seconds were seen. Before that, one was expected to take as long as a context counts."""
@@ -75,10 +75,9 @@ def test_a_start_whose_time_in_the_queue_is_over_reads_when_it_is_its_turn() -> 
     last = call("a", "late", 9000, user="z")
     assert pool.asks(last) == []
     pool.now += 75.0
-    rejected = [one for one in pool.engine.woke(pool.now) if isinstance(one, Reject)]
-    assert [one.id for one in rejected] == [*[start.id for start in waiting], last.id]
-    assert all(one.reason is Refusal.QUEUE_TIMEOUT for one in rejected)
-    turns = [one.retry_after_s / TURN_S for one in rejected]
+    late = [one for one in pool.engine.woke(pool.now) if isinstance(one, Reject)]
+    assert rejected(late) == [(start.id, Refusal.QUEUE_TIMEOUT) for start in (*waiting, last)]
+    turns = [one.retry_after_s / TURN_S for one in late]
     assert turns[0] == pytest.approx(4 + sqrt(4))
     assert turns == sorted(turns), "none loses its place"
     assert pool.answers(runs) == []
@@ -96,7 +95,7 @@ def test_the_first_in_line_may_always_wait_and_so_may_a_start_with_room_and_a_ca
     small = make_request("a", id="small", user="zz", prompt=100)
     assert pool.asks(small) == [], "it has room, and waits for its turn"
     inside = call("a", "s1", 9000, user="u1", serial=1)
-    assert not [one for one in pool.engine.arrived(inside, pool.now) if isinstance(one, Reject)]
+    assert not rejected(pool.engine.arrived(inside, pool.now))
     for start in (*waiting, small):
         pool.engine.cancelled(start.id, pool.now)
     assert pool.engine.requests.waiting.places.kept("a"), "a place is kept"
@@ -121,5 +120,5 @@ def test_a_start_that_waits_for_a_slot_reads_when_engines_have_taken_what_waits(
     waiting = len(starts) - sum(len(pool.asks(start)) for start in starts)
     assert waiting >= 2
     pool.now += 48.0
-    rejected = [one for one in pool.engine.woke(pool.now) if isinstance(one, Reject)]
-    assert [one.retry_after_s for one in rejected] == [1.0] * waiting
+    late = [one for one in pool.engine.woke(pool.now) if isinstance(one, Reject)]
+    assert [one.retry_after_s for one in late] == [1.0] * waiting
