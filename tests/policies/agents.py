@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
@@ -68,14 +69,15 @@ class Pool:
         return dispatched(self.engine.backend_changed("one", gauges, self.now))
 
     def asks(self, request: Request) -> list[str]:
-        decisions = self.engine.arrived(request, self.now)
-        started = dispatched(decisions)
-        for id in started:
-            started += dispatched(self.engine.progressed(id, 1, self.now))
-        return started
+        return self._started(self.engine.arrived(request, self.now))
 
     def answers(self, request: Request, *, output: int = 10) -> list[str]:
-        started = dispatched(self.engine.finished(request.id, ServiceTokens(request.prompt_tokens, output), self.now))
+        service = ServiceTokens(request.prompt_tokens, output)
+        return self._started(self.engine.finished(request.id, service, self.now))
+
+    def _started(self, decisions: Sequence[Decision]) -> list[str]:
+        """The requests that start by these decisions, and by the first token of each that does."""
+        started = dispatched(decisions)
         for id in started:
             started += dispatched(self.engine.progressed(id, 1, self.now))
         return started
