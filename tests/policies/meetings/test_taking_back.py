@@ -103,16 +103,6 @@ def test_while_a_large_request_waits_for_its_engine_batch_makes_room_for_others_
     assert max(world.waits("small")) < 2.0
 
 
-def test_one_request_is_not_preempted_again_and_again() -> None:
-    world = World("vtc", {"e": (4, 120_000)})
-    for visit in range(60):
-        world.send("a", 300, 100, 2.0 * visit)
-    world.closed("b", 10, 2000, 800, batch=True)
-    world.run(120)
-    assert max(one.preempted for one in world.of("b", batch=True)) <= 3
-    assert quantile(world.waits("a"), 0.9) < 1.0
-
-
 def light_waits(prompt: int) -> list[float]:
     """How long single questions wait beside a flood, and beside class batch with prompts of this size; 0: none."""
     world = World("vtc", {"e": (32, 120_000)})
