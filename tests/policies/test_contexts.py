@@ -118,25 +118,6 @@ def test_an_idle_context_keeps_no_interaction_and_takes_little() -> None:
     assert len(engine.working_set) == 700
 
 
-def test_the_calls_of_one_interaction_have_a_context_in_each_pool() -> None:
-    pools = [Pool(), Pool()]
-    pools[1].engine.interactions = pools[1].engine.requests.interactions = pools[0].engine.interactions
-    for serial in range(12):
-        one = call("a", "both", 1000, serial=serial)
-        pool = pools[serial % 2]
-        pool.asks(one)
-        pool.answers(one)
-        assert [len(each.set) for each in pools] == [1, min(serial, 1)], "the next call finds the context of its pool"
-        if serial % 5 == 4:
-            for each in pools:
-                each.set.expire(pool.now + 2 * HOLD_S)
-                assert len(each.set) == 0
-            break
-    again = call("a", "both", 1000, serial=99)
-    pools[0].asks(again)
-    assert again.progress.interaction.contexts == (again.progress.context,), "those that are forgotten are let go"
-
-
 def test_kinds_are_forgotten_beyond_a_bound_the_longest_unused_first() -> None:
     kinds = Pool().engine.working_set.kinds
     starts = [make_request("t", app=str(number)) for number in range(APPS_MAX + 1)]

@@ -82,17 +82,6 @@ def test_an_arrival_takes_the_room_that_time_has_made() -> None:
         )
 
 
-def test_the_first_to_give_way_is_not_the_one_that_a_backend_returned() -> None:
-    engine = pool_of("one", slots=8, limits=LIMITS)
-    engine.arrived(make_request("a", id="returned", prompt=100), 0.0)
-    for number in range(LIMITS.queue_requests_max - 1):
-        engine.arrived(make_request("a", id=f"later{number}", prompt=5000), 0.0)
-    engine.failed("returned", Failure.REFUSED, 0.1)
-    assert engine.queued == LIMITS.queue_requests_max
-    gives_way = f"later{LIMITS.queue_requests_max - 2}"
-    assert rejected(engine.arrived(make_request("b"), 0.15)) == [(gives_way, Refusal.QUEUE_FULL)]
-
-
 def test_what_was_learned_while_a_request_waited_counts_when_it_is_dispatched() -> None:
     engine = pool_of("one", slots=1, limits=LIMITS)
     for number in range(8):

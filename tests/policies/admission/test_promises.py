@@ -4,18 +4,10 @@ their KV, requests of several sequences, clocks that jump. The books are always 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
-from policies.admission.decisions import Decision
-from policies.admission.engine import AdmissionEngine
-from policies.capacity.gauges import Gauges
-from policies.capacity.overload import OverloadSettings
-from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.policy_entries import POLICIES
-from tests.policies.admission.world import KV_TOKENS, MANY, QUOTA, World
-from tests.policies.making import make_request, policy_with
+from tests.policies.admission.world import MANY, QUOTA, World
 
 
 def play(world: World, events: int) -> None:
@@ -81,23 +73,3 @@ def test_the_order_of_the_engines_in_the_config_changes_nothing(policy: str) -> 
             other.event()
             assert other.log == one.log
             assert other.pools[0].pressure(one.now) == one.pools[0].pressure(one.now)
-
-
-def test_a_scrape_of_the_metrics_refuses_nobody() -> None:
-    """Between two events the cache was full for a moment: only who arrives then is refused."""
-
-    def decided(*, asked: bool) -> Sequence[Decision]:
-        throttle = ThrottleSettings(user=Ceilings(starts=3), app_user=Ceilings(), app=Ceilings())
-        engine = AdmissionEngine(
-            policy_with("fairserve", throttle=throttle), overload=OverloadSettings(0.95, 0.85, 0.0)
-        )
-        engine.add_backend("one", max_num_seqs=1)
-        for number in range(8):
-            engine.arrived(make_request("a", id=f"a{number}", arrived_s=0.1), 0.1)
-        engine.backend_changed("one", Gauges(1.0, 1, 0, 0.97, KV_TOKENS, 16), 1.0)
-        if asked:
-            assert engine.pressure(1.05).overloaded, "it is so at that moment"
-        engine.backend_changed("one", Gauges(1.1, 1, 0, 0.9, KV_TOKENS, 16), 1.1)
-        return engine.arrived(make_request("a", id="late", arrived_s=1.15), 1.15)
-
-    assert decided(asked=True) == decided(asked=False) == []

@@ -10,9 +10,9 @@ import pytest
 from policies.admission.decisions import Decision, Dispatch, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.explanation import waited_in_words
-from policies.admission.waits import Waits, seconds_of
+from policies.admission.waits import seconds_of
 from policies.capacity.gauges import CapacitySettings
-from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.obstacle import Obstacle
 from policies.orders.policy_entries import POLICIES
 from policies.request import Refusal, Refused, Request, ServiceTokens, State
 from tests.policies.admission.world import World
@@ -61,14 +61,9 @@ def test_each_moment_of_a_wait_counts_once_for_the_obstacle_of_that_moment(polic
             world.event()
 
 
-def idle(*backends: str, policy: str = "fcfs") -> AdmissionEngine:
-    """Engines with one slot each, and nothing beyond."""
-    return pool_of(*backends, policy=policy_with(policy), slots=1, capacity=CapacitySettings(waiting_target=0))
-
-
 def full() -> AdmissionEngine:
-    """One engine with one slot, which is taken."""
-    engine = idle("one")
+    """One engine with one slot, which is taken, and nothing beyond."""
+    engine = pool_of("one", policy=policy_with("fcfs"), slots=1, capacity=CapacitySettings(waiting_target=0))
     assert engine.arrived(make_request("a", id="first"), 0.0)
     engine.progressed("first", 1, 0.0)
     return engine
@@ -101,8 +96,7 @@ def test_a_wait_is_told_in_one_sentence() -> None:
     assert waited(engine, "q0", 9.0) == "waited 1.25 s: 1.25 s for a sequence slot"
     assert waited(engine, "q1", 9.0) == "waited 1.5 s: 1.25 s for its turn, 0.25 s for a sequence slot"
     assert waited(engine, "first", 9.0) == ""
-    found = engine.explain("first", 9.0)
-    assert found.reason == "dispatched to one at once: no other engine had room"
+    assert engine.explain("first", 9.0).reason == "dispatched to one at once: no other engine had room"
 
 
 @pytest.mark.parametrize("refused", [None, Refused(Refusal.RATE_LIMITED, 1.0)])
@@ -122,45 +116,3 @@ def test_the_answer_of_other_gateways_is_waited_for(refused: Refused | None) -> 
         engine.finished("first", ServiceTokens(10, 5), 3.0)
         expected = {"asked": 1.0, "slots": 1.0}
     assert seconds_of(request.progress.wait) == expected
-
-
-def test_one_that_is_cancelled_or_expires_has_waited_too() -> None:
-    engine = full()
-    request = make_request("a", id="x", arrived_s=1.0)
-    engine.arrived(request, 1.0)
-    engine.cancelled("x", 4.0)
-    assert seconds_of(request.progress.wait) == {"slots": 3.0}
-    assert engine.blocked is None
-    late = make_request("a", id="y", arrived_s=10.0)
-    engine.arrived(late, 10.0)
-    engine.finished("first", ServiceTokens(1, 1), 10.5)
-    assert seconds_of(late.progress.wait) == {"slots": 0.5}, "nothing of the time in which nobody waited"
-
-
-def test_where_each_engine_has_a_queue_the_next_of_each_waits_for_its_own_engine() -> None:
-    engine = idle("one", "two", policy="d2lpm")
-    for number in range(4):
-        engine.arrived(make_request("a", id=f"q{number}"), 0.0)
-    assert engine.queued == 2
-    assert len(engine.blocked.others) == 1
-    for one in ("q2", "q3"):
-        found = engine.explain(one, 1.0)
-        assert set(found.waited_s) <= {"slots", "prefill"}
-        assert sum(found.waited_s.values()) == 1.0
-
-
-def test_the_time_since_an_event_counts_for_those_that_were_next_then() -> None:
-    waits, now = Waits(), 1.0
-    head, other = make_request(), make_request()
-    for request in (head, other):
-        waits.began(request, now, asked=False)
-    blocked = Blocked(head, {"full": Obstacle.KV, "fuller": Obstacle.SLOTS})
-    blocked.others = (Blocked(other, {"full": Obstacle.SLOTS}),)
-    waits.blocked(blocked, now)
-    blocked.set("full", None)  # the next event finds another obstacle, and no other request beside the head
-    blocked.others = ()
-    waits.blocked(blocked, now + 2.0)
-    for request, obstacle in ((head, Obstacle.KV), (other, Obstacle.SLOTS)):
-        waits.ended(request, now + 2.0)
-        assert {name: seconds for name, seconds in request.progress.wait.by.items() if seconds} == {obstacle: 2.0}
-        assert seconds_of(request.progress.wait)[obstacle] == 2.0

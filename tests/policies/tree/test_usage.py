@@ -64,28 +64,6 @@ def test_all_sequences_of_a_request_count_at_a_ceiling() -> None:
     assert tree.full_for(make_request("a", sequences=3)) is tree.nodes[" g"], "four may run"
 
 
-@pytest.mark.parametrize("group_first", [True, False], ids=["before those of a tenant", "after those of a tenant"])
-def test_contexts_that_are_reported_of_a_group_leave_its_presence_to_its_tenants(group_first: bool) -> None:
-    """Whichever of them come and go first: the group has a part as long as a tenant of it has contexts."""
-    tree = PoolTree(tree_of({"g": (ROOT, {})}, {"a": ("g", {})}))
-    of_group, asked = [NodeUsage(" g", CONTEXTS, 10)], make_request("b")
-    tree.arrived(asked, 1.0)
-    if group_first:
-        tree.set_elsewhere(of_group)
-        tree.hold("a", 100)
-        tree.set_elsewhere([])
-        assert tree.part(asked) == 0.5
-        tree.hold("a", -100)
-    else:
-        tree.hold("a", 100)
-        tree.set_elsewhere(of_group)
-        tree.hold("a", -100)
-        tree.set_elsewhere([])
-    assert tree.part(asked) == 1.0, "nothing of the group is left"
-    tree.hold("a", 100)
-    assert tree.part(asked) == 0.5
-
-
 class Gateway:
     """Random requests and contexts of some tenants and of their batch work, at one tree."""
 
